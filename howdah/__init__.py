@@ -1,0 +1,1 @@
+"""howdah: plan, verify, train and resume transformer language models on many devices."""

@@ -1,0 +1,77 @@
+"""Flat buffers: the weights of a unit laid side by side, so that one message moves them all.
+
+    unit layers.0   |q.weight      |k.weight   |v.weight   |..pad|norm.weight|..pad|
+                    <----------------- decay -------------------><--- no decay ---->
+                                                                 ^ decay_stop
+
+Weights, gradients, master weights and moments of a unit all use one segment table, so an
+offset means the same thing in each. Segments start on multiples of ALIGN elements, which keeps
+matrix products fast; the padding between them is zero, and travels.
+
+Decaying weights come first, so that the two groups of the optimizer are two ranges. A rank's
+share of a buffer is a range too (`share`), cut at any element.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+from howdah.plan.boxes import Piece, whole
+from howdah.plan.sharding import Weight
+
+ALIGN = 16  # elements: a cache line of float32
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The elements [start, stop) of a buffer that are the tensor `name`, row by row."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The segment table of one unit. [0, decay_stop) decays, [decay_stop, length) does not."""
+
+    unit: str
+    segments: tuple[Segment, ...]
+    decay_stop: int
+    length: int
+
+
+def buffers(weights: Iterable[Weight]) -> tuple[Buffer, ...]:
+    """One buffer for each unit, in the order in which the forward pass first uses them."""
+    units: dict[str, list[Weight]] = {}
+    for weight in weights:
+        units.setdefault(weight.unit, []).append(weight)
+    return tuple(_lay(unit, members) for unit, members in units.items())
+
+
+def _lay(unit: str, members: list[Weight]) -> Buffer:
+    segments, end, decay_stop = [], 0, 0
+    for weight in sorted(members, key=lambda w: not w.decay):  # stable: keeps the table's order
+        segments.append(Segment(weight.name, weight.shape, end, end + prod(weight.shape)))
+        end += -(-weight.elements // ALIGN) * ALIGN
+        decay_stop = end if weight.decay else decay_stop
+    return Buffer(unit, tuple(segments), decay_stop, end)
+
+
+def share(length: int, parts: int, index: int) -> tuple[int, int]:
+    """The range [start, stop) that part `index` of `parts` owns; sizes differ by at most one."""
+    return length * index // parts, length * (index + 1) // parts
+
+
+def pieces(buffer: Buffer, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
+    """The named pieces inside [start, stop) of a buffer, each with its range in the buffer.
+
+    Padding belongs to no piece.
+    """
+    for segment in buffer.segments:
+        first, last = max(start, segment.start), min(stop, segment.stop)
+        if first < last:
+            inside = first - segment.start, last - segment.start
+            piece = Piece(segment.name, segment.shape, whole(segment.shape), *inside)
+            yield piece, first, last

@@ -1,0 +1,63 @@
+"""Method: what changes the mathematics of a run, as plain data.
+
+A Layout keeps the result; a Method is part of it. Two runs with the same model, data, seed and
+Method agree on every layout; change the Method and they are different trainings.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Precision = Literal["float32", "bf16", "float64"]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate over the steps of a run: a linear warm-up, then a shape.
+
+    peak     the highest rate
+    warmup   steps of linear rise from 0
+    shape    constant; linear or cosine down to `floor`·peak at the last step; inverse_sqrt;
+             wsd (warm-up, stable, decay): constant, then linear over the last `decay` steps
+    floor    the share of the peak that is left at the end
+    decay    steps of decay of the wsd shape
+    """
+
+    peak: float = 1e-3
+    warmup: int = 0
+    shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "cosine"
+    floor: float = 0.1
+    decay: int = 0
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Which optimizer, with its constants.
+
+    name      adamw, adam (decay as L2), sgd (momentum) or rmsprop
+    betas     of the first and second moment (adam, adamw); rmsprop uses the second
+    momentum  of sgd and rmsprop
+    epsilon   added outside the root
+    decay     weight decay, for the weights that the table marks
+    clip      the largest global gradient norm; 0 does not clip
+    """
+
+    name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
+    epsilon: float = 1e-8
+    decay: float = 0.1
+    clip: float = 1.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """Precision, optimizer, learning rate and dropout.
+
+    precision  of weights and compute. bf16 keeps float32 master weights, moments and gradients.
+    dropout    the share of activations set to zero, in the residual stream
+    """
+
+    precision: Precision = "float32"
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    rate: Rate = field(default_factory=Rate)
+    dropout: float = 0.0

@@ -1,0 +1,56 @@
+"""Keys for weights, noise and data order: every random choice is a function of its name.
+
+Nothing here has state. A key is a hash of words, `mix` turns (key, counter) into 64 random
+bits, and `permute` shuffles a range so that any position can be asked for alone. The same
+mix in torch operations is `model/noise.py`; a test holds the two equal.
+
+`mix` is the finaliser of SplitMix64 (Steele, Lea, Flood 2014) on key + counter · φ.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+SHIFTS = (30, 27, 31)
+
+Words = npt.NDArray[np.uint64]
+
+
+def key(*words: object) -> int:
+    """64 bits that depend on the words alone: not on the process, the layout or `hash`."""
+    text = "\x1f".join(map(str, words))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def mix(key: int, counters: Words) -> Words:
+    """Random 64-bit words, one for each counter (uint64, any shape)."""
+    z = np.uint64(key) + counters * np.uint64(GOLDEN)
+    for multiplier, shift in zip(MULTIPLIERS, SHIFTS, strict=False):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(multiplier)
+    return np.asarray(z ^ (z >> np.uint64(SHIFTS[2])), dtype=np.uint64)
+
+
+def permute(key: int, size: int, index: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Where positions `index` of range(size) land in a shuffle that `key` names.
+
+    A Feistel network over the next power of four, walked until it falls inside the range
+    (Black and Rogaway 2002): a bijection of range(size), with no table to keep.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    values = np.array(index, dtype=np.uint64, ndmin=1)
+    todo = np.ones(values.shape, dtype=bool)
+    while todo.any():
+        values[todo] = _feistel(key, values[todo], half, mask)
+        todo = values >= size
+    return values.astype(np.int64).reshape(np.shape(index))
+
+
+def _feistel(key: int, values: Words, half: int, mask: np.uint64) -> Words:
+    left, right = values >> np.uint64(half), values & mask
+    for turn in range(4):
+        left, right = right, left ^ (mix(key + turn & (1 << 64) - 1, right) & mask)
+    return np.asarray((left << np.uint64(half)) | right, dtype=np.uint64)
