@@ -13,6 +13,7 @@ Elements of a box are counted row by row from 0. Checkpoints, resharding and `ve
 the same question, *which runs of this piece stand in that piece*, and `overlap` answers it.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -85,7 +86,7 @@ def overlap(there: Piece, here: Piece) -> Iterator[Run]:
     if shared is None:
         return
     pending: Run | None = None
-    for row, length in _rows(shared, there.box, here.box):
+    for row, length in _rows(shared, there, here):
         run = _clip(there, here, row, length)
         if run is None:
             continue
@@ -103,23 +104,38 @@ def _follows(first: Run, second: Run) -> bool:
     return (first.there + first.length, first.here + first.length) == (second.there, second.here)
 
 
-def _rows(shared: Box, a: Box, b: Box) -> Iterator[tuple[tuple[int, ...], int]]:
+def _rows(shared: Box, a: Piece, b: Piece) -> Iterator[tuple[tuple[int, ...], int]]:
     """Positions in the tensor where rows of `shared` start, with the rows' length.
 
-    Trailing dims in which `a`, `b` and `shared` have equal extent are one row.
+    Trailing dims in which the boxes and `shared` have equal extent are one row. Offsets in
+    both pieces grow from row to row, so the rows that lie before or behind one of them are
+    found by bisection: a small piece of a large box costs its own rows, not the box's.
     """
-    dims = len(shared.size)
-    inner = dims
-    while inner > 0 and shared.size[inner - 1] == a.size[inner - 1] == b.size[inner - 1]:
+    inner = len(shared.size)
+    while inner > 0 and shared.size[inner - 1] == a.box.size[inner - 1] == b.box.size[inner - 1]:
         inner -= 1
     inner = max(inner - 1, 0)
-    length = prod(shared.size[inner:])
-    for index in range(prod(shared.size[:inner])):
-        position, left = list(shared.corner), index
-        for dim in range(inner - 1, -1, -1):
-            left, step = divmod(left, shared.size[dim])
-            position[dim] += step
-        yield tuple(position), length
+    length, rows = prod(shared.size[inner:]), range(prod(shared.size[:inner]))
+
+    def begun(index: int) -> bool:
+        row = _position(shared, inner, index)
+        return all(_offset(p.box, row) + length > p.start for p in (a, b))
+
+    def ended(index: int) -> bool:
+        row = _position(shared, inner, index)
+        return any(_offset(p.box, row) >= p.stop for p in (a, b))
+
+    for index in rows[bisect_left(rows, True, key=begun) : bisect_left(rows, True, key=ended)]:
+        yield _position(shared, inner, index), length
+
+
+def _position(box: Box, dims: int, index: int) -> tuple[int, ...]:
+    """Where row `index` of the box starts, counting over its first `dims` dims."""
+    position = list(box.corner)
+    for dim in range(dims - 1, -1, -1):
+        index, step = divmod(index, box.size[dim])
+        position[dim] += step
+    return tuple(position)
 
 
 def _offset(box: Box, position: tuple[int, ...]) -> int:

@@ -62,6 +62,8 @@ def parse_layout(text: str) -> Layout:
 def _split(word: str, text: str) -> tuple[str, int | None]:
     if word == "single":
         return "dp", 1
+    if word in WORDS:
+        raise BadInput(f"layout {text!r}: {word!r} needs a number: {WORDS[word]}")
     match = re.fullmatch(r"([a-z_]+?)([0-9]+|\*)", word)
     if match is None or match[1] not in WORDS:
         name = match[1] if match else word.rstrip("0123456789*")

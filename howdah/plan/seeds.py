@@ -27,10 +27,12 @@ def key(*words: object) -> int:
 
 def mix(key: int, counters: Words) -> Words:
     """Random 64-bit words, one for each counter (uint64, any shape)."""
-    z = np.uint64(key) + counters * np.uint64(GOLDEN)
+    # numpy wraps arrays around silently, as meant here, but warns about single numbers
+    z = np.uint64(key) + np.atleast_1d(counters) * np.uint64(GOLDEN)
     for multiplier, shift in zip(MULTIPLIERS, SHIFTS, strict=False):
         z = (z ^ (z >> np.uint64(shift))) * np.uint64(multiplier)
-    return np.asarray(z ^ (z >> np.uint64(SHIFTS[2])), dtype=np.uint64)
+    z = z ^ (z >> np.uint64(SHIFTS[2]))
+    return np.asarray(z, dtype=np.uint64).reshape(np.shape(counters))
 
 
 def permute(key: int, size: int, index: npt.ArrayLike) -> npt.NDArray[np.int64]:

@@ -1,0 +1,1 @@
+"""Pieces to files and back, on any layout."""

@@ -1,0 +1,51 @@
+"""All or nothing: a file stands whole under its name, or not at all.
+
+A process can die between any two bytes, and a disk can fill up. So nothing is ever written
+under the name it will have:
+
+    write NAME.part  →  fsync  →  rename to NAME  →  fsync of the folder
+
+A rename within one folder is atomic, so a reader sees the old file or the new one. The first
+fsync keeps the rename from reaching the disk before the bytes do; the second makes the name
+itself durable (Pillai et al. 2014, "All File Systems Are Not Created Equal").
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new binary file that takes the name `path` when the block ends without an error.
+
+    After an error, whatever stood at `path` still stands there, and the new bytes are gone.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole and durable or not at all."""
+    with replacing(path) as file:
+        file.write(text.encode())
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names inside `folder` durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,205 @@
+"""A model as a folder that Hugging Face's libraries load: weights, sizes and tokenizer.
+
+    TO/
+      config.json              the sizes, for AutoModelForCausalLM
+      generation_config.json   where a text ends
+      model.safetensors        or model-00001-of-00003.safetensors ... and an index of them
+      tokenizer.json           as trained
+      tokenizer_config.json    for AutoTokenizer
+
+Weights stream: each is asked for, laid out as theirs in one buffer as large as the largest
+tensor, written, and let go. So a model may be far larger than memory.
+
+The folder appears whole or not at all: it is written beside its place and renamed. A folder
+that stands there is replaced only if every file in it is of an earlier export.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.checkpoint.safefile import Spec, read_header, write
+from howdah.model.hub import Theirs, names
+from howdah.model.hub_config import config
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import ModelShape
+
+GIGABYTE = 10**9
+TABLES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+WRITER = {"format": "pt", "writer": "howdah"}  # transformers demands the first
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One weights file: its name and the tensors in it."""
+
+    file: str
+    tensors: tuple[Theirs, ...]
+
+
+def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by keyword)
+    *,
+    shape: ModelShape,
+    tensor: Callable[[str], Tensor],
+    tokenizer: Path,
+    end: int,
+    to: Path,
+    dtype: torch.dtype,
+    shard_bytes: int = 5 * GIGABYTE,
+) -> None:
+    """Write the folder `to`.
+
+    tensor       gives the whole weight of one of our names; it is called once for each
+    tokenizer    a tokenizer.json
+    end          id of the token that stands between documents
+    dtype        of the stored weights
+    shard_bytes  the most bytes of tensors in one file (a larger tensor gets a file of its own)
+
+    Raises BadInput, before anything is written, when Hugging Face has no class for the shape,
+    the tokenizer does not fit, or `to` holds something else; and when the disk is full.
+    """
+    found = names(shape)
+    sizes = config(shape, end=end, dtype=str(dtype).removeprefix("torch."))
+    vocabulary = _vocabulary(tokenizer, end, shape)
+    to = to.absolute()
+    _require_free(to)
+    draft = to.with_name(f".{to.name}.export")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        _write_weights(draft, plan_shards(found, dtype, shard_bytes), tensor=tensor, dtype=dtype)
+        _write_json(draft / "config.json", sizes)
+        _write_json(draft / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
+        _write_json(draft / "tokenizer_config.json", vocabulary)
+        write_text(draft / "tokenizer.json", tokenizer.read_text("utf-8"))
+        _put(draft, to)
+    except OSError as error:
+        raise BadInput(f"cannot export to {to}: {error.strerror}; choose another folder") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+# -- weights -------------------------------------------------------------------
+
+
+def plan_shards(found: Sequence[Theirs], dtype: torch.dtype, shard_bytes: int) -> list[Shard]:
+    """Tensors to files: in order, each file filled up to `shard_bytes`."""
+    groups: list[list[Theirs]] = [[]]
+    used = 0
+    for theirs in found:
+        size = prod(theirs.shape) * dtype.itemsize
+        if groups[-1] and used + size > shard_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(theirs)
+        used += size
+    if len(groups) == 1:
+        return [Shard("model.safetensors", tuple(groups[0]))]
+    return [
+        Shard(f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors", tuple(group))
+        for i, group in enumerate(groups)
+    ]
+
+
+def _write_weights(
+    folder: Path, shards: list[Shard], *, tensor: Callable[[str], Tensor], dtype: torch.dtype
+) -> None:
+    largest = max(prod(theirs.shape) for shard in shards for theirs in shard.tensors)
+    buffer = torch.empty(largest, dtype=dtype)
+    total = 0
+    for shard in shards:
+        specs = [Spec(theirs.name, theirs.shape, dtype) for theirs in shard.tensors]
+        laid = (_lay(theirs, tensor, buffer) for theirs in shard.tensors)
+        write(folder / shard.file, specs, tensors=laid, metadata=WRITER)
+        total += sum(spec.bytes for spec in specs)
+    if len(shards) > 1:
+        places = {theirs.name: shard.file for shard in shards for theirs in shard.tensors}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _lay(theirs: Theirs, tensor: Callable[[str], Tensor], buffer: Tensor) -> Tensor:
+    """Their tensor at the head of `buffer`, which the next one overwrites."""
+    out = buffer[: prod(theirs.shape)].view(theirs.shape)
+    ours = out.T if theirs.transposed else out
+    for name, rows in zip(theirs.ours, ours.split(theirs.rows), strict=True):
+        rows.copy_(tensor(name).detach())
+    return out
+
+
+# -- tokenizer -----------------------------------------------------------------
+
+
+def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
+    """The contents of tokenizer_config.json. Raises BadInput when the tokenizer does not fit."""
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
+    except Exception as error:  # the library raises bare Exception for a file it cannot use
+        raise BadInput(f"{path} is not a tokenizer ({error}); name a tokenizer.json") from None
+    token = tokenizer.id_to_token(end)
+    if token is None or end >= shape.vocab:
+        raise BadInput(
+            f"token {end}, which ends a document, is not in {path} and in the model's vocabulary "
+            f"of {shape.vocab}; export with the tokenizer of the training"
+        )
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": token,
+        "eos_token": token,
+        "model_max_length": shape.context,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+# -- the folder ----------------------------------------------------------------
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _require_free(to: Path) -> None:
+    """Raises BadInput unless `to` is missing, empty, or an earlier export and nothing more."""
+    if not to.exists():
+        return
+    if not to.is_dir():
+        raise BadInput(f"{to} is a file; choose a folder to export to")
+    files = {file for file in to.iterdir() if file.name not in TABLES}
+    if any(to.iterdir()) and not (files and all(map(_is_export, files))):
+        raise BadInput(
+            f"{to} is not empty and holds more than an export of howdah; choose another folder"
+        )
+
+
+def _is_export(file: Path) -> bool:
+    """Whether a weights file says that it was written here."""
+    try:
+        return read_header(file).metadata == WRITER
+    except (BadInput, OSError):
+        return False
+
+
+def _put(draft: Path, to: Path) -> None:
+    """Rename `draft` to `to`, an earlier export out of the way first."""
+    sync_folder(draft)
+    old = to.with_name(f".{to.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if to.exists():
+        to.rename(old)
+    draft.rename(to)
+    sync_folder(to.parent)
+    shutil.rmtree(old, ignore_errors=True)

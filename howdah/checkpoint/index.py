@@ -1,0 +1,220 @@
+"""The index of a checkpoint: what it is, and which elements stand in which file.
+
+A person can read it, and so can a layout that did not write it: each row of `pieces` names a
+piece in the words of `plan/boxes.py`, and the file and entry where its elements stand.
+
+    {
+      "format": 1,
+      "run": "a1b2c3", "step": 100, "layout": "dp2 x4", "samples": 6400,
+      "meta":    {... whatever the caller wants back ...},
+      "tensors": [{"kind": "weight", "name": "norm.weight", "shape": [64], "dtype": "float32"}],
+      "pieces":  [{"kind": "weight", "name": "norm.weight", "corner": [0], "size": [64],
+                   "start": 0, "stop": 32, "file": "rank-00000.safetensors",
+                   "entry": "weight/norm.weight@0", "crc32": 1234567}, ...],
+      "files":   [{"name": "rank-00000.safetensors", "bytes": 256, "header_crc32": 7654321}, ...],
+      "crc32":   the checksum of all of the above
+    }
+
+Each rank first writes such an index of its own pieces; the checkpoint's index is their sum
+(`merge`). No torch here: an index can be read where no model can be built.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from howdah.plan.boxes import Box, Piece
+from howdah.plan.problems import BadInput
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of its run.
+
+    run      the run's id
+    layout   the layout that wrote it, spelled; it may differ from the one that reads
+    samples  how many samples of the data order are used up
+    meta     anything JSON can hold: model sizes, losses, the optimizer's step count
+    """
+
+    run: str
+    layout: str
+    samples: int
+    meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A piece of one kind ("weight", "exp_avg", ...) and where its elements stand."""
+
+    kind: str
+    piece: Piece
+    dtype: str
+    file: str
+    entry: str
+    crc32: int
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a checkpoint: its name, its size in bytes, the CRC-32 of its header."""
+
+    name: str
+    bytes: int
+    header_crc32: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """Everything a checkpoint holds."""
+
+    step: int
+    about: About
+    stored: tuple[Stored, ...]
+    files: tuple[File, ...]
+
+
+def entry_name(kind: str, piece: Piece) -> str:
+    """The name of a piece in its file: kind/name@start, with the corner where it is not 0."""
+    corner = f"[{','.join(map(str, piece.box.corner))}]" if any(piece.box.corner) else ""
+    return f"{kind}/{piece.name}{corner}@{piece.start}"
+
+
+def merge(parts: Sequence[Index]) -> Index:
+    """One index out of all ranks' own. `meta` is the first rank's.
+
+    Raises BadInput when the ranks saved different states, disagree on a tensor, or together
+    hold too few elements of one.
+    """
+    first = parts[0]
+    for rank, part in enumerate(parts):
+        if _state(part) != _state(first):
+            raise BadInput(
+                f"rank {rank} saved (step, run, layout, samples) {_state(part)} but rank 0 saved "
+                f"{_state(first)}; all ranks must save the same state"
+            )
+    stored = tuple(item for part in parts for item in part.stored)
+    merged = Index(first.step, first.about, stored, tuple(f for part in parts for f in part.files))
+    for problem in inconsistencies(merged):
+        raise BadInput(problem)
+    return merged
+
+
+def _state(index: Index) -> tuple[int, str, str, int]:
+    return index.step, index.about.run, index.about.layout, index.about.samples
+
+
+def inconsistencies(index: Index) -> list[str]:
+    """Tensors on whose shape or dtype the pieces disagree, or of which elements are missing.
+
+    The count of elements is a lower bound, cheap for any size of model; reading a piece
+    checks that every one of its elements is there.
+    """
+    groups: dict[tuple[str, str], list[Stored]] = {}
+    for item in index.stored:
+        groups.setdefault((item.kind, item.piece.name), []).append(item)
+    problems = []
+    for (kind, name), items in groups.items():
+        shapes = {(item.piece.shape, item.dtype) for item in items}
+        if len(shapes) > 1:
+            problems.append(f"{kind} of {name} has pieces of {len(shapes)} different tensors")
+            continue
+        held, total = sum(p.elements for p in {i.piece for i in items}), prod(items[0].piece.shape)
+        if held < total:
+            problems.append(f"only {held} of {total} elements of {kind} of {name} were saved")
+    return problems
+
+
+# -- to JSON and back ----------------------------------------------------------
+
+
+def encode(index: Index) -> str:
+    """The index as JSON text with one line per tensor, piece and file."""
+    about = index.about
+    tensors = {(i.kind, i.piece.name): (i.piece.shape, i.dtype) for i in index.stored}
+    fields = {
+        "format": FORMAT,
+        "run": about.run,
+        "step": index.step,
+        "layout": about.layout,
+        "samples": about.samples,
+        "meta": about.meta,
+        "tensors": [
+            {"kind": kind, "name": name, "shape": shape, "dtype": dtype}
+            for (kind, name), (shape, dtype) in tensors.items()
+        ],
+        "pieces": [_row(item) for item in index.stored],
+        "files": [vars(file) for file in index.files],
+    }
+    fields = json.loads(json.dumps(fields))  # as it will be read: tuples are lists, keys strings
+    fields["crc32"] = _checksum(fields)
+    lines = (f"  {json.dumps(name)}: {_pretty(value)}" for name, value in fields.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _row(item: Stored) -> dict[str, Any]:
+    piece = item.piece
+    return {
+        "kind": item.kind,
+        "name": piece.name,
+        "corner": piece.box.corner,
+        "size": piece.box.size,
+        "start": piece.start,
+        "stop": piece.stop,
+        "file": item.file,
+        "entry": item.entry,
+        "crc32": item.crc32,
+    }
+
+
+def _pretty(value: object) -> str:
+    if isinstance(value, list) and value:
+        return "[\n    " + ",\n    ".join(json.dumps(row) for row in value) + "\n  ]"
+    return json.dumps(value, indent=2).replace("\n", "\n  ")
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def decode(text: bytes, where: str) -> Index:
+    """The index that `text` spells. Raises BadInput, naming `where`, when it is damaged."""
+    damaged = f"{where} is damaged; use another checkpoint or restore it from a copy"
+    try:
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise BadInput(
+                f"{where} has format {fields['format']!r} and this howdah reads format {FORMAT}; "
+                "read it with the howdah that wrote it"
+            )
+        if fields.pop("crc32") != _checksum(fields):
+            raise BadInput(damaged)
+        return _decode(fields)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise BadInput(damaged) from None
+
+
+def _decode(fields: dict[str, Any]) -> Index:
+    tensors = {
+        (row["kind"], row["name"]): (tuple(row["shape"]), row["dtype"]) for row in fields["tensors"]
+    }
+    stored = tuple(_stored(row, *tensors[row["kind"], row["name"]]) for row in fields["pieces"])
+    about = About(fields["run"], fields["layout"], fields["samples"], fields["meta"])
+    files = tuple(File(**row) for row in fields["files"])
+    for file in files:
+        if "/" in file.name:  # a checkpoint never reads outside its own folder
+            raise ValueError(file.name)
+    if not {item.file for item in stored} <= {file.name for file in files}:
+        raise ValueError("a piece stands in a file that is not listed")
+    return Index(fields["step"], about, stored, files)
+
+
+def _stored(row: dict[str, Any], shape: tuple[int, ...], dtype: str) -> Stored:
+    box = Box(tuple(row["corner"]), tuple(row["size"]))
+    piece = Piece(row["name"], shape, box, row["start"], row["stop"])
+    return Stored(row["kind"], piece, dtype, row["file"], row["entry"], row["crc32"])

@@ -1,0 +1,242 @@
+"""Checkpoint: asks for any piece of any tensor, whoever wrote it and however it was cut.
+
+    saved by dp2        |<--- rank-00000 --->|<--- rank-00001 --->|
+    wanted by dp3       |<-- piece 0 -->|<-- piece 1 -->|<-- piece 2 -->|
+                                         run | run
+
+A wanted piece is filled from every saved piece that overlaps it, run by run, and refused if
+one element stays empty. Only these runs are read from disk, through a window of fixed size;
+numbers change dtype on the way.
+
+Nothing is believed on sight: a checkpoint is chosen by its checksums, the newest first.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder
+from howdah.checkpoint.index import File, Index, Stored, decode, inconsistencies
+from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, read_into
+from howdah.plan.boxes import Piece, Run, overlap, whole_piece
+from howdah.plan.problems import BadInput, nearest
+
+WINDOW = 1 << 20  # elements held in memory while runs are read
+
+
+class Checkpoint:
+    """A checkpoint on disk: what it says, and the elements it holds.
+
+    Keeps the headers of the files it has read from; no file stays open.
+    """
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path, self._index = path, index
+        self._headers: dict[str, Header] = {}
+        self._stored: dict[str, dict[str, list[Stored]]] = {}
+        for item in index.stored:
+            self._stored.setdefault(item.kind, {}).setdefault(item.piece.name, []).append(item)
+
+    @property
+    def step(self) -> int:
+        return self._index.step
+
+    @property
+    def run(self) -> str:
+        return self._index.about.run
+
+    @property
+    def layout(self) -> str:
+        return self._index.about.layout
+
+    @property
+    def samples(self) -> int:
+        return self._index.about.samples
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return self._index.about.meta
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of state that are held: "weight", and names of optimizer states."""
+        return tuple(self._stored)
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The tensors of a kind."""
+        return tuple(self._stored.get(kind, ()))
+
+    def shape(self, kind: str, name: str) -> tuple[int, ...]:
+        """The whole tensor's shape. Raises BadInput when the checkpoint does not hold it."""
+        return self._find(kind, name)[0].piece.shape
+
+    def dtype(self, kind: str, name: str) -> torch.dtype:
+        """The dtype it was saved in."""
+        item = self._find(kind, name)[0]
+        return self._entry(item).dtype
+
+    def read(self, kind: str, piece: Piece, out: Tensor) -> None:
+        """Fill `out` (1-D, any dtype and device) with the elements of `piece`.
+
+        Raises BadInput when the checkpoint does not hold the tensor, holds it in another
+        shape, or lacks one of the elements.
+        """
+        items = self._find(kind, piece.name)
+        if items[0].piece.shape != piece.shape:
+            raise BadInput(
+                f"{piece.name} is {list(items[0].piece.shape)} in {self.path} and "
+                f"{list(piece.shape)} in this model; load it into the model it was saved from"
+            )
+        if out.shape != (piece.elements,):
+            raise ValueError(f"{piece.elements} elements do not fit {tuple(out.shape)}")
+        covered: list[tuple[int, int]] = []
+        for item in items:
+            runs = list(overlap(item.piece, piece))
+            if runs:
+                self._copy(item, runs, out.detach())
+                covered += [(run.here, run.here + run.length) for run in runs]
+        if (held := _union(covered)) < piece.elements:
+            raise BadInput(
+                f"{self.path} lacks {piece.elements - held} of {piece.elements} elements of "
+                f"{kind} of {piece.name}; use another checkpoint"
+            )
+
+    def tensor(self, kind: str, name: str) -> Tensor:
+        """The whole tensor, in the dtype it was saved in, on the CPU."""
+        shape = self.shape(kind, name)
+        out = torch.empty(prod(shape), dtype=self.dtype(kind, name))
+        self.read(kind, whole_piece(name, shape), out)
+        return out.reshape(shape)
+
+    def verify(self) -> list[str]:
+        """What is wrong with the files, as sentences: every byte of them is read."""
+        problems = inconsistencies(self._index)
+        by_file: dict[str, list[Stored]] = {file.name: [] for file in self._index.files}
+        for item in self._index.stored:
+            by_file[item.file].append(item)
+        for file in self._index.files:
+            problems += _verify_file(self.path / file.name, file, by_file[file.name])
+        return problems
+
+    def _find(self, kind: str, name: str) -> list[Stored]:
+        if kind not in self._stored:
+            raise BadInput(f"{self.path} holds no {kind!r}{nearest(kind, self.kinds)}")
+        if name not in self._stored[kind]:
+            close = nearest(name, self._stored[kind])
+            raise BadInput(f"{self.path} holds no {kind} of {name!r}{close}")
+        return self._stored[kind][name]
+
+    def _entry(self, item: Stored) -> Entry:
+        """Where the piece stands in its file; its header is read on the first question."""
+        if item.file not in self._headers:
+            path = self.path / item.file
+            if not path.is_file():
+                raise BadInput(f"{path} is missing; use another checkpoint")
+            self._headers[item.file] = read_header(path)
+        entry = self._headers[item.file].entries.get(item.entry)
+        if entry is None or prod(entry.shape) != item.piece.elements:
+            raise BadInput(f"{self.path / item.file} does not hold {item.entry} as its index says")
+        return entry
+
+    def _copy(self, item: Stored, runs: Iterable[Run], out: Tensor) -> None:
+        entry = self._entry(item)
+        with (self.path / item.file).open("rb", buffering=0) as file:
+            for at, values in _windows(file, entry, runs):
+                out[at : at + len(values)].copy_(values)
+
+
+def _windows(file: FileIO, entry: Entry, runs: Iterable[Run]) -> Iterator[tuple[int, Tensor]]:
+    """The elements of `runs` in parts: the place each part has in the wanted piece, its values.
+
+    One read brings a window of elements, which many short runs share.
+    """
+    total = prod(entry.shape)
+    first, window = 0, torch.empty(0, dtype=entry.dtype)
+    for run in runs:
+        there, here, end = run.there, run.here, run.there + run.length
+        while there < end:
+            if not first <= there < first + len(window):
+                first = there
+                window = torch.empty(min(WINDOW, total - there), dtype=entry.dtype)
+                read_into(file, entry, first=first, out=window)
+            part = window[there - first : end - first]
+            yield here, part
+            there, here = there + len(part), here + len(part)
+
+
+def _union(spans: list[tuple[int, int]]) -> int:
+    """How many numbers the spans [start, stop) cover together."""
+    count, end = 0, 0
+    for start, stop in sorted(spans):
+        count += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return count
+
+
+def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
+    if not path.is_file():
+        yield f"{file.name} is missing"
+        return
+    if (size := path.stat().st_size) != file.bytes:
+        yield f"{file.name} has {size} bytes instead of {file.bytes}"
+        return
+    try:
+        header = read_header(path)
+    except BadInput:
+        yield f"the header of {file.name} is damaged"
+        return
+    if header.crc32 != file.header_crc32 or {*header.entries} != {item.entry for item in items}:
+        yield f"the header of {file.name} is damaged"
+        return
+    with path.open("rb", buffering=0) as stream:
+        for item in items:
+            if checksum(stream, header.entries[item.entry]) != item.crc32:
+                yield f"{item.entry} in {file.name} is damaged"
+
+
+# -- choosing one --------------------------------------------------------------
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the folder `path`. Raises BadInput when it has no sound index."""
+    index = path / INDEX
+    if not index.is_file():
+        raise BadInput(f"{index} is missing; {path} is not a whole checkpoint")
+    return Checkpoint(path, decode(index.read_bytes(), str(index)))
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint in `folder` whose checksums are right, or None.
+
+    Each newer one that is damaged is passed over, and `say` is told why in a sentence.
+    """
+    for step in reversed(numbered(folder)):
+        path = step_folder(folder, step)
+        try:
+            checkpoint = open_checkpoint(path)
+            problems = checkpoint.verify()
+        except (BadInput, OSError) as error:
+            problems = [str(error)]
+        if not problems:
+            return checkpoint
+        say(f"the checkpoint {path} is passed over: {problems[0]}")
+    return None
+
+
+def best(folder: Path) -> Checkpoint | None:
+    """The checkpoint that is marked as best, or None when none is; its checksums are checked.
+
+    Raises BadInput when it is damaged or gone.
+    """
+    step = best_step(folder)
+    if step is None:
+        return None
+    checkpoint = open_checkpoint(step_folder(folder, step))
+    for problem in checkpoint.verify():
+        raise BadInput(f"the best checkpoint {checkpoint.path} is damaged: {problem}")
+    return checkpoint

@@ -1,0 +1,210 @@
+"""Safetensors files, written and read as streams: memory for one tensor, not for the file.
+
+The library's own writer takes all tensors of a file at once; a checkpoint or an export of a
+large model cannot. The format makes a stream easy, because everything in the header follows
+from names, shapes and dtypes alone (https://github.com/huggingface/safetensors):
+
+    | 8 bytes: n | n bytes of JSON, padded with spaces | data of a | data of b | ...
+                   {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+
+So the header is written first, then each tensor at the place the header gave it, with a
+CRC-32 taken while its bytes are still in the cache. Wide dtypes are placed first, which
+aligns every element; the format allows no gaps that could do so.
+
+No pickle: a file holds numbers, and reading it can run nothing.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from howdah.checkpoint.atomic import replacing
+from howdah.plan.problems import BadInput
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+SPELLED = {dtype: name for name, dtype in DTYPES.items()}
+BLOCK = 1 << 20  # bytes that are checksummed and written, or read, at a time
+LONGEST_HEADER = 100_000_000  # bytes; the library refuses longer ones
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What must be known of a tensor before its data: name, shape, dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor in a file: its data are the bytes [start, stop) of the file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What came to stand on disk: size of the file, CRC-32 of its header and of each entry."""
+
+    bytes: int
+    header_crc32: int
+    crc32: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The head of a file: entries by name, the strings it carries, and its own CRC-32."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    crc32: int
+
+
+def write(
+    path: Path,
+    specs: Sequence[Spec],
+    *,
+    tensors: Iterable[Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> Written:
+    """Write a safetensors file, whole or not at all, holding one of `tensors` at a time.
+
+    `tensors` come in the order of `specs`, on the CPU, with just those shapes and dtypes;
+    anything else is a ValueError, a full disk an OSError, and then no file appears.
+    """
+    head, starts = _lay(specs, metadata or {})
+    checksums = {}
+    with replacing(path) as file:
+        file.write(head)
+        for spec, tensor in zip(specs, tensors, strict=True):
+            if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+                raise ValueError(f"{spec} was announced, {tensor.shape} {tensor.dtype} came")
+            file.seek(len(head) + starts[spec.name])
+            checksums[spec.name] = _write_bytes(file, tensor)
+    return Written(len(head) + sum(s.bytes for s in specs), zlib.crc32(head), checksums)
+
+
+def _lay(specs: Sequence[Spec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The header, and where the data of each tensor start behind it."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    starts: dict[str, int] = {}
+    end = 0
+    for spec in sorted(specs, key=lambda s: -s.dtype.itemsize):
+        if spec.name in table:
+            raise ValueError(f"two entries are named {spec.name!r}")
+        starts[spec.name], end = end, end + spec.bytes
+        table[spec.name] = {
+            "dtype": SPELLED[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [starts[spec.name], end],
+        }
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, starts
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, not copied (NumPy has no bfloat16; uint8 it has)."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _write_bytes(file: BinaryIO, tensor: Tensor) -> int:
+    """Append the tensor's bytes; returns their CRC-32."""
+    data, checksum = as_bytes(tensor.contiguous()), 0
+    for at in range(0, len(data), BLOCK):
+        block = data[at : at + BLOCK]
+        checksum = zlib.crc32(block, checksum)
+        file.write(block)
+    return checksum
+
+
+# -- reading -------------------------------------------------------------------
+
+
+def read_header(path: Path) -> Header:
+    """The entries of a safetensors file, checked against its size.
+
+    Raises BadInput when the file is truncated or is no safetensors file.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > min(size - 8, LONGEST_HEADER):
+            raise BadInput(f"{path} is truncated or not a safetensors file; restore it from a copy")
+        text = file.read(length)
+    try:
+        table = json.loads(text)
+        metadata = table.pop("__metadata__", {})
+        entries = {name: _entry(row, 8 + length) for name, row in table.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(
+            f"the header of {path} is damaged ({error}); restore it from a copy"
+        ) from None
+    end = 8 + length
+    for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):
+        if entry.start != end:
+            raise BadInput(f"the entries of {path} leave a gap or overlap; restore it from a copy")
+        end = entry.stop
+    if end != size:
+        raise BadInput(f"{path} has {size} bytes instead of {end}; restore it from a copy")
+    return Header(entries, metadata, zlib.crc32(first + text))
+
+
+def _entry(row: dict[str, Any], data: int) -> Entry:
+    start, stop = row["data_offsets"]
+    shape, dtype = tuple(row["shape"]), DTYPES[row["dtype"]]
+    if prod(shape) * dtype.itemsize != stop - start or any(size < 0 for size in shape):
+        raise ValueError(f"shape {list(shape)} does not fill {stop - start} bytes")
+    return Entry(shape, dtype, data + start, data + stop)
+
+
+def read_into(file: FileIO, entry: Entry, *, first: int, out: Tensor) -> None:
+    """Fill `out` (1-D, contiguous, the entry's dtype) with the elements from `first` on.
+
+    Elements count row by row; no others are read. Raises BadInput when the file ends before them.
+    """
+    data, done = as_bytes(out), 0
+    file.seek(entry.start + first * entry.dtype.itemsize)
+    while done < len(data):
+        count = file.readinto(data[done:])
+        if not count:
+            raise BadInput(f"{file.name} ended while it was read; restore it from a copy")
+        done += count
+
+
+def checksum(file: FileIO, entry: Entry) -> int:
+    """CRC-32 of an entry's bytes as they stand on disk."""
+    crc, left = 0, entry.stop - entry.start
+    file.seek(entry.start)
+    while left and (block := file.read(min(left, BLOCK))):
+        crc, left = zlib.crc32(block, crc), left - len(block)
+    return crc

@@ -1,0 +1,215 @@
+"""Saver: takes a snapshot of a rank's pieces, and writes it while training goes on.
+
+    training   ──────┤snapshot├────────────────┤snapshot├──────
+    thread                     write, publish            write, publish
+
+The snapshot is a copy in CPU memory, whose buffers are used again by the next one; after it,
+the optimizer may change the tensors. At most one job is in flight: a save that comes early
+waits for the one before. The wait is the price of a disk that cannot keep up, and it is
+visible as time spent in `save`.
+
+A save that fails costs a sentence and nothing else: what it has written is removed, older
+checkpoints are not touched, and training goes on to the next save.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Thread
+
+import torch
+from torch import Tensor
+
+from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.checkpoint.folders import (
+    draft_folder,
+    mark_best,
+    prune,
+    rank_file,
+    step_folder,
+)
+from howdah.checkpoint.index import About, File, Index, Stored, encode, entry_name
+from howdah.checkpoint.load import open_checkpoint
+from howdah.checkpoint.publish import publish
+from howdah.checkpoint.safefile import Spec, write
+from howdah.plan.boxes import Piece
+from howdah.plan.problems import BadInput
+
+Snapshot = dict[str, tuple[str, Piece, Tensor]]  # entry name → kind, piece, its elements (1-D)
+
+
+class Saver:
+    """Saves one rank's pieces of a run's checkpoints, in the background.
+
+    folder    RUN/checkpoints, shared by all ranks; made when it is missing
+    keep      how many checkpoints to keep besides the best
+    say       is told in a sentence, from the background thread, when a save fails
+    deadline  seconds that rank 0 waits for the parts of the other ranks
+
+    Rank 0 calls `folders.clean(folder)` before any rank saves. After a process leaves its
+    loop it calls `wait`, or the last checkpoint may not be there yet.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        world: int,
+        keep: int,
+        say: Callable[[str], None],
+        deadline: float = 600.0,
+    ) -> None:
+        if keep < 1:
+            raise BadInput(f"keep = {keep} would remove every checkpoint; keep at least 1")
+        self.folder, self.rank, self.world = folder, rank, world
+        self._keep, self._say, self._deadline = keep, say, deadline
+        self._buffers: dict[str, Tensor] = {}
+        self._thread: Thread | None = None
+        self._saved: int | None = None  # the last step that this rank has brought to disk
+        self._failed: str | None = None
+        self._defect: Exception | None = None
+
+    @property
+    def failed(self) -> str | None:
+        """Why the last finished save failed, or None. On other ranks than 0: this rank's part."""
+        return self._failed
+
+    def save(
+        self,
+        *,
+        step: int,
+        entries: Iterable[tuple[str, Piece, Tensor]],
+        about: About,
+        best: bool = False,
+    ) -> None:
+        """Copy the tensors, and write them in the background as the checkpoint of `step`.
+
+        Each entry is a kind ("weight", "exp_avg", ...), a piece, and its elements as a 1-D
+        tensor on any device. Every rank saves the same steps, with an equal `about`; rank 0's
+        `meta` is kept, and rank 0 marks the `best`. A step that already stands there whole is
+        not written again.
+        """
+        self.wait()
+        json.dumps(about.meta)  # what JSON cannot hold fails here, where the mistake is
+        snapshot = None if self._stands(step) else self._snapshot(entries)
+        self._thread = Thread(target=self._job, args=(step, snapshot, about, best), name="save")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the save in flight has ended, well or not (`failed` tells)."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._defect:
+            defect, self._defect = self._defect, None
+            raise defect
+
+    def _stands(self, step: int) -> bool:
+        """Whether this saver has brought `step` to disk, and rank 0 has not given it up since.
+
+        Looks for the done-file first: once it is gone, the checkpoint has its name or is lost.
+        """
+        done = draft_folder(self.folder, step) / rank_file(self.rank, "done")
+        return self._saved == step and (done.exists() or step_folder(self.folder, step).exists())
+
+    def _snapshot(self, entries: Iterable[tuple[str, Piece, Tensor]]) -> Snapshot:
+        taken: Snapshot = {}
+        for kind, piece, tensor in entries:
+            name = entry_name(kind, piece)
+            if tensor.shape != (piece.elements,) or name in taken:
+                raise ValueError(f"{name}: wants {piece.elements} elements, once; {tensor.shape}")
+            buffer = self._buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            taken[name] = kind, piece, buffer.copy_(tensor.detach())
+        self._buffers = {name: buffer for name, (_, _, buffer) in taken.items()}
+        return taken
+
+    def _job(self, step: int, snapshot: Snapshot | None, about: About, best: bool) -> None:
+        """The background thread: nothing escapes it but `failed`, or a defect for `wait`."""
+        self._failed = None
+        try:
+            if snapshot is not None and not _whole(step_folder(self.folder, step)):
+                self._write(step, snapshot, about)
+            self._saved = step
+            if self.rank == 0:
+                self._tidy(step, best)
+        except (OSError, BadInput) as error:
+            self._give_up(step, _reason(error))
+        except Exception as error:
+            self._give_up(step, repr(error))
+            self._defect = error
+
+    def _write(self, step: int, snapshot: Snapshot, about: About) -> None:
+        draft = draft_folder(self.folder, step)
+        draft.mkdir(parents=True, exist_ok=True)
+        for ending in ("done", "failed"):  # of an earlier try at this step
+            (draft / rank_file(self.rank, ending)).unlink(missing_ok=True)
+        own = write_part(draft / rank_file(self.rank, "safetensors"), step, snapshot, about=about)
+        if self.rank == 0:
+            publish(self.folder, own, world=self.world, deadline=self._deadline)
+        else:
+            write_text(draft / rank_file(self.rank, "done"), encode(own))
+
+    def _tidy(self, step: int, best: bool) -> None:
+        """Mark and prune. Trouble here is told, but the checkpoint stands."""
+        try:
+            if best:
+                mark_best(self.folder, step)
+            prune(self.folder, step, keep=self._keep)
+        except (OSError, BadInput) as error:
+            self._say(f"step {step} is saved, but tidying up after it failed: {_reason(error)}")
+
+    def _give_up(self, step: int, reason: str) -> None:
+        draft = draft_folder(self.folder, step)
+        if self.rank == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            _tell(draft / rank_file(self.rank, "failed"), reason)
+        self._failed = (
+            f"the checkpoint of step {step} was not saved: {reason}; older checkpoints are "
+            "untouched and training goes on"
+        )
+        self._say(self._failed)
+
+
+def write_part(path: Path, step: int, snapshot: Snapshot, *, about: About) -> Index:
+    """Write one rank's pieces to `path`; returns the index of this file alone."""
+    specs = [Spec(name, tuple(t.shape), t.dtype) for name, (_, _, t) in snapshot.items()]
+    written = write(path, specs, tensors=(t for _, _, t in snapshot.values()))
+    sync_folder(path.parent)
+    stored = tuple(
+        Stored(kind, piece, _spelled(tensor.dtype), path.name, name, written.crc32[name])
+        for name, (kind, piece, tensor) in snapshot.items()
+    )
+    return Index(step, about, stored, (File(path.name, written.bytes, written.header_crc32),))
+
+
+def _spelled(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _whole(checkpoint: Path) -> bool:
+    """Whether a whole checkpoint stands there. All ranks read the same files, so they agree."""
+    if not checkpoint.exists():
+        return False
+    try:
+        return not open_checkpoint(checkpoint).verify()
+    except BadInput:
+        return False
+
+
+def _reason(error: OSError | BadInput) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror + (f" ({error.filename})" if error.filename else "")
+    return str(error)
+
+
+def _tell(path: Path, reason: str) -> None:
+    """Leave word for rank 0; on a full disk an empty file still says that this rank failed."""
+    try:
+        path.write_text(reason)
+    except OSError:
+        return

@@ -1,0 +1,188 @@
+"""The commands: reads words and the environment, and calls one function each.
+
+This is the only place where howdah reads the environment. Everything that can be wrong with a
+run is checked before a process is started; then a mistake is one sentence and exit code 2.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from howdah.plan.problems import BadInput
+from howdah.run import Machine, Run, load_run, resolve_run, resolved, save_run
+from howdah.train.job import Job
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Plan, verify, train and resume transformer language models on more than one device.",
+)
+
+SAVE_SECONDS = 600  # how long a stopped run may take to save before its processes are killed
+
+Recipe = Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder to go on with")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help='changes, such as layout="dp2 x4" pace.steps=100')
+]
+
+
+def main() -> None:
+    """The entry point: a user's mistake is a sentence on standard error and exit code 2."""
+    try:
+        app()
+    except BadInput as mistake:
+        print(f"howdah: {mistake}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Train RECIPE: start its processes, or join those that torchrun has started."""
+    run = load_run(recipe, overrides or [])
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        job = resolve_run(run, _machine(launched=True))
+        if os.environ["RANK"] == "0":
+            _lay_out(run, job)
+        sys.exit(_train_rank(job))
+    job = resolve_run(run, _machine(launched=False))
+    _make_ready(run, job)
+    sys.exit(_train_here(job) if job.layout.world == 1 else _launch(job))
+
+
+def _machine(*, launched: bool) -> Machine:
+    import torch
+
+    environment = os.environ
+    cache = environment.get("HOWDAH_CACHE") or environment.get("XDG_CACHE_HOME")
+    return Machine(
+        world=int(environment["WORLD_SIZE"]) if launched else None,
+        local_world=int(environment.get("LOCAL_WORLD_SIZE", "1")) if launched else None,
+        cores=len(os.sched_getaffinity(0)),
+        cuda=torch.cuda.device_count(),
+        cache=(Path(cache) if cache else Path.home() / ".cache") / "howdah",
+    )
+
+
+def _lay_out(run: Run, job: Job) -> None:
+    """Makes the run folder and saves the resolved run in it."""
+    from howdah.train.folder import make_run_folder
+
+    make_run_folder(job.folder)
+    save_run(resolved(run, job), job.folder / "run.toml")
+
+
+def _make_ready(run: Run, job: Job) -> None:
+    """Whatever can be wrong is found here, in one process, before others are started."""
+    from howdah.train.ready import make_ready
+
+    make_ready(job, say=print)
+    _lay_out(run, job)
+
+
+def _train_here(job: Job) -> int:
+    from howdah.comm.transport import Alone
+    from howdah.train.loop import train as train_loop
+
+    return train_loop(job, Alone()).exit_code
+
+
+def _launch(job: Job) -> int:
+    """Starts the layout's processes and waits for them."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from howdah.comm.spawn import launch
+
+    try:
+        codes = launch(_train_rank, [job], ranks=job.layout.world, save_seconds=SAVE_SECONDS)
+        return max(codes)
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode != 2:
+            print(_story(rank, failure), file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 1
+
+
+def _story(rank: int, failure: "ProcessFailure") -> str:
+    """A defect, as the rank that met it saw it."""
+    message = failure.message
+    details = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return f"howdah: rank {rank} failed:\n{details.get('py_callstack', message)}"
+
+
+def _train_rank(job: Job) -> int:
+    """One rank of a run, in a process that a launcher started; returns its exit code."""
+    from howdah.comm.spawn import join
+    from howdah.train.loop import train as train_loop
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        transport = join(rank=rank, size=size)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        return train_loop(job, transport, local_rank=local_rank).exit_code
+    except BadInput as mistake:
+        print(f"howdah: {mistake}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
+    folder: Annotated[Path, typer.Argument(help="a run folder")],
+    prompt: Annotated[str, typer.Argument(help="what the text begins with")],
+    length: Annotated[int, typer.Option(help="tokens to add")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="the k likeliest tokens only; 0: all")] = 0,
+    top_p: Annotated[float, typer.Option(help="the likeliest tokens that hold this share")] = 1.0,
+    seed: Annotated[int, typer.Option(help="names the draw")] = 0,
+) -> None:
+    """Continue PROMPT with the newest checkpoint of a run."""
+    from howdah.train.opened import open_run
+    from howdah.train.sample import Draw, sample_text
+
+    opened = open_run(folder, say=lambda line: print(line, file=sys.stderr))
+    draw = Draw(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    parts = sample_text(
+        opened.model(), opened.tokenizer(), prompt, length=length, draw=draw, end=opened.end
+    )
+    print(prompt, end="")
+    for part in parts:
+        print(part, end="", flush=True)
+    print()
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="a run folder")],
+    to: Annotated[Path, typer.Option(help="the Hugging Face folder to write")],
+    best: Annotated[bool, typer.Option(help="the best checkpoint instead of the newest")] = False,
+) -> None:
+    """Write a run's weights as a Hugging Face folder."""
+    from howdah.train.opened import open_run
+
+    opened = open_run(folder, say=lambda line: print(line, file=sys.stderr), best=best)
+    opened.export(to)
+    print(f"step {opened.checkpoint.step} of {folder} is in {to}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, and what each lack means."""
+    from howdah.comm.doctor import doctor as examine
+
+    for finding in examine(_machine(launched=False).cache):
+        print(f"{finding.name:16s} {finding.value}")
+        if finding.lack:
+            print(f"{'':16s} {finding.lack}")
+
+
+if __name__ == "__main__":
+    main()

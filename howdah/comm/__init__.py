@@ -1,0 +1,1 @@
+"""The runtime: groups that count every byte, over transports."""

@@ -1,0 +1,199 @@
+"""Reading the machine: cores, memory, control groups, disks, network interfaces.
+
+The kernel tells most of it as text under /proc and /sys. Functions named `parse_` are pure and
+take that text; the others read it. What a system does not have reads as empty or as None.
+
+The cores and the memory that count are those of the process' control group, not those of the
+machine. Its limits hold at every level up to the root, and the tightest wins:
+
+    /sys/fs/cgroup/a/b/cpu.max, a/cpu.max                            version 2: one tree
+    /sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us, cpu/a/..., cpu/...      version 1: one per controller
+
+Inside a container the path may lead outside of what is mounted; then only the root is there,
+and the root is the container's own.
+"""
+
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fcntl import ioctl
+from pathlib import Path
+from typing import TypeVar
+
+PROC, GROUPS, NETWORK = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/class/net")
+GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
+UP, LOOPBACK = 0x1, 0x8  # IFF_UP and IFF_LOOPBACK of linux/if.h
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up, with its addresses."""
+
+    name: str
+    addresses: tuple[str, ...]
+    loopback: bool
+
+
+# -- parsing: pure -------------------------------------------------------------
+
+
+def parse_sizes(meminfo: str) -> dict[str, int]:
+    """Bytes by name, from the text of /proc/meminfo (which counts in kB of 1024)."""
+    lines = (line.split() for line in meminfo.splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
+
+
+def parse_quota(text: str) -> float | None:
+    """Cores from "quota period" in microseconds; None where there is no quota (max, -1)."""
+    words = text.split()
+    if len(words) != 2 or words[0] in ("max", "-1"):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def parse_limit(text: str) -> int | None:
+    """Bytes; None for `max`, and for the huge number that version 1 writes instead."""
+    text = text.strip()
+    return int(text) if text.isdecimal() and int(text) < 2**60 else None
+
+
+def parse_control_groups(text: str, controller: str) -> list[str]:
+    """Folders below /sys/fs/cgroup that limit this process, from the text of /proc/self/cgroup.
+
+    >>> parse_control_groups("4:memory:/a/b", "memory")
+    ['memory/a/b', 'memory/a', 'memory']
+    """
+    folders = []
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        tree = [controller] if controllers else []
+        parts = [part for part in path.split("/") if part]
+        folders += ["/".join([*tree, *parts[:end]]) for end in range(len(parts), -1, -1)]
+    return folders
+
+
+def parse_ipv6(text: str) -> dict[str, list[str]]:
+    """Addresses by interface, from the text of /proc/net/if_inet6, link-local ones left out."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        digits, *_, name = line.split()
+        address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+        if not address.startswith("fe80:"):
+            found.setdefault(name, []).append(address)
+    return found
+
+
+# -- reading -------------------------------------------------------------------
+
+
+def allowed_cores() -> int:
+    """Cores this process may run on; all of them where the system has no affinity (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def core_quota() -> float | None:
+    """Cores' worth of time the control group grants, None where it sets no limit."""
+    texts = []
+    for folder in _control_groups("cpu"):
+        texts.append(_text(folder / "cpu.max"))
+        first = _text(folder / "cpu.cfs_quota_us")
+        texts.append(f"{first} {_text(folder / 'cpu.cfs_period_us')}")
+    return _tightest(map(parse_quota, texts))
+
+
+def memory() -> dict[str, int]:
+    """Bytes by name, as /proc/meminfo gives them; empty where there is none."""
+    return parse_sizes(_text(PROC / "meminfo"))
+
+
+def memory_limit() -> int | None:
+    """Bytes the control group grants, None where it sets no limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    texts = [_text(folder / name) for folder in _control_groups("memory") for name in names]
+    return _tightest(map(parse_limit, texts))
+
+
+def disk(folder: Path) -> tuple[int, int] | None:
+    """Bytes in all and bytes free where `folder` lies; None where it does not exist."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.total, usage.free
+
+
+def nearest_there(path: Path) -> Path:
+    """`path`, or the first above it that exists."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if os.path.exists(place))
+
+
+def interfaces() -> list[Interface] | None:
+    """The interfaces that are up; None where the system does not list them as Linux does."""
+    if not NETWORK.is_dir():
+        return None
+    ipv6 = parse_ipv6(_text(PROC / "net/if_inet6"))
+    found = []
+    for _, name in socket.if_nameindex():
+        flags = int(_text(NETWORK / name / "flags") or "0", 16)
+        if flags & UP:
+            addresses = (*_ipv4(name), *ipv6.get(name, ()))
+            found.append(Interface(name, addresses, bool(flags & LOOPBACK)))
+    return found
+
+
+def gloo_address() -> str:
+    """The address torch's gloo binds to when GLOO_SOCKET_IFNAME does not name an interface.
+
+    It is the first of the host name's that can be bound, and loopback when there is none
+    (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice).
+    """
+    try:
+        answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return "127.0.0.1"
+    for family, kind, protocol, _, address in answers:
+        try:
+            with socket.socket(family, kind, protocol) as end:
+                end.bind(address)
+        except OSError:
+            continue
+        return str(address[0])
+    return "127.0.0.1"
+
+
+def _ipv4(name: str) -> tuple[str, ...]:
+    """The kernel's answer is a struct ifreq: 16 bytes of name, then a sockaddr_in."""
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        try:
+            answer = ioctl(end, GET_ADDRESS, request)
+        except OSError:
+            return ()  # the interface has no address
+    return (socket.inet_ntoa(answer[20:24]),)
+
+
+def _control_groups(controller: str) -> list[Path]:
+    folders = parse_control_groups(_text(PROC / "self/cgroup"), controller)
+    return [GROUPS / folder for folder in folders]
+
+
+def _text(path: Path) -> str:
+    """The text of a file, empty where the system has none: absence is an answer here."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _tightest(limits: Iterable[Number | None]) -> Number | None:
+    return min((limit for limit in limits if limit is not None), default=None)

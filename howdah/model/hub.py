@@ -1,0 +1,248 @@
+"""The weights of Hugging Face folders: their names, and reading them one at a time.
+
+GPT-2 stores its matrices [in, out] and keeps query, key and value side by side in one, so a
+table of names has to say more than names:
+
+    theirs    h.0.attn.c_attn.weight [h, 3h]   =   (q over k over v) transposed
+    ours      layers.0.attention.q.weight [h, h], and the same of k and of v
+
+Reading a folder opens each file's header, checks every name and shape, and returns a function
+that reads one tensor when it is asked for. Nothing of transformers is imported, and no pickle
+is opened: unpickling runs whatever code the file names.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from howdah.model.hub_config import kind, shape_from_config
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import ModelShape
+from howdah.plan.sharding import weights
+
+LLAMA = {
+    "embedding": "model.embed_tokens",
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "attention.o": "self_attn.o_proj",
+    "feedforward_norm": "post_attention_layernorm",
+    "feedforward.gate": "mlp.gate_proj",
+    "feedforward.up": "mlp.up_proj",
+    "feedforward.down": "mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+GPT2 = {
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "attention_norm": "ln_1",
+    "attention.q": "attn.c_attn",
+    "attention.k": "attn.c_attn",
+    "attention.v": "attn.c_attn",
+    "attention.o": "attn.c_proj",
+    "feedforward_norm": "ln_2",
+    "feedforward.up": "mlp.c_fc",
+    "feedforward.down": "mlp.c_proj",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+STEMS = ("model.", "transformer.")  # missing where a model was saved without its head
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants in old files
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """One of their tensors: `ours` side by side along dim 0, then transposed or not.
+
+    shape  of their tensor
+    rows   of each of ours
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ours: tuple[str, ...]
+    rows: tuple[int, ...]
+    transposed: bool
+
+
+def names(shape: ModelShape) -> tuple[Theirs, ...]:
+    """Their tensors for all weights of `shape`, in the order of `plan.sharding.weights`.
+
+    Raises BadInput when none of their classes describes the shape.
+    """
+    gpt2 = kind(shape) == "gpt2"
+    groups: dict[str, list[Any]] = {}
+    for weight in weights(shape):
+        groups.setdefault(_their_name(weight.name, gpt2), []).append(weight)
+    found = []
+    for name, members in groups.items():
+        rows = tuple(weight.shape[0] for weight in members)
+        size = (sum(rows), *members[0].shape[1:])
+        transposed = gpt2 and len(size) == 2 and members[0].name.startswith("layers.")
+        size = size[::-1] if transposed else size
+        found.append(Theirs(name, size, tuple(w.name for w in members), rows, transposed))
+    return tuple(found)
+
+
+def _their_name(ours: str, gpt2: bool) -> str:
+    """layers.7.attention.q.weight → model.layers.7.self_attn.q_proj.weight."""
+    place, ending = ours.rsplit(".", 1)
+    table, layers = (GPT2, "transformer.h") if gpt2 else (LLAMA, "model.layers")
+    if not place.startswith("layers."):
+        return f"{table[place]}.{ending}"
+    _, number, inside = place.split(".", 2)
+    return f"{layers}.{number}.{table[inside]}.{ending}"
+
+
+# -- reading -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a file of the folder."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
+    """The sizes of the model in `folder`, and a function from our names to its tensors.
+
+    The function reads from disk at each call, one tensor (or its part), in the stored dtype.
+    Raises BadInput when the folder holds no safetensors, or not exactly the weights of a model
+    that can be computed here.
+    """
+    shape = shape_from_config(_read_json(folder / "config.json"))
+    stored = {tensor.name: tensor for file in _files(folder) for tensor in _headers(file)}
+    sources: dict[str, tuple[_Stored, slice, bool]] = {}
+    for theirs in names(shape):
+        found = _take(stored, theirs, folder)
+        start = 0
+        for name, rows in zip(theirs.ours, theirs.rows, strict=True):
+            sources[name] = found, slice(start, start + rows), theirs.transposed
+            start += rows
+    _refuse_left(stored, shape, folder=folder, embedding=sources["embedding.weight"][0])
+
+    def tensor(name: str) -> Tensor:
+        return _read(*sources[name])
+
+    return shape, tensor
+
+
+def _read(stored: _Stored, rows: slice, transposed: bool) -> Tensor:
+    with _open(stored.file) as file:
+        part = file.get_slice(stored.name)
+        found: Tensor = part[:, rows].T.contiguous() if transposed else part[rows]
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: one, or those that the index names."""
+    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if one.is_file():
+        return [one]
+    if index.is_file():
+        table = _read_json(index).get("weight_map")
+        if not isinstance(table, dict):
+            raise BadInput(f"{index} has no weight_map; download the folder again")
+        return [folder / Path(str(name)).name for name in sorted(set(table.values()))]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        raise BadInput(
+            f"{folder} holds its weights as pickle, which can run any code when it is read; "
+            "save the model as safetensors with transformers' save_pretrained first"
+        )
+    raise BadInput(f"{folder} has no model.safetensors; name the folder of a model")
+
+
+def _headers(file: Path) -> list[_Stored]:
+    found = []
+    with _open(file) as opened:
+        for name in opened.keys():  # noqa: SIM118 (the library's object is no dict)
+            part = opened.get_slice(name)
+            found.append(_Stored(file, name, tuple(part.get_shape()), part.get_dtype()))
+    return found
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, "pt")
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"cannot read {file} ({error}); download it again") from None
+
+
+def _take(stored: dict[str, _Stored], theirs: Theirs, folder: Path) -> _Stored:
+    """Their tensor, taken out of `stored`. Raises BadInput when it is missing or of other sizes."""
+    name = theirs.name
+    for stem in STEMS:
+        name = name if name in stored else theirs.name.removeprefix(stem)
+    if name not in stored:
+        raise BadInput(
+            f"{folder} has no tensor {theirs.name}; the files are not all there, or config.json "
+            "is of another model"
+        )
+    found = stored.pop(name)
+    if found.shape != theirs.shape:
+        raise BadInput(
+            f"{folder}: {name} is {list(found.shape)}, and config.json says "
+            f"{list(theirs.shape)}; one of the two is of another model"
+        )
+    if found.dtype not in FLOATS:
+        raise BadInput(
+            f"{folder}: {name} is stored as {found.dtype}, and howdah reads "
+            f"{', '.join(FLOATS)}; use the model's unquantised weights"
+        )
+    return found
+
+
+def _refuse_left(
+    left: dict[str, _Stored], shape: ModelShape, *, folder: Path, embedding: _Stored
+) -> None:
+    """Raises BadInput when the folder holds a weight that this model would not compute with."""
+    for name, stored in left.items():
+        if name.endswith(BUFFERS):
+            continue
+        if name == "lm_head.weight" and shape.tied:
+            if _equal(stored, embedding):
+                continue
+            raise BadInput(
+                f"{folder} has a lm_head.weight of its own, but config.json ties it to the "
+                "embedding; set tie_word_embeddings to false"
+            )
+        raise BadInput(
+            f"{folder} has a tensor {name}, which no {kind(shape)} model of these sizes "
+            "computes with; config.json is of another model"
+        )
+
+
+def _equal(first: _Stored, second: _Stored) -> bool:
+    everything = slice(None)
+    return first.shape == second.shape and torch.equal(
+        _read(first, everything, False), _read(second, everything, False)
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {path} ({error.strerror}); name the folder of a Hugging Face model"
+        ) from None
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON ({error}); download it again") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} holds no table; download it again")
+    return found

@@ -1,0 +1,1 @@
+"""Optimizers on pieces of tensors, learning rates and clipping."""

@@ -1,0 +1,84 @@
+"""Batch sizes: any two of global batch, micro batch and accumulation give the third.
+
+Accumulation is the layout's micro-batches (x4). The global batch is what the optimizer sees and
+part of the mathematics; how it is cut is not. Where it does not divide, it is padded with masked
+samples, so that every rank makes the same calls:
+
+    global 10, micro 2, dp 3        micro-step 0: 2 2 2     micro-step 1: 2 2 (2 masked)
+
+A ramp grows the global batch linearly over the first steps (GPT-3 from 32K to 3.2M tokens); then
+early steps have fewer micro-batches, and the layout's x is that of the full batch.
+"""
+
+from dataclasses import dataclass, replace
+
+from howdah.plan.layout import Layout
+from howdah.plan.problems import BadInput
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sizes in samples (sequences).
+
+    global_batch  samples per step over all ranks; None follows from the other two
+    micro_batch   samples that one rank runs at once; None follows from the other two
+    ramp_from     global batch of the first step; 0 has no ramp
+    ramp_steps    steps until the full global batch
+    """
+
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    ramp_from: int = 0
+    ramp_steps: int = 0
+
+    def size(self, step: int) -> int:
+        """The global batch of a step; the batch must be resolved."""
+        assert self.global_batch is not None
+        if self.ramp_from == 0 or step >= self.ramp_steps:
+            return self.global_batch
+        grown = (self.global_batch - self.ramp_from) * step // self.ramp_steps
+        return self.ramp_from + grown
+
+
+def micro_steps(samples: int, *, micro: int, replicas: int) -> int:
+    """How many micro-batches each replica runs for a global batch of `samples`."""
+    return -(-samples // (micro * replicas))
+
+
+def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
+    """Both with all numbers filled in and agreeing. The layout's dp must be known.
+
+    Raises BadInput when fewer than two are given, or when the three contradict.
+    """
+    dp, micros = layout.world, layout.micros
+    total, micro = batch.global_batch, batch.micro_batch
+    for name, number in (("global_batch", total), ("micro_batch", micro)):
+        if number is not None and number < 1:
+            raise BadInput(f"batch.{name} is {number}; it must be at least 1")
+    if total is None and micro is not None:
+        total = micro * dp * (micros or 1)
+    elif micro is None and total is not None:
+        micro = -(-total // (dp * (micros or 1)))
+    if total is None or micro is None:
+        raise BadInput(
+            "the batch is open: give two of batch.global_batch, batch.micro_batch and the "
+            "layout's x (micro-batches per step)"
+        )
+    needed = micro_steps(total, micro=micro, replicas=dp)
+    if micros is not None and micros != needed:
+        raise BadInput(
+            f"batch.global_batch {total} on {dp} replicas with batch.micro_batch {micro} takes "
+            f"x{needed}, but the layout says x{micros}; drop one of the three"
+        )
+    _check_ramp(batch, total)
+    full = replace(batch, global_batch=total, micro_batch=micro)
+    return full, replace(layout, micros=needed)
+
+
+def _check_ramp(batch: Batch, total: int) -> None:
+    if batch.ramp_from < 0 or batch.ramp_steps < 0:
+        raise BadInput("batch.ramp_from and batch.ramp_steps must not be negative")
+    if batch.ramp_from > total:
+        raise BadInput(f"batch.ramp_from {batch.ramp_from} is over the global batch {total}")
+    if bool(batch.ramp_from) != bool(batch.ramp_steps):
+        raise BadInput("a ramp needs both batch.ramp_from and batch.ramp_steps")

@@ -1,0 +1,255 @@
+"""Run: one configured training as a user writes it, and how it becomes a Job.
+
+A recipe is a TOML file. What it leaves out takes the default; the command line changes single
+values by their dotted name:
+
+    howdah train recipes/laptop.toml layout="dp2 x4" method.rate.peak=2e-3
+
+A Run may leave things open: `dp*`, a third batch number, a preset's sizes, `device = "auto"`.
+`resolve` closes them, once the number of processes is known, and refuses what cannot work. Every
+table is a frozen dataclass of the floor that uses it; unknown keys are errors with a suggestion.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from howdah.plan.batch import Batch, resolve_batch
+from howdah.plan.check import check_plan
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Method
+from howdah.plan.presets import preset
+from howdah.plan.problems import BadInput, nearest
+from howdah.plan.shapes import ModelShape
+from howdah.train.job import Job, Pace
+from howdah.train.sources import Data
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run as it was written.
+
+    model      a ModelShape, or `preset = NAME` with the sizes that differ from it
+    layout     how it is split, such as "dp2 x4"
+    device     auto takes CUDA where there is some
+    threads    of torch in each process; 0 shares the cores out
+    compile    blocks through torch.compile
+    folder     the run folder; None is runs/NAME
+    init_from  a Hugging Face folder whose weights to start from
+    """
+
+    name: str
+    model: ModelShape
+    layout: str = "single"
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0
+    compile: bool = False
+    folder: Path | None = None
+    init_from: Path | None = None
+    data: Data = field(default_factory=Data)
+    batch: Batch = field(default_factory=Batch)
+    method: Method = field(default_factory=Method)
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What `resolve` must know of where the run starts.
+
+    world        processes that a launcher has started; None: the layout decides
+    local_world  of those, how many on this machine
+    cores        that this process may use
+    cuda         CUDA devices
+    cache        where tokenised text is kept
+    """
+
+    world: int | None
+    local_world: int | None
+    cores: int
+    cuda: int
+    cache: Path
+
+
+# -- reading ---------------------------------------------------------------------
+
+
+def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
+    """The run of a recipe, or of a run folder that holds a run.toml, with overrides applied.
+
+    Raises BadInput naming the file, key or value that is wrong.
+    """
+    path = recipe / "run.toml" if recipe.is_dir() else recipe
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not TOML: {error}") from error
+    table.setdefault("name", path.stem)
+    for override in overrides:
+        _override(table, override)
+    return parse_run(table)
+
+
+def parse_run(table: Table) -> Run:
+    """A Run from nested tables. Raises BadInput."""
+    table = {**table, "model": _with_preset(table.get("model", {}))}
+    data = table.get("data", {})
+    if isinstance(data, dict) and isinstance(data.get("sources"), list):
+        sources = [{"path": s} if isinstance(s, str) else s for s in data["sources"]]
+        table["data"] = {**data, "sources": sources}
+    _refuse_unknown(Run, table, "")
+    try:
+        return _ADAPTER.validate_python(table)
+    except ValidationError as error:
+        raise BadInput(_sentence(error)) from None
+
+
+def _override(table: Table, override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise BadInput(f"{override!r} changes nothing; write key=value, such as seed=1")
+    *path, last = name.split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise BadInput(f"{name}: {part} is a single value, not a table")
+    try:
+        table[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[last] = text  # a bare word is a string
+
+
+def _with_preset(model: object) -> object:
+    if not isinstance(model, dict) or "preset" not in model:
+        return model
+    rest = {name: size for name, size in model.items() if name != "preset"}
+    return {**asdict(preset(str(model["preset"]))), **rest}
+
+
+def _refuse_unknown(kind: type, table: object, path: str) -> None:
+    if not isinstance(table, Mapping):
+        return
+    hints = get_type_hints(kind)
+    for name, value in table.items():
+        if name not in hints:
+            known = [*hints, "preset"] if kind is ModelShape else hints
+            raise BadInput(f"unknown key {path + name!r}{_suggestion(name, known)}")
+        if is_dataclass(hints[name]):
+            assert isinstance(hints[name], type)
+            _refuse_unknown(hints[name], value, f"{path}{name}.")
+        elif name == "sources" and isinstance(value, list):
+            source = get_type_hints(Data)["sources"].__args__[0]
+            for number, one in enumerate(value):
+                _refuse_unknown(source, one, f"{path}{name}[{number}].")
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest key of the same table; else the same key of another table."""
+    suggestion = nearest(name, known)
+    elsewhere = [path for path in _paths(Run, "") if path.rpartition(".")[2] == name]
+    if "did you mean" in suggestion or not elsewhere:
+        return suggestion
+    return f"; did you mean {elsewhere[0]!r}?"
+
+
+def _paths(kind: type, prefix: str) -> Iterator[str]:
+    for name, hint in get_type_hints(kind).items():
+        yield prefix + name
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            yield from _paths(hint, f"{prefix}{name}.")
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
+
+
+_ADAPTER = TypeAdapter(Run)
+
+
+# -- writing ---------------------------------------------------------------------
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Writes a run as a recipe that `load_run` reads back."""
+    path.write_text(tomli_w.dumps(_plain(asdict(run))))
+
+
+def _plain(value: Any) -> Any:
+    """Values that TOML has; open ones (None) are left out."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+# -- resolving -------------------------------------------------------------------
+
+
+def resolve_run(run: Run, machine: Machine) -> Job:
+    """The Job of `run` on `machine`. Raises BadInput with every problem, a sentence each."""
+    layout = resolve(parse_layout(run.layout), machine.world)
+    batch, layout = resolve_batch(run.batch, layout)
+    problems = check_plan(run.model, run.method, batch, sequence=run.data.sequence)
+    problems += _check_pace(run.pace)
+    if run.device == "cuda" and not machine.cuda:
+        problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
+    local = machine.local_world or layout.world
+    if problems:
+        raise BadInput("; ".join(problems))
+    on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
+    return Job(
+        name=run.name,
+        folder=(run.folder or Path("runs") / run.name).absolute(),
+        cache=machine.cache,
+        shape=run.model,
+        layout=layout,
+        batch=batch,
+        method=run.method,
+        data=run.data,
+        pace=run.pace,
+        seed=run.seed,
+        device="cuda" if on_cuda else "cpu",
+        threads=run.threads or max(machine.cores // local, 1),
+        init_from=run.init_from.absolute() if run.init_from else None,
+        compile=run.compile,
+    )
+
+
+def resolved(run: Run, job: Job) -> Run:
+    """The run with everything filled in that its job has decided; saved in the run folder."""
+    return replace(
+        run,
+        layout=str(job.layout),
+        batch=job.batch,
+        device=job.device,
+        threads=job.threads,
+        folder=job.folder,
+    )
+
+
+def _check_pace(pace: Pace) -> list[str]:
+    problems = [
+        f"pace.{f.name} is {number}; it must not be negative"
+        for f in fields(pace)
+        if isinstance(number := getattr(pace, f.name), int) and number < 0
+    ]
+    for name in ("steps", "log_every", "keep"):
+        if getattr(pace, name) == 0:
+            problems.append(f"pace.{name} is 0; it must be at least 1")
+    return problems

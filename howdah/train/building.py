@@ -1,0 +1,236 @@
+"""Building the token cache: text in, token files out. `tokens.py` says what they look like.
+
+    1. survey    read all documents once: hash each, drop exact copies
+    2. split     decide by hash which documents are held out
+    3. tokenizer train it on the documents that are not, or take the one that was brought along
+    4. encode    read again; write each document to its source's stream or to the held-out one
+    5. index     counts and facts, written last
+
+The sources are read up to three times rather than kept: they may be larger than memory, and
+encoding costs many times more than reading.
+
+The split is by document and by content, not by seed or position: two runs with different seeds
+are compared on the same text, and a document stays on its side when others come or go. Copies
+are dropped before the split, or the same text would stand on both sides.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from howdah.plan.problems import BadInput
+from howdah.train import tokenizer as tokenizers
+from howdah.train.encoding import Scales, Stream, encode
+from howdah.train.sources import Data, documents
+
+Say = Callable[[str], None]
+
+FORMAT = "howdah tokens 1"
+INDEX = "corpus.json"
+HELD_OUT = "held_out"
+
+LEARN = 64 << 20  # bytes of text that a tokenizer is trained on; more hardly changes its entries
+
+
+def source_name(index: int) -> str:
+    """The name of a source's files: paths may change, and may not be fit for file names."""
+    return f"source{index}"
+
+
+def build(
+    data: Data, folder: Path, *, vocab: int, say: Say, progress: Callable[[float], None]
+) -> None:
+    """Fills the empty `folder`. Raises BadInput when the sources or the tokenizer cannot serve."""
+    if data.tokenizer is None:
+        tokenizers.require_room(vocab)  # both are refused before the reading, not after it
+    else:
+        _bring(data.tokenizer, folder, vocab)
+    say("reading " + ", ".join(source.path for source in data.sources))
+    survey = _survey(data)  # 1
+    held = split(survey.digests, data.held_out)  # 2
+    _tell(survey, held, say)
+    if data.tokenizer is None:  # 3
+        say(f"training a tokenizer of {vocab} entries")
+        learned = tokenizers.train(_lesson(data, held), vocab)
+        (folder / tokenizers.FILE).write_text(learned.to_str(), "utf-8")
+    tokenizer = tokenizers.load(folder / tokenizers.FILE)
+    facts = _facts(tokenizer, folder, survey)
+    say("encoding")
+    meter = _Meter(survey.bytes, progress)
+    scales = Scales()
+    streams = _streams(data, folder, entries=facts["entries"], end=facts["end"])
+    counts = encode(_sorted(data, held, scales), streams, tokenizer, done=meter.add)  # 4
+    index = {"tokens": counts, "facts": {**facts, **scales.sizes()}}
+    (folder / INDEX).write_text(dumps(index, indent=1))  # 5
+    _settle(folder)
+    progress(1.0)
+
+
+# -- 1. survey -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Survey:
+    digests: list[list[bytes]]  # of each source's own documents
+    bytes: int
+    duplicates: int
+    skipped: list[str]  # a sentence for each
+
+
+def _unique(
+    data: Data, skipped: Callable[[str], None] = lambda sentence: None
+) -> Iterator[tuple[int, bytes, str | None]]:
+    """(source, hash, text) of every document; text is None for a copy of an earlier one."""
+    seen = set()
+    for index, source in enumerate(data.sources):
+        for text in documents(source, data.undecodable, skipped=skipped):
+            digest = blake2b(text.encode(), digest_size=16).digest()
+            yield index, digest, None if digest in seen else text
+            seen.add(digest)
+
+
+def _survey(data: Data) -> _Survey:
+    digests: list[list[bytes]] = [[] for _ in data.sources]
+    skipped: list[str] = []
+    size = duplicates = 0
+    for index, digest, text in _unique(data, skipped.append):
+        if text is None:
+            duplicates += 1
+            continue
+        digests[index].append(digest)
+        size += len(text.encode())
+    for source, found in zip(data.sources, digests, strict=True):
+        if not found:
+            why = "" if not skipped else f" ({len(skipped)} skipped: {skipped[0]})"
+            raise BadInput(
+                f"data.sources: {source.path} holds no document that is not empty or a copy{why}; "
+                "add text, or remove the source"
+            )
+    return _Survey(digests, size, duplicates, skipped)
+
+
+def _tell(survey: _Survey, held: frozenset[bytes], say: Say) -> None:
+    count = sum(map(len, survey.digests))
+    say(
+        f"{count} documents, {survey.bytes / 1e6:.1f} MB; {len(held)} of them held out; "
+        f"{survey.duplicates} copies left out"
+    )
+    if survey.skipped:
+        say(f"skipped {len(survey.skipped)} that are not UTF-8, the first: {survey.skipped[0]}")
+
+
+# -- 2. split ------------------------------------------------------------------
+
+
+def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
+    """The hashes, out of each source's, that are held out: those that are small as a number.
+
+    Each source keeps at least one document to train on, and at least one document is held out.
+    Raises BadInput when there are too few for that.
+    """
+    limit = share * 2.0**64
+    held: set[bytes] = set()
+    for source in digests:
+        small = {digest for digest in source if _number(digest) < limit}
+        held |= small - {max(source)} if len(small) == len(source) else small
+    if not held:
+        several = [min(source) for source in digests if len(source) > 1]
+        if not several:
+            raise BadInput(
+                f"data.sources: {sum(map(len, digests))} document in each source is too few to "
+                "hold one out; give at least 2 documents"
+                if len(digests) == 1
+                else "data.sources: every source has a single document, and one must be held out; "
+                "give at least 2 documents in one of them"
+            )
+        held = {min(several)}
+    return frozenset(held)
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")  # big: so that numbers sort as the bytes do
+
+
+# -- 3. tokenizer --------------------------------------------------------------
+
+
+def _lesson(data: Data, held: frozenset[bytes]) -> Iterator[str]:
+    """The text that a tokenizer is trained on: the start of each source, nothing held out."""
+    left = [LEARN // len(data.sources)] * len(data.sources)
+    for index, digest, text in _unique(data):
+        if text is not None and digest not in held and left[index] > 0:
+            left[index] -= len(text)
+            yield text
+
+
+def _bring(name: str, folder: Path, vocab: int) -> None:
+    """Copies a tokenizer that can serve, so that the cache can be read without its origin."""
+    path = tokenizers.find(name)
+    tokenizer = tokenizers.load(path)
+    tokenizers.require_fits(tokenizers.entries(tokenizer), vocab, str(path))
+    tokenizers.end_of(tokenizer, str(path))
+    shutil.copyfile(path, folder / tokenizers.FILE)
+
+
+def _facts(tokenizer: Tokenizer, folder: Path, survey: _Survey) -> dict[str, Any]:
+    path = folder / tokenizers.FILE
+    return {
+        "fingerprint": tokenizers.fingerprint(path),
+        "entries": tokenizers.entries(tokenizer),
+        "end": tokenizers.end_of(tokenizer, str(path)),
+        "documents": sum(map(len, survey.digests)),
+        "duplicates": survey.duplicates,
+        "skipped": len(survey.skipped),
+    }
+
+
+# -- 4. encode -----------------------------------------------------------------
+
+
+def _streams(data: Data, folder: Path, *, entries: int, end: int) -> dict[str, Stream]:
+    dtype = np.dtype(np.uint16 if entries <= 1 << 16 else np.uint32)
+    names = [*map(source_name, range(len(data.sources))), HELD_OUT]
+    return {name: Stream(folder, name, dtype=dtype, end=end) for name in names}
+
+
+def _sorted(data: Data, held: frozenset[bytes], scales: Scales) -> Iterator[tuple[str, str]]:
+    """(stream, text) of each document; the held-out ones are weighed on their way."""
+    for index, digest, text in _unique(data):
+        if text is None:
+            continue
+        if digest in held:
+            scales.add(text)
+        yield HELD_OUT if digest in held else source_name(index), text
+
+
+class _Meter:
+    """Tells which share of the text is done. Never 1 before the end: there is more than text."""
+
+    def __init__(self, total: int, progress: Callable[[float], None]) -> None:
+        self.total, self.done, self.progress = total, 0, progress
+
+    def add(self, size: int) -> None:
+        """Counts `size` bytes more."""
+        self.done += size
+        self.progress(min(self.done / self.total, 0.999))
+
+
+# -- 5. index ------------------------------------------------------------------
+
+
+def _settle(folder: Path) -> None:
+    """Waits until the files are on the disk: the rename that follows must not overtake them."""
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,41 @@
+"""Held-out loss, perplexity and bits per byte.
+
+Bits per byte compare models with different tokenizers, and with compressors: the summed loss of
+the held-out text in bits, over its size in bytes.
+"""
+
+from dataclasses import dataclass
+from math import exp, log
+
+from howdah.train.batches import Rows, held_out_micros
+from howdah.train.step import Stepper, held_out_loss
+from howdah.train.tokens import Corpus
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One evaluation: mean loss per token (nats), over `tokens` tokens."""
+
+    loss: float
+    tokens: int
+    bits_per_byte: float
+
+    @property
+    def perplexity(self) -> float:
+        return exp(min(self.loss, 700.0))
+
+
+def evaluate(
+    stepper: Stepper, corpus: Corpus, *, sequence: int, micro: int, limit: int | None = None
+) -> HeldOut:
+    """The loss on the held-out text, or on its first `limit` samples; all ranks call together.
+
+    Of a part, bits per byte are estimated from the bytes per token of the whole.
+    """
+    dp = stepper.mesh.dp
+    rows = Rows(micro, dp.size, dp.rank)
+    loss, tokens = held_out_loss(
+        stepper, held_out_micros(corpus, rows, sequence=sequence, limit=limit)
+    )
+    bytes_per_token = corpus.held_out_bytes / max(len(corpus.held_out.ids) - 1, 1)
+    return HeldOut(loss, tokens, loss / log(2) / bytes_per_token)

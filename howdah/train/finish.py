@@ -1,0 +1,121 @@
+"""The end of a run: the last evaluation, a sample, an export, and a page that says it all.
+
+Bytes that were predicted before the run stand beside the bytes that were counted in it. They
+must be equal; where they are not, it is said.
+"""
+
+from pathlib import Path
+
+from howdah.parallel.mesh import Mesh
+from howdah.plan.flat import buffers
+from howdah.plan.sharding import weights
+from howdah.sim.traffic import Traffic, step_traffic
+from howdah.train.evaluate import HeldOut
+from howdah.train.folder import EXPORT
+from howdah.train.job import Job
+from howdah.train.keep import Keeper
+from howdah.train.opened import OpenedRun, open_run
+from howdah.train.records import MIB
+from howdah.train.sample import Draw, sample_text
+from howdah.train.tokens import Corpus
+from howdah.train.watch import Watch
+
+SAMPLE_TOKENS = 120
+WIRE = ("reduce_scatter", "all_gather")  # what a training step sends, beside control scalars
+
+
+def finish(job: Job, keeper: Keeper, watch: Watch) -> None:
+    """Evaluates on all held-out text, exports, and reports. All ranks call together."""
+    held_out = keeper.evaluate(job.pace.steps, limit=0)
+    mesh = keeper.stepper.mesh
+    if mesh.rank != 0:
+        return
+    opened = open_run(job.folder, say=keeper.say)
+    lines = ["", *quality(held_out, keeper.corpus), *speed(job, mesh, watch)]
+    if job.pace.export:
+        opened.export(job.folder / EXPORT)
+    if job.pace.prompt:
+        lines += ["", sample(job, opened), ""]
+    for line in [*lines, *paths(job, opened)]:
+        keeper.say(line)
+
+
+def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
+    """The held-out loss, beside what compressors make of the same text."""
+    per_byte = {
+        "gzip -9": 8 * corpus.held_out_gzip / corpus.held_out_bytes,
+        "xz -9": 8 * corpus.held_out_xz / corpus.held_out_bytes,
+    }
+    others = ", ".join(f"{name} {bits:.3f}" for name, bits in per_byte.items())
+    return [
+        f"held-out    loss {held_out.loss:.4f}, perplexity {held_out.perplexity:.2f}, "
+        f"{held_out.bits_per_byte:.3f} bits per byte ({others}) "
+        f"on {corpus.held_out_bytes / 1e6:.2f} MB of text"
+    ]
+
+
+def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
+    """Tokens per second, and bytes predicted beside bytes counted."""
+    if not watch.last or not watch.seconds:
+        return []
+    rate = watch.tokens / watch.seconds
+    lines = [
+        f"speed       {rate:,.0f} tokens/s on {mesh.layout} ({mesh.layout.world} ranks), "
+        f"mfu {watch.last.mfu:.1%} of {watch.peak / 1e9:,.0f} Gflop/s per rank "
+        f"({watch.peak_source}; full attention square, {watch.last.mfu_causal:.1%} causal)"
+    ]
+    predicted = predicted_bytes(job, mesh, watch.steps)
+    if predicted:
+        counted = sum(mesh.counters.bytes[traffic] for traffic in predicted)
+        expected = sum(predicted.values())
+        verdict = "equal" if counted == expected else "NOT EQUAL: please report this"
+        lines.append(
+            f"sent        {counted / MIB:,.1f} MiB by rank 0 in {watch.steps} steps; "
+            f"predicted {expected:,} bytes, counted {counted:,}: {verdict}"
+        )
+    return lines
+
+
+def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
+    """What this rank's gradients send in `steps` steps, by the simulator."""
+    width = 8 if job.method.precision == "float64" else 4
+    table = buffers(weights(job.shape))
+    rows = step_traffic(job.layout, table, rank=mesh.rank, element_bytes=width)
+    return {row: count * steps for row, count in rows.items() if row.operation in WIRE}
+
+
+def sample(job: Job, opened: OpenedRun) -> str:
+    """A continuation of the run's prompt."""
+    parts = sample_text(
+        opened.model(),
+        opened.tokenizer(),
+        job.pace.prompt,
+        length=min(SAMPLE_TOKENS, job.shape.context // 2),
+        draw=Draw(temperature=0.7, top_p=0.95, seed=job.seed),
+        end=opened.end,
+    )
+    return job.pace.prompt + "".join(parts)
+
+
+def paths(job: Job, opened: OpenedRun) -> list[str]:
+    """What the run has left, and what to do next."""
+    run = _short(job.folder)
+    lines = [
+        f"checkpoint  {_short(opened.checkpoint.path)}",
+        f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
+    ]
+    if job.pace.export:
+        lines.append(f"export      {run}/{EXPORT}, for AutoModelForCausalLM.from_pretrained")
+    return [*lines, f'go on       howdah sample {run} "{job.pace.prompt or "def "}"']
+
+
+def how_to_go_on(job: Job, step: int) -> str:
+    """What a stopped run says."""
+    run = _short(job.folder)
+    return f"stopped after step {step} of {job.pace.steps} and saved; go on: howdah train {run}"
+
+
+def _short(path: Path) -> str:
+    """Relative to the current folder where it lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,105 @@
+"""What a run does between steps: held-out evaluations and checkpoints.
+
+A checkpoint that falls on an evaluation is marked as the best when no evaluation before it had
+a lower loss; the best stays when older checkpoints go.
+"""
+
+from collections.abc import Callable
+from shutil import copyfile
+
+from howdah.checkpoint.index import About
+from howdah.checkpoint.save import Saver
+from howdah.train.evaluate import HeldOut, evaluate
+from howdah.train.folder import TOKENIZER
+from howdah.train.job import Job
+from howdah.train.records import Records
+from howdah.train.resume import Start, as_plain, entries
+from howdah.train.step import Stepper
+from howdah.train.tokens import Corpus
+
+
+class Keeper:
+    """Evaluates and saves at the run's pace. All ranks call together."""
+
+    def __init__(
+        self,
+        job: Job,
+        stepper: Stepper,
+        corpus: Corpus,
+        start: Start,
+        *,
+        records: Records | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.job, self.stepper, self.corpus, self.say = job, stepper, corpus, say
+        self.folder = job.folder / "checkpoints"
+        self._start, self._records = start, records
+        saved = start.checkpoint.meta if start.checkpoint else {}
+        self._best = float(saved.get("best_loss", "inf"))
+        mesh = stepper.mesh
+        if mesh.rank == 0:
+            copyfile(corpus.tokenizer_path, job.folder / TOKENIZER)
+        self._saver = Saver(
+            self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.pace.keep, say=say
+        )
+
+    def between(self, step: int, *, samples: int) -> bool:
+        """Evaluates and saves where `step` asks for it; whether it took time."""
+        pace = self.job.pace
+        evaluates, saves = _due(step, pace.evaluate_every), _due(step, pace.save_every)
+        held_out = self.evaluate(step, limit=pace.evaluate_samples) if evaluates else None
+        if saves and step < pace.steps:
+            self._save(step, samples, held_out)
+        return evaluates or saves
+
+    def last(self, step: int, *, samples: int) -> None:
+        """Saves the last step and returns when it is on disk."""
+        self._save(step, samples, None)
+        self._saver.wait()
+
+    def evaluate(self, step: int, *, limit: int) -> HeldOut:
+        """The held-out loss; on all of the text when `limit` is 0."""
+        batch, data = self.job.batch, self.job.data
+        assert batch.micro_batch is not None
+        held_out = evaluate(
+            self.stepper,
+            self.corpus,
+            sequence=data.sequence,
+            micro=batch.micro_batch,
+            limit=limit or None,
+        )
+        if self._records:
+            self._records.held_out(
+                step=step, loss=held_out.loss, bits_per_byte=held_out.bits_per_byte
+            )
+        self.say(
+            f"held-out at step {step}: loss {held_out.loss:.4f}, "
+            f"{held_out.bits_per_byte:.3f} bits per byte"
+        )
+        return held_out
+
+    def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
+        job, mesh = self.job, self.stepper.mesh
+        best = held_out is not None and held_out.loss < self._best
+        if held_out is not None and best:
+            self._best = held_out.loss
+        meta = {
+            "model": as_plain(job.shape),
+            "tokenizer": self.corpus.fingerprint,
+            "end": self.corpus.end,
+            "optimizer": job.method.optimizer.name,
+            "precision": job.method.precision,
+            "seed": job.seed,
+            "best_loss": self._best,
+        }
+        about = About(job.name, str(job.layout), samples, meta)
+        self._saver.save(
+            step=step,
+            entries=entries(self.stepper.placed, mesh, job.method),
+            about=about,
+            best=best,
+        )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,126 @@
+"""Training, as one sentence: connect the mesh, find where to begin, apply the layout to a plain
+model, take batches, step, save, report.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from howdah.comm.transport import Transport
+from howdah.optim.rates import learning_rate
+from howdah.parallel.apply import DTYPES, Placed, apply
+from howdah.parallel.mesh import Mesh, connect_mesh
+from howdah.train.batches import Micro, Rows, micros, order_of
+from howdah.train.finish import finish, how_to_go_on
+from howdah.train.folder import hold
+from howdah.train.job import Job
+from howdah.train.keep import Keeper
+from howdah.train.measure import peak_flops
+from howdah.train.prefetch import Prefetch
+from howdah.train.records import Records
+from howdah.train.resume import Start, check_match, find_start, restore_states
+from howdah.train.show import Lines, Silent, open_show
+from howdah.train.step import Stepper, train_step
+from howdah.train.stop import listen
+from howdah.train.tokens import Corpus, prepare
+from howdah.train.watch import Watch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the updates done, and the signal that stopped it early, or 0."""
+
+    step: int
+    signal: int
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.signal if self.signal else 0
+
+
+def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
+    """Trains `job` on this rank, from wherever its run folder stands to its last step."""
+    torch.set_num_threads(job.threads)
+    device = torch.device("cuda", local_rank) if job.device == "cuda" else torch.device("cpu")
+    with ExitStack() as stack:
+        mesh = stack.enter_context(closing(connect_mesh(job.layout, transport, device)))
+        request = stack.enter_context(listen())
+        if mesh.rank == 0:
+            stack.enter_context(hold(job.folder))
+        say = (Lines() if mesh.rank == 0 else Silent()).say
+        corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
+        start = find_start(job, mesh, say)
+        placed = place(job, mesh, start, corpus)
+        show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
+        records = stack.enter_context(_records(job, mesh))
+        stepper = Stepper(placed, mesh, job.method, job.seed)
+        keeper = Keeper(job, stepper, corpus, start, records=records, say=show.say)
+        firsts = first_samples(job, start)
+        batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, firsts)))
+        peak = peak_flops(device, DTYPES[job.method.precision])
+        watch = Watch(job, stepper, batches, peak=peak, show=show, records=records)
+
+        step, stopped = start.step, False
+        while step < job.pace.steps and not stopped:
+            rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
+            asked = request.signal != 0
+            result = train_step(stepper, batches.next(), step=step, rate=rate, stop=asked)
+            step, stopped = step + 1, result.stop
+            watch.step(result, step=step, rate=rate)
+            if not stopped and keeper.between(step, samples=firsts[step - start.step]):
+                watch.restart()
+
+        keeper.last(step, samples=firsts[step - start.step])
+        if stopped:
+            show.say(how_to_go_on(job, step))
+        else:
+            finish(job, keeper, watch)
+        return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
+
+
+def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> Placed:
+    """The model on its place in the layout, filled, with its optimizer state."""
+    if start.checkpoint:
+        check_match(start.checkpoint, shape=job.shape, fingerprint=corpus.fingerprint)
+    placed = apply(job.shape, mesh=mesh, method=job.method, fill=start.fill)
+    if start.checkpoint:
+        restore_states(placed, job.method, start.checkpoint)
+    if job.compile:
+        for block in placed.model.layers.values():
+            block.compile()
+    return placed
+
+
+def first_samples(job: Job, start: Start) -> list[int]:
+    """Where in the order of samples each step from `start.step` on begins; one more at the end."""
+    sizes = (job.batch.size(step) for step in range(start.step, job.pace.steps))
+    return list(accumulate(sizes, initial=start.samples))
+
+
+def read_batches(
+    job: Job, mesh: Mesh, corpus: Corpus, start: Start, firsts: list[int]
+) -> Prefetch[list[Micro]]:
+    """This rank's micro-batches, step after step, prepared ahead."""
+    order = order_of(corpus, sequence=job.data.sequence, seed=job.seed)
+    assert job.batch.micro_batch is not None
+    rows = Rows(job.batch.micro_batch, mesh.dp.size, mesh.dp.rank)
+
+    def read(step: int) -> list[Micro]:
+        at = min(step - start.step, len(firsts) - 1)  # reading ahead may pass the end
+        return micros(corpus, order, rows, first=firsts[at], size=job.batch.size(step))
+
+    return Prefetch(read, step=start.step)
+
+
+@contextmanager
+def _records(job: Job, mesh: Mesh) -> Iterator[Records | None]:
+    """The growing files of the run folder: rank 0's."""
+    if mesh.rank != 0:
+        yield None
+        return
+    with closing(Records(job.folder)) as records:
+        yield records

@@ -1,0 +1,88 @@
+"""A finished or stopped run, opened to be used: its weights, its tokenizer, its export."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from howdah.checkpoint import load
+from howdah.checkpoint.export import export
+from howdah.checkpoint.load import Checkpoint, newest
+from howdah.model.transformer import Transformer
+from howdah.parallel.flatten import fill_masters, flatten
+from howdah.plan.flat import buffers
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import ModelShape, RotaryScaling
+from howdah.plan.sharding import weights
+from howdah.train import tokenizer as tokenizers
+from howdah.train.folder import TOKENIZER
+from howdah.train.resume import read_weights
+from howdah.train.show import Say
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run folder and one whole checkpoint of it."""
+
+    folder: Path
+    checkpoint: Checkpoint
+
+    @property
+    def shape(self) -> ModelShape:
+        return shape_of(self.checkpoint)
+
+    @property
+    def end(self) -> int:
+        """The token between documents."""
+        return int(self.checkpoint.meta["end"])
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the run was trained with."""
+        return tokenizers.load(self.folder / TOKENIZER)
+
+    def model(self) -> Transformer:
+        """The model in float32 on the CPU, whatever layout saved it."""
+        with torch.device("meta"):
+            model = Transformer(self.shape)
+        table = buffers(weights(self.shape))
+        units = flatten(model, table, dtype=torch.float32, device=torch.device("cpu"))
+        fill_masters(units, read_weights(self.checkpoint))
+        return model
+
+    def export(self, to: Path) -> None:
+        """Writes a Hugging Face folder, one tensor at a time."""
+
+        def tensor(name: str) -> Tensor:
+            return self.checkpoint.tensor("weight", name)
+
+        export(
+            shape=self.shape,
+            tensor=tensor,
+            tokenizer=self.folder / TOKENIZER,
+            end=self.end,
+            to=to,
+            dtype=torch.float32,
+        )
+
+
+def shape_of(checkpoint: Checkpoint) -> ModelShape:
+    """The model that a checkpoint holds."""
+    sizes = dict(checkpoint.meta["model"])
+    if sizes["rotary_scaling"]:
+        sizes["rotary_scaling"] = RotaryScaling(**sizes["rotary_scaling"])
+    return ModelShape(**sizes)
+
+
+def open_run(folder: Path, *, say: Say, best: bool = False) -> OpenedRun:
+    """The newest whole checkpoint of a run folder, or its best.
+
+    Raises BadInput when there is none.
+    """
+    checkpoints = folder / "checkpoints"
+    checkpoint = load.best(checkpoints) if best else newest(checkpoints, say)
+    if checkpoint is None:
+        kind = "best" if best else "whole"
+        raise BadInput(f"{folder} has no {kind} checkpoint; train it first, or name a run folder")
+    return OpenedRun(folder, checkpoint)

@@ -1,0 +1,214 @@
+"""One reader for each format: a file in, documents out, as a stream.
+
+No reader holds more than a document (text), a line (JSON) or a batch of rows (Parquet), so that
+a corpus larger than memory passes through. Each takes `bad`, which is told a sentence about a
+document that is not UTF-8, and either returns, and the reader goes on, or raises.
+
+pyarrow and datasets are optional: they are imported where they are needed, and their absence is
+a sentence that names the extra.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from howdah.plan.problems import BadInput, nearest
+
+Bad = Callable[[str], None]
+Dataset = Any  # datasets.Dataset, which is optional and untyped
+
+EXTRA = "pip install 'howdah[data]'"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A file that cannot be read, or a damaged gzip, is the user's to know: one sentence."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"cannot read {path}: {reason}; repair or remove the file") from error
+
+
+# -- text ----------------------------------------------------------------------
+
+
+def text(path: Path, *, longest: int, bad: Bad) -> Iterator[str]:
+    """A text file as documents of at most `longest` bytes, cut at blank lines where it can be.
+
+    Together the documents are the file, byte for byte.
+    """
+    with _reading(path), path.open("rb") as file:
+        for offset, block in _cut(file, longest):
+            try:
+                yield block.decode()
+            except UnicodeDecodeError as error:
+                bad(f"{path}: the byte at offset {offset + error.start} is not UTF-8")
+
+
+def _cut(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Blocks of a file, with their offsets; one byte more is read than a block may hold."""
+    offset, held = 0, b""
+    while held := held + file.read(longest + 1 - len(held)):
+        end = len(held) if len(held) <= longest else _break(held)
+        yield offset, held[:end]
+        offset, held = offset + end, held[end:]
+
+
+def _break(held: bytes) -> int:
+    """Where to cut before the last byte: after a blank line, a line, or at least a character."""
+    last, half = len(held) - 1, len(held) // 2
+    for mark in (b"\n\n", b"\n"):
+        if (at := held.rfind(mark, half, last)) >= 0:
+            return at + len(mark)
+    for end in range(last, max(last - 4, 0), -1):
+        if held[end] & 0xC0 != 0x80:  # not a continuation byte: a character starts here
+            return end
+    return last
+
+
+# -- JSON lines ----------------------------------------------------------------
+
+
+def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
+    """One document per line: the `field` of a JSON object. Blank lines are passed over.
+
+    Raises BadInput with file and line when a line is not JSON, or has no such string.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    with _reading(path), opened(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.strip():
+                continue
+            try:
+                line = raw.decode()
+            except UnicodeDecodeError as error:
+                bad(f"{path} line {number}: the byte at offset {error.start} is not UTF-8")
+                continue
+            document = _field(line, f"{path} line {number}", field=field)
+            if _whole(document, f"{path} line {number}", bad):
+                yield document
+
+
+def _field(line: str, where: str, *, field: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise BadInput(
+            f"{where}: not JSON ({error}); every line must be an object with the field {field!r}"
+        ) from error
+    except RecursionError as error:
+        raise BadInput(f"{where}: JSON that is nested too deeply; flatten the line") from error
+    if not isinstance(record, dict):
+        raise BadInput(f"{where}: not an object; every line must be one, with the field {field!r}")
+    if field not in record:
+        raise BadInput(f"{where}: no field {field!r}{nearest(field, record)}")
+    return _string(record[field], where, field=field)
+
+
+def _string(value: object, where: str, *, field: str) -> str:
+    if not isinstance(value, str):
+        kind = "empty" if value is None else f"of type {type(value).__name__}"
+        raise BadInput(f"{where}: the field {field!r} is {kind}; it must be a string")
+    return value
+
+
+def _whole(document: str, where: str, bad: Bad) -> bool:
+    """JSON can spell half of a surrogate pair, which no UTF-8 text can hold."""
+    try:
+        document.encode()
+    except UnicodeEncodeError as error:
+        bad(f"{where}: the character at {error.start} is half of a surrogate pair, not UTF-8")
+        return False
+    return True
+
+
+# -- Parquet -------------------------------------------------------------------
+
+
+def parquet(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
+    """One document per row: the column `field`. Raises BadInput with file and row."""
+    library = _optional("pyarrow.parquet", f"the Parquet file {path}")
+    try:
+        with _reading(path), library.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if field not in names:
+                raise BadInput(f"{path}: no column {field!r}{nearest(field, names)}")
+            batches = file.iter_batches(columns=[field])
+            cells = (cell for batch in batches for cell in batch.column(0))
+            for number, cell in enumerate(cells, 1):
+                yield from _cell(cell, f"{path} row {number}", field=field, bad=bad)
+    except _optional("pyarrow", str(path)).ArrowException as error:
+        raise BadInput(f"cannot read {path} as Parquet: {_first(error)}") from error
+
+
+def _cell(cell: Any, where: str, *, field: str, bad: Bad) -> Iterator[str]:
+    try:
+        yield _string(cell.as_py(), where, field=field)
+    except UnicodeDecodeError as error:
+        bad(f"{where}: the byte at offset {error.start} is not UTF-8")
+
+
+# -- the datasets library ------------------------------------------------------
+
+
+def dataset_by_name(name: str) -> Dataset:
+    """The train split of `hf:NAME` or `hf:NAME:CONFIG`, from its cache or its home."""
+    library = _optional("datasets", name)
+    repository, _, config = name.removeprefix("hf:").partition(":")
+    try:
+        return library.load_dataset(repository, config or None, split="train")
+    except Exception as error:  # the library raises many kinds, all about the name or the network
+        raise BadInput(f"cannot load the dataset {name!r}: {_first(error)}") from error
+
+
+def dataset_on_disk(path: Path) -> Dataset:
+    """A dataset that was saved with `save_to_disk`; of several splits the one named train."""
+    library = _optional("datasets", str(path))
+    try:
+        dataset = library.load_from_disk(str(path))
+    except Exception as error:  # as above: about the folder, in many kinds
+        raise BadInput(f"cannot open the dataset in {path}: {_first(error)}") from error
+    if not isinstance(dataset, dict):
+        return dataset
+    if "train" not in dataset:
+        raise BadInput(
+            f"{path}: no split 'train'{nearest('train', dataset)}; name a split's folder"
+        )
+    return dataset["train"]
+
+
+def dataset_fingerprint(dataset: Dataset, field: str) -> str:
+    """What the library itself says identifies the contents of a dataset."""
+    return f"{dataset._fingerprint} {field}"
+
+
+def rows(dataset: Dataset, name: str, *, field: str, bad: Bad) -> Iterator[str]:
+    """One document per row of an open dataset. Raises BadInput with the row."""
+    if field not in dataset.column_names:
+        raise BadInput(f"{name}: no column {field!r}{nearest(field, dataset.column_names)}")
+    for number, row in enumerate(dataset.select_columns([field]), 1):
+        document = _string(row[field], f"{name} row {number}", field=field)
+        if _whole(document, f"{name} row {number}", bad):
+            yield document
+
+
+# -- optional packages ---------------------------------------------------------
+
+
+def _optional(module: str, reads: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise BadInput(f"{reads} needs the package {package}; {EXTRA}") from error
+
+
+def _first(error: Exception) -> str:
+    """The first line of what another library says."""
+    return str(error).partition("\n")[0].rstrip(". ")

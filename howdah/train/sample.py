@@ -1,0 +1,164 @@
+"""Text from a model: one token after another, the same ones for the same seed.
+
+    prompt → model → logits of the next token → keep the likely ones → draw → model → ...
+
+The prompt passes through the model once and leaves its keys and values in a cache; from then
+on each token is one row. The draw is a counter hash of (seed, place in the text), as all noise
+here is: no generator is kept, and a text that is cut and continued with the same seed continues
+as it would have.
+
+Text ends at `length` tokens, at the end token, or at the model's context: there are no learned
+positions beyond it, and rotary ones were never trained.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from howdah.model.attention import Cache
+from howdah.model.transformer import Transformer
+from howdah.plan.problems import BadInput
+from howdah.plan.seeds import key, mix
+
+UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How the next token is chosen.
+
+    temperature  divides the logits; 0 takes the likeliest token
+    top_k        only the k likeliest tokens (Fan et al. 2018); 0 keeps all
+    top_p        only the likeliest tokens that together reach p (Holtzman et al. 2020)
+    seed         of the draws
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+def check_draw(draw: Draw) -> None:
+    """Raises BadInput for a number that means nothing."""
+    if not 0 <= draw.temperature < float("inf"):
+        raise BadInput(
+            f"temperature is {draw.temperature}; it must be 0 (the likeliest token) or more"
+        )
+    if draw.top_k < 0:
+        raise BadInput(f"top_k is {draw.top_k}; it must be at least 0 (all tokens)")
+    if not 0 < draw.top_p <= 1:
+        raise BadInput(f"top_p is {draw.top_p}; it must be above 0 and at most 1")
+
+
+def generate(
+    model: Transformer, tokens: list[int], *, length: int, draw: Draw, end: int | None
+) -> Iterator[int]:
+    """The tokens that follow `tokens`, as they are made; `end` itself is not given out.
+
+    Raises BadInput at once for a prompt that is empty, too long, or of unknown tokens.
+    """
+    check_draw(draw)
+    if length < 0:
+        raise BadInput(f"length is {length}; it must be at least 0")
+    shape = model.shape
+    if not tokens:
+        raise BadInput("there is nothing to continue; begin with the end token or some text")
+    if len(tokens) > shape.context:
+        raise BadInput(
+            f"the prompt has {len(tokens)} tokens, and the model's context is {shape.context}; "
+            "shorten it"
+        )
+    if not all(0 <= token < shape.vocab for token in tokens):
+        raise BadInput(
+            f"the prompt has token {max(tokens, key=abs)}, and the model knows {shape.vocab}; "
+            "use the tokenizer it was trained with"
+        )
+    return _continue(model, tokens, length=length, draw=draw, end=end)
+
+
+def _continue(
+    model: Transformer, tokens: list[int], *, length: int, draw: Draw, end: int | None
+) -> Iterator[int]:
+    cache, fresh, start = Cache(), tokens, 0
+    stop = min(len(tokens) + length, model.shape.context)
+    for place in range(len(tokens), stop):
+        logits = next_logits(model, fresh, start=start, cache=cache)
+        token = choose(logits, draw, place=place)
+        if token == end:
+            return
+        yield token
+        fresh, start = [token], place
+
+
+@torch.no_grad()
+def next_logits(model: Transformer, tokens: list[int], *, start: int, cache: Cache) -> Tensor:
+    """Logits [V] of the token after `tokens`, the first of which stands at position `start`.
+
+    The tokens before `start` are in the cache, and these join them.
+    """
+    device = model.embedding.weight.device
+    row = torch.tensor([tokens], device=device)
+    positions = torch.arange(start, start + len(tokens), device=device)[None]
+    hidden = model(row, positions, cache=cache)
+    return model.logits(hidden[0, -1])
+
+
+def choose(logits: Tensor, draw: Draw, *, place: int) -> int:
+    """The token at `place` of the text, drawn from `logits` [V] in float64.
+
+    top_p counts in shares of what top_k has left.
+    """
+    if draw.temperature == 0:
+        return int(logits.argmax())
+    wide = logits.to("cpu", torch.float64)
+    scaled, order = ((wide - wide.max()) / draw.temperature).sort(descending=True, stable=True)
+    shares = scaled[: draw.top_k or None].softmax(0)
+    likelier = shares.cumsum(0) - shares  # how much stands before each token
+    edges = shares[likelier < draw.top_p].cumsum(0)
+    index = int(torch.searchsorted(edges, edges[-1] * uniform(draw.seed, place), right=True))
+    return int(order[min(index, len(edges) - 1)])
+
+
+def uniform(seed: int, place: int) -> float:
+    """A number in [0, 1) that belongs to a place of the text: 53 bits of a counter hash."""
+    (bits,) = mix(key(seed, "sample"), np.array([place], dtype=np.uint64))
+    return float(int(bits) >> 11) / 2**53
+
+
+def sample_text(
+    model: Transformer, tokenizer: Tokenizer, prompt: str, *, length: int, draw: Draw, end: int
+) -> Iterator[str]:
+    """The text that follows `prompt`, piece by piece, each of whole characters.
+
+    The end token stands before the prompt, as it stands before each document in training.
+    """
+    tokens = [end, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    return decode(tokenizer, generate(model, tokens, length=length, draw=draw, end=end))
+
+
+def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """The text of `tokens` as they come.
+
+    A character may be spread over several tokens, and a decoder may treat the first token of a
+    text in its own way. So each piece is decoded together with the one before it:
+
+        tokens   | shown before | last piece | new |
+                                ^ start      ^ shown
+    """
+    all_tokens: list[int] = []
+    start = shown = 0
+    piece = ""
+    for token in tokens:
+        all_tokens.append(token)
+        before = tokenizer.decode(all_tokens[start:shown])
+        piece = tokenizer.decode(all_tokens[start:])[len(before) :]
+        if piece and not piece.endswith(UNFINISHED):
+            yield piece
+            start, shown, piece = shown, len(all_tokens), ""
+    if piece:
+        yield piece

@@ -1,0 +1,233 @@
+"""Where text comes from: named sources in, documents out, one at a time.
+
+    Source("stdlib")               the running Python's standard library, a corpus on every machine
+    Source("notes/")               a folder: every file in it whose name ends in one of KNOWN
+    Source("book.txt")             one text file, cut into documents at blank lines
+    Source("web.jsonl", "body")    one JSON object per line; the document is its field
+    Source("web.parquet")          one document per row of a column
+    Source("saved/")               a folder that the datasets library saved
+    Source("hf:NAME")              a dataset by name, or hf:NAME:CONFIG; its train split
+
+A document is a string; what it becomes is `building.py`'s business. Order is fixed by file names,
+so that two machines with the same files see the same documents. How each format is read stands
+in `readers.py`; this file knows names, finds files, and says what identifies their contents.
+"""
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+from howdah.plan.problems import BadInput
+from howdah.train import readers
+
+Undecodable = Literal["skip", "stop"]
+
+STDLIB = "stdlib"
+NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+PROSE = (".txt", ".text", ".md", ".rst", ".tex", ".org", ".html")
+CODE = (
+    ".py",
+    ".pyi",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".java",
+    ".js",
+    ".ts",
+    ".go",
+    ".rs",
+)
+SETTINGS = (".sh", ".sql", ".toml", ".yaml", ".yml")
+LINES = (".jsonl", ".jsonl.gz", ".json.gz")
+PARQUET = ".parquet"
+KNOWN = (*PROSE, *CODE, *SETTINGS, *LINES, PARQUET)  # what is taken from a folder
+
+# Opening a corpus should feel instant. Small sources are identified by their bytes, which
+# survive copying and touching; this many bytes take about a tenth of a second to hash. Larger
+# ones are identified by name, size and time of change.
+SMALL = 64 << 20
+
+# A file given alone is usually a book: cut finely, or nothing could be held out of it. In a
+# folder a file is a document, and only what would not fit in memory comfortably is cut.
+ALONE = 16 << 10
+SHELVED = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place that text comes from.
+
+    path    "stdlib", a file, a folder, or "hf:NAME"; see the top of this file
+    field   the field (JSON lines) or column (Parquet, datasets) that holds the text
+    weight  this source's share of the training samples, relative to the other sources
+    """
+
+    path: str = STDLIB
+    field: str = "text"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.path.strip():
+            raise BadInput("data.sources: a path is empty; name a file, a folder or 'stdlib'")
+        if not (isfinite(self.weight) and self.weight > 0):
+            raise BadInput(
+                f"data.sources: the weight of {self.path!r} is {self.weight}; "
+                "make it greater than 0, or remove the source"
+            )
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text of a run.
+
+    sources      where it comes from
+    sequence     tokens of one sample
+    held_out     the share of documents that is kept for evaluation, never trained on
+    tokenizer    a tokenizer.json or a folder that holds one; None trains one on the sources
+    undecodable  what to do with a document that is not UTF-8: skip it and count, or stop
+    """
+
+    sources: tuple[Source, ...] = (Source(),)
+    sequence: int = 256
+    held_out: float = 0.03
+    tokenizer: str | None = None
+    undecodable: Undecodable = "skip"
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise BadInput("data.sources is empty; name at least one, such as 'stdlib'")
+        if self.sequence < 1:
+            raise BadInput(f"data.sequence is {self.sequence}; it must be at least 1")
+        if not 0 < self.held_out < 1:
+            raise BadInput(
+                f"data.held_out is {self.held_out}; it is the share of documents kept for "
+                "evaluation, between 0 and 1, such as 0.03"
+            )
+
+
+def documents(
+    source: Source,
+    undecodable: Undecodable = "skip",
+    *,
+    skipped: Callable[[str], None] = lambda sentence: None,
+) -> Iterator[str]:
+    """The documents of a source, in a fixed order, one at a time. Empty ones are left out.
+
+    A document that is not UTF-8 is left out too, and `skipped` is told a sentence that names
+    the file and the place; with `undecodable="stop"` that sentence is raised instead.
+    Raises BadInput for anything else that is wrong, naming file and line.
+    """
+
+    def bad(sentence: str) -> None:
+        if undecodable == "stop":
+            raise BadInput(f"{sentence}; repair it, or set data.undecodable to 'skip'")
+        skipped(sentence)
+
+    return (text for text in _read(source, bad) if text)
+
+
+def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
+    if dataset := _dataset(source):
+        yield from readers.rows(dataset, source.path, field=source.field, bad=bad)
+        return
+    longest = ALONE if Path(source.path).is_file() else SHELVED
+    for path in files(source):
+        if path.name.endswith(LINES):
+            yield from readers.lines(path, field=source.field, bad=bad)
+        elif path.suffix == PARQUET:
+            yield from readers.parquet(path, field=source.field, bad=bad)
+        else:
+            yield from readers.text(path, longest=longest, bad=bad)
+
+
+# -- which files ---------------------------------------------------------------
+
+
+def files(source: Source) -> list[Path]:
+    """The files of a source that is on disk, sorted by name. Raises BadInput if there are none."""
+    if source.path == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        return [path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py"]
+    path = Path(source.path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise BadInput(f"data.sources: {path} does not exist; name a file, a folder or 'stdlib'")
+    if _saved(path):
+        return list(_walk(path))
+    found = [one for one in _walk(path) if one.name.endswith(KNOWN)]
+    if not found:
+        raise BadInput(
+            f"data.sources: the folder {path} holds no text; files are taken whose names end in "
+            + " ".join(KNOWN)
+        )
+    return found
+
+
+def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Regular files below `root` in sorted order; nothing hidden, no link to a folder followed."""
+    for folder, folders, names in os.walk(root, onerror=_unreadable):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in without)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _unreadable(error: OSError) -> None:
+    """A folder left out in silence would be another corpus."""
+    raise BadInput(f"data.sources: cannot read {error.filename}: {error.strerror}") from error
+
+
+# -- the datasets library ------------------------------------------------------
+
+
+def _saved(path: Path) -> bool:
+    """Whether the datasets library saved this folder."""
+    return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
+def _dataset(source: Source) -> readers.Dataset | None:
+    """The dataset that a source names, opened, or None when the source is plain files."""
+    if source.path.startswith("hf:"):
+        return readers.dataset_by_name(source.path)
+    if source.path != STDLIB and _saved(Path(source.path)):
+        return readers.dataset_on_disk(Path(source.path))
+    return None
+
+
+# -- what identifies the contents ----------------------------------------------
+
+
+def contents(source: Source) -> str:
+    """A hash that changes when the documents of a source may have changed.
+
+    Where the files stand on the disk does not matter, so a corpus may be moved.
+    """
+    if source.path.startswith("hf:"):
+        return readers.dataset_fingerprint(readers.dataset_by_name(source.path), source.field)
+    paths = files(source)
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    try:
+        states = [path.stat() for path in paths]
+        small = source.path == STDLIB or sum(state.st_size for state in states) <= SMALL
+        total = blake2b(f"{source.field}\0{Path(source.path).is_file()}".encode(), digest_size=16)
+        for path, state in zip(paths, states, strict=True):
+            total.update(f"\0{path.relative_to(root)}\0{state.st_size}\0".encode())
+            total.update(_digest(path) if small else str(state.st_mtime_ns).encode())
+    except OSError as error:
+        _unreadable(error)
+    return total.hexdigest()
+
+
+def _digest(path: Path) -> bytes:
+    return blake2b(path.read_bytes(), digest_size=16).digest()

@@ -1,0 +1,123 @@
+"""One training step, the same for every layout.
+
+  1. count    the tokens of the global batch that have a label, over all ranks
+  2. run      each micro-batch forward and backward; its summed loss is divided by that count,
+              so gradients are sums to which every token adds equally
+  3. reduce   the gradients, mostly done while backward still ran
+  4. norm     of the whole gradient, each element once; clip
+  5. update   the masters, and publish them as weights
+  6. report   the summed loss over all ranks
+
+Averages are never averaged: not over micro-batches, not over ranks.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from howdah.model.loss import MASKED, cross_entropy_sum
+from howdah.model.noise import Noise
+from howdah.model.transformer import Transformer
+from howdah.optim.clip import clip, squared_norm
+from howdah.optim.optimizers import set_rate
+from howdah.parallel.apply import Placed
+from howdah.parallel.mesh import Mesh
+from howdah.plan.method import Method
+from howdah.train.batches import Micro
+
+
+def count_tokens(micros: Sequence[Micro]) -> int:
+    """Tokens of this rank that have a label."""
+    return sum(int((micro.labels != MASKED).sum()) for micro in micros)
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """What a step needs. Two phases are functions of their own, so that `verify` can break
+    them on purpose and see that it notices.
+    """
+
+    placed: Placed
+    mesh: Mesh
+    method: Method
+    seed: int
+    count: Callable[[Sequence[Micro]], int] = count_tokens
+    square: Callable[[Iterable[Tensor]], float] = squared_norm
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step measured, equal on all ranks.
+
+    loss    mean over the global batch's tokens
+    norm    of the whole gradient, before clipping
+    tokens  that had a label
+    stop    some rank was asked to stop
+    """
+
+    loss: float
+    norm: float
+    tokens: int
+    stop: bool
+
+
+def train_step(
+    stepper: Stepper, micros: Sequence[Micro], *, step: int, rate: float, stop: bool = False
+) -> StepResult:
+    """One update of the model from this rank's micro-batches of the global batch."""
+    placed, dp = stepper.placed, stepper.mesh.dp
+    tokens, stops = dp.sum_scalars([stepper.count(micros), float(stop)])  # 1
+    loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
+    gradients = [unit.gradients for unit in placed.units.values()]
+    norm = sqrt(stepper.square(gradients))  # 4
+    clip(gradients, norm=norm, limit=stepper.method.optimizer.clip)
+    set_rate(placed.optimizer, rate)  # 5
+    placed.optimizer.step()
+    for unit in placed.units.values():
+        unit.publish()
+    (total,) = dp.sum_scalars([loss])  # 6
+    return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
+
+
+def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
+    """Fills the gradients with those of the global batch; returns this rank's summed loss."""
+    placed = stepper.placed
+    for unit in placed.units.values():
+        unit.gradients.zero_()
+    total = torch.zeros((), device=stepper.mesh.device)
+    for number, micro in enumerate(micros):
+        if placed.reducer and number == len(micros) - 1:
+            placed.reducer.arm()
+        noise = Noise(stepper.seed, step, torch.from_numpy(micro.samples))
+        loss = micro_loss(placed.model, micro, noise=noise)
+        (loss / max(tokens, 1)).backward()
+        total = total + loss.detach()
+    if placed.reducer:
+        placed.reducer.finish()
+    return float(total)
+
+
+def micro_loss(model: Transformer, micro: Micro, *, noise: Noise | None = None) -> Tensor:
+    """The summed loss of one micro-batch."""
+    device = model.head_weight.device
+    tokens, positions, labels = (
+        torch.from_numpy(array).to(device, non_blocking=True)
+        for array in (micro.tokens, micro.positions, micro.labels)
+    )
+    documents = torch.from_numpy(micro.documents)
+    hidden = model(tokens, positions, documents, noise=noise)
+    return cross_entropy_sum(hidden, model.head_weight, labels)
+
+
+@torch.no_grad()
+def held_out_loss(stepper: Stepper, micros: Iterable[Micro]) -> tuple[float, int]:
+    """Mean loss over held-out tokens and their number, over all ranks; no noise."""
+    total, tokens = 0.0, 0
+    for micro in micros:
+        total += float(micro_loss(stepper.placed.model, micro))
+        tokens += count_tokens([micro])
+    total, count = stepper.mesh.dp.sum_scalars([total, tokens])
+    return total / max(count, 1), int(count)

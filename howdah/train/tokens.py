@@ -1,0 +1,228 @@
+"""The token cache: text is tokenised once, and opened in an instant ever after.
+
+    cache/<key>/corpus.json       counts, and what the held-out text is in bytes
+                tokenizer.json
+                source0.ids       <end> t t t <end> t t <end> ... t <end>    uint16 or uint32
+                source0.starts    ^           ^       ^                      int64
+                held_out.ids, held_out.starts
+
+Every document stands behind an <end>, and one more <end> closes the stream. Sample i of s tokens
+reads tokens [i·s, i·s + s) and predicts tokens [i·s + 1, i·s + s + 1): each token, ends included,
+is predicted exactly once. The <end> in front starts the document that it belongs to.
+
+The key names what the tokens depend on: the sources' contents, the tokenizer, the split. Many
+processes may ask at once: one builds, in a folder of another name, while the others wait on a
+lock; the last act is a rename, so a folder named by a key is always whole. A builder that was
+killed leaves its unfinished folder behind, and the next one clears it away.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from howdah.plan.problems import BadInput
+from howdah.train import tokenizer as tokenizers
+from howdah.train.building import FORMAT, HELD_OUT, INDEX, Say, build, source_name
+from howdah.train.order import shares
+from howdah.train.sources import Data, contents
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A stream of tokens on disk, mapped into memory.
+
+    ids     [n] uint16 or uint32: <end> document <end> document ... <end>
+    starts  [documents] int64: where the <end> in front of each document stands
+    """
+
+    ids: npt.NDArray[Any]
+    starts: npt.NDArray[np.int64]
+
+    def samples(self, sequence: int) -> int:
+        """How many whole samples there are; the remainder of the stream is not trained on."""
+        return (len(self.ids) - 1) // sequence
+
+    def windows(self, sequence: int) -> int:
+        """How many samples there are with the last one padded."""
+        return -(-(len(self.ids) - 1) // sequence)
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """The tokens of a run, with what must be known about them.
+
+    folder          where they lie; its name is the key
+    sources         the training part of each source
+    weights         the share of samples of each source, as the run asks
+    names           the sources' paths, for reports
+    held_out        documents of all sources that are never trained on
+    tokenizer_path  the tokenizer that made the tokens
+    fingerprint     its hash
+    entries         one more than its largest id
+    end             the id between documents
+    documents       how many there are, held-out ones included, after duplicates were removed
+    duplicates, skipped   how many were left out: exact copies; not UTF-8
+    held_out_bytes, held_out_gzip, held_out_xz   size of the held-out text in bytes: as it is,
+                    after gzip -9, after xz -9
+    """
+
+    folder: Path
+    sources: tuple[Tokens, ...] = field(repr=False)
+    weights: tuple[float, ...]
+    names: tuple[str, ...]
+    held_out: Tokens = field(repr=False)
+    fingerprint: str
+    entries: int
+    end: int
+    documents: int
+    duplicates: int
+    skipped: int
+    held_out_bytes: int
+    held_out_gzip: int
+    held_out_xz: int
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.folder / tokenizers.FILE
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Read when it is first asked for: training never needs it, samples of text do."""
+        return tokenizers.load(self.tokenizer_path)
+
+
+def prepare(
+    data: Data,
+    *,
+    vocab: int,
+    cache: Path,
+    say: Say,
+    progress: Callable[[float], None] | None = None,
+) -> Corpus:
+    """The tokens of `data`, from the cache or tokenised now. Safe to call from many processes.
+
+    `vocab` is the model's: a tokenizer trained here has at most as many entries. `say` is told
+    what is going on, in sentences; `progress` the share of the text that is done, up to 1.
+    Raises BadInput about sources, tokenizer or cache; then nothing of the attempt is kept.
+    """
+    shares([source.weight for source in data.sources])  # refused now, not after the tokenising
+    folder = cache / _key(data, vocab)
+    try:
+        if not folder.is_dir():
+            cache.mkdir(parents=True, exist_ok=True)
+            with _alone(folder.with_suffix(".lock"), say):
+                if not folder.is_dir():
+                    _build(data, folder, vocab=vocab, say=say, progress=progress)
+        corpus = _open(data, folder)
+    except OSError as error:
+        raise BadInput(
+            f"the token cache {cache} cannot be used ({error.strerror or error}); "
+            "make room there, or name another folder"
+        ) from error
+    tokenizers.require_fits(corpus.entries, vocab, data.tokenizer or str(corpus.tokenizer_path))
+    return corpus
+
+
+def _key(data: Data, vocab: int) -> str:
+    """Names what the tokens depend on. Weights and sequence are not part of it."""
+    if data.tokenizer is None:
+        tokenizer = f"trained {vocab}"
+    else:
+        tokenizer = tokenizers.fingerprint(tokenizers.find(data.tokenizer))
+    words = [FORMAT, tokenizer, data.held_out, data.undecodable, *map(contents, data.sources)]
+    return blake2b("\x1f".join(map(str, words)).encode(), digest_size=12).hexdigest()
+
+
+@contextmanager
+def _alone(path: Path, say: Say) -> Iterator[None]:
+    """Holds a lock that the system lets go of when the process ends, however it ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that is tokenising the same text")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(
+    data: Data,
+    folder: Path,
+    *,
+    vocab: int,
+    say: Say,
+    progress: Callable[[float], None] | None,
+) -> None:
+    """Builds beside `folder` and renames at the end. The caller holds the lock."""
+    unfinished = folder.with_suffix(".unfinished")
+    if unfinished.exists():
+        say(f"removing {unfinished}, which a process that was stopped left behind")
+        shutil.rmtree(unfinished)
+    unfinished.mkdir()
+    try:
+        build(data, unfinished, vocab=vocab, say=say, progress=progress or (lambda share: None))
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+# -- opening -------------------------------------------------------------------
+
+
+def _open(data: Data, folder: Path) -> Corpus:
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        counts = index["tokens"]
+        parts = [
+            _map(folder, name, counts[name])
+            for name in [*map(source_name, range(len(data.sources))), HELD_OUT]
+        ]
+        facts = index["facts"]
+        return Corpus(
+            folder=folder,
+            sources=tuple(parts[:-1]),
+            weights=tuple(source.weight for source in data.sources),
+            names=tuple(source.path for source in data.sources),
+            held_out=parts[-1],
+            **facts,
+        )
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+        raise BadInput(f"the token cache {folder} is damaged ({error}); remove it") from error
+
+
+def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
+    """Maps one stream. A file of another size than was written is refused."""
+    arrays = []
+    for kind, dtype in (("ids", np.dtype(count["dtype"])), ("starts", np.dtype(np.int64))):
+        path = folder / f"{name}.{kind}"
+        if path.stat().st_size != count[kind] * dtype.itemsize:
+            raise ValueError(f"{path.name} should hold {count[kind] * dtype.itemsize} bytes")
+        arrays.append(np.asarray(np.memmap(path, dtype=dtype, mode="r")))
+    return Tokens(ids=arrays[0], starts=arrays[1])
+
+
+def require_samples(corpus: Corpus, *, sequence: int, batch: int) -> None:
+    """Raises BadInput when a source has no whole sample, or all together not one global batch."""
+    counts = [tokens.samples(sequence) for tokens in corpus.sources]
+    for name, tokens, count in zip(corpus.names, corpus.sources, counts, strict=True):
+        if count == 0:
+            raise BadInput(
+                f"data.sources: {name} has {len(tokens.ids)} tokens to train on, but one sample "
+                f"takes {sequence + 1}; add text, or make data.sequence smaller"
+            )
+    if sum(counts) < batch:
+        raise BadInput(
+            f"data.sources: there are {sum(counts)} samples of {sequence} tokens to train on, "
+            f"but one batch takes {batch}; add text, or make the batch or data.sequence smaller"
+        )

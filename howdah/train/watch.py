@@ -1,0 +1,105 @@
+"""Watching a run: turns finished steps into log lines, files and a bar.
+
+One stretch of `log_every` steps gives one line. Every figure of a line is of that stretch: the
+clock, the bytes sent, the time spent waiting for data and for gradients.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from howdah.plan.shapes import train_flops
+from howdah.train.batches import Micro
+from howdah.train.job import Job
+from howdah.train.measure import peak_memory
+from howdah.train.prefetch import Prefetch
+from howdah.train.records import Measured, Records
+from howdah.train.show import Show
+from howdah.train.step import Stepper, StepResult
+
+
+@dataclass
+class _Mark:
+    """The running counts at the start of a stretch."""
+
+    clock: float
+    sent: int
+    exposed: float
+    waited: float
+
+
+class Watch:
+    """Sums up stretches of steps, shows them and writes them down.
+
+    `tokens` and `seconds` are of all the stretches so far: training alone, without saves and
+    evaluations. `peak` is in flop/s per rank, with the source of the number.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stepper: Stepper,
+        batches: Prefetch[list[Micro]],
+        *,
+        peak: tuple[float, str],
+        show: Show,
+        records: Records | None,
+    ) -> None:
+        self._job, self._mesh, self._reducer = job, stepper.mesh, stepper.placed.reducer
+        self._batches, self._show, self._records = batches, show, records
+        self.peak, self.peak_source = peak
+        sequence = job.data.sequence
+        self._full = train_flops(job.shape, sequence, causal=False)
+        self._causal = train_flops(job.shape, sequence, causal=True)
+        self._steps = self._tokens = 0
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0
+        self.last: Measured | None = None
+        self._mark = self._now()
+
+    def _now(self) -> _Mark:
+        return _Mark(
+            clock=perf_counter(),
+            sent=sum(self._mesh.counters.bytes.values()),
+            exposed=self._reducer.exposed if self._reducer else 0.0,
+            waited=self._batches.waited,
+        )
+
+    def restart(self) -> None:
+        """Begins a stretch anew: what came since the last one (a save, say) is not counted."""
+        self._mark, self._steps, self._tokens = self._now(), 0, 0
+
+    def step(self, result: StepResult, *, step: int, rate: float) -> None:
+        """`step` (counted from 1) is done."""
+        self._steps += 1
+        self._tokens += result.tokens
+        self._show.step(step)
+        if step % self._job.pace.log_every == 0 or step == self._job.pace.steps:
+            self.last = self._measure(result, step, rate)
+            self._show.measured(self.last)
+            if self._records:
+                self._records.measured(self.last)
+            self.restart()
+
+    def _measure(self, result: StepResult, step: int, rate: float) -> Measured:
+        mark, now = self._mark, self._now()
+        seconds = max(now.clock - mark.clock, 1e-9)
+        tps = self._tokens / seconds / self._mesh.layout.world
+        memory, there_is = peak_memory(self._mesh.device)
+        self.steps += self._steps
+        self.tokens += self._tokens
+        self.seconds += seconds
+        return Measured(
+            step=step,
+            loss=result.loss,
+            norm=result.norm,
+            rate=rate,
+            tps=tps,
+            tflops=tps * self._full / 1e12,
+            mfu=tps * self._full / self.peak,
+            mfu_causal=tps * self._causal / self.peak,
+            memory=memory,
+            memory_share=memory / there_is,
+            sent=(now.sent - mark.sent) / max(self._steps, 1),
+            exposed=(now.exposed - mark.exposed) / seconds,
+            waited=(now.waited - mark.waited) / seconds,
+            seconds=seconds,
+        )

@@ -1,0 +1,192 @@
+"""Attention inside documents: every way of applying the mask computes the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from random_model import LLAMA, QWEN3, STRETCHED, pack, random_model, random_tokens
+
+from howdah.model.attention import (
+    Cache,
+    Spans,
+    attend,
+    cut_documents,
+    dense_mask,
+    rotary_turns,
+    rotate,
+)
+
+CPU = torch.device("cpu")
+
+
+def by_hand(q, k, v, mask):
+    """Attention as its formula: softmax(q kᵀ / √d) v over the allowed pairs, head by head."""
+    groups = q.shape[1] // k.shape[1]
+    out = torch.empty_like(q)
+    for head in range(q.shape[1]):
+        scores = q[:, head] @ k[:, head // groups].mT / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~mask[:, 0], float("-inf"))
+        out[:, head] = scores.softmax(-1) @ v[:, head // groups]
+    return out
+
+
+def draw_heads(rows, length, *, heads=6, kv_heads=2, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(0)
+    sizes = ((rows, n, length, 8) for n in (heads, kv_heads, kv_heads))
+    return [
+        torch.randn(size, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+        for size in sizes
+    ]
+
+
+DOCUMENTS = {
+    "single rows": torch.tensor([[0] * 6, [4] * 6]),
+    "all cut": torch.tensor([[0, 0, 1, 1, 1, 2], [3, 4, 4, 4, 4, 4]]),
+    "mixed": torch.tensor([[0, 0, 1, 1, 1, 2], [3] * 6, [4, 4, 4, 4, 4, 5], [6] * 6]),
+    "a document over a row's end": torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 2, 2, 2, 2]]),
+}
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS.values(), ids=DOCUMENTS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_spans_and_mask_equal_the_formula_in_value_and_gradients(documents, kv_heads):
+    q, k, v = draw_heads(len(documents), documents.shape[1], kv_heads=kv_heads)
+    dense = dense_mask(documents)
+    weights = torch.randn(q.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    results = []
+    for out in (
+        by_hand(q, k, v, dense),
+        attend(q, k, v, dense),
+        attend(q, k, v, cut_documents(documents, CPU)),
+    ):
+        results.append([out, *torch.autograd.grad((out * weights).sum(), (q, k, v))])
+    for other in results[1:]:
+        for mine, formula in zip(other, results[0], strict=True):
+            torch.testing.assert_close(mine, formula, rtol=0, atol=1e-12)
+
+
+def test_rows_of_one_document_need_no_mask():
+    assert cut_documents(DOCUMENTS["single rows"], CPU) is None
+    assert isinstance(cut_documents(DOCUMENTS["mixed"], CPU), Spans)
+
+
+def test_an_accelerator_gets_the_mask_as_a_tensor():
+    documents = torch.tensor([[0, 0, 1], [2, 3, 3]])
+    expected = [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]], [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]]
+    assert torch.equal(dense_mask(documents), torch.tensor(expected, dtype=torch.bool))
+    elsewhere = cut_documents(documents, torch.device("meta"))
+    assert isinstance(elsewhere, torch.Tensor) and elsewhere.is_meta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_heads_in_narrow_formats_are_near_the_float64_ones(dtype):
+    """In bfloat16 torch's grouped kernel sums gradients in bfloat16: it must not be used there."""
+    wide = draw_heads(2, 32, heads=32, kv_heads=2)
+    narrow = [x.detach().to(dtype).requires_grad_() for x in wide]
+    exact = [x.detach().double().requires_grad_() for x in narrow]
+    gradients = []
+    for heads in (narrow, exact):
+        out = attend(*heads, None)
+        gradients.append(torch.autograd.grad(out.double().square().sum(), heads))
+    for mine, true in zip(*gradients, strict=True):
+        error = (mine.double() - true).norm() / true.norm()
+        assert error < (1e-6 if dtype == torch.float32 else 6e-3)
+
+
+@pytest.mark.parametrize("shape", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+def test_a_packed_row_equals_its_documents_alone(shape):
+    model = random_model(shape)
+    lengths = [5, 1, 9, 3]
+    tokens, _ = random_tokens(shape, 1, sum(lengths))
+    positions, documents = pack(lengths)
+    packed = model(tokens, positions, documents)
+    alone = [
+        model(part, torch.arange(part.shape[1])[None]) for part in tokens.split(lengths, 1)
+    ]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
+    weights = list(model.parameters())[:-1]  # the head is no part of the hidden states
+    gradients = [
+        torch.autograd.grad(out.square().sum(), weights) for out in (packed, torch.cat(alone, 1))
+    ]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_documents_that_are_not_told_apart_change_the_result():
+    """The control: without document numbers the second document would see the first."""
+    model = random_model(LLAMA)
+    tokens, _ = random_tokens(LLAMA, 1, 8)
+    positions, documents = pack([4, 4])
+    apart, mixed = model(tokens, positions, documents), model(tokens, positions)
+    torch.testing.assert_close(apart[:, :4], mixed[:, :4], rtol=0, atol=1e-12)
+    assert not torch.allclose(apart[:, 4:], mixed[:, 4:], atol=1e-3)
+
+
+# -- the cache -----------------------------------------------------------------
+
+
+def test_a_cache_takes_one_token_at_a_time_after_the_prompt():
+    model, cache = random_model(LLAMA), Cache()
+    tokens, positions = random_tokens(LLAMA, 1, 6)
+    model(tokens[:, :3], positions[:, :3], cache=cache)
+    with pytest.raises(ValueError, match="one more at a time"):
+        model(tokens[:, 3:], positions[:, 3:], cache=cache)
+
+
+def test_the_cache_keeps_key_value_heads_not_copies_for_every_head():
+    model, cache = random_model(LLAMA), Cache()
+    model(*random_tokens(LLAMA, 2, 5), cache=cache)
+    assert {tuple(key.shape) for key, _ in cache.pairs.values()} == {(2, LLAMA.k, 5, LLAMA.d)}
+    assert set(cache.pairs) == {"0", "1"}
+
+
+# -- rotary positions ----------------------------------------------------------
+
+
+def test_rotation_is_multiplication_by_complex_numbers():
+    q, _, _ = draw_heads(2, 7)
+    positions = torch.stack([torch.arange(7), torch.tensor([0, 1, 2, 0, 1, 0, 1])])
+    shape = replace(LLAMA, head_size=8)
+    turned = rotate(q, rotary_turns(shape, positions, torch.float64))
+    pairs = torch.complex(q[..., :4], q[..., 4:])
+    angles = positions[:, None, :, None] * 10_000.0 ** (-torch.arange(4) / 4)
+    expected = pairs * torch.polar(torch.ones_like(angles), angles).to(pairs.dtype)
+    torch.testing.assert_close(
+        turned, torch.cat([expected.real, expected.imag], -1), rtol=0, atol=1e-5
+    )
+
+
+def test_scores_depend_on_the_distance_alone():
+    q, k, _ = draw_heads(1, 1, kv_heads=6)
+    shape = replace(LLAMA, head_size=8, rotary_scaling=STRETCHED)
+
+    def score(at, of):
+        here, there = (
+            rotary_turns(shape, torch.tensor([[n]]), torch.float64) for n in (at, of)
+        )
+        return (rotate(q, here) * rotate(k, there)).sum(-1)
+
+    torch.testing.assert_close(score(9, 4), score(30, 25), rtol=0, atol=1e-12)
+    assert not torch.allclose(score(9, 4), score(9, 5))
+
+
+def test_scaling_keeps_short_wavelengths_and_stretches_long_ones():
+    shape = replace(LLAMA, head_size=64, rotary_scaling=STRETCHED)
+    one = torch.tensor([[1]])
+    plain = rotary_turns(replace(shape, rotary_scaling=None), one, torch.float64)
+    scaled = rotary_turns(shape, one, torch.float64)
+    angles, stretched = (torch.atan2(turn[1], turn[0]).flatten() for turn in (plain, scaled))
+    wavelengths = 2 * torch.pi / angles
+    short = wavelengths < STRETCHED.context / STRETCHED.high
+    long = wavelengths > STRETCHED.context / STRETCHED.low
+    assert short.any() and long.any() and not (short | long).all()
+    torch.testing.assert_close(stretched[short], angles[short])
+    torch.testing.assert_close(stretched[long], angles[long] / STRETCHED.factor)
+    between = ~(short | long)
+    assert ((stretched < angles) & (stretched > angles / STRETCHED.factor))[between].all()
+
+
+def test_late_positions_lose_no_digits():
+    """Angles in float32 would be off by 0.004 at position 100 000."""
+    late = rotary_turns(LLAMA, torch.tensor([[100_003]]), torch.float32)
+    assert late[1].flatten()[0] == torch.tensor(100_003, dtype=torch.float64).sin().float()

@@ -1,0 +1,376 @@
+"""The walls of the house: what every file of howdah/ must keep, read from its syntax tree.
+
+    report        may import from every floor below it
+    verify
+    ...           the list FLOORS, from the ground up
+    collectives
+    plan          may import from no floor
+
+A check is a function from one source file to sentences, so that the same checks run over the
+real package and over the small made-up one at the end of this file, where each has to fail.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import howdah
+
+PACKAGE = Path(howdah.__file__).parent
+
+FLOORS = (
+    *("plan", "collectives", "sim", "search", "comm", "model", "optim", "checkpoint"),
+    *("parallel", "server", "train", "verify", "report"),
+)
+TOP = ("run", "cli")
+LIGHT = ("plan", "collectives", "sim", "search", "report")  # the floors that never load torch
+LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
+
+LONGEST = 400  # lines of a file
+ENVIRONMENT_READERS = ("cli.py", "comm/settings.py")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One parsed file: its path inside the package, such as plan/layout.py."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def floor(self) -> str:
+        """The folder, or the name of a file at the top (`__init__` is the package's own)."""
+        return self.path.split("/")[0].removesuffix(".py")
+
+
+def sources(root: Path) -> list[Source]:
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        found.append(Source(path.relative_to(root).as_posix(), text, ast.parse(text)))
+    return found
+
+
+# -- imports -------------------------------------------------------------------
+
+
+def imports(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything imported, inside functions too.
+
+    `from howdah.plan import boxes` gives howdah.plan.boxes; relative names are resolved.
+    """
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute(source, "." * node.level + (node.module or ""))
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and name_of(node.func) in ("import_module", "__import__"):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.lineno, absolute(source, argument.value)
+
+
+def absolute(source: Source, name: str) -> str:
+    """`..plan.boxes`, said in sim/traffic.py, is howdah.plan.boxes."""
+    dots = len(name) - len(name.lstrip("."))
+    if dots == 0:
+        return name
+    folders = ["howdah", *source.path.split("/")[:-1]]
+    return ".".join([*folders[: len(folders) - dots + 1], *filter(None, [name[dots:]])])
+
+
+def name_of(node: ast.expr) -> str:
+    """The last word of `a.b.name` or `name`; empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imports_go_down(source: Source) -> Iterator[str]:
+    if source.path == "__init__.py":
+        return  # names what users need from every floor; that it does so lazily is tested below
+    for line, name in imports(source):
+        package, _, rest = name.partition(".")
+        target = rest.split(".")[0]
+        if package != "howdah" or target == source.floor or target.startswith("__"):
+            continue
+        if target not in LEVEL:
+            yield f"{source.path}:{line} imports {name}; name the floor it comes from"
+        elif LEVEL.get(source.floor, -1) < LEVEL[target]:
+            yield f"{source.path}:{line} imports {name}; {target} lies above {source.floor}"
+
+
+def light_floors_name_no_torch(source: Source) -> Iterator[str]:
+    for line, name in imports(source):
+        if source.floor in LIGHT and "torch" in name.split("."):
+            yield f"{source.path}:{line} imports {name}; {source.floor} never loads torch"
+
+
+def nothing_is_pickled(source: Source) -> Iterator[str]:
+    """A pickle runs code when it is read: `torch.load` is one, even with weights_only."""
+    for line, name in imports(source):
+        if name.split(".")[0] in ("pickle", "dill", "cloudpickle", "shelve", "marshal"):
+            yield f"{source.path}:{line} imports {name}"
+        if name == "torch.load":
+            yield f"{source.path}:{line} imports torch.load"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
+            yield f"{source.path}:{node.lineno} uses torch.load"
+        if isinstance(node, ast.keyword) and node.arg in ("weights_only", "allow_pickle"):
+            yield f"{source.path}:{node.value.lineno} passes {node.arg}"
+
+
+# -- hidden state --------------------------------------------------------------
+
+CHANGES = {
+    *("append", "extend", "insert", "add", "update", "setdefault", "appendleft"),
+    *("pop", "popitem", "popleft", "remove", "discard", "clear", "sort", "reverse"),
+}
+
+
+def no_global_is_changed(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Global):
+            yield f"{source.path}:{node.lineno} says global {', '.join(node.names)}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "globals":
+            yield f"{source.path}:{node.lineno} calls globals()"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            kept = module_names(source.tree) - local_names(node)
+            yield from (
+                f"{source.path}:{line} changes {name}, which belongs to the module"
+                for line, name in changed(node)
+                if name in kept
+            )
+
+
+def module_names(tree: ast.Module) -> set[str]:
+    """The names that statements at the top of the file bind, imports aside."""
+    statements = (s for s in tree.body if isinstance(s, ast.Assign | ast.AnnAssign | ast.AugAssign))
+    return {name for statement in statements for name in bound(statement)}
+
+
+def local_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    arguments = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    return arguments | bound(function)
+
+
+def bound(tree: ast.AST) -> set[str]:
+    return {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def changed(function: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names whose contents a function changes: `name[...] = `, `name.x = `, `name.append()`."""
+    for node in ast.walk(function):
+        target: ast.expr | None = None
+        if isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            target = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            target = node.func.value if node.func.attr in CHANGES else None
+        if isinstance(target, ast.Name):
+            yield target.lineno, target.id
+
+
+def environment_is_read_at_the_top(source: Source) -> Iterator[str]:
+    if source.path in ENVIRONMENT_READERS:
+        return
+    forbidden = {"environ", "environb", "getenv", "expanduser", "expandvars", "gettempdir"}
+    for line, name in imports(source):
+        if name.split(".")[0] in ("os", "tempfile") and name.split(".")[-1] in forbidden:
+            yield f"{source.path}:{line} imports {name}"
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        if node.attr in forbidden or (node.attr == "home" and name_of(node.value) == "Path"):
+            yield f"{source.path}:{node.lineno} reads {ast.unparse(node)}"
+
+
+# -- files and folders ---------------------------------------------------------
+
+
+def files_are_one_idea(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if lines > LONGEST:
+        yield f"{source.path} has {lines} lines; split it, {LONGEST} is the most"
+
+
+def files_open_with_a_docstring(source: Source) -> Iterator[str]:
+    if not ast.get_docstring(source.tree):
+        yield f"{source.path} does not say what it is for"
+
+
+def floors_open_with_a_docstring_alone(source: Source) -> Iterator[str]:
+    if source.path.endswith("/__init__.py") and len(source.tree.body) > 1:
+        yield f"{source.path} holds more than a docstring; import from the floor's files"
+
+
+def unknown_places(root: Path) -> list[str]:
+    """Whatever lies at the top of the package and is neither a floor nor one of its files."""
+    files = {"__init__.py", "py.typed", *(f"{name}.py" for name in TOP)}
+    return [
+        f"{entry.name} is no floor and no file of the house"
+        for entry in sorted(root.iterdir())
+        if entry.name not in ({*FLOORS, "__pycache__"} if entry.is_dir() else files)
+    ]
+
+
+CHECKS: tuple[Callable[[Source], Iterator[str]], ...] = (
+    imports_go_down,
+    light_floors_name_no_torch,
+    nothing_is_pickled,
+    no_global_is_changed,
+    environment_is_read_at_the_top,
+    files_are_one_idea,
+    files_open_with_a_docstring,
+    floors_open_with_a_docstring_alone,
+)
+
+
+def problems(root: Path, check: Callable[[Source], Iterator[str]]) -> list[str]:
+    return [sentence for source in sources(root) for sentence in check(source)]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_house_stands(check):
+    assert problems(PACKAGE, check) == []
+
+
+def test_every_folder_is_a_floor():
+    assert unknown_places(PACKAGE) == []
+
+
+# -- what a fresh process loads ------------------------------------------------
+
+LOADER = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"importing {name} loads torch")
+"""
+
+
+def light_modules(root: Path) -> list[str]:
+    """Everything that must import without torch: the package, ○ floors, run and cli."""
+    light = [source for source in sources(root) if source.floor in (*LIGHT, *TOP, "__init__")]
+    dotted = (source.path.removesuffix(".py").removesuffix("__init__") for source in light)
+    return [".".join(["howdah", *filter(None, name.split("/"))]) for name in dotted]
+
+
+def load(root: Path, modules: list[str]) -> str:
+    """What a fresh process has to say about importing `modules`; empty when all is well."""
+    command = [sys.executable, "-c", LOADER, str(root.parent), *modules]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr.strip()
+
+
+def test_light_floors_and_the_commands_load_no_torch():
+    modules = light_modules(PACKAGE)
+    assert "howdah" in modules
+    assert "howdah.plan.layout" in modules
+    assert load(PACKAGE, modules) == ""
+
+
+# -- each wall can fail --------------------------------------------------------
+
+
+def house(tmp_path: Path, path: str, body: str, *, docstring: str = '"""Made up."""\n') -> Path:
+    """A made-up package with one sound file, and `body` in the file `path`."""
+    root = tmp_path / "howdah"
+    for place, text in (("plan/boxes.py", '"""Sound."""\n'), (path, docstring + body)):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text(text, encoding="utf-8")
+    return root
+
+
+BROKEN = [
+    (imports_go_down, "plan/a.py", "import howdah.sim.cost", "plan/a.py:2 imports howdah.sim.cost"),
+    (imports_go_down, "plan/a.py", "from howdah import sim", "sim lies above plan"),
+    (imports_go_down, "plan/a.py", "from ..comm.group import Group", "howdah.comm.group.Group"),
+    (imports_go_down, "plan/a.py", "from .. import comm", "comm lies above plan"),
+    (imports_go_down, "plan/a.py", "def f():\n    import howdah.cli", "plan/a.py:3"),
+    (imports_go_down, "train/a.py", "import howdah.run", "run lies above train"),
+    (imports_go_down, "run.py", "from howdah.cli import main", "cli lies above run"),
+    (imports_go_down, "train/a.py", "from howdah import Trainer", "name the floor"),
+    (
+        imports_go_down,
+        "plan/a.py",
+        "import importlib\nimportlib.import_module('howdah.model.loss')",
+        "plan/a.py:3 imports howdah.model.loss",
+    ),
+    (light_floors_name_no_torch, "sim/a.py", "def f():\n    import torch.nn", "sim/a.py:3"),
+    (light_floors_name_no_torch, "plan/a.py", "from safetensors.torch import save", "plan/a.py:2"),
+    (nothing_is_pickled, "comm/a.py", "import pickle", "comm/a.py:2 imports pickle"),
+    (nothing_is_pickled, "comm/a.py", "from torch import load", "imports torch.load"),
+    (nothing_is_pickled, "comm/a.py", "import torch\ntorch.load('x')", "uses torch.load"),
+    (nothing_is_pickled, "comm/a.py", "read('x', weights_only=True)", "passes weights_only"),
+    (no_global_is_changed, "comm/a.py", "def f():\n    global x\n    x = 1", "comm/a.py:3"),
+    (no_global_is_changed, "comm/a.py", "def f():\n    globals()['x'] = 1", "calls globals()"),
+    (no_global_is_changed, "comm/a.py", "seen = {}\ndef f():\n    seen['x'] = 1", "changes seen"),
+    (no_global_is_changed, "comm/a.py", "seen = []\ndef f():\n    seen.append(1)", "changes seen"),
+    (no_global_is_changed, "comm/a.py", "seen = {}\ndef f():\n    del seen['x']", "changes seen"),
+    (environment_is_read_at_the_top, "run.py", "import os\nos.environ['X']", "reads os.environ"),
+    (environment_is_read_at_the_top, "run.py", "import os\nos.getenv('X')", "reads os.getenv"),
+    (environment_is_read_at_the_top, "run.py", "from os import environ", "imports os.environ"),
+    (environment_is_read_at_the_top, "run.py", "Path.home()", "reads Path.home"),
+    (environment_is_read_at_the_top, "run.py", "p.expanduser()", "reads p.expanduser"),
+    (files_are_one_idea, "plan/a.py", "x = 1\n" * 400, "plan/a.py has 401 lines"),
+    (floors_open_with_a_docstring_alone, "plan/__init__.py", "import math", "plan/__init__.py"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "body", "sentence"), BROKEN)
+def test_each_wall_can_fail(tmp_path, check, path, body, sentence):
+    found = problems(house(tmp_path, path, body), check)
+    assert len(found) == 1
+    assert sentence in found[0]
+
+
+def test_a_missing_docstring_is_found(tmp_path):
+    root = house(tmp_path, "plan/a.py", "x = 1\n", docstring="")
+    assert problems(root, files_open_with_a_docstring) == ["plan/a.py does not say what it is for"]
+
+
+SOUND = [
+    ("sim/a.py", "from howdah.plan.boxes import Box\nfrom ..plan import boxes\nfrom . import b"),
+    ("comm/a.py", "import torch\nimport howdah.plan.boxes\nfrom howdah import __version__"),
+    ("cli.py", "import os\nos.environ['X']\nimport howdah.run"),
+    ("comm/settings.py", "import os\nos.environ.get('X')"),
+    ("__init__.py", "def __getattr__(name):\n    from howdah.train import loop\n    return loop"),
+    ("plan/a.py", "seen = {}\ndef f(seen):\n    seen['x'] = 1\ndef g():\n    return seen['x']"),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), SOUND)
+def test_what_is_allowed_is_not_refused(tmp_path, path, body):
+    root = house(tmp_path, path, body)
+    assert [sentence for check in CHECKS for sentence in problems(root, check)] == []
+
+
+def test_unknown_folders_and_files_are_found(tmp_path):
+    root = house(tmp_path, "helpers/a.py", "")
+    (root / "tools.py").write_text("")
+    assert unknown_places(root) == [
+        "helpers is no floor and no file of the house",
+        "tools.py is no floor and no file of the house",
+    ]
+
+
+@pytest.mark.parametrize("path", ["plan/a.py", "cli.py", "__init__.py"])
+def test_torch_is_found_however_it_is_loaded(tmp_path, path):
+    """A stand-in for torch beside the made-up package keeps this quick."""
+    (tmp_path / "torch.py").write_text("")
+    root = house(tmp_path, path, "import helper\n")
+    (tmp_path / "helper.py").write_text("import torch\n")
+    (root / "__init__.py").touch()
+    assert "loads torch" in load(root, light_modules(root))

@@ -1,0 +1,117 @@
+"""Building: copies dropped before the split, the split by content, everything accounted for."""
+
+import json
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from howdah.plan.problems import BadInput
+from howdah.train import building
+from howdah.train.building import build, split
+from howdah.train.sources import Data, Source
+
+
+def lines(path, *texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return Source(str(path))
+
+
+def built(tmp_path, *sources, vocab=300, **settings):
+    """(what was said, the index, the shares of progress)."""
+    said, shares = [], []
+    folder = tmp_path / "out"
+    folder.mkdir()
+    build(Data(sources, **settings), folder, vocab=vocab, say=said.append, progress=shares.append)
+    return said, json.loads((folder / building.INDEX).read_text()), shares
+
+
+digests = st.lists(
+    st.lists(st.integers(0, 2**64 - 1).map(lambda n: n.to_bytes(8, "big")), min_size=1, max_size=9),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(digests, st.floats(0.01, 0.99))
+def test_every_source_trains_and_something_is_held_out(sources, share):
+    unique = list(dict.fromkeys(digest for source in sources for digest in source))
+    cut = len(unique) // 2
+    sources = [part for part in (unique[:cut], unique[cut:]) if part]
+    if all(len(source) == 1 for source in sources):
+        with pytest.raises(BadInput, match="at least 2 documents"):
+            split(sources, share)
+        return
+    held = split(sources, share)
+    assert held
+    assert all(set(source) - held for source in sources)
+
+
+def test_about_the_share_is_held_out_and_others_do_not_change_it():
+    source = [blake2b(str(i).encode(), digest_size=16).digest() for i in range(4000)]
+    held = split([source], 0.1)
+    assert 0.08 < len(held) / len(source) < 0.12
+    assert split([source[:2000]], 0.1) == held & set(source[:2000])
+    assert held < split([source], 0.2)
+
+
+def test_copies_are_dropped_before_the_split(tmp_path):
+    texts = [f"document {i}" for i in range(20)]
+    one = lines(tmp_path / "one.jsonl", *texts, *texts[:5])
+    two = lines(tmp_path / "two.jsonl", *texts[5:10], "only here")
+    said, index, _ = built(tmp_path, one, two, held_out=0.3)
+    assert index["facts"]["documents"] == 21
+    assert index["facts"]["duplicates"] == 10
+    counts = {name: count["starts"] for name, count in index["tokens"].items()}
+    assert sum(counts.values()) == 21
+    assert counts["source1"] == 1
+    assert any("21 documents" in sentence and "10 copies" in sentence for sentence in said)
+
+
+def test_a_source_of_nothing_but_copies_is_refused(tmp_path):
+    one, two = (lines(tmp_path / f"{n}.jsonl", "a", "b") for n in range(2))
+    with pytest.raises(BadInput, match=r"1\.jsonl holds no document"):
+        built(tmp_path, one, two)
+
+
+def test_what_was_skipped_is_told(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    said, index, _ = built(tmp_path, Source(str(tmp_path)))
+    assert index["facts"]["skipped"] == 1
+    assert any("skipped 1 " in sentence and "c.txt" in sentence for sentence in said)
+
+
+def test_a_source_where_all_is_skipped_says_why(tmp_path):
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInput, match=r"holds no document .*1 skipped: .*c\.txt"):
+        built(tmp_path, Source(str(tmp_path)))
+
+
+def test_one_document_cannot_be_divided(tmp_path):
+    with pytest.raises(BadInput, match="give at least 2 documents"):
+        built(tmp_path, lines(tmp_path / "a.jsonl", "alone"))
+
+
+def test_the_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
+    """A word that only the held-out document has cannot become an entry."""
+    texts = ["plain words again and again " * 3, "zyzzyva " * 50]
+    ordered = sorted(texts, key=lambda text: blake2b(text.encode(), digest_size=16).digest())
+    built(tmp_path, lines(tmp_path / "a.jsonl", *texts), held_out=1e-9, vocab=290)
+    tokens = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]["vocab"]
+    held_word, train_word = ("zyzz", "agai") if ordered[0] is texts[1] else ("agai", "zyzz")
+    assert any(train_word in token for token in tokens)
+    assert not any(held_word in token for token in tokens)
+
+
+def test_progress_rises_to_one(tmp_path):
+    _, _, shares = built(tmp_path, lines(tmp_path / "a.jsonl", *map(str, range(50))))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0 and shares[0] < 1
+
+
+def test_bad_input_is_refused_before_the_reading(tmp_path):
+    with pytest.raises(BadInput, match="at least 257"):
+        built(tmp_path, Source("nowhere"), vocab=100)

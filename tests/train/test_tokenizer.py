@@ -1,0 +1,104 @@
+"""Tokenizers: lossless, with an end that no text can spell, and refused when they cannot serve."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models
+
+from howdah.plan.problems import BadInput
+from howdah.train import tokenizer as tokenizers
+
+TEXTS = ["the cat sat on the mat, the cat sat", "def f(x):\n    return x\n"] * 3
+TRAINED = tokenizers.train(TEXTS, 280)
+
+
+@given(st.text() | st.text(alphabet="the cat\n\t é😀\u200d\x00<|end|>"))
+def test_encoding_loses_nothing(text):
+    ids = TRAINED.encode(text, add_special_tokens=False).ids
+    assert TRAINED.decode(ids, skip_special_tokens=False) == text
+
+
+def test_no_text_can_spell_the_end(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(TRAINED.to_str())
+    for tokenizer in (TRAINED, tokenizers.load(path)):
+        end = tokenizers.end_of(tokenizer, "x")
+        assert end not in tokenizer.encode("a <|end|> b").ids
+
+
+def test_training_twice_gives_the_same_tokenizer():
+    assert tokenizers.train(TEXTS, 280).to_str() == TRAINED.to_str()
+    assert tokenizers.entries(TRAINED) == 280
+
+
+def test_little_text_gives_fewer_entries():
+    assert tokenizers.entries(tokenizers.train(["ab"], 1000)) < 300
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused():
+    assert tokenizers.entries(tokenizers.train(TEXTS, 257)) == 257
+    with pytest.raises(BadInput, match=r"vocab is 256.* at least 257"):
+        tokenizers.train(TEXTS, 256)
+
+
+def word_level(*words, special=()):
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, words[0]))
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
+    return tokenizer
+
+
+def test_the_end_is_looked_up_by_name():
+    assert tokenizers.end_of(word_level("a", "b", special=["</s>"]), "x") == 2
+    both = word_level("a", special=["</s>", "<|endoftext|>"])
+    assert tokenizers.end_of(both, "x") == both.token_to_id("<|endoftext|>")
+    with pytest.raises(BadInput, match=r"mine has no token that ends a document; .*<\|end\|>"):
+        tokenizers.end_of(word_level("a", "b"), "mine")
+
+
+def test_size_is_the_largest_id_for_ids_may_have_gaps():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 9}, "a"))
+    assert tokenizers.entries(tokenizer) == 10
+    tokenizers.require_fits(10, 10, "mine")
+    with pytest.raises(BadInput, match=r"mine has 10 entries but model\.vocab is 9"):
+        tokenizers.require_fits(10, 9, "mine")
+
+
+def test_a_tokenizer_is_found_by_file_or_folder(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(BadInput, match=r"tokenizer\.json does not exist"):
+        tokenizers.find(str(tmp_path))
+    with pytest.raises(BadInput, match="nothing does not exist"):
+        tokenizers.find(str(tmp_path / "nothing"))
+    path.write_text(TRAINED.to_str())
+    assert tokenizers.find(str(tmp_path)) == tokenizers.find(str(path)) == path
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "not json"])
+def test_a_file_that_is_no_tokenizer_is_a_sentence(tmp_path, text):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"tokenizer\.json is not a tokenizer"):
+        tokenizers.load(path)
+
+
+def test_truncation_and_padding_of_a_brought_tokenizer_are_turned_off(tmp_path):
+    cut = Tokenizer.from_str(TRAINED.to_str())
+    cut.enable_truncation(2)
+    cut.enable_padding(length=8)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(cut.to_str())
+    assert json.loads(path.read_text())["truncation"]
+    whole = tokenizers.load(path).encode("x y z x y z").ids
+    assert whole == TRAINED.encode("x y z x y z").ids and len(whole) > 8
+    assert len(Tokenizer.from_file(str(path)).encode("x y z x y z").ids) == 8  # had it stayed
+
+
+def test_the_fingerprint_is_of_the_contents(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("a")
+    two.write_text("a")
+    assert tokenizers.fingerprint(one) == tokenizers.fingerprint(two)
+    two.write_text("b")
+    assert tokenizers.fingerprint(one) != tokenizers.fingerprint(two)
