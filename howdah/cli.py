@@ -6,6 +6,7 @@ run is checked before a process is started; then a mistake is one sentence and e
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,11 +49,10 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     run = load_run(recipe, overrides or [])
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         job = resolve_run(run, _machine(launched=True))
-        if os.environ["RANK"] == "0":
-            _lay_out(run, job)
+        _make_ready(run, job, first=os.environ["RANK"] == "0")
         sys.exit(_train_rank(job))
     job = resolve_run(run, _machine(launched=False))
-    _make_ready(run, job)
+    _make_ready(run, job, first=True)
     sys.exit(_train_here(job) if job.layout.world == 1 else _launch(job))
 
 
@@ -70,20 +70,18 @@ def _machine(*, launched: bool) -> Machine:
     )
 
 
-def _lay_out(run: Run, job: Job) -> None:
-    """Makes the run folder and saves the resolved run in it."""
-    from howdah.train.folder import make_run_folder
+def _make_ready(run: Run, job: Job, *, first: bool) -> None:
+    """Whatever can be wrong is found here; the `first` process writes the run down."""
+    from howdah.train.folder import hold
+    from howdah.train.ready import ready_start, ready_tokens
+    from howdah.train.show import Silent
 
-    make_run_folder(job.folder)
-    save_run(resolved(run, job), job.folder / "run.toml")
-
-
-def _make_ready(run: Run, job: Job) -> None:
-    """Whatever can be wrong is found here, in one process, before others are started."""
-    from howdah.train.ready import make_ready
-
-    make_ready(job, say=print)
-    _lay_out(run, job)
+    say = print if first else Silent().say
+    with hold(job.folder) if first else nullcontext():
+        corpus = ready_tokens(job, say)
+        if first:
+            ready_start(job, corpus, say)
+            save_run(resolved(run, job), job.folder / "run.toml")
 
 
 def _train_here(job: Job) -> int:
@@ -115,7 +113,7 @@ def _launch(job: Job) -> int:
 def _story(rank: int, failure: "ProcessFailure") -> str:
     """A defect, as the rank that met it saw it."""
     message = failure.message
-    details = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    details: dict[str, str] = message.get("extraInfo", {}) if isinstance(message, dict) else {}
     return f"howdah: rank {rank} failed:\n{details.get('py_callstack', message)}"
 
 
@@ -132,6 +130,31 @@ def _train_rank(job: Job) -> int:
     except BadInput as mistake:
         print(f"howdah: {mistake}", file=sys.stderr)
         sys.exit(2)
+
+
+@app.command()
+def verify(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(help="updates to compare")] = 3,
+    dtype: Annotated[str, typer.Option(help="float64, float32 or bf16")] = "float64",
+    full: Annotated[bool, typer.Option(help="the run itself instead of its miniature")] = False,
+) -> None:
+    """Prove that a run's layout computes the gradients of one device; exit code 1 if not."""
+    from howdah.comm.spawn import Workers
+    from howdah.verify.case import check_case, full_case, miniature
+    from howdah.verify.verify import report
+    from howdah.verify.verify import verify as prove
+
+    precision = check_case(dtype, steps=steps)
+    job = resolve_run(load_run(recipe, overrides or []), _machine(launched=False))
+    make_case = full_case if full else miniature
+    case = make_case(job, precision=precision, steps=steps)
+    with Workers(case.layout.world) as workers:
+        verdict = prove(case, workers)
+    for line in report(verdict):
+        print(line)
+    sys.exit(0 if verdict.proved else 1)
 
 
 @app.command()

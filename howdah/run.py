@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -27,7 +27,7 @@ from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput, nearest
 from howdah.plan.shapes import ModelShape
 from howdah.train.job import Job, Pace
-from howdah.train.sources import Data
+from howdah.train.sources import STDLIB, Data, Source
 
 Table = dict[str, Any]
 
@@ -36,7 +36,8 @@ Table = dict[str, Any]
 class Run:
     """A training run as it was written.
 
-    model      a ModelShape, or `preset = NAME` with the sizes that differ from it
+    model      a ModelShape, or `preset = NAME` with the sizes that differ from it; left out,
+               it is that of init_from
     layout     how it is split, such as "dp2 x4"
     device     auto takes CUDA where there is some
     threads    of torch in each process; 0 shares the cores out
@@ -88,12 +89,14 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     """
     path = recipe / "run.toml" if recipe.is_dir() else recipe
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from error
     table.setdefault("name", path.stem)
+    if recipe.is_dir():
+        table["folder"] = str(recipe)  # a folder that was moved goes on where it is now
     for override in overrides:
         _override(table, override)
     return parse_run(table)
@@ -101,7 +104,7 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
 
 def parse_run(table: Table) -> Run:
     """A Run from nested tables. Raises BadInput."""
-    table = {**table, "model": _with_preset(table.get("model", {}))}
+    table = {**table, "model": _model(table)}
     data = table.get("data", {})
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         sources = [{"path": s} if isinstance(s, str) else s for s in data["sources"]]
@@ -128,7 +131,13 @@ def _override(table: Table, override: str) -> None:
         table[last] = text  # a bare word is a string
 
 
-def _with_preset(model: object) -> object:
+def _model(table: Table) -> object:
+    """The sizes: those of the [model] table, or those of the folder that the run starts from."""
+    if "model" not in table and isinstance(table.get("init_from"), str):
+        from howdah.model.hub import read_hub
+
+        return asdict(read_hub(Path(table["init_from"]))[0])
+    model = table.get("model", {})
     if not isinstance(model, dict) or "preset" not in model:
         return model
     rest = {name: size for name, size in model.items() if name != "preset"}
@@ -143,13 +152,12 @@ def _refuse_unknown(kind: type, table: object, path: str) -> None:
         if name not in hints:
             known = [*hints, "preset"] if kind is ModelShape else hints
             raise BadInput(f"unknown key {path + name!r}{_suggestion(name, known)}")
-        if is_dataclass(hints[name]):
-            assert isinstance(hints[name], type)
-            _refuse_unknown(hints[name], value, f"{path}{name}.")
+        inner = next(filter(is_dataclass, (hints[name], *get_args(hints[name]))), None)
+        if isinstance(inner, type):
+            _refuse_unknown(inner, value, f"{path}{name}.")
         elif name == "sources" and isinstance(value, list):
-            source = get_type_hints(Data)["sources"].__args__[0]
             for number, one in enumerate(value):
-                _refuse_unknown(source, one, f"{path}{name}[{number}].")
+                _refuse_unknown(Source, one, f"{path}{name}[{number}].")
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
@@ -186,7 +194,7 @@ _ADAPTER = TypeAdapter(Run)
 
 def save_run(run: Run, path: Path) -> None:
     """Writes a run as a recipe that `load_run` reads back."""
-    path.write_text(tomli_w.dumps(_plain(asdict(run))))
+    path.write_text(tomli_w.dumps(_plain(asdict(run))), "utf-8")
 
 
 def _plain(value: Any) -> Any:
@@ -232,15 +240,28 @@ def resolve_run(run: Run, machine: Machine) -> Job:
 
 
 def resolved(run: Run, job: Job) -> Run:
-    """The run with everything filled in that its job has decided; saved in the run folder."""
+    """The run with what its job has decided, as the run folder keeps it to go on from anywhere.
+
+    Paths no longer depend on the current folder. Device and threads stay as they were written:
+    they belong to the machine, and the next one may be another.
+    """
+    tokenizer = run.data.tokenizer
+    sources = tuple(replace(s, path=_absolute(s.path)) for s in run.data.sources)
     return replace(
         run,
         layout=str(job.layout),
         batch=job.batch,
-        device=job.device,
-        threads=job.threads,
         folder=job.folder,
+        init_from=job.init_from,
+        data=replace(
+            run.data, sources=sources, tokenizer=_absolute(tokenizer) if tokenizer else None
+        ),
     )
+
+
+def _absolute(name: str) -> str:
+    """A path made absolute; a name that is no path stays."""
+    return str(Path(name).absolute()) if name != STDLIB and Path(name).exists() else name
 
 
 def _check_pace(pace: Pace) -> list[str]:

@@ -15,6 +15,7 @@ checkpoints are not touched, and training goes on to the next save.
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -92,9 +93,12 @@ class Saver:
         not written again.
         """
         self.wait()
-        json.dumps(about.meta)  # what JSON cannot hold fails here, where the mistake is
+        # A copy, like the tensors; and what JSON cannot hold fails here, where the mistake is.
+        about = replace(about, meta=json.loads(json.dumps(about.meta)))
         snapshot = None if self._stands(step) else self._snapshot(entries)
-        self._thread = Thread(target=self._job, args=(step, snapshot, about, best), name="save")
+        arguments = (step, snapshot, about, best)
+        # daemon: a rank that fails must not wait at its exit for the part of a rank that is dead
+        self._thread = Thread(target=self._job, args=arguments, name="save", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:

@@ -68,10 +68,9 @@ class Workers:
         results: dict[int, Any] = {}
         while len(results) < len(pipes):
             silent = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
-            for pipe, rank in silent.items():
-                if pipe not in wait(list(silent)):
-                    continue
-                results[rank] = self._answer(pipe, rank)
+            spoken = wait(list(silent))
+            for pipe in (pipe for pipe in silent if pipe in spoken):
+                results[silent[pipe]] = self._answer(pipe, silent[pipe])
         return [results[rank] for rank in range(len(pipes))]
 
     def _answer(self, pipe: Connection, rank: int) -> Any:

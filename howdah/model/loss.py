@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from howdah.model.norm import promoted
+from howdah.plan.batch import MASKED
 
-MASKED = -100  # the label of a token that is not to be predicted
 CHUNK = 2048  # tokens
 
 

@@ -69,8 +69,14 @@ class LayerNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [..., width]. torch's kernel widens the half formats itself."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        """Normalise x [..., width]; the result has its shape and dtype.
+
+        Left in bfloat16, torch's CPU kernel sums the gradients of weight and bias in it: they
+        were 5 % off after 2048 tokens and 13 % after 16384 (0.2 % here, in the same time).
+        """
+        wide = promoted(x.dtype)
+        weight, bias = self.weight.to(wide), self.bias.to(wide)
+        return F.layer_norm(x.to(wide), weight.shape, weight, bias, self.epsilon).to(x.dtype)
 
 
 def build_norm(kind: Norm, width: int, epsilon: float) -> RMSNorm | LayerNorm:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from howdah.model.attention import Attention, Cache, Mask, cut_documents, rotary_turns
+from howdah.model.embedding import Embedding
 from howdah.model.feedforward import FeedForward
 from howdah.model.noise import Noise, dropout
 from howdah.model.norm import build_norm, promoted
@@ -64,9 +65,9 @@ class Transformer(nn.Module):
     def __init__(self, shape: ModelShape, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape, self.dropout = shape, dropout
-        self.embedding = nn.Embedding(shape.vocab, shape.width)
+        self.embedding = Embedding(shape.vocab, shape.width)
         if shape.positions == "learned":
-            self.positions = nn.Embedding(shape.context, shape.width)
+            self.positions = Embedding(shape.context, shape.width)
         self.layers = nn.ModuleDict(
             {str(i): Block(shape, str(i), dropout) for i in range(shape.layers)}
         )

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from howdah.plan.layout import Layout
 from howdah.plan.problems import BadInput
 
+MASKED = -100  # the label of a token that is not to be predicted, as in torch's cross-entropy
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from howdah.plan.batch import micro_steps
+from howdah.plan.batch import MASKED, micro_steps
 from howdah.train.order import Numbers, Order, locate, shares
 from howdah.train.tokens import Corpus, Tokens, require_samples
 
-MASKED = -100  # the label of a position that is not predicted; `model/loss.py` has the same
 NO_SAMPLE = -1
 
 

@@ -67,7 +67,9 @@ def build(
     meter = _Meter(survey.bytes, progress)
     scales = Scales()
     streams = _streams(data, folder, entries=facts["entries"], end=facts["end"])
-    counts = encode(_sorted(data, held, scales), streams, tokenizer, done=meter.add)  # 4
+    counts = encode(_addressed(data, held, scales), streams, tokenizer, done=meter.add)  # 4
+    if sum(count["starts"] for count in counts.values()) != facts["documents"]:
+        raise BadInput("data.sources changed while they were read; start again when they rest")
     index = {"tokens": counts, "facts": {**facts, **scales.sizes()}}
     (folder / INDEX).write_text(dumps(index, indent=1))  # 5
     _settle(folder)
@@ -145,11 +147,8 @@ def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
         several = [min(source) for source in digests if len(source) > 1]
         if not several:
             raise BadInput(
-                f"data.sources: {sum(map(len, digests))} document in each source is too few to "
-                "hold one out; give at least 2 documents"
-                if len(digests) == 1
-                else "data.sources: every source has a single document, and one must be held out; "
-                "give at least 2 documents in one of them"
+                "data.sources: each source has a single document, but one must be held out for "
+                "evaluation; give a source at least 2 documents"
             )
         held = {min(several)}
     return frozenset(held)
@@ -201,7 +200,7 @@ def _streams(data: Data, folder: Path, *, entries: int, end: int) -> dict[str, S
     return {name: Stream(folder, name, dtype=dtype, end=end) for name in names}
 
 
-def _sorted(data: Data, held: frozenset[bytes], scales: Scales) -> Iterator[tuple[str, str]]:
+def _addressed(data: Data, held: frozenset[bytes], scales: Scales) -> Iterator[tuple[str, str]]:
     """(stream, text) of each document; the held-out ones are weighed on their way."""
     for index, digest, text in _unique(data):
         if text is None:

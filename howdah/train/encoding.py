@@ -1,6 +1,6 @@
 """Encoding documents into token files: the writing half of the token cache.
 
-    documents --chunks--> encode_batch, all cores --> <end> t t t  appended to the stream's files
+    documents -> chunks -> encode_batch_fast, on all cores -> <end> t t t, appended to the stream
 
 A stream is two flat files, the tokens and where each document starts; both only ever grow, so
 memory stays at one chunk however long the text is.
@@ -35,7 +35,7 @@ class Stream:
         self.tokens += 1 + len(ids)
         self.documents += 1
 
-    def close(self) -> dict[str, int | str]:
+    def close(self) -> dict[str, Any]:
         """Writes the last end; returns what a reader must know to map the files."""
         self.ids.write(np.array([self.end], dtype=self.dtype).tobytes())
         self.tokens += 1
@@ -54,7 +54,7 @@ def encode(
     tokenizer: Tokenizer,
     *,
     done: Callable[[int], None],
-) -> dict[str, dict[str, int | str]]:
+) -> dict[str, dict[str, Any]]:
     """Appends each (name of its stream, text), in order. Returns what `Stream.close` says of each.
 
     `done` is told after each chunk how many bytes of text it had.
@@ -62,7 +62,9 @@ def encode(
     try:
         for chunk in _chunks(texts):
             # Documents go in whole and without the tokens a chat model would add around them.
-            encoded = tokenizer.encode_batch([text for _, text in chunk], add_special_tokens=False)
+            encoded = tokenizer.encode_batch_fast(
+                [text for _, text in chunk], add_special_tokens=False
+            )
             for (name, _), document in zip(chunk, encoded, strict=True):
                 streams[name].add(document.ids)
             done(sum(len(text.encode()) for _, text in chunk))

@@ -9,6 +9,7 @@ from shutil import copyfile
 
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
+from howdah.train.batches import order_of
 from howdah.train.evaluate import HeldOut, evaluate
 from howdah.train.folder import TOKENIZER
 from howdah.train.job import Job
@@ -89,7 +90,7 @@ class Keeper:
             "end": self.corpus.end,
             "optimizer": job.method.optimizer.name,
             "precision": job.method.precision,
-            "seed": job.seed,
+            "order": as_plain(order_of(self.corpus, sequence=job.data.sequence, seed=job.seed)),
             "best_loss": self._best,
         }
         about = About(job.name, str(job.layout), samples, meta)

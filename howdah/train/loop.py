@@ -85,7 +85,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
 def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> Placed:
     """The model on its place in the layout, filled, with its optimizer state."""
     if start.checkpoint:
-        check_match(start.checkpoint, shape=job.shape, fingerprint=corpus.fingerprint)
+        check_match(start.checkpoint, job, corpus)
     placed = apply(job.shape, mesh=mesh, method=job.method, fill=start.fill)
     if start.checkpoint:
         restore_states(placed, job.method, start.checkpoint)
@@ -104,7 +104,7 @@ def first_samples(job: Job, start: Start) -> list[int]:
 def read_batches(
     job: Job, mesh: Mesh, corpus: Corpus, start: Start, firsts: list[int]
 ) -> Prefetch[list[Micro]]:
-    """This rank's micro-batches, step after step, prepared ahead."""
+    """The micro-batches of this rank, step after step, prepared ahead."""
     order = order_of(corpus, sequence=job.data.sequence, seed=job.seed)
     assert job.batch.micro_batch is not None
     rows = Rows(job.batch.micro_batch, mesh.dp.size, mesh.dp.rank)

@@ -7,6 +7,7 @@ holds.
 A checkpoint is kept in pieces: each rank writes its share of every flat unit.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from howdah.checkpoint.folders import clean, step_folder
+from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
 from howdah.optim.optimizers import Range, state_names
@@ -24,12 +25,23 @@ from howdah.parallel.flatten import Fill, fresh
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
 from howdah.plan.flat import Buffer, pieces, share
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Optimizer
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape
 from howdah.plan.sharding import weights
+from howdah.train.batches import order_of
 from howdah.train.job import Job
+from howdah.train.order import Order
 from howdah.train.show import Say
+from howdah.train.tokens import Corpus
+
+# What the order of samples depends on, in the user's words.
+ORDER = {
+    "seed": "seed",
+    "sequence": "data.sequence",
+    "samples": "samples of each source",
+    "shares": "shares of the sources",
+}
 
 Entry = tuple[str, Piece, Tensor]
 
@@ -56,15 +68,31 @@ def find_start(job: Job, mesh: Mesh, say: Say) -> Start:
     chosen = -1
     if mesh.rank == 0:
         clean(checkpoints)
-        newest_whole = newest(checkpoints, say)
+        newest_whole = choose(checkpoints, say)
         chosen = newest_whole.step if newest_whole else -1
     (total,) = mesh.dp.sum_scalars([chosen + 1 if mesh.rank == 0 else 0])
     if total:
         checkpoint = open_checkpoint(step_folder(checkpoints, int(total) - 1))
+        say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
         return Start(read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples)
     if job.init_from is not None:
         return Start(read_folder(job.init_from, job.shape), None, 0, 0)
     return Start(fresh(weights(job.shape), job.seed), None, 0, 0)
+
+
+def choose(checkpoints: Path, say: Say) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None where nothing was ever saved.
+
+    Raises BadInput when all there are, are damaged: a run that began anew would write over
+    what might still be saved.
+    """
+    found = newest(checkpoints, say)
+    if found is None and numbered(checkpoints):
+        raise BadInput(
+            f"every checkpoint in {checkpoints} is damaged; restore one from a copy, or start "
+            "anew with another folder=PATH"
+        )
+    return found
 
 
 def read_weights(checkpoint: Checkpoint) -> Fill:
@@ -88,27 +116,59 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
     return fill
 
 
-def check_match(checkpoint: Checkpoint, *, shape: ModelShape, fingerprint: str) -> None:
-    """Raises BadInput when a checkpoint was made with another model or tokenizer."""
-    saved = checkpoint.meta["model"]
-    mine = as_plain(shape)
-    different = [name for name in mine if mine[name] != saved.get(name)]
-    if different:
-        name = different[0]
-        raise BadInput(
-            f"{checkpoint.path} holds a model with {name} {saved.get(name)}, this run has "
-            f"{mine[name]}; give another folder=PATH, or the model it was saved with"
-        )
-    if checkpoint.meta["tokenizer"] != fingerprint:
-        raise BadInput(
-            f"{checkpoint.path} was trained with another tokenizer; its text sources or its "
-            "vocabulary have changed: restore them, or give another folder=PATH"
-        )
+# -- does the checkpoint belong to this run? ---------------------------------------
 
 
-def as_plain(shape: ModelShape) -> dict[str, Any]:
-    """A shape as JSON can hold it."""
-    return asdict(shape)
+def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
+    """Raises BadInput when `job` cannot go on from a checkpoint: it would be another training.
+
+    Model, tokenizer, order of samples and optimizer must be those of the checkpoint. Layout,
+    batch, precision and learning rate may change.
+    """
+    way_out = "restore it, or give another folder=PATH"
+    shape = as_plain(job.shape)
+    for name in _different(shape, checkpoint.meta["model"]):
+        raise BadInput(
+            f"{checkpoint.path} holds a model with {name} {checkpoint.meta['model'].get(name)}, "
+            f"this run has {shape[name]}; {way_out}"
+        )
+    if checkpoint.meta["tokenizer"] != corpus.fingerprint:
+        raise BadInput(
+            f"{checkpoint.path} was trained with another tokenizer: its text sources or its "
+            "vocabulary have changed; restore them, or give another folder=PATH"
+        )
+    order = as_plain(order_of(corpus, sequence=job.data.sequence, seed=job.seed))
+    for name in _different(order, checkpoint.meta["order"]):
+        raise BadInput(
+            f"{checkpoint.path} was trained with {ORDER[name]} {checkpoint.meta['order'][name]}, "
+            f"this run has {order[name]}, so the next sample would be another; {way_out}"
+        )
+    _check_optimizer(checkpoint, job.method.optimizer)
+
+
+def _check_optimizer(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
+    saved = checkpoint.meta["optimizer"]
+    if saved != optimizer.name:
+        raise BadInput(
+            f"{checkpoint.path} holds the state of {saved}, this run uses {optimizer.name}; "
+            f"go on with {saved}, or start anew from an export"
+        )
+    for state in state_names(optimizer):
+        if state not in checkpoint.kinds:
+            raise BadInput(
+                f"{checkpoint.path} holds no {state} of {saved}, which method.optimizer.momentum "
+                f"{optimizer.momentum} needs; go on with momentum 0, or start anew from an export"
+            )
+
+
+def _different(mine: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    return [name for name in mine if mine[name] != saved.get(name)]
+
+
+def as_plain(facts: ModelShape | Order) -> dict[str, Any]:
+    """A dataclass as JSON gives it back: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(facts)))
+    return plain
 
 
 # -- pieces of a placed model ----------------------------------------------------
@@ -128,16 +188,7 @@ def entries(placed: Placed, mesh: Mesh, method: Method) -> Iterator[Entry]:
 
 
 def restore_states(placed: Placed, method: Method, checkpoint: Checkpoint) -> None:
-    """Fills every range's optimizer state from a checkpoint.
-
-    Raises BadInput when it was saved by another kind of optimizer.
-    """
-    saved = checkpoint.meta["optimizer"]
-    if saved != method.optimizer.name:
-        raise BadInput(
-            f"{checkpoint.path} holds the state of {saved}, this run uses "
-            f"{method.optimizer.name}; go on with {saved}, or start anew from an export"
-        )
+    """Fills every range's optimizer state from a checkpoint of the same optimizer."""
     for part, state, flat in _states(placed, method):
         for piece, start, stop in pieces(placed.units[part.unit].buffer, part.start, part.stop):
             checkpoint.read(state, piece, flat[start - part.start : stop - part.start])

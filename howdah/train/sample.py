@@ -73,11 +73,12 @@ def generate(
             f"the prompt has {len(tokens)} tokens, and the model's context is {shape.context}; "
             "shorten it"
         )
-    if not all(0 <= token < shape.vocab for token in tokens):
-        raise BadInput(
-            f"the prompt has token {max(tokens, key=abs)}, and the model knows {shape.vocab}; "
-            "use the tokenizer it was trained with"
-        )
+    for token in tokens:
+        if not 0 <= token < shape.vocab:
+            raise BadInput(
+                f"the prompt has token {token}, and the model knows {shape.vocab}; "
+                "use the tokenizer it was trained with"
+            )
     return _continue(model, tokens, length=length, draw=draw, end=end)
 
 

@@ -18,13 +18,14 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from howdah.model.loss import MASKED, cross_entropy_sum
+from howdah.model.loss import cross_entropy_sum
 from howdah.model.noise import Noise
 from howdah.model.transformer import Transformer
 from howdah.optim.clip import clip, squared_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import Placed
 from howdah.parallel.mesh import Mesh
+from howdah.plan.batch import MASKED
 from howdah.plan.method import Method
 from howdah.train.batches import Micro
 

@@ -17,11 +17,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 
 def test_a_later_damaged_checkpoint_does_not_push_out_the_one_just_saved(tmp_path):
-    # A run that passed over a damaged step 30 resumes from 10 and saves 20, keeping one.
-    for step in (10, 30):
+    # A run that passed over a damaged step 30 resumes from 10 and saves 20, keeping two.
+    for step in (5, 10, 30):
         save(tmp_path, step, state(seed=step))
     (step_folder(tmp_path, 30) / "index.json").write_text("{")
-    save(tmp_path, 20, state(seed=20), keep=1)
+    save(tmp_path, 20, state(seed=20), keep=2)
+    assert steps(tmp_path) == [10, 20, 30]
     said = []
     assert newest(tmp_path, said.append).step == 20
     assert len(said) == 1

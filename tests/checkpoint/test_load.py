@@ -216,6 +216,14 @@ def test_a_flipped_header(two):
     assert_falls_back(folder, "the header of rank-00000.safetensors is damaged")
 
 
+def test_a_header_that_makes_sense_but_is_another(two):
+    # The same bytes as whole numbers: sizes and the checksums of the tensors are right.
+    folder, newer = two
+    path = newer / "rank-00000.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"', 1))
+    assert_falls_back(folder, "the header of rank-00000.safetensors is damaged")
+
+
 def test_a_truncated_file(two):
     folder, newer = two
     path = newer / "rank-00000.safetensors"

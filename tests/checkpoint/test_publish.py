@@ -108,6 +108,23 @@ def test_a_rank_that_cannot_write_is_not_waited_for(tmp_path):
     assert len(said) == 2
 
 
+def test_a_rank_that_failed_may_try_again(tmp_path):
+    first, second = savers(tmp_path, 2, say=lambda sentence: None)
+    mine, theirs = parts(state(), 2)
+    blocked = draft_folder(tmp_path, 1) / "rank-00001.safetensors.part"
+    blocked.mkdir(parents=True)
+    for _ in range(2):
+        second.save(step=1, entries=theirs, about=about())
+        second.wait()
+        if blocked.exists():
+            assert second.failed
+            blocked.rmdir()
+    first.save(step=1, entries=mine, about=about())
+    first.wait()
+    assert (first.failed, second.failed) == (None, None)
+    assert_holds(newest(tmp_path, silent), state())
+
+
 def test_ranks_that_save_different_states(tmp_path):
     said = []
     first, second = savers(tmp_path, 2, say=said.append)

@@ -11,17 +11,19 @@ from howdah.plan.problems import BadInput
 
 
 def test_a_snapshot_does_not_see_later_changes(tmp_path):
-    weight = torch.zeros(1000)
+    weight, meta = torch.zeros(1000), {"losses": []}
     piece = whole_piece("w", (1000,))
     (saver,) = savers(tmp_path, 1)
     for step in range(3):
         weight.fill_(step)
-        saver.save(step=step, entries=[("weight", piece, weight)], about=about())
+        saver.save(step=step, entries=[("weight", piece, weight)], about=about(meta=meta))
         weight.fill_(99.0)
+        meta["losses"].append(99.0)
     saver.wait()
     for step in range(3):
-        found = open_checkpoint(step_folder(tmp_path, step)).tensor("weight", "w")
-        assert found.tolist() == [float(step)] * 1000
+        checkpoint = open_checkpoint(step_folder(tmp_path, step))
+        assert checkpoint.tensor("weight", "w").tolist() == [float(step)] * 1000
+        assert checkpoint.meta == {"losses": [99.0] * step}
 
 
 def test_buffers_are_used_again_unless_their_sizes_change(tmp_path):

@@ -33,7 +33,7 @@ QWEN3 = ModelShape(
     rotary_base=1e6,
     query_key_norm=True,
 )
-STRETCHED = RotaryScaling(factor=4.0, low=1.0, high=4.0, context=16)
+STRETCHED = RotaryScaling(factor=4.0, low=1.0, high=4.0, context=28)
 
 
 def random_weights(shape, *, seed=0, dtype=torch.float64):

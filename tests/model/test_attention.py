@@ -1,6 +1,7 @@
 """Attention inside documents: every way of applying the mask computes the same."""
 
 from dataclasses import replace
+from math import sin
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from howdah.model.attention import (
     rotary_turns,
     rotate,
 )
+from howdah.plan.shapes import RotaryScaling
 
 CPU = torch.device("cpu")
 
@@ -81,13 +83,14 @@ def test_an_accelerator_gets_the_mask_as_a_tensor():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_heads_in_narrow_formats_are_near_the_float64_ones(dtype):
     """In bfloat16 torch's grouped kernel sums gradients in bfloat16: it must not be used there."""
-    wide = draw_heads(2, 32, heads=32, kv_heads=2)
+    wide = draw_heads(2, 128, heads=32, kv_heads=2)
+    pull = torch.randn(wide[0].shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     narrow = [x.detach().to(dtype).requires_grad_() for x in wide]
     exact = [x.detach().double().requires_grad_() for x in narrow]
     gradients = []
     for heads in (narrow, exact):
         out = attend(*heads, None)
-        gradients.append(torch.autograd.grad(out.double().square().sum(), heads))
+        gradients.append(torch.autograd.grad(out, heads, pull.to(out.dtype)))
     for mine, true in zip(*gradients, strict=True):
         error = (mine.double() - true).norm() / true.norm()
         assert error < (1e-6 if dtype == torch.float32 else 6e-3)
@@ -100,9 +103,7 @@ def test_a_packed_row_equals_its_documents_alone(shape):
     tokens, _ = random_tokens(shape, 1, sum(lengths))
     positions, documents = pack(lengths)
     packed = model(tokens, positions, documents)
-    alone = [
-        model(part, torch.arange(part.shape[1])[None]) for part in tokens.split(lengths, 1)
-    ]
+    alone = [model(part, torch.arange(part.shape[1])[None]) for part in tokens.split(lengths, 1)]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
     weights = list(model.parameters())[:-1]  # the head is no part of the hidden states
     gradients = [
@@ -161,9 +162,7 @@ def test_scores_depend_on_the_distance_alone():
     shape = replace(LLAMA, head_size=8, rotary_scaling=STRETCHED)
 
     def score(at, of):
-        here, there = (
-            rotary_turns(shape, torch.tensor([[n]]), torch.float64) for n in (at, of)
-        )
+        here, there = (rotary_turns(shape, torch.tensor([[n]]), torch.float64) for n in (at, of))
         return (rotate(q, here) * rotate(k, there)).sum(-1)
 
     torch.testing.assert_close(score(9, 4), score(30, 25), rtol=0, atol=1e-12)
@@ -171,22 +170,30 @@ def test_scores_depend_on_the_distance_alone():
 
 
 def test_scaling_keeps_short_wavelengths_and_stretches_long_ones():
-    shape = replace(LLAMA, head_size=64, rotary_scaling=STRETCHED)
+    scaling = RotaryScaling(factor=4.0, context=64)
+    shape = replace(LLAMA, head_size=64, rotary_scaling=scaling)
     one = torch.tensor([[1]])
     plain = rotary_turns(replace(shape, rotary_scaling=None), one, torch.float64)
     scaled = rotary_turns(shape, one, torch.float64)
     angles, stretched = (torch.atan2(turn[1], turn[0]).flatten() for turn in (plain, scaled))
     wavelengths = 2 * torch.pi / angles
-    short = wavelengths < STRETCHED.context / STRETCHED.high
-    long = wavelengths > STRETCHED.context / STRETCHED.low
+    short = wavelengths < scaling.context / scaling.high
+    long = wavelengths > scaling.context / scaling.low
     assert short.any() and long.any() and not (short | long).all()
     torch.testing.assert_close(stretched[short], angles[short])
-    torch.testing.assert_close(stretched[long], angles[long] / STRETCHED.factor)
+    torch.testing.assert_close(stretched[long], angles[long] / scaling.factor)
     between = ~(short | long)
-    assert ((stretched < angles) & (stretched > angles / STRETCHED.factor))[between].all()
+    assert ((stretched < angles) & (stretched > angles / scaling.factor))[between].all()
 
 
 def test_late_positions_lose_no_digits():
     """Angles in float32 would be off by 0.004 at position 100 000."""
-    late = rotary_turns(LLAMA, torch.tensor([[100_003]]), torch.float32)
-    assert late[1].flatten()[0] == torch.tensor(100_003, dtype=torch.float64).sin().float()
+    place, d = 100_003, 6
+    shape = replace(LLAMA, head_size=d)
+    _, sines = rotary_turns(shape, torch.tensor([[place]]), torch.float64).flatten(1)
+    expected = [sin(place * 10_000.0 ** (-i / d)) for i in range(0, d, 2)]
+    torch.testing.assert_close(
+        sines, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9
+    )
+    narrow = rotary_turns(shape, torch.tensor([[place]]), torch.float32)[1].flatten()
+    assert torch.equal(narrow, sines.float())

@@ -111,6 +111,16 @@ def test_boxes_apart_share_nothing():
     assert intersect(Box((0, 0), (2, 6)), Box((2, 0), (2, 6))) is None
 
 
+def test_long_rows_are_one_step():
+    # Visiting every element would take minutes.
+    shape = (2, 10**9)
+    left, right = Box((0, 0), (2, 9 * 10**8)), Box((0, 10**8), (2, 9 * 10**8))
+    a, b = (Piece("t", shape, box, 0, box.elements) for box in (left, right))
+    length = 8 * 10**8
+    runs = [Run(10**8, 0, length), Run(10 * 10**8, 9 * 10**8, length)]
+    assert list(overlap(a, b)) == runs
+
+
 def test_a_small_piece_of_a_large_box_costs_only_its_own_rows():
     # Visiting every row of the box would take minutes.
     shape = (10**9, 4)

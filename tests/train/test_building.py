@@ -91,7 +91,7 @@ def test_a_source_where_all_is_skipped_says_why(tmp_path):
 
 
 def test_one_document_cannot_be_divided(tmp_path):
-    with pytest.raises(BadInput, match="give at least 2 documents"):
+    with pytest.raises(BadInput, match="at least 2 documents"):
         built(tmp_path, lines(tmp_path / "a.jsonl", "alone"))
 
 
@@ -104,6 +104,18 @@ def test_the_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
     held_word, train_word = ("zyzz", "agai") if ordered[0] is texts[1] else ("agai", "zyzz")
     assert any(train_word in token for token in tokens)
     assert not any(held_word in token for token in tokens)
+
+
+def test_sources_that_change_while_they_are_read_are_refused(tmp_path):
+    source = lines(tmp_path / "a.jsonl", "one", "two", "three")
+
+    def change(sentence):
+        if sentence == "encoding":
+            lines(tmp_path / "a.jsonl", "one", "two")
+
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadInput, match="changed while they were read"):
+        build(Data((source,)), tmp_path / "out", vocab=300, say=change, progress=float)
 
 
 def test_progress_rises_to_one(tmp_path):

@@ -1,0 +1,110 @@
+"""What is trained in the benchmark, as plain data: models, batches, methods.
+
+A case is one model in one precision. Every rank takes `rows` rows of `sequence` tokens per step,
+in one micro-batch (x1) or one row at a time (x4): the bytes on the wire are the same, and what
+accumulation costs shows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from howdah.plan.layout import Layout
+from howdah.plan.method import Method, Optimizer, Precision, Rate
+from howdah.plan.shapes import ModelShape
+from howdah.train.batches import Micro
+
+RANKS = 2
+SEED = 1
+RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    steps   in a block, the stretch that is timed
+    blocks  that count, of each contestant
+    """
+
+    model: str
+    shape: ModelShape
+    precision: Precision
+    sequence: int
+    micros: int
+    steps: int
+    blocks: int
+    rows: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.precision}, x{self.micros}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a block, over all ranks."""
+        return RANKS * self.rows * self.sequence * self.steps
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(RANKS, self.micros)
+
+
+def model(*, layers: int, width: int, ffn: int) -> ModelShape:
+    return ModelShape(
+        layers=layers,
+        width=width,
+        heads=8,
+        kv_heads=2,
+        ffn=ffn,
+        vocab=4096,
+        context=256,
+        tied=True,
+    )
+
+
+SMALL = model(layers=4, width=256, ffn=800)  # 4.2M parameters
+LARGE = model(layers=8, width=512, ffn=1408)  # 24.6M
+TINY = model(layers=2, width=64, ffn=96)
+
+
+def cases(*, tiny: bool) -> Iterator[Case]:
+    if tiny:
+        yield Case("tiny", TINY, "float32", sequence=16, micros=1, steps=3, blocks=2)
+        yield Case("tiny", TINY, "float32", sequence=16, micros=4, steps=3, blocks=2)
+        yield Case("tiny", TINY, "bf16", sequence=16, micros=4, steps=3, blocks=2)
+        return
+    precisions: tuple[Precision, ...] = ("float32", "bf16")
+    for precision in precisions:
+        for micros in (1, 4):
+            yield Case("4.2M", SMALL, precision, 128, micros=micros, steps=5, blocks=9)
+        for micros in (1, 4):
+            yield Case("24.6M", LARGE, precision, 256, micros=micros, steps=1, blocks=7)
+
+
+def method(case: Case) -> Method:
+    """AdamW with the usual constants, clipping at 1, a constant rate."""
+    return Method(case.precision, Optimizer("adamw"), Rate(RATE, shape="constant"))
+
+
+def batch(case: Case, *, step: int, rank: int) -> list[Micro]:
+    """The micro-batches of one rank: skewed random tokens, so that there is something to learn.
+
+    Every token has a label, and every row is one document.
+    """
+    draw = np.random.default_rng([SEED, step, rank]).random((case.rows, case.sequence + 1))
+    ids = (case.shape.vocab * draw**4).astype(np.int64)
+    positions = np.tile(np.arange(case.sequence), (case.rows, 1))
+    samples = np.arange(case.rows) + case.rows * (RANKS * step + rank)
+    parts = np.split(np.arange(case.rows), case.micros)
+    return [
+        Micro(
+            tokens=np.ascontiguousarray(ids[rows, :-1]),
+            labels=np.ascontiguousarray(ids[rows, 1:]),
+            positions=positions[rows],
+            documents=np.zeros((len(rows), case.sequence), dtype=np.int32),
+            samples=samples[rows],
+        )
+        for rows in parts
+    ]

@@ -1,0 +1,169 @@
+"""What the training loop costs beside the training: its share of a step, part by part.
+
+    python bench/data_parallel/overhead.py       one process, one thread; writes overhead.md
+
+`train` itself runs the laptop recipe (micro-batch 8 × 256, bf16, one process, so that nothing is
+sent), with a clock around every function that belongs to a part:
+
+    forward    model and loss            norm, clip   of the gradient
+    backward                             batches      waiting for the next one
+    optimizer  its step                  watch        counting, log lines, files
+    zero, publish   of flat buffers      other        Python between them
+
+The first five are the work that is asked for; norm and clip are part of the mathematics too, but
+count against the loop here. A *stretch* is ten steps and one log line.
+"""
+
+import functools
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from run import HERE, machine
+
+import howdah.train.step
+from howdah.comm.transport import Alone
+from howdah.model.transformer import Transformer
+from howdah.parallel.flatten import FlatUnit
+from howdah.run import Machine, load_run, resolve_run
+from howdah.train.loop import train
+from howdah.train.prefetch import Prefetch
+from howdah.train.watch import Watch
+
+ROOT = HERE.parent.parent
+WORK = ("forward", "backward", "optimizer", "zero", "publish")
+LOOP = ("norm", "clip", "batches", "watch", "other")
+WARM_UP, STRETCHES = 2, 8
+GOAL = 0.03
+
+# (part, where, name): the functions of each part. Tensor.zero_ counts outside of others only.
+HOOKS = (
+    ("forward", Transformer, "forward"),
+    ("forward", howdah.train.step, "cross_entropy_sum"),
+    ("backward", torch.Tensor, "backward"),
+    ("optimizer", torch.optim.AdamW, "step"),
+    ("zero", torch.Tensor, "zero_"),
+    ("publish", FlatUnit, "publish"),
+    ("norm", torch.linalg, "vector_norm"),
+    ("clip", howdah.train.step, "clip"),
+    ("batches", Prefetch, "next"),
+    ("watch", Watch, "step"),
+)
+
+
+@dataclass
+class Clock:
+    """Adds up the seconds of each part; one dictionary of parts for every step."""
+
+    steps: list[Counter[str]] = field(default_factory=list)
+    now: Counter[str] = field(default_factory=Counter)
+    inside: bool = False
+    began: float = 0.0
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` with its time added to `part`, unless another part is being timed."""
+
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            if self.inside:
+                return function(*arguments, **named)
+            self.inside, began = True, perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.now[part] += perf_counter() - began  # type: ignore[assignment]
+                self.inside = False
+                if part == "watch":
+                    self._end_of_step()
+
+        return timed
+
+    def _end_of_step(self) -> None:
+        ended = perf_counter()
+        parts = sum(self.now.values())
+        self.now["other"] = ended - self.began - parts  # type: ignore[assignment]
+        self.steps.append(self.now)
+        self.now, self.began = Counter(), ended
+
+
+@contextmanager
+def hooked(clock: Clock) -> Iterator[None]:
+    with ExitStack() as stack:
+        for part, where, name in HOOKS:
+            around = clock.around(part, getattr(where, name))
+            stack.enter_context(patch.object(where, name, around))
+        yield
+
+
+def steps_of_a_run(folder: Path) -> list[Counter[str]]:
+    """Trains in `folder` on this repository's own text; the parts of each step."""
+    run = load_run(
+        ROOT / "recipes" / "laptop.toml",
+        [
+            f'data.sources=["{ROOT / "howdah"}", "{ROOT / "tests"}"]',
+            "layout=single",
+            "threads=1",
+            "device=cpu",
+            "batch.global_batch=8",
+            f"pace.steps={10 * (WARM_UP + STRETCHES)}",
+            "pace.log_every=10",
+            "pace.evaluate_every=0",
+            "pace.save_every=0",
+            "pace.prompt=''",
+            "pace.export=false",
+        ],
+    )
+    here = Machine(world=None, local_world=None, cores=1, cuda=0, cache=folder / "cache")
+    job = resolve_run(replace(run, folder=folder / "run"), here)
+    job.folder.mkdir()
+    clock = Clock()
+    with hooked(clock):
+        train(job, Alone())
+    return clock.steps
+
+
+def shares(steps: list[Counter[str]]) -> dict[str, float]:
+    """The median share of each part, over stretches of ten steps."""
+    stretches = [sum(steps[i : i + 10], Counter()) for i in range(0, len(steps), 10)][WARM_UP:]
+    return {
+        part: median(stretch[part] / stretch.total() for stretch in stretches)
+        for part in (*WORK, *LOOP)
+    }
+
+
+def table(parts: dict[str, float], seconds: float) -> str:
+    """The whole of overhead.md."""
+    loop = sum(parts[part] for part in LOOP)
+    rows = "".join(f"| {part} | {share:.2%} |\n" for part, share in parts.items())
+    return (
+        "# The loop's share of a step: results\n\n"
+        f"Written by `overhead.py`. {machine()}\n\n"
+        f"Laptop recipe, one process, micro-batch 8 × 256, bf16; median over {STRETCHES} stretches "
+        f"of ten steps. A step takes {1000 * seconds:.0f} ms.\n\n"
+        f"Outside forward, backward, optimizer, zero and publish: **{loop:.2%}** of a step "
+        f"(goal: under {GOAL:.0%}).\n\n"
+        f"| part | share of a step |\n|---|---|\n{rows}"
+    )
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        steps = steps_of_a_run(Path(folder))
+    parts = shares(steps)
+    text = table(parts, median(step.total() for step in steps))
+    print(text)
+    (HERE / "overhead.md").write_text(text, encoding="utf-8")
+    return 0 if sum(parts[part] for part in LOOP) < GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Tokens per second of howdah's data parallelism, beside its peers and the bound.
+
+    python bench/data_parallel/run.py            every case, writes results.md and results.json
+    python bench/data_parallel/run.py --tiny     the same in seconds, writes nothing
+
+Let nothing else run on the machine. README.md says what is compared with what.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from cases import cases
+from measure import measure
+from tables import markdown, refusals, summary
+
+from howdah.comm.machine import allowed_cores
+
+HERE = Path(__file__).resolve().parent
+
+
+def machine() -> str:
+    """The machine in a sentence, without its name."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    kind = next((line.split(":")[1].strip() for line in lines if "model name" in line), "a CPU")
+    build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
+    version = ".".join(torch.__version__.split(".")[:2])
+    return f"{allowed_cores()} cores ({kind}), {build} of torch {version}, one thread per process."
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="tiny models, to see that it works")
+    parser.add_argument("--only", default="", help="cases whose name holds this; writes nothing")
+    words = parser.parse_args()
+    summaries = []
+    for case in cases(tiny=words.tiny):
+        if words.only not in case.name:
+            continue
+        began = perf_counter()
+        summaries.append(summary(case, measure(case)))
+        print(f"{case.name}: {perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    problems = refusals(summaries)
+    text = markdown(machine(), summaries)
+    print(text)
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    if not (words.tiny or words.only):
+        (HERE / "results.md").write_text(text, encoding="utf-8")
+        (HERE / "results.json").write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A layout against one device: the same gradients, proved and not assumed."""

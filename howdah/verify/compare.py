@@ -1,0 +1,107 @@
+"""Holding a layout's evidence against the reference's, tensor by tensor.
+
+float64   ‖Δ‖ ≤ 1e-10·‖g‖ + 1e-13·‖g_all‖      gradients; the same for parameters. The second
+                                               term is for gradients that are exactly zero in
+                                               theory, such as a key's bias.
+float32   ‖Δ‖ ≤ C·4·1.03^(L+1-l)·ε·‖g‖ + 1e-9·‖g_all‖      form and growth factor from
+                                               https://arxiv.org/abs/2506.09280; l is the depth
+bf16      ‖Δ‖ ≤ 4·‖noise‖ + ε·‖g‖               noise: the reference's own, with its samples
+                                               added up in the opposite order
+
+C was measured on layouts that are right in float64, and is written down beside it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from howdah.plan.method import Precision
+from howdah.plan.sharding import weights
+from howdah.verify.case import Case
+from howdah.verify.evidence import Arrays, Evidence
+
+# C of layouts that are right in float64: at most 0.64 over dp 1 to 4, x1 and x3, of the
+# miniatures of four presets (laptop, GPT-2, Qwen 3, Llama 3). Three times that is allowed.
+FLOAT32_C = 2.0
+LOSS_BOUND: dict[Precision, float] = {"float64": 1e-10, "float32": 1e-6, "bf16": 1e-2}
+EPSILON = {"float32": 2.0**-23, "bf16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One compared thing: how far apart, and how far it may be."""
+
+    what: str
+    apart: float
+    bound: float
+
+    @property
+    def used(self) -> float:
+        """The share of the bound that is used; over 1 fails."""
+        return self.apart / self.bound if self.bound else float(self.apart > 0) * np.inf
+
+
+def compare(
+    case: Case, mine: Evidence, theirs: Evidence, noise: Evidence | None
+) -> list[Difference]:
+    """All differences between a layout (rank 0) and the reference, in the order of computing."""
+    precision = case.method.precision
+    found = []
+    for step, (a, b) in enumerate(zip(mine.losses, theirs.losses, strict=True)):
+        found.append(_scalar(f"loss of step {step + 1}", a, b, precision))
+    # Adam divides by a gradient's own size, so that after an update rounding is no longer small
+    # in every gradient: beyond float64 only the first step's norm has a bound.
+    steps = case.steps if precision == "float64" else 1
+    for step in range(steps):
+        a, b = mine.norms[step], theirs.norms[step]
+        found.append(_scalar(f"gradient norm of step {step + 1}", a, b, precision))
+    bound = _gradient_bound(case, theirs.gradients, noise.gradients if noise else {})
+    for name in reversed(theirs.gradients):  # backward computes the last weights first
+        apart = _norm(mine.gradients[name] - theirs.gradients[name])
+        found.append(Difference(f"gradient of {name}", apart, bound(name)))
+    if precision == "float64":
+        all_of_them = _norm_of_all(theirs.parameters)
+        for name, value in theirs.parameters.items():
+            apart = _norm(mine.parameters[name] - value)
+            limit = 1e-10 * _norm(value) + 1e-13 * all_of_them
+            found.append(Difference(f"{name} after {case.steps} steps", apart, limit))
+    return found
+
+
+def _scalar(what: str, mine: float, theirs: float, precision: Precision) -> Difference:
+    return Difference(what, abs(mine - theirs), LOSS_BOUND[precision] * abs(theirs))
+
+
+def _gradient_bound(case: Case, theirs: Arrays, noise: Arrays) -> Callable[[str], float]:
+    all_of_them = _norm_of_all(theirs)
+    depths = {weight.name: _depth(weight.unit, case) for weight in weights(case.shape)}
+
+    def bound(name: str) -> float:
+        own = _norm(theirs[name])
+        if case.method.precision == "float64":
+            return 1e-10 * own + 1e-13 * all_of_them
+        if case.method.precision == "float32":
+            growth = 1.03 ** (case.shape.layers + 1 - depths[name])
+            return FLOAT32_C * 4 * growth * EPSILON["float32"] * own + 1e-9 * all_of_them
+        rounding = _norm(noise[name] - theirs[name])
+        return 4 * rounding + EPSILON["bf16"] * own + EPSILON["bf16"] ** 2 * all_of_them
+
+    return bound
+
+
+def _depth(unit: str, case: Case) -> int:
+    """0 for the embedding, 1 to L for the blocks, L + 1 for the head."""
+    kind, _, layer = unit.partition(".")
+    if kind == "layers":
+        return int(layer) + 1
+    return case.shape.layers + 1 if kind == "head" else 0
+
+
+def _norm(array: npt.NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(array.reshape(-1)))
+
+
+def _norm_of_all(arrays: Arrays) -> float:
+    return float(np.sqrt(sum(_norm(array) ** 2 for array in arrays.values())))

@@ -1,0 +1,116 @@
+"""What one way of running leaves behind, to be held against another.
+
+Gradients are taken before clipping: clipping would hide a factor that is wrong everywhere.
+Every rank hands in a checksum of its weights: replicas must hold equal bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from howdah.comm.transport import Transport
+from howdah.optim.rates import learning_rate
+from howdah.parallel.apply import apply
+from howdah.parallel.flatten import fresh
+from howdah.parallel.mesh import connect_mesh
+from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
+from howdah.plan.sharding import weights
+from howdah.sim.traffic import Traffic
+from howdah.train.batches import Micro, Rows, micros, order_of
+from howdah.train.step import Stepper, accumulate, train_step
+from howdah.verify.case import Case, corpus_of
+
+Arrays = dict[str, npt.NDArray[np.float64]]
+Mutate = Callable[[Stepper], Stepper]
+Shift = Callable[[list[Micro], int], list[Micro]]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of one rank, or of the one device.
+
+    losses, norms  of each step; norms before clipping
+    gradients      of the first step, before clipping
+    parameters     after the last step
+    sent           bytes that this rank sent in the steps
+    checksum       of the weights after the last step
+    """
+
+    losses: list[float]
+    norms: list[float]
+    gradients: Arrays
+    parameters: Arrays
+    sent: dict[Traffic, int] = field(default_factory=dict)
+    checksum: int = 0
+
+
+def gather(
+    transport: Transport, case: Case, mutate: Mutate | None = None, shift: Shift | None = None
+) -> Evidence:
+    """Runs the case on this rank of its layout, as training would.
+
+    mutate, shift  break a part, or a batch (given the rank), on purpose
+    """
+    mesh = connect_mesh(case.layout, transport, torch.device("cpu"))
+    fill = fresh(weights(case.shape), case.seed)
+    placed = apply(case.shape, mesh=mesh, method=case.method, fill=fill)
+    stepper = Stepper(placed, mesh, case.method, case.seed)
+    stepper = mutate(stepper) if mutate else stepper
+    batches = [_batch(case, step, rank=mesh.rank) for step in range(case.steps)]
+    batches = [shift(batch, mesh.rank) if shift else batch for batch in batches]
+
+    (tokens,) = mesh.dp.sum_scalars([stepper.count(batches[0])])
+    accumulate(stepper, batches[0], step=0, tokens=tokens)
+    gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
+
+    before = mesh.counters.sent()
+    results = [
+        train_step(stepper, batch, step=step, rate=rate_of(case, step))
+        for step, batch in enumerate(batches)
+    ]
+    after = mesh.counters.sent()
+    parameters = {name: _array(full_parameter(placed, name)) for name in parameter_names(placed)}
+    checksum = 0
+    for value in parameters.values():
+        checksum = crc32(value.tobytes(), checksum)
+    mesh.close()
+    keep = mesh.rank == 0
+    return Evidence(
+        losses=[result.loss for result in results],
+        norms=[result.norm for result in results],
+        gradients=gradients if keep else {},
+        parameters=parameters if keep else {},
+        sent={traffic: count - before.get(traffic, 0) for traffic, count in after.items()},
+        checksum=checksum,
+    )
+
+
+def rate_of(case: Case, step: int) -> float:
+    """The run's learning rate, past its warm-up, where updates are largest."""
+    rate = case.method.rate
+    return learning_rate(rate, step=rate.warmup + step, steps=rate.warmup + 1000)
+
+
+def rows_of(case: Case, step: int) -> Micro:
+    """The whole global batch of a step as one micro-batch, without padding."""
+    corpus = corpus_of(case)
+    order = order_of(corpus, sequence=case.sequence, seed=case.seed)
+    (whole,) = micros(
+        corpus, order, Rows(case.samples), first=step * case.samples, size=case.samples
+    )
+    return whole
+
+
+def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
+    corpus = corpus_of(case)
+    order = order_of(corpus, sequence=case.sequence, seed=case.seed)
+    rows = Rows(case.micro, case.layout.world, rank)
+    return micros(corpus, order, rows, first=step * case.samples, size=case.samples)
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
+    return tensor.to(torch.float64).numpy()

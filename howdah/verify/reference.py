@@ -1,0 +1,118 @@
+"""The one device: the same training in plain PyTorch, with nothing of ours but the model.
+
+No flat buffers, no buckets, no ranks, no padding, no chunks: parameters are parameters, the
+whole batch is walked sample by sample, the head is a matrix product and torch's cross-entropy,
+the norm is torch's, and so is the optimizer. Whatever `parallel` and `train` do must agree.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from howdah.model.noise import Noise, fill_normal
+from howdah.model.norm import promoted
+from howdah.model.transformer import Transformer
+from howdah.parallel.apply import DTYPES
+from howdah.plan.batch import MASKED
+from howdah.plan.method import Optimizer
+from howdah.plan.seeds import key
+from howdah.plan.sharding import weights
+from howdah.train.batches import Micro
+from howdah.verify.case import Case
+from howdah.verify.evidence import Evidence, rate_of, rows_of
+
+
+def reference(case: Case, *, backwards: bool = False) -> Evidence:
+    """Runs the case on one device. `backwards` adds the samples up in the opposite order: what
+    then differs is the noise of rounding alone.
+    """
+    dtype = DTYPES[case.method.precision]
+    model = Transformer(case.shape, dropout=case.method.dropout).to(dtype)
+    masters = _fill(model, case)
+    optimizer = _optimizer(case, masters)
+    losses, norms, gradients = [], [], {}
+    for step in range(case.steps):
+        loss = _accumulate(model, case, step, backwards=backwards)
+        for name, parameter in model.named_parameters():
+            masters[name].grad = parameter.grad
+        if step == 0:
+            gradients = {name: _array(m.grad) for name, m in masters.items()}
+        limit = case.method.optimizer.clip or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(masters.values(), limit)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate_of(case, step)
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(masters[name])
+        losses.append(loss)
+    return Evidence(losses, norms, gradients, {n: _array(m) for n, m in masters.items()})
+
+
+def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
+    """Fresh weights, and their masters in at least float32."""
+    masters = {}
+    parameters = dict(model.named_parameters())
+    for weight in weights(case.shape):
+        parameter = parameters[weight.name]
+        master = torch.empty(weight.elements, dtype=promoted(parameter.dtype))
+        name = key(case.seed, "weight", weight.name)
+        fill_normal(master, key=name, start=0, mean=weight.mean, spread=weight.spread)
+        masters[weight.name] = master.view(weight.shape)
+        parameter.data.copy_(masters[weight.name])
+        if parameter.dtype != master.dtype:
+            parameter.grad_dtype = master.dtype
+    return masters
+
+
+def _accumulate(model: Transformer, case: Case, step: int, *, backwards: bool) -> float:
+    """Gradients of the mean loss over the batch's tokens, one sample at a time."""
+    batch = rows_of(case, step)
+    valid = int((batch.labels != MASKED).sum())
+    model.zero_grad()
+    total = 0.0
+    rows = range(len(batch.samples))
+    for row in reversed(rows) if backwards else rows:
+        loss = _sample_loss(model, case, batch, row=row, step=step)
+        (loss / valid).backward()
+        total += float(loss.detach())
+    return total / valid
+
+
+def _sample_loss(model: Transformer, case: Case, batch: Micro, *, row: int, step: int) -> Tensor:
+    tokens, positions, labels, documents, samples = (
+        torch.from_numpy(array[row : row + 1])
+        for array in (batch.tokens, batch.positions, batch.labels, batch.documents, batch.samples)
+    )
+    hidden = model(tokens, positions, documents, noise=Noise(case.seed, step, samples))
+    logits = model.logits(hidden)[0]
+    wide = logits.to(promoted(logits.dtype))
+    return F.cross_entropy(wide, labels[0], reduction="sum", ignore_index=MASKED)
+
+
+def _optimizer(case: Case, masters: dict[str, Tensor]) -> torch.optim.Optimizer:
+    settings = case.method.optimizer
+    decays = {weight.name: weight.decay for weight in weights(case.shape)}
+    groups = [
+        {"params": [masters[n] for n in masters if decays[n] is decay], "weight_decay": amount}
+        for decay, amount in ((True, settings.decay), (False, 0.0))
+    ]
+    return _torch_optimizer(settings, groups)
+
+
+def _torch_optimizer(settings: Optimizer, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+    if settings.name == "adamw":
+        return torch.optim.AdamW(groups, betas=settings.betas, eps=settings.epsilon)
+    if settings.name == "adam":
+        return torch.optim.Adam(groups, betas=settings.betas, eps=settings.epsilon)
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, momentum=settings.momentum)
+    return torch.optim.RMSprop(
+        groups, alpha=settings.betas[1], eps=settings.epsilon, momentum=settings.momentum
+    )
+
+
+def _array(tensor: Tensor | None) -> npt.NDArray[np.float64]:
+    assert tensor is not None
+    return tensor.to(torch.float64).numpy().copy()

@@ -1,0 +1,138 @@
+"""`verify`: proves that a layout computes the gradients of one device.
+
+1. the layout runs the case on its ranks; plain PyTorch runs it on one device
+2. losses, norms, every gradient, and the parameters after k steps must agree
+3. the ranks must hold equal bits
+4. the bytes that each rank counted must equal the bytes that were predicted
+5. every mutation must be noticed: a comparison that cannot fail proves nothing
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from howdah.comm.spawn import Workers
+from howdah.plan.flat import buffers
+from howdah.plan.sharding import weights
+from howdah.sim.traffic import step_traffic
+from howdah.verify.case import Case
+from howdah.verify.compare import Difference, compare
+from howdah.verify.evidence import Evidence, gather
+from howdah.verify.mutations import Mutation, mutations
+from howdah.verify.reference import reference
+
+WORST = 5  # tensors that the report names
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification found.
+
+    differences  all comparisons, in the order of computing
+    problems     what is wrong, as sentences; empty when the layout is proved
+    controls     each mutation's name, and by which comparison it was noticed (None: it was not)
+    """
+
+    case: Case
+    differences: list[Difference]
+    problems: list[str]
+    controls: list[tuple[str, Difference | None]]
+
+    @property
+    def proved(self) -> bool:
+        return not self.problems
+
+
+def verify(case: Case, workers: Workers, *, controls: bool = True) -> Verdict:
+    """Runs the case on `workers`, which are at least as many as the layout's ranks."""
+    theirs = reference(case)
+    noise = reference(case, backwards=True) if case.method.precision == "bf16" else None
+    ranks = workers.run(gather, case, ranks=case.layout.world)
+    differences = compare(case, ranks[0], theirs, noise)
+    problems = [*_diverged(differences), *_equal_bits(ranks), *_bytes(case, ranks)]
+    noticed = []
+    for mutation in mutations(case.layout) if controls else []:
+        failing = _try(case, mutation, workers, theirs, noise)
+        noticed.append((mutation.name, failing))
+        if failing is None:
+            problems.append(
+                f"the control '{mutation.name}' went unnoticed: the bounds prove nothing"
+            )
+    return Verdict(case, differences, problems, noticed)
+
+
+def _try(
+    case: Case,
+    mutation: Mutation,
+    workers: Workers,
+    theirs: Evidence,
+    noise: Evidence | None,
+) -> Difference | None:
+    """The comparison that a mutation fails worst, or None."""
+    broken = workers.run(gather, case, mutation.mutate, mutation.shift, ranks=case.layout.world)
+    failing = [d for d in compare(case, broken[0], theirs, noise) if not d.used <= 1]
+    return max(failing, key=lambda difference: difference.used, default=None)
+
+
+def _diverged(differences: list[Difference]) -> Iterator[str]:
+    """The first thing that differs, and how many do."""
+    failing = [difference for difference in differences if not difference.used <= 1]
+    if failing:
+        first = failing[0]
+        gradients = [d for d in failing if d.what.startswith("gradient of")]
+        also = f"; the first gradient to diverge is {gradients[0].what}" if gradients else ""
+        yield (
+            f"{len(failing)} of {len(differences)} comparisons differ; the first is the "
+            f"{first.what}: apart {first.apart:.3g}, allowed {first.bound:.3g}{also}"
+        )
+
+
+def _equal_bits(ranks: list[Evidence]) -> Iterator[str]:
+    for rank, evidence in enumerate(ranks):
+        if evidence.checksum != ranks[0].checksum:
+            yield f"rank {rank} holds other weights than rank 0 after the last step"
+
+
+def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
+    """Bytes predicted equal bytes counted, row by row."""
+    width = 8 if case.method.precision == "float64" else 4
+    table = buffers(weights(case.shape))
+    for rank, evidence in enumerate(ranks):
+        expected = step_traffic(case.layout, table, rank=rank, element_bytes=width)
+        predicted = {row: count * case.steps for row, count in expected.items() if count}
+        counted = {row: count for row, count in evidence.sent.items() if count}
+        if predicted != counted:
+            yield f"rank {rank} was predicted to send {predicted} and sent {counted}"
+
+
+def report(verdict: Verdict) -> Iterator[str]:
+    """The verdict for a reader, line by line."""
+    case = verdict.case
+    yield (
+        f"{case.layout} against one device: {case.method.precision}, {case.steps} steps of "
+        f"{case.samples} samples, {len(weights(case.shape))} weights"
+    )
+    yield f"{'share of bound':>15s}  {'apart':>9s}  {'allowed':>9s}  what"
+    for difference in _worst(verdict.differences):
+        yield (
+            f"{difference.used:15.1e}  {difference.apart:9.1e}  {difference.bound:9.1e}  "
+            f"{difference.what}"
+        )
+    for name, failing in verdict.controls:
+        how = f"noticed by the {failing.what}" if failing else "NOT NOTICED"
+        yield f"control: {name}: {how}"
+    for problem in verdict.problems:
+        yield f"problem: {problem}"
+    if verdict.proved:
+        yield "equal: bytes, bits of all ranks, and every gradient within its bound"
+
+
+def _worst(differences: list[Difference]) -> list[Difference]:
+    """One loss, one norm, then the tensors that use most of their bound."""
+    scalars = [d for d in differences if d.what.startswith(("loss", "gradient norm"))]
+    tensors = [d for d in differences if d not in scalars]
+    kinds = (
+        [d for d in scalars if d.what.startswith("loss")],
+        [d for d in scalars if d.what.startswith("gradient norm")],
+    )
+    shown = [max(kind, key=lambda d: d.used) for kind in kinds if kind]
+    return shown + sorted(tensors, key=lambda d: -d.used)[:WORST]

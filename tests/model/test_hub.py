@@ -1,0 +1,256 @@
+"""The model against transformers, both ways, and folders that cannot be read."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from random_model import GPT2, LLAMA, QWEN3, STRETCHED, model_of, random_tokens, random_weights
+from safetensors.torch import load_file, save_file
+
+from howdah.model.hub import names, read_hub
+from howdah.model.hub_config import config, shape_from_config
+from howdah.plan.problems import BadInput
+from howdah.plan.sharding import weights
+
+transformers = pytest.importorskip("transformers")
+
+SHAPES = {
+    "llama": LLAMA,
+    "llama with biases": replace(LLAMA, bias=True, kv_heads=None),
+    "llama 3.2": replace(
+        LLAMA, head_size=8, rotary_base=100.0, rotary_scaling=STRETCHED, tied=True, epsilon=1e-6
+    ),
+    "gpt2": GPT2,
+    "gpt2 with relu": replace(GPT2, feedforward="relu", tied=False, ffn=20),
+    "qwen3": QWEN3,
+    "qwen3 tied": replace(QWEN3, tied=True, heads=3, kv_heads=None, rotary_scaling=STRETCHED),
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def widened(monkeypatch):
+    """transformers computes norms and angles in float32 always; here the word means float64."""
+    for name in ("float", "float32"):
+        monkeypatch.setattr(torch, name, torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+def their_tensors(shape, tensors):
+    """Their names → tensors, by the table of names."""
+    found = {}
+    for theirs in names(shape):
+        whole = torch.cat([tensors[name] for name in theirs.ours])
+        found[theirs.name] = (whole.T if theirs.transposed else whole).contiguous()
+    return found
+
+
+def their_model(shape, *, dtype):
+    """transformers' model of a shape, with random weights that are its own."""
+    sizes = config(shape, end=0, dtype="float32")
+    made = transformers.AutoConfig.for_model(**sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="sdpa")
+    model = model.to(dtype).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return model
+
+
+def logits_of(shape, tensors, tokens, positions):
+    model = model_of(shape, tensors)
+    return model.logits(model(tokens, positions))
+
+
+@every_shape
+def test_logits_equal_in_float32(shape, tmp_path):
+    theirs = their_model(shape, dtype=torch.float32)
+    theirs.save_pretrained(tmp_path)
+    assert_equal_logits(theirs, tmp_path, shape, bound=1e-5)
+
+
+@every_shape
+def test_logits_equal_in_float64(shape, tmp_path, widened):
+    theirs = their_model(shape, dtype=torch.float64)
+    theirs.save_pretrained(tmp_path)
+    assert_equal_logits(theirs, tmp_path, shape, bound=1e-10)
+
+
+def assert_equal_logits(theirs, folder, shape, *, bound):
+    found, tensor = read_hub(folder)
+    assert found == shape
+    tokens, positions = random_tokens(shape, 2, shape.context)
+    tensors = {weight.name: tensor(weight.name) for weight in weights(shape)}
+    mine = logits_of(shape, tensors, tokens, positions)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+    assert mine.dtype == expected.dtype
+    assert (mine - expected).abs().max() < bound * max(1, expected.abs().max())
+
+
+@every_shape
+def test_config_and_shape_are_inverse(shape):
+    sizes = json.loads(json.dumps(config(shape, end=3, dtype="bfloat16")))
+    assert shape_from_config(sizes) == shape
+    assert sizes["eos_token_id"] == sizes["bos_token_id"] == 3
+
+
+def test_the_config_of_transformers_4_is_read_too():
+    sizes = config(SHAPES["llama 3.2"], end=0, dtype="float32")
+    del sizes["rope_parameters"]
+    assert shape_from_config(sizes) == SHAPES["llama 3.2"]
+    assert "rope_type" in sizes["rope_scaling"] and "rope_theta" in sizes
+
+
+def test_gpt2_keeps_query_key_and_value_side_by_side_and_transposed():
+    (joint,) = (t for t in names(GPT2) if t.name == "transformer.h.0.attn.c_attn.weight")
+    assert joint.ours == tuple(f"layers.0.attention.{x}.weight" for x in "qkv")
+    assert joint.shape == (16, 48) and joint.transposed
+    (table,) = (t for t in names(GPT2) if t.name == "transformer.wte.weight")
+    assert not table.transposed
+
+
+def test_each_weight_has_one_place():
+    for shape in SHAPES.values():
+        ours = [name for theirs in names(shape) for name in theirs.ours]
+        assert sorted(ours) == sorted(weight.name for weight in weights(shape))
+
+
+# -- folders -------------------------------------------------------------------
+
+
+def write_folder(folder, shape, *, changes=None, tensors=None):
+    """A folder with the sizes of `shape` and its weights, or others."""
+    sizes = config(shape, end=0, dtype="float64") | (changes or {})
+    (folder / "config.json").write_text(json.dumps(sizes))
+    save_file(tensors or their_tensors(shape, random_weights(shape)), folder / "model.safetensors")
+
+
+@every_shape
+def test_a_folder_gives_back_what_was_written(shape, tmp_path):
+    tensors = random_weights(shape)
+    write_folder(tmp_path, shape, tensors=their_tensors(shape, tensors))
+    found, tensor = read_hub(tmp_path)
+    assert found == shape
+    assert all(torch.equal(tensor(name), value) for name, value in tensors.items())
+
+
+def test_shards_are_read(tmp_path):
+    theirs = their_model(LLAMA, dtype=torch.float32)
+    theirs.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    _, tensor = read_hub(tmp_path)
+    expected = theirs.state_dict()["model.layers.1.mlp.up_proj.weight"]
+    assert torch.equal(tensor("layers.1.feedforward.up.weight"), expected)
+    next(tmp_path.glob("*-00002-*.safetensors")).unlink()
+    with pytest.raises(BadInput, match="00002"):
+        read_hub(tmp_path)
+
+
+def test_names_without_a_stem_and_old_buffers_are_read(tmp_path):
+    """As the first GPT-2 files on the hub are."""
+    tensors = random_weights(GPT2)
+    stored = {
+        name.removeprefix("transformer."): value
+        for name, value in their_tensors(GPT2, tensors).items()
+    }
+    stored["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
+    write_folder(tmp_path, GPT2, tensors=stored)
+    _, tensor = read_hub(tmp_path)
+    assert all(torch.equal(tensor(name), value) for name, value in tensors.items())
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    tensors = their_tensors(LLAMA, random_weights(LLAMA))
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    write_folder(tmp_path, LLAMA, tensors=tensors)
+    with pytest.raises(BadInput, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        read_hub(tmp_path)
+
+
+def test_a_tensor_of_other_sizes_is_named(tmp_path):
+    write_folder(tmp_path, LLAMA, changes={"vocab_size": 41})
+    with pytest.raises(BadInput, match=r"embed_tokens\.weight is \[40, 16\].*\[41, 16\]"):
+        read_hub(tmp_path)
+
+
+def test_a_weight_that_would_not_be_computed_with_is_refused(tmp_path):
+    """Biases that config.json does not mention, as Qwen 2 has them."""
+    tensors = their_tensors(LLAMA, random_weights(LLAMA))
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(16)
+    write_folder(tmp_path, LLAMA, tensors=tensors)
+    with pytest.raises(BadInput, match=r"q_proj\.bias"):
+        read_hub(tmp_path)
+
+
+def test_a_tied_head_may_be_stored_but_not_differ(tmp_path):
+    shape = replace(LLAMA, tied=True)
+    tensors = their_tensors(shape, random_weights(shape))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    write_folder(tmp_path, shape, tensors=tensors)
+    assert read_hub(tmp_path)[0] == shape
+    tensors["lm_head.weight"][0, 0] += 1
+    write_folder(tmp_path, shape, tensors=tensors)
+    with pytest.raises(BadInput, match="tie_word_embeddings"):
+        read_hub(tmp_path)
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    tensors = their_tensors(LLAMA, random_weights(LLAMA))
+    tensors["model.norm.weight"] = torch.ones(16, dtype=torch.int8)
+    write_folder(tmp_path, LLAMA, tensors=tensors)
+    with pytest.raises(BadInput, match="I8"):
+        read_hub(tmp_path)
+
+
+def test_pickle_is_refused_unread(tmp_path):
+    write_folder(tmp_path, LLAMA)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not even pickle")
+    with pytest.raises(BadInput, match="pickle"):
+        read_hub(tmp_path)
+
+
+def test_an_index_cannot_lead_out_of_the_folder(tmp_path):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    write_folder(inside, LLAMA)
+    (inside / "model.safetensors").rename(tmp_path / "model.safetensors")
+    places = dict.fromkeys(load_file(tmp_path / "model.safetensors"), "../model.safetensors")
+    (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(BadInput, match="cannot read"):
+        read_hub(inside)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("config.json", None, "cannot read"),
+        ("config.json", b"{", "not JSON"),
+        ("config.json", b"[]", "no table"),
+        ("model.safetensors", None, r"no model\.safetensors"),
+        ("model.safetensors", b"short", "download it again"),
+    ],
+)
+def test_a_damaged_folder_gets_a_sentence(name, content, sentence, tmp_path):
+    write_folder(tmp_path, LLAMA)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=sentence):
+        read_hub(tmp_path)
+
+
+def test_a_truncated_file_gets_a_sentence(tmp_path):
+    write_folder(tmp_path, LLAMA)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(BadInput, match="download it again"):
+        read_hub(tmp_path)

@@ -1,0 +1,118 @@
+"""Whole trainings of a small model: what they compute, and what they leave in the run folder."""
+
+import re
+
+import pytest
+import torch
+from small_runs import assert_same_bits, losses, metrics, opened, tensors, train_on
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from howdah.checkpoint.folders import best_step, mark_best, steps
+from howdah.train.opened import open_run
+
+# What torchtitan's users read its log with.
+TORCHTITAN = re.compile(
+    r"step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>[\d.]+)\s+grad_norm:\s*(?P<grad_norm>[\d.]+)\s+"
+    r"memory:\s*(?P<memory>[\d.]+)GiB\((?P<share>[\d.]+)%\)\s+tps:\s*(?P<tps>[\d,]+)\s+"
+    r"tflops:\s*(?P<tflops>[\d.,]+)\s+mfu:\s*(?P<mfu>[\d.]+)%"
+)
+
+
+def relative(first, second):
+    assert first.keys() == second.keys() and first
+    return max(abs(first[step] - second[step]) / first[step] for step in first)
+
+
+def test_the_same_run_twice_gives_the_same_bits(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "layout=dp2"), make_job("b", "layout=dp2"))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
+    assert losses(tmp_path / "a")[20] < 0.9 * losses(tmp_path / "a")[1]  # it learns, too
+
+
+def test_another_seed_gives_other_bits(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "pace.steps=1"), make_job("b", "pace.steps=1", "seed=2"))
+    assert losses(tmp_path / "a") != losses(tmp_path / "b")
+
+
+@pytest.mark.parametrize("layout", ["single x1", "single x3", "dp2 x1", "dp2 x2", "dp4 x2"])
+def test_every_layout_has_the_losses_of_one_process(workers, make_job, tmp_path, layout):
+    """At dp4 x2 two of eight rows are padding, which must count for nothing."""
+    micro = {"dp4 x2": 1, "dp2 x2": 2}.get(layout)
+    job = make_job("b", f"layout={layout}", *([f"batch.micro_batch={micro}"] if micro else []))
+    train_on(workers, make_job("a"))
+    train_on(workers, job)
+    assert str(job.layout) == layout
+    assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-6
+    assert opened(tmp_path / "b", 20).samples == 6 * 20
+
+
+def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
+    (outcome,) = train_on(workers, make_job("a", "layout=dp2", "pace.evaluate_every=8"))
+    assert (outcome.step, outcome.exit_code) == (20, 0)
+    folder = tmp_path / "a"
+    trained, held_out = metrics(folder), metrics(folder, "held_out")
+    assert list(trained) == list(range(1, 21)) and list(held_out) == [8, 16, 20]
+    assert all(row["bits_per_byte"] > 0 for row in held_out.values())
+    assert trained[3]["rate"] == pytest.approx(3e-3)  # the warm-up reaches the peak
+    assert trained[5]["sent"] > 0 and trained[5]["tps"] > 0
+
+    lines = (folder / "log.txt").read_text().splitlines()
+    assert len(lines) == 20
+    for step, line in enumerate(lines, 1):
+        found = TORCHTITAN.match(line)
+        assert found, line
+        assert int(found["step"]) == step
+        assert float(found["loss"]) == pytest.approx(trained[step]["loss"], abs=1e-5)
+        assert float(found["grad_norm"]) == pytest.approx(trained[step]["norm"], abs=1e-4)
+
+    board = EventAccumulator(str(folder / "tensorboard")).Reload()
+    drawn = {event.step: event.value for event in board.Scalars("loss_metrics/global_avg_loss")}
+    assert drawn == pytest.approx({step: row["loss"] for step, row in trained.items()}, rel=1e-6)
+    assert [event.step for event in board.Scalars("held_out/loss")] == [8, 16, 20]
+
+
+def test_old_checkpoints_go_and_the_best_stays(workers, make_job, tmp_path):
+    """A rate far too high from step 4 on, so that an early evaluation is the best."""
+    pace = ["pace.steps=12", "pace.evaluate_every=2", "pace.save_every=2", "pace.keep=1"]
+    rate = ["method.rate.peak=1.0", "method.rate.warmup=40", "method.optimizer.clip=0"]
+    train_on(workers, make_job("a", *pace, *rate))
+    held_out = {step: row["loss"] for step, row in metrics(tmp_path / "a", "held_out").items()}
+    best = min((step for step in held_out if step < 12), key=held_out.__getitem__)
+    assert best < 10, held_out
+    assert best_step(tmp_path / "a" / "checkpoints") == best
+    assert steps(tmp_path / "a" / "checkpoints") == [best, 12]
+    assert opened(tmp_path / "a", best).meta["best_loss"] == held_out[best]
+
+
+def test_one_checkpoint_is_kept_when_asked(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "layout=dp2", "pace.save_every=3", "pace.keep=1"))
+    assert steps(tmp_path / "a" / "checkpoints") == [20]
+
+
+def test_a_run_starts_from_an_exported_folder(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "pace.export=true", "pace.steps=5"))
+    # A rate this small moves no float32 weight, and nothing decays: what is saved is the start.
+    still = ["method.rate.peak=1e-30", "method.optimizer.decay=0", "pace.steps=1", "seed=7"]
+    train_on(workers, make_job("b", f"init_from={tmp_path / 'a' / 'export'}", *still))
+    first, second = tensors(tmp_path / "a", 5), tensors(tmp_path / "b", 1)
+    weights = [name for name in first if name[0] == "weight"]
+    assert weights
+    for name in weights:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_bf16_keeps_float32_masters_and_moments(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "layout=dp2", "method.precision=bf16", "pace.steps=3"))
+    found = tensors(tmp_path / "a", 3)
+    assert {kind for kind, _ in found} == {"weight", "exp_avg", "exp_avg_sq"}
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    weight = found["weight", "layers.0.attention.q.weight"]
+    assert not torch.equal(weight, weight.bfloat16().float())  # not merely cast back
+
+
+def test_the_best_is_opened_when_asked(workers, make_job, tmp_path):
+    train_on(workers, make_job("a"))
+    mark_best(tmp_path / "a" / "checkpoints", 10)
+    assert open_run(tmp_path / "a", say=print).checkpoint.step == 20
+    assert open_run(tmp_path / "a", say=print, best=True).checkpoint.step == 10
