@@ -27,7 +27,7 @@ from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput, nearest
 from howdah.plan.shapes import ModelShape
 from howdah.train.job import Job, Pace
-from howdah.train.sources import STDLIB, Data, Source
+from howdah.train.sources import STDLIB, Data
 
 Table = dict[str, Any]
 
@@ -152,12 +152,20 @@ def _refuse_unknown(kind: type, table: object, path: str) -> None:
         if name not in hints:
             known = [*hints, "preset"] if kind is ModelShape else hints
             raise BadInput(f"unknown key {path + name!r}{_suggestion(name, known)}")
-        inner = next(filter(is_dataclass, (hints[name], *get_args(hints[name]))), None)
-        if isinstance(inner, type):
+        inner = _table_in(hints[name])
+        if inner and isinstance(value, list):
+            for number, row in enumerate(value):
+                _refuse_unknown(inner, row, f"{path}{name}[{number}].")
+        elif inner:
             _refuse_unknown(inner, value, f"{path}{name}.")
-        elif name == "sources" and isinstance(value, list):
-            for number, one in enumerate(value):
-                _refuse_unknown(Source, one, f"{path}{name}[{number}].")
+
+
+def _table_in(hint: object) -> type | None:
+    """The dataclass that a key holds: one, none or many of it."""
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and is_dataclass(kind):
+            return kind
+    return None
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
@@ -172,9 +180,8 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 def _paths(kind: type, prefix: str) -> Iterator[str]:
     for name, hint in get_type_hints(kind).items():
         yield prefix + name
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            yield from _paths(hint, f"{prefix}{name}.")
+        if inner := _table_in(hint):
+            yield from _paths(inner, f"{prefix}{name}.")
 
 
 def _sentence(error: ValidationError) -> str:

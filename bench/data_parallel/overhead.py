@@ -88,6 +88,10 @@ class Clock:
         return timed
 
     def _end_of_step(self) -> None:
+        """What the parts do not explain is Python between them.
+
+        The first step gets all that came before it too; it is not counted, being warm-up.
+        """
         ended = perf_counter()
         parts = sum(self.now.values())
         self.now["other"] = ended - self.began - parts  # type: ignore[assignment]
@@ -159,6 +163,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         steps = steps_of_a_run(Path(folder))
     parts = shares(steps)
+    assert all(parts[part] > 0 for part in WORK), f"a hook did not fire: {parts}"
     text = table(parts, median(step.total() for step in steps))
     print(text)
     (HERE / "overhead.md").write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ document only. How that mask is best applied depends on the device:
 """
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import cast
 
 import torch
@@ -24,12 +25,14 @@ from howdah.plan.shapes import ModelShape, RotaryScaling
 
 @dataclass(frozen=True)
 class Spans:
-    """Rows that are one document, and the document lengths of the rows that are not."""
+    """Neighbouring rows that are cut alike: how many they are, and their documents' lengths.
 
-    single: Tensor
-    cut: Tensor
-    lengths: tuple[int, ...]
-    back: Tensor  # the order that brings [single, cut] back to the rows of the micro-batch
+    rows     3  1  2        rows 0 to 2 are one document each, row 3 is cut, 4 and 5 are not
+    lengths  (8,) (5, 3) (8,)
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[tuple[int, ...], ...]
 
 
 Mask = Spans | Tensor | None
@@ -40,14 +43,13 @@ def cut_documents(documents: Tensor, device: torch.device) -> Mask:
 
     None stands for plain causal attention over whole rows.
     """
-    many = documents[:, 0] != documents[:, -1]
-    if not bool(many.any()):
+    if bool((documents[:, 0] == documents[:, -1]).all()):
         return None
     if device.type != "cpu":
         return dense_mask(documents).to(device)
-    single, cut = (~many).nonzero().flatten(), many.nonzero().flatten()
-    lengths = torch.cat([row.unique_consecutive(return_counts=True)[1] for row in documents[cut]])
-    return Spans(single, cut, tuple(lengths.tolist()), torch.cat([single, cut]).argsort())
+    cuts = [tuple(row.unique_consecutive(return_counts=True)[1].tolist()) for row in documents]
+    alike = [(len(list(rows)), lengths) for lengths, rows in groupby(cuts)]
+    return Spans(tuple(rows for rows, _ in alike), tuple(lengths for _, lengths in alike))
 
 
 def dense_mask(documents: Tensor) -> Tensor:
@@ -137,19 +139,17 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
-    outputs = []
-    if len(spans.single):
-        outputs.append(_causal(*(x.index_select(0, spans.single) for x in (q, k, v))))
-    parts = (_lay_out(x.index_select(0, spans.cut)).split(spans.lengths, 1) for x in (q, k, v))
-    documents = [_causal(a[None], b[None], c[None])[0] for a, b, c in zip(*parts, strict=True)]
-    heads, s, d = q.shape[1:]
-    outputs.append(torch.cat(documents, 1).view(heads, -1, s, d).transpose(0, 1))
-    return torch.cat(outputs).index_select(0, spans.back)
+    """One call for each document of neighbouring rows that are cut alike.
 
-
-def _lay_out(x: Tensor) -> Tensor:
-    """[rows, heads, s, d] → [heads, rows·s, d]: the rows' tokens one after the other."""
-    return x.transpose(0, 1).flatten(1, 2)
+    Cutting and joining, forward and backward, are views and copies; picking rows by an index
+    would scatter gradients one element at a time.
+    """
+    parts = (x.split(spans.rows) for x in (q, k, v))
+    together = []
+    for *rows, lengths in zip(*parts, spans.lengths, strict=True):
+        documents = zip(*(x.split(lengths, 2) for x in rows), strict=True)
+        together.append(torch.cat([_causal(*document) for document in documents], 2))
+    return torch.cat(together)
 
 
 # -- rotary positions (Su et al. 2021, https://arxiv.org/abs/2104.09864) --------

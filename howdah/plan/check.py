@@ -1,5 +1,7 @@
 """Everything wrong with a plan, as sentences, all at once, before any device is touched."""
 
+from math import inf
+
 from howdah.plan.batch import Batch
 from howdah.plan.method import Method, Optimizer, Rate
 from howdah.plan.shapes import ModelShape, check_shape
@@ -44,8 +46,8 @@ def _check_signs(optimizer: Optimizer) -> list[str]:
 
 def _check_rate(rate: Rate) -> list[str]:
     problems = []
-    if not rate.peak > 0:
-        problems.append(f"method.rate.peak is {rate.peak}; it must be above 0")
+    if not 0 < rate.peak < inf:
+        problems.append(f"method.rate.peak is {rate.peak}; it must be above 0, and finite")
     if not 0 <= rate.floor <= 1:
         problems.append(f"method.rate.floor is {rate.floor}; it is a share of the peak, in [0, 1]")
     for name, steps in (("warmup", rate.warmup), ("decay", rate.decay)):

@@ -1,0 +1,92 @@
+"""Two of three batch numbers give the third; a ramp; what contradicts is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from howdah.plan.batch import Batch, micro_steps, resolve_batch
+from howdah.plan.layout import Layout
+from howdah.plan.problems import BadInput
+
+counts = st.integers(1, 50)
+
+
+@given(micro=counts, dp=counts, micros=counts)
+def test_any_two_give_the_third(micro, dp, micros):
+    total = micro * dp * micros
+    full = Batch(global_batch=total, micro_batch=micro), Layout(dp, micros)
+    assert resolve_batch(Batch(micro_batch=micro), Layout(dp, micros)) == full
+    assert resolve_batch(Batch(global_batch=total), Layout(dp, micros)) == full
+    assert resolve_batch(Batch(global_batch=total, micro_batch=micro), Layout(dp)) == full
+    assert resolve_batch(*full) == full
+
+
+@given(total=counts, micro=counts, dp=counts)
+def test_there_are_just_enough_micro_steps(total, micro, dp):
+    count = micro_steps(total, micro=micro, replicas=dp)
+    assert (count - 1) * micro * dp < total <= count * micro * dp
+
+
+def test_what_does_not_divide_is_padded():
+    """10 samples on 3 replicas in twos: 6, then 4 and a row of padding on the last."""
+    batch, layout = resolve_batch(Batch(global_batch=10, micro_batch=2), Layout(3))
+    assert (batch.global_batch, str(layout)) == (10, "dp3 x2")
+    batch, layout = resolve_batch(Batch(global_batch=10), Layout(3, 2))
+    assert (batch.micro_batch, str(layout)) == (2, "dp3 x2")
+
+
+def test_one_number_alone_makes_one_micro_batch():
+    assert resolve_batch(Batch(global_batch=7), Layout(2))[0].micro_batch == 4
+    assert resolve_batch(Batch(micro_batch=4), Layout(2))[0].global_batch == 8
+
+
+@given(
+    start=st.integers(1, 40), more=st.integers(0, 40), steps=st.integers(1, 30), step=st.integers(0)
+)
+def test_a_ramp_grows_from_its_start_to_the_full_batch(start, more, steps, step):
+    batch = Batch(global_batch=start + more, ramp_from=start, ramp_steps=steps)
+    assert batch.size(0) == start
+    assert batch.size(step) <= batch.size(step + 1) <= start + more
+    assert batch.size(steps + step) == start + more
+
+
+def test_a_ramp_is_linear():
+    """GPT-3's, with a thousandth of its tokens: 32 to 3200."""
+    batch = Batch(global_batch=3200, ramp_from=32, ramp_steps=99)
+    assert [batch.size(step) for step in (0, 1, 50, 98, 99)] == [32, 64, 1632, 3168, 3200]
+
+
+@pytest.mark.parametrize(
+    ("batch", "layout", "sentence"),
+    [
+        (Batch(), Layout(2, 4), "the batch is open: give two of"),
+        (Batch(), Layout(2), "the batch is open: give two of"),
+        (Batch(global_batch=0), Layout(), "batch.global_batch is 0; it must be at least 1"),
+        (Batch(micro_batch=-2), Layout(), "batch.micro_batch is -2; it must be at least 1"),
+        (
+            Batch(global_batch=16, micro_batch=4),
+            Layout(2, 3),
+            "batch.global_batch 16 on 2 replicas with batch.micro_batch 4 takes x2, but the "
+            "layout says x3; drop one of the three",
+        ),
+        (Batch(global_batch=8, ramp_from=9, ramp_steps=2), Layout(), "batch.ramp_from 9 is over"),
+        (Batch(global_batch=8, ramp_from=4), Layout(), "a ramp needs both batch.ramp_from and"),
+        (Batch(global_batch=8, ramp_steps=4), Layout(), "a ramp needs both batch.ramp_from and"),
+        (Batch(global_batch=8, ramp_from=-1, ramp_steps=4), Layout(), "batch.ramp_from and"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(batch, layout, sentence):
+    with pytest.raises(BadInput) as refused:
+        resolve_batch(batch, layout)
+    assert str(refused.value).startswith(sentence)
+
+
+@given(total=st.integers(1, 60), dp=counts, micros=counts)
+def test_a_global_batch_and_an_x_always_agree_or_are_refused(total, dp, micros):
+    """The micro-batch is rounded up, after which fewer micro-batches may be enough."""
+    try:
+        batch, layout = resolve_batch(Batch(global_batch=total), Layout(dp, micros))
+    except BadInput as refused:
+        assert f"but the layout says x{micros}" in str(refused)
+        return
+    assert layout.micros == micros == micro_steps(total, micro=batch.micro_batch, replicas=dp)

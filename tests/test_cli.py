@@ -1,0 +1,425 @@
+"""The command line from outside: what it prints, how it exits, and what it leaves behind.
+
+Starting Python with torch takes seconds, so mistakes are made in this process, and only what is
+about processes (launchers, signals, a rank that dies) starts some.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from small_runs import assert_same_bits, forget, losses, metrics, opened, tensors, train_on
+
+from howdah import cli
+from howdah.checkpoint.folders import steps
+from howdah.train import loop
+from howdah.train.folder import hold
+
+HOWDAH = [sys.executable, "-m", "howdah.cli"]
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture
+def environment(cache):
+    """That of a person's shell: no launcher in it, and the tests' token cache."""
+    plain = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
+    return {**plain, "HOWDAH_CACHE": str(cache.parent), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def howdah(environment, monkeypatch, capsys):
+    """Runs a command in this process: (exit code, standard output, standard error)."""
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOWDAH_CACHE", environment["HOWDAH_CACHE"])
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["howdah", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return (left.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(howdah):
+    """Runs a command that must fail as a user's mistake; returns its one sentence."""
+
+    def run(*words):
+        code, _, error = howdah(*words)
+        assert code == 2, error
+        assert error.startswith("howdah: ") and error.count("\n") == 1, error
+        assert "Traceback" not in error
+        return error.removeprefix("howdah: ").strip()
+
+    return run
+
+
+@pytest.fixture
+def trained(workers, make_job, recipe, howdah, tmp_path):
+    """A run folder with checkpoints of steps 10 and 20."""
+    code, _, error = howdah("train", recipe, f"folder={tmp_path / 'a'}")
+    assert code == 0, error
+    return tmp_path / "a"
+
+
+def everything(folder):
+    """Every file below a folder with its bytes."""
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+# -- mistakes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["pace.stepz=3"], "unknown key 'pace.stepz'; did you mean 'steps'?"),
+        (["pace.steps=soon"], "pace.steps: input should be a valid integer"),
+        (["layout=dp2 dq2"], "layout 'dp2 dq2': unknown word 'dq2'"),
+        (["layout=single dp2"], "layout 'single dp2': 'dp2' says dp a second time; say it once"),
+        (["batch.micro_batch=2", "layout=x5"], "batch.global_batch 6 on 1 replicas with"),
+        (["data.sources=['nowhere/at/all']"], "data.sources: nowhere/at/all does not exist; "),
+        (["batch.global_batch=100000"], "data.sources: there are "),
+        (["data.tokenizer=nowhere"], "data.tokenizer: nowhere does not exist; name a "),
+        (["model.vocab=100"], "model.vocab is 100, but 256 bytes and "),
+        (["folder=/dev/null/x"], "cannot write the run folder /dev/null/x: Not a directory; "),
+        (["init_from=nowhere"], "cannot read "),
+        (["device=cuda"], "device is cuda, but "),
+        (["quick"], "'quick' changes nothing; write key=value, such as seed=1"),
+        (["pace.steps.x=1"], "pace.steps.x: steps is a single value, not a table"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(recipe, refused, tmp_path, words, sentence):
+    place = [] if words[0].startswith("folder=") else [f"folder={tmp_path / 'a'}"]
+    if words == ["device=cuda"] and cli._machine(launched=False).cuda:
+        pytest.skip("there is a CUDA device")
+    assert refused("train", recipe, *place, *words).startswith(sentence)
+    assert set(everything(tmp_path / "a")) <= {tmp_path / "a" / "lock"}
+
+
+def test_a_recipe_that_is_none(refused, tmp_path):
+    assert refused("train", tmp_path / "x.toml").startswith("cannot read the recipe ")
+    assert refused("train", tmp_path).startswith("cannot read the recipe ")
+    (tmp_path / "x.toml").write_bytes(bytes(range(256)))
+    assert " is not TOML: " in refused("train", tmp_path / "x.toml")
+
+
+def test_text_that_cannot_be_used(recipe, refused, text, tmp_path):
+    place = f"folder={tmp_path / 'a'}"
+    (tmp_path / "empty").mkdir()
+    assert " holds no text; " in refused(
+        "train", recipe, place, f"data.sources=['{tmp_path / 'empty'}']"
+    )
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "a"}\n{"body": "b"}\n')
+    sentence = refused("train", recipe, place, f"data.sources=['{lines}']")
+    assert f"{lines}" in sentence and "line 2" in sentence and "text" in sentence
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes" / "1.txt").write_bytes(b"good until \xff here")
+    sentence = refused(
+        "train", recipe, place, f"data.sources=['{tmp_path / 'bytes'}']", "data.undecodable=stop"
+    )
+    assert "1.txt" in sentence and "repair it, or set data.undecodable to 'skip'" in sentence
+
+
+def test_an_unusable_cache(recipe, refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOWDAH_CACHE", "/dev/null")
+    sentence = refused("train", recipe, f"folder={tmp_path / 'a'}")
+    assert sentence.startswith("the token cache /dev/null/howdah cannot be used (Not a directory)")
+
+
+def test_a_layout_that_does_not_fit_torchrun(recipe, refused, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli.os, "environ", {**os.environ, "RANK": "1", "WORLD_SIZE": "3"})
+    sentence = refused("train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2")
+    assert "needs 2 processes but there are 3; use dp3 or dp*" in sentence
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_live_run_is_left_alone(recipe, refused, monkeypatch, tmp_path, launched):
+    """Under torchrun the second run once wrote its run.toml before it looked at the lock."""
+    with hold(tmp_path / "a"):
+        (tmp_path / "a" / "run.toml").write_text("the live run's")
+        if launched:
+            rank = {"RANK": "0", "WORLD_SIZE": "1"}
+            monkeypatch.setattr(cli.os, "environ", {**os.environ, **rank})
+        sentence = refused("train", recipe, f"folder={tmp_path / 'a'}")
+        assert sentence.startswith(f"another live run is writing {tmp_path / 'a'}; wait for it")
+        assert (tmp_path / "a" / "run.toml").read_text() == "the live run's"
+
+
+def test_a_run_that_cannot_go_on_is_left_as_it_was(trained, refused, recipe):
+    before = everything(trained)
+    assert " holds a model with layers 2, this run has 3; " in refused(
+        "train", trained, "model.layers=3"
+    )
+    assert " was trained with seed 1, this run has 2" in refused("train", trained, "seed=2")
+    assert " holds the state of adamw, this run uses sgd; " in refused(
+        "train", recipe, f"folder={trained}", "method.optimizer.name=sgd"
+    )
+    assert everything(trained) == before
+
+
+def test_damaged_checkpoints(trained, howdah, refused):
+    parts = sorted((trained / "checkpoints").glob("step-*/*.safetensors"))
+    parts[1].write_bytes(parts[1].read_bytes()[:-1])
+    code, out, _ = howdah("train", trained)
+    assert code == 0
+    assert "step-00000020 is passed over: rank-00000.safetensors has " in out
+    assert "going on from step 10, saved on single" in out
+    for part in parts:
+        part.write_bytes(part.read_bytes()[:-1])
+    before = everything(trained)
+    assert refused("train", trained).startswith(f"every checkpoint in {trained / 'checkpoints'} is")
+    assert everything(trained) == before
+
+
+def test_folders_that_hold_no_run(refused, tmp_path):
+    nothing = f"{tmp_path} has no whole checkpoint; train it first, or name a run folder"
+    assert refused("sample", tmp_path, "a") == nothing
+    assert refused("export", tmp_path, "--to", tmp_path / "b") == nothing
+    assert refused("export", tmp_path, "--best", "--to", tmp_path / "b") == nothing.replace(
+        "whole", "best"
+    )
+    assert not (tmp_path / "b").exists()
+
+
+def test_an_export_never_replaces_anything_else(trained, refused, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    sentence = refused("export", trained, "--to", tmp_path / "mine")
+    assert sentence.startswith(f"{tmp_path / 'mine'} is not empty and holds more than an export")
+    assert everything(tmp_path / "mine") == {tmp_path / "mine" / "letter.txt": b"dear"}
+    assert "a file; " in refused("export", trained, "--to", tmp_path / "mine" / "letter.txt")
+    assert refused("export", trained, "--to", "/dev/null/x").startswith("cannot export to /dev/nu")
+
+
+def test_a_draw_that_means_nothing(trained, refused):
+    assert refused("sample", trained, "a", "--temperature=-1").startswith("temperature is -1.0; ")
+    assert refused("sample", trained, "a", "--top-p=2").startswith("top_p is 2.0; ")
+    assert refused("sample", trained, "a", "--top-k=-1").startswith("top_k is -1; ")
+
+
+def test_a_defect_keeps_its_traceback(recipe, monkeypatch, tmp_path):
+    def broken(*_, **__):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(loop, "place", broken)
+    monkeypatch.setattr(sys, "argv", ["howdah", "train", str(recipe), f"folder={tmp_path / 'a'}"])
+    with pytest.raises(ValueError, match="a defect"):
+        cli.main()
+
+
+# -- what the commands do ----------------------------------------------------------
+
+
+def test_a_run_is_trained_sampled_exported_and_begun_from(howdah, trained, recipe, tmp_path):
+    first = howdah("sample", trained, "7 follows", "--length", 12, "--seed", 3)
+    assert first[0] == 0 and first[1].startswith("7 follows")
+    assert first == howdah("sample", trained, "7 follows", "--length", 12, "--seed", 3)
+
+    code, out, _ = howdah("export", trained, "--to", tmp_path / "out")
+    assert (code, out) == (0, f"step 20 of {trained} is in {tmp_path / 'out'}\n")
+    assert howdah("export", trained, "--to", tmp_path / "out")[0] == 0  # replaces its own
+
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("[model]")] + text[text.index("[data]") :])
+    begin = [f"init_from={tmp_path / 'out'}", f"data.tokenizer={tmp_path / 'out'}"]
+    code, out, error = howdah("train", recipe, f"folder={tmp_path / 'b'}", *begin, "pace.steps=1")
+    assert code == 0, error
+    assert losses(tmp_path / "b")[1] < 1.1 * losses(trained)[20]
+
+
+def test_doctor_finds_what_the_machine_has(howdah):
+    code, out, _ = howdah("doctor")
+    assert code == 0 and "torch" in out and "cores" in out
+
+
+# -- processes ---------------------------------------------------------------------
+
+
+@contextmanager
+def started(command, environment, tmp_path):
+    """A command in a session of its own. Whatever happens, nothing of it outlives the test."""
+    with (tmp_path / "stderr").open("w+") as errors:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            for pid in session(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.stdout.close()
+            process.wait()
+
+
+def stat(pid):
+    """(state, parent, session) of a process; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[1]), int(fields[3])
+
+
+def session(leader):
+    """The live processes of a session."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    found = {pid: stat(pid) for pid in pids}
+    return [pid for pid, is_ in found.items() if is_ and is_[2] == leader and is_[0] != "Z"]
+
+
+def ranks_of(process):
+    """The rank processes: grandchildren, behind the fork server."""
+    live = session(process.pid)
+    parents = {pid: is_[1] for pid in live if (is_ := stat(pid))}
+    return [pid for pid, parent in parents.items() if parents.get(parent) == process.pid]
+
+
+def read_until(process, start):
+    """Reads standard output up to a line that begins with `start`."""
+    read = []
+    for line in process.stdout:
+        read.append(line)
+        if line.startswith(start):
+            return
+    raise AssertionError("".join(read))
+
+
+def ended(process, tmp_path):
+    """(exit code, the rest of standard output, standard error); no process may be left."""
+    out = process.stdout.read()
+    code = process.wait(60)
+    deadline = time.monotonic() + 20
+    while left := session(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+    return code, out, (tmp_path / "stderr").read_text()
+
+
+def run(command, environment, tmp_path):
+    with started(command, environment, tmp_path) as process:
+        return ended(process, tmp_path)
+
+
+def test_two_processes_train_and_go_on(recipe, environment, tmp_path):
+    place = f"folder={tmp_path / 'a'}"
+    words = [*HOWDAH, "train", recipe, place, "layout=dp2", "pace.export=true"]
+    code, out, error = run([*words, "pace.prompt=1 follows"], environment, tmp_path)
+    assert (code, error) == (0, "")
+    assert "(2 ranks)" in out and ": equal\n" in out and "\n1 follows" in out
+    assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
+
+    forget(tmp_path / "a", 20)
+    code, out, error = run([*HOWDAH, "train", tmp_path / "a", "layout=dp3"], environment, tmp_path)
+    assert (code, error) == (0, "")
+    assert "going on from step 10, saved on dp2 x1" in out and "(3 ranks)" in out
+    assert steps(tmp_path / "a" / "checkpoints") == [10, 20]
+    assert list(losses(tmp_path / "a")) == list(range(1, 21))
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+
+
+def test_torchrun_starts_a_run(recipe, environment, tmp_path, workers, make_job):
+    words = ["-m", "howdah.cli", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]
+    code, out, error = run([*TORCHRUN, 2, "--standalone", *words], environment, tmp_path)
+    assert code == 0, error
+    assert out.count("step: 20 ") == 1  # rank 0 alone speaks
+    train_on(workers, make_job("b", "layout=dp2"))
+    assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
+
+
+def test_two_agents_start_a_run(recipe, environment, tmp_path, workers, make_job):
+    """As on two machines: an agent each, that find each other by address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agents = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port]
+    words = ["-m", "howdah.cli", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]
+    (tmp_path / "second").mkdir()
+    second = [*TORCHRUN, 1, *agents, "--node-rank", 1, *words]
+    with started(second, environment, tmp_path / "second") as other:
+        code, _, error = run(
+            [*TORCHRUN, 1, *agents, "--node-rank", 0, *words], environment, tmp_path
+        )
+        assert code == 0, error
+        assert ended(other, tmp_path / "second")[:2] == (0, "")
+    train_on(workers, make_job("b", "layout=dp2"))
+    assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
+
+
+LONG = ["pace.steps=120", "pace.save_every=0"]
+
+
+@pytest.mark.parametrize(("layout", "number"), [("dp2", signal.SIGTERM), ("single", signal.SIGINT)])
+def test_a_stopped_run_saves_and_goes_on(
+    recipe, environment, tmp_path, workers, make_job, layout, number
+):
+    words = [*HOWDAH, "train", recipe, f"folder={tmp_path / 'a'}", f"layout={layout}", *LONG]
+    with started(words, environment, tmp_path) as process:
+        read_until(process, "step:  3 ")
+        process.send_signal(number)
+        code, out, error = ended(process, tmp_path)
+    assert (code, error) == (128 + number, "")
+    (step,) = steps(tmp_path / "a" / "checkpoints")
+    assert 3 <= step < 120
+    assert max(losses(tmp_path / "a")) == step
+    assert out.endswith(
+        f"stopped after step {step} of 120 and saved; go on: howdah train {tmp_path / 'a'}\n"
+    )
+    again, never_stopped = (make_job(name, f"layout={layout}", *LONG) for name in "ab")
+    train_on(workers, again, never_stopped)
+    assert_same_bits(tensors(tmp_path / "a", 120), tensors(tmp_path / "b", 120))
+
+
+def test_when_a_rank_is_killed_all_end_and_the_run_goes_on(recipe, environment, tmp_path, howdah):
+    pace = ["pace.steps=400", "pace.save_every=5"]
+    words = [*HOWDAH, "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2", *pace]
+    with started(words, environment, tmp_path) as process:
+        read_until(process, "step: 12 ")
+        os.kill(ranks_of(process)[1], signal.SIGKILL)
+        code, _, error = ended(process, tmp_path)
+    assert code == 1
+    assert "rank" in error and "SIGKILL" in error
+    last = steps(tmp_path / "a" / "checkpoints")[-1]
+    assert last >= 5
+    code, out, _ = howdah("train", tmp_path / "a", "layout=single", f"pace.steps={last + 3}")
+    assert code == 0 and f"going on from step {last}, saved on dp2 x1" in out
+    assert opened(tmp_path / "a", last + 3).samples == 6 * (last + 3)
+    assert set(metrics(tmp_path / "a", "held_out")) == {last + 3}
+
+
+def fail(_):
+    """For ranks: a defect."""
+    raise ValueError("a defect")
+
+
+def refuse(_):
+    """For ranks: a mistake, which the rank has told already."""
+    sys.exit(2)
+
+
+@pytest.mark.parametrize(("ends", "code"), [(fail, 1), (refuse, 2)])
+def test_a_defect_of_a_rank_is_not_a_mistake(make_job, monkeypatch, capsys, ends, code):
+    monkeypatch.setattr(cli, "_train_rank", ends)
+    assert cli._launch(make_job("a", "layout=dp2")) == code
+    error = capsys.readouterr().err
+    if ends is fail:
+        assert "failed:\nTraceback" in error and "ValueError: a defect" in error
+    else:
+        assert error == ""

@@ -1,0 +1,190 @@
+"""From a recipe to a Job: what may be written, what is filled in, what is refused and how."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import RotaryScaling
+from howdah.run import Machine, load_run, parse_run, resolve_run, resolved, save_run
+
+HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
+def refusal(recipe, *overrides, machine=HERE):
+    """The sentence that a run is refused with."""
+    with pytest.raises(BadInput) as refused:
+        resolve_run(load_run(recipe, overrides), machine)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_resolves(path):
+    job = resolve_run(load_run(path), HERE)
+    assert job.name == path.stem and job.folder == Path.cwd() / "runs" / path.stem
+
+
+def test_overrides_change_single_values(recipe):
+    run = load_run(
+        recipe,
+        [
+            "layout=dp2 x3",
+            "seed=7",
+            "method.rate.peak=2e-4",
+            "method.optimizer.betas=[0.8, 0.9]",
+            'data.sources=["stdlib", {path = "x.jsonl", field = "body"}]',
+            "init_from=some/folder",
+            "model.rotary_scaling.factor=8",
+        ],
+    )
+    assert (run.layout, run.seed, run.method.rate.peak) == ("dp2 x3", 7, 2e-4)
+    assert run.method.optimizer.betas == (0.8, 0.9)
+    assert [s.path for s in run.data.sources] == ["stdlib", "x.jsonl"]
+    assert run.data.sources[1].field == "body"
+    assert run.init_from == Path("some/folder")
+    assert run.model.rotary_scaling == RotaryScaling(8.0)
+    assert run.method.rate.warmup == 3  # beside it, from the recipe
+
+
+def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
+    recipe.write_text('[model]\npreset = "laptop"\nlayers = 2\n')
+    model = load_run(recipe).model
+    assert (model.layers, model.width, model.tied) == (2, 192, True)
+
+
+@pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[pace]\nprompt = 'a\\b'"])
+def test_a_saved_run_reads_back_equal(tmp_path, value):
+    (tmp_path / "a.toml").write_text(
+        f'{value}\n[model]\npreset = "llama3-1b"\n'
+        if not value.startswith("[")
+        else f'[model]\npreset = "llama3-1b"\n{value}\n'
+    )
+    run = load_run(tmp_path / "a.toml")
+    save_run(run, tmp_path / "b.toml")
+    assert load_run(tmp_path / "b.toml", [f"name={run.name}"]) == run
+
+
+# -- going on with a run folder ----------------------------------------------------
+
+
+def test_a_run_folder_is_a_recipe(recipe, tmp_path, monkeypatch):
+    """What a run has decided stands in it, and paths lead there from any folder."""
+    (tmp_path / "notes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    overrides = ["data.sources=['notes', 'stdlib']", "layout=dp3", "folder=a", "init_from=b"]
+    run = load_run(recipe, overrides)
+    job = resolve_run(run, HERE)
+    (tmp_path / "a").mkdir()
+    save_run(resolved(run, job), tmp_path / "a" / "run.toml")
+    monkeypatch.chdir("/")
+    again = resolve_run(load_run(tmp_path / "a"), HERE)
+    sources = (replace(job.data.sources[0], path=str(tmp_path / "notes")), job.data.sources[1])
+    assert again == replace(job, data=replace(job.data, sources=sources))
+    assert again.folder == tmp_path / "a" and again.init_from == tmp_path / "b"
+
+
+def test_a_moved_run_folder_goes_on_where_it_is(recipe, tmp_path):
+    run = load_run(recipe, [f"folder={tmp_path / 'old'}"])
+    (tmp_path / "new").mkdir()
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "new" / "run.toml")
+    assert load_run(tmp_path / "new").folder == tmp_path / "new"
+    assert load_run(tmp_path / "new", ["folder=third"]).folder == Path("third")
+
+
+def test_going_on_elsewhere_takes_the_threads_and_device_of_that_machine(recipe, tmp_path):
+    recipe.write_text(recipe.read_text().replace("threads = 1", ""))
+    there = replace(HERE, cores=64, cuda=8)
+    run = load_run(recipe)
+    assert resolve_run(run, there).device == "cuda"
+    save_run(resolved(run, resolve_run(run, there)), tmp_path / "run.toml")
+    job = resolve_run(load_run(tmp_path, ["layout=dp2"]), HERE)
+    assert (job.device, job.threads) == ("cpu", 4)
+
+
+# -- resolving ---------------------------------------------------------------------
+
+
+def test_open_things_are_closed(recipe):
+    job = resolve_run(load_run(recipe, ["layout=dp*"]), replace(HERE, world=3, local_world=1))
+    assert (str(job.layout), job.batch.micro_batch) == ("dp3 x1", 2)
+    job = resolve_run(load_run(recipe, ["layout=dp2", "threads=0"]), HERE)
+    assert (job.threads, job.device) == (4, "cpu")
+
+
+def test_several_problems_are_told_at_once(recipe):
+    sentence = refusal(recipe, "method.dropout=1.5", "pace.steps=0", "data.sequence=64")
+    for name in ("method.dropout", "pace.steps", "data.sequence"):
+        assert name in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("sead=1", "unknown key 'sead'; did you mean 'seed'?"),
+        ("model.layer=1", "unknown key 'model.layer'; did you mean 'layers'?"),
+        ("method.optimiser.name=sgd", "unknown key 'method.optimiser'; did you mean 'optimizer'?"),
+        ("warmup=3", "unknown key 'warmup'; did you mean 'method.rate.warmup'?"),
+        ("model.rotary_scaling={factor=2, lo=1}", "unknown key 'model.rotary_scaling.lo'; did you"),
+        ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
+        ("pace.steps=many", "pace.steps: input should be a valid integer"),
+        ("pace.steps=1.5", "pace.steps: input should be a valid integer"),
+        ("method.precision=fp8", "method.precision: input should be 'float32', 'bf16' or"),
+        ("method.optimizer.name=lion", "method.optimizer.name: input should be 'adamw', 'adam'"),
+        ("batch=3", "batch: input should be a dictionary"),
+        ("model.preset=labtop", "model.preset 'labtop' is unknown; did you mean 'laptop'?"),
+        ("seed", "'seed' changes nothing; write key=value, such as seed=1"),
+        ("seed.x=1", "seed.x: seed is a single value, not a table"),
+        ("layout=ddp2", "layout 'ddp2': unknown word 'ddp2'; did you mean 'dp'?"),
+        ("layout=dp2 dp2", "layout 'dp2 dp2': 'dp2' says dp a second time; say it once"),
+        ("layout=dp0", "layout: dp0 must be at least dp1"),
+        ("layout=dp*", "layout 'dp*' takes the number of processes from torchrun; without"),
+        ("layout=dp2 x2", None),
+        ("layout=x9", None),
+        ("device=cuda", "device is cuda, but torch sees no CUDA device here; use device=cpu"),
+        ("data.sources=[]", "data.sources is empty; name at least one"),
+        ("data.held_out=0", "data.held_out is 0.0; it is the share of documents"),
+        ("pace.keep=0", "pace.keep is 0; it must be at least 1"),
+        ("pace.save_every=-1", "pace.save_every is -1; it must not be negative"),
+    ],
+)
+def test_a_mistake_is_one_sentence(recipe, override, sentence):
+    if sentence is None:  # a batch number more than the two that the recipe needs
+        found = refusal(recipe, override, "batch.micro_batch=1")
+        assert "drop one of the three" in found
+    else:
+        assert refusal(recipe, override).startswith(sentence)
+
+
+def test_a_layout_must_fit_the_world(recipe):
+    found = refusal(recipe, "layout=dp2", machine=replace(HERE, world=3, local_world=3))
+    assert "needs 2 processes but there are 3; use dp3 or dp*" in found
+
+
+def test_a_table_without_a_model_is_refused(recipe):
+    recipe.write_text("seed = 1\n")
+    assert refusal(recipe) == "model.layers is missing"
+
+
+@pytest.mark.parametrize(
+    "content", [b"layout = dp2", b"\xff\xfe\x00", b"[model\n", b"a = 1\na = 2"]
+)
+def test_what_is_not_toml_is_refused(tmp_path, content):
+    (tmp_path / "bad.toml").write_bytes(content)
+    assert refusal(tmp_path / "bad.toml").startswith(f"{tmp_path / 'bad.toml'} is not TOML: ")
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    assert "No such file" in refusal(tmp_path / "none.toml")
+    assert f"{tmp_path / 'run.toml'}: No such file" in refusal(tmp_path)
+
+
+def test_a_recipe_may_not_share_its_table(recipe):
+    """`parse_run` leaves the caller's table as it is."""
+    table = tomllib.loads(recipe.read_text())
+    before = tomllib.loads(recipe.read_text())
+    parse_run({"name": "a", **table})
+    assert table == before
