@@ -26,6 +26,7 @@ app = typer.Typer(
     help="Plan, verify, train and resume transformer language models on more than one device.",
 )
 
+STOPPED = (130, 143)  # exit codes of ranks that were asked to stop, and have said so
 SAVE_SECONDS = 600  # how long a stopped run may take to save before its processes are killed
 
 Recipe = Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder to go on with")]
@@ -50,7 +51,8 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         job = resolve_run(run, _machine(launched=True))
         _make_ready(run, job, first=os.environ["RANK"] == "0")
-        sys.exit(_train_rank(job))
+        _train_rank(job)
+        return
     job = resolve_run(run, _machine(launched=False))
     _make_ready(run, job, first=True)
     sys.exit(_train_here(job) if job.layout.world == 1 else _launch(job))
@@ -92,44 +94,51 @@ def _train_here(job: Job) -> int:
 
 
 def _launch(job: Job) -> int:
-    """Starts the layout's processes and waits for them."""
+    """Starts the layout's processes and waits for them; their exit code.
+
+    Raises BadInput when a rank did.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from howdah.comm.spawn import launch
 
     try:
-        codes = launch(_train_rank, [job], ranks=job.layout.world, save_seconds=SAVE_SECONDS)
-        return max(codes)
+        launch(_train_rank, [job], ranks=job.layout.world, save_seconds=SAVE_SECONDS)
+        return 0
     except SignalException as stopped:
         return 128 + stopped.sigval
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
-        if failure.exitcode != 2:
+        if failure.exitcode not in STOPPED:
             print(_story(rank, failure), file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else 1
 
 
 def _story(rank: int, failure: "ProcessFailure") -> str:
-    """A defect, as the rank that met it saw it."""
+    """A defect, as the rank that met it saw it. Raises BadInput when it was a mistake."""
     message = failure.message
-    details: dict[str, str] = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return f"howdah: rank {rank} failed:\n{details.get('py_callstack', message)}"
+    if not isinstance(message, dict):  # the rank had no time to write anything: it was killed
+        return f"howdah: rank {rank} failed: {message}"
+    what, _, sentence = message["message"].partition(": ")
+    if what == BadInput.__name__:
+        raise BadInput(sentence)
+    return f"howdah: rank {rank} failed:\n{message['extraInfo']['py_callstack']}"
 
 
-def _train_rank(job: Job) -> int:
-    """One rank of a run, in a process that a launcher started; returns its exit code."""
+def _train_rank(job: Job) -> None:
+    """One rank of a run, in a process that a launcher started.
+
+    Returns when the run has ended. A stopped rank leaves by `sys.exit`: from one that returns,
+    the launcher would first want the results of all, which it no longer asks for after a signal.
+    """
     from howdah.comm.spawn import join
     from howdah.train.loop import train as train_loop
 
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    try:
-        transport = join(rank=rank, size=size)
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        return train_loop(job, transport, local_rank=local_rank).exit_code
-    except BadInput as mistake:
-        print(f"howdah: {mistake}", file=sys.stderr)
-        sys.exit(2)
+    transport = join(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    outcome = train_loop(job, transport, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    if outcome.exit_code:
+        sys.exit(outcome.exit_code)
 
 
 @app.command()

@@ -78,7 +78,7 @@ def cases(*, tiny: bool) -> Iterator[Case]:
     precisions: tuple[Precision, ...] = ("float32", "bf16")
     for precision in precisions:
         for micros in (1, 4):
-            yield Case("4.2M", SMALL, precision, 128, micros=micros, steps=5, blocks=9)
+            yield Case("4.2M", SMALL, precision, 128, micros=micros, steps=4, blocks=9)
         for micros in (1, 4):
             yield Case("24.6M", LARGE, precision, 256, micros=micros, steps=1, blocks=7)
 

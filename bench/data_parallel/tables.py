@@ -8,7 +8,7 @@ from cases import Case
 from measure import WARM_UP, Blocks
 
 US, BOUND = "howdah", "bound"
-AGREE = {"float32": 1e-5, "bf16": 2e-2}  # relative; bf16 is rounded at other places by the peers
+AGREE = {"float32": 1e-5, "bf16": 3e-2}  # relative; bf16 is rounded at other places by the peers
 
 
 def summary(case: Case, blocks: Blocks) -> dict[str, Any]:

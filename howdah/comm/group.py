@@ -123,8 +123,8 @@ class Group:
             parts.append({**part, self.rank: own})
         sends = [(self.own(flat, peer), peer) for flat in flats for peer in self._peers()]
         self._exchange("reduce_scatter", sends, receives)
-        for flat, part in zip(flats, parts, strict=True):
-            _add_in_rank_order(self.own(flat), part)
+        for part in parts:
+            _add_in_rank_order(part[self.rank], part)
 
     def _all_gather(self, flats: Sequence[Tensor]) -> None:
         sends = [(self.own(flat), peer) for flat in flats for peer in self._peers()]
@@ -147,7 +147,7 @@ def _add_in_rank_order(own: Tensor, parts: dict[int, Tensor]) -> None:
     """own = parts[0] + parts[1] + …, where one of the parts is `own` itself."""
     if parts[0] is own or len(parts) == 2:  # a + b = b + a to the last bit
         for rank in sorted(parts):
-            if parts[rank].data_ptr() != own.data_ptr():
+            if parts[rank] is not own:
                 own += parts[rank]
         return
     total = parts[0]

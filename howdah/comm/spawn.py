@@ -17,6 +17,7 @@ import logging
 import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -59,12 +60,17 @@ class Workers:
         """Calls function(transport, *arguments) on the first `ranks` workers at once.
 
         Returns their results in rank order. Raises WorkerError with the first traceback that
-        arrives; the workers of a failed run may wait for each other, so they are ended.
+        arrives; the workers of a failed run may wait for each other, so they are ended, and
+        later runs are refused.
         """
-        pipes = self._pipes[: ranks or len(self._pipes)]
+        ranks = len(self._pipes) if ranks is None else ranks
+        if not 1 <= ranks <= len(self._pipes):
+            raise WorkerError(f"{ranks} ranks were asked for, but {len(self._pipes)} workers live")
+        pipes = self._pipes[:ranks]
         self._runs += 1
         for rank, pipe in enumerate(pipes):
-            pipe.send((function, arguments, rank, len(pipes), self._runs))
+            with suppress(BrokenPipeError):  # it died: reading its answer says so
+                pipe.send((function, arguments, rank, ranks, self._runs))
         results: dict[int, Any] = {}
         while len(results) < len(pipes):
             silent = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
@@ -76,7 +82,7 @@ class Workers:
     def _answer(self, pipe: Connection, rank: int) -> Any:
         try:
             failed, value = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             failed, value = True, f"worker {rank} died"
         if failed:
             self.close(kill=True)
@@ -98,6 +104,15 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _quieten(package: str) -> None:
+    """The launcher logs a failed or stopped process several times over; the caller tells once.
+
+    Its modules each set a level of their own when they are imported.
+    """
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith(package)]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _preload(context: multiprocessing.context.ForkServerContext) -> None:
@@ -134,8 +149,7 @@ def launch(
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The launcher logs a failed process several times over; the caller tells it once.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _quieten("torch.distributed.elastic")
     _preload(multiprocessing.get_context("forkserver"))
     config = LaunchConfig(
         min_nodes=1,

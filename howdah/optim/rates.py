@@ -24,7 +24,7 @@ def learning_rate(rate: Rate, *, step: int, steps: int) -> float:
         return rate.peak
     if rate.shape == "inverse_sqrt":
         return rate.peak * sqrt(max(rate.warmup, 1) / (step + 1))
-    begin = steps - rate.decay if rate.shape == "wsd" else rate.warmup
+    begin = max(steps - rate.decay, rate.warmup) if rate.shape == "wsd" else rate.warmup
     done = min(max((step + 1 - begin) / max(steps - begin, 1), 0.0), 1.0)
     left = (1 + cos(pi * done)) / 2 if rate.shape == "cosine" else 1 - done
     return rate.peak * (rate.floor + (1 - rate.floor) * left)

@@ -75,11 +75,17 @@ class Reducer:
             self._started.append(self._group.all_reduce_async(self._flats[len(self._started)]))
 
 
-def replicate(model: nn.Module, units: dict[str, FlatUnit], group: Group) -> Reducer | None:
+def replicate(
+    model: nn.Module,
+    units: dict[str, FlatUnit],
+    group: Group,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Reducer | None:
     """Makes `model` one of `group.size` replicas; None when it is the only one."""
     if group.size == 1:
         return None
-    reducer = Reducer(units, group)
+    reducer = Reducer(units, group, bucket_bytes=bucket_bytes)
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(_tell(reducer, name))
     return reducer

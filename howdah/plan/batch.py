@@ -66,6 +66,12 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
             "the batch is open: give two of batch.global_batch, batch.micro_batch and the "
             "layout's x (micro-batches per step)"
         )
+    most = -(-total // dp)
+    if micro > most:
+        raise BadInput(
+            f"batch.micro_batch {micro} is more than a replica's part of batch.global_batch {total} "
+            f"on {dp} replicas, and the rest would be padding; use batch.micro_batch={most}"
+        )
     needed = micro_steps(total, micro=micro, replicas=dp)
     if micros is not None and micros != needed:
         raise BadInput(

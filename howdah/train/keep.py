@@ -45,16 +45,18 @@ class Keeper:
         )
 
     def between(self, step: int, *, samples: int) -> bool:
-        """Evaluates and saves where `step` asks for it; whether it took time."""
+        """Evaluates and saves where `step` asks for it, and after the last; whether it did."""
         pace = self.job.pace
-        evaluates, saves = _due(step, pace.evaluate_every), _due(step, pace.save_every)
+        last = step == pace.steps
+        evaluates = pace.evaluate_every > 0 and (last or step % pace.evaluate_every == 0)
+        saves = last or (pace.save_every > 0 and step % pace.save_every == 0)
         held_out = self.evaluate(step, limit=pace.evaluate_samples) if evaluates else None
-        if saves and step < pace.steps:
+        if saves:
             self._save(step, samples, held_out)
         return evaluates or saves
 
-    def last(self, step: int, *, samples: int) -> None:
-        """Saves the last step and returns when it is on disk."""
+    def stop(self, step: int, *, samples: int) -> None:
+        """Saves `step`, if it is not saved yet, and returns when it is on disk."""
         self._save(step, samples, None)
         self._saver.wait()
 
@@ -101,6 +103,3 @@ class Keeper:
             best=best,
         )
 
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0

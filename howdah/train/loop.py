@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isfinite
 
 import torch
 
@@ -14,6 +15,7 @@ from howdah.comm.transport import Transport
 from howdah.optim.rates import learning_rate
 from howdah.parallel.apply import DTYPES, Placed, apply
 from howdah.parallel.mesh import Mesh, connect_mesh
+from howdah.plan.problems import BadInput
 from howdah.train.batches import Micro, Rows, micros, order_of
 from howdah.train.finish import finish, how_to_go_on
 from howdah.train.folder import hold
@@ -24,7 +26,7 @@ from howdah.train.prefetch import Prefetch
 from howdah.train.records import Records
 from howdah.train.resume import Start, check_match, find_start, restore_states
 from howdah.train.show import Lines, Silent, open_show
-from howdah.train.step import Stepper, train_step
+from howdah.train.step import Stepper, StepResult, train_step
 from howdah.train.stop import listen
 from howdah.train.tokens import Corpus, prepare
 from howdah.train.watch import Watch
@@ -53,6 +55,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
             stack.enter_context(hold(job.folder))
         say = (Lines() if mesh.rank == 0 else Silent()).say
         corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
+        require_same_text(mesh, corpus)
         start = find_start(job, mesh, say)
         placed = place(job, mesh, start, corpus)
         show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
@@ -70,16 +73,37 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
             asked = request.signal != 0
             result = train_step(stepper, batches.next(), step=step, rate=rate, stop=asked)
             step, stopped = step + 1, result.stop
+            refuse_divergence(result, step)
             watch.step(result, step=step, rate=rate)
             if not stopped and keeper.between(step, samples=firsts[step - start.step]):
                 watch.restart()
 
-        keeper.last(step, samples=firsts[step - start.step])
+        keeper.stop(step, samples=firsts[step - start.step])
         if stopped:
             show.say(how_to_go_on(job, step))
         else:
             finish(job, keeper, watch)
         return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
+
+
+def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
+    """Raises BadInput when the ranks do not all have the same tokens: machines may differ."""
+    mine = float(int(corpus.folder.name[:12], 16))  # the folder's name is a hash of the contents
+    (total,) = mesh.dp.sum_scalars([mine])
+    if total != mine * mesh.dp.size:
+        raise BadInput(
+            "the ranks have different text: their sources differ between machines; give all of "
+            "them the same files in data.sources"
+        )
+
+
+def refuse_divergence(result: StepResult, step: int) -> None:
+    """Raises BadInput when training has blown up; nothing of it is saved."""
+    if not isfinite(result.norm + result.loss):
+        raise BadInput(
+            f"training diverged: the gradient norm of step {step} is {result.norm}; go on from "
+            "the last checkpoint with a lower method.rate.peak or a longer method.rate.warmup"
+        )
 
 
 def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> Placed:

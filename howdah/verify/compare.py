@@ -40,7 +40,9 @@ class Difference:
     @property
     def used(self) -> float:
         """The share of the bound that is used; over 1 fails."""
-        return self.apart / self.bound if self.bound else float(self.apart > 0) * np.inf
+        if self.bound:
+            return self.apart / self.bound
+        return 0.0 if self.apart == 0 else np.inf
 
 
 def compare(

@@ -79,7 +79,9 @@ def _diverged(differences: list[Difference]) -> Iterator[str]:
     if failing:
         first = failing[0]
         gradients = [d for d in failing if d.what.startswith("gradient of")]
-        also = f"; the first gradient to diverge is {gradients[0].what}" if gradients else ""
+        also = ""
+        if gradients and gradients[0] is not first:
+            also = f"; the first of the gradients is the {gradients[0].what}"
         yield (
             f"{len(failing)} of {len(differences)} comparisons differ; the first is the "
             f"{first.what}: apart {first.apart:.3g}, allowed {first.bound:.3g}{also}"

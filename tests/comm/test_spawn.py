@@ -1,0 +1,145 @@
+"""Workers: kept and reused, in rank order, and a failure is told with its traceback."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+
+from howdah.comm.counters import Counters
+from howdah.comm.group import Group
+from howdah.comm.spawn import WorkerError, Workers, join, launch
+
+
+def place(transport):
+    return transport.rank, transport.size, os.getpid(), torch.get_num_threads()
+
+
+def test_workers_are_reused_and_answer_in_rank_order(workers):
+    first = workers.run(place)
+    assert [(rank, size) for rank, size, _, _ in first] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert [threads for *_, threads in first] == [1] * 4
+    pids = [pid for _, _, pid, _ in first]
+    assert len({*pids, os.getpid()}) == 5
+    for ranks in (3, 1, 2, 4):
+        again = workers.run(place, ranks=ranks)
+        assert again == [(rank, ranks, pids[rank], 1) for rank in range(ranks)]
+
+
+def last_comes_first(transport):
+    """Rank 0 has heard from all others before it answers."""
+    Group(transport, axis="dp", counters=Counters()).barrier()
+    if transport.rank == 0:
+        sum(range(1_000_000))
+    return transport.rank
+
+
+def test_the_order_of_the_answers_does_not_matter(workers):
+    for _ in range(3):
+        assert workers.run(last_comes_first) == [0, 1, 2, 3]
+
+
+def double(transport, array, *, extra=None):
+    return {"twice": 2 * array, "rank": transport.rank, "extra": extra}
+
+
+def test_arrays_travel_both_ways(workers):
+    array = np.arange(200_000, dtype=np.float64).reshape(400, 500)  # more than a pipe holds
+    for rank, result in enumerate(workers.run(double, array, ranks=2)):
+        assert result["rank"] == rank
+        np.testing.assert_array_equal(result["twice"], 2 * array)
+
+
+def fail_on(transport, rank):
+    Group(transport, axis="dp", counters=Counters()).barrier()
+    if transport.rank == rank:
+        raise ZeroDivisionError("this rank divides by nothing")
+    Group(transport, axis="dp", counters=Counters()).barrier()  # waits for the rank that failed
+
+
+def test_an_error_comes_with_its_traceback_and_ends_the_workers():
+    with Workers(2) as two:
+        with pytest.raises(WorkerError) as told:
+            two.run(fail_on, 1)
+        text = str(told.value)
+        assert text.startswith("rank 1 of 2:\nTraceback")
+        assert 'raise ZeroDivisionError("this rank divides by nothing")' in text
+        # A later test must not be told that nothing went wrong on no ranks at all.
+        with pytest.raises(WorkerError, match="2 ranks were asked for, but 0 workers live"):
+            two.run(place, ranks=2)
+
+
+def die(transport, rank):
+    if transport.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    Group(transport, axis="dp", counters=Counters()).barrier()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_dies_is_named(rank):
+    """Or its peer is quicker and tells that the connection is gone: never a hang."""
+    began = time.monotonic()
+    with Workers(2) as two, pytest.raises(WorkerError) as told:
+        two.run(die, rank)
+    assert f"worker {rank} died" in str(told.value) or "onnection" in str(told.value)
+    assert time.monotonic() - began < 30
+
+
+def test_a_worker_that_died_between_runs_is_named():
+    with Workers(2) as two:
+        pids = [pid for _, _, pid, _ in two.run(place)]
+        os.kill(pids[1], signal.SIGKILL)
+        wait_for_end(pids[1:])
+        with pytest.raises(WorkerError, match="worker 1 died"):
+            two.run(last_comes_first)
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_a_wrong_number_of_ranks_is_refused(ranks):
+    with Workers(1) as one:
+        with pytest.raises(WorkerError, match=f"{ranks} ranks were asked for, but 1 workers live"):
+            one.run(place, ranks=ranks)
+        assert one.run(place)[0][:2] == (0, 1)
+
+
+def wait_for_end(pids):
+    """Until none of the processes runs: the fork server takes a moment to bury its children."""
+    deadline = time.monotonic() + 20
+    while any(map(lives, pids)):
+        assert time.monotonic() < deadline, "a worker lives on"
+        time.sleep(0.005)
+
+
+def lives(pid):
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_close_leaves_no_process():
+    with Workers(2) as two:
+        pids = [pid for _, _, pid, _ in two.run(place)]
+        assert all(map(lives, pids))
+    wait_for_end(pids)
+
+
+def meet(offset):
+    """As a launched rank does: joins the others that the environment names."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    transport = join(rank=rank, size=size, seconds=60)
+    group = Group(transport, axis="dp", counters=Counters())
+    (total,) = group.sum_scalars([rank + offset])
+    return rank, size, total
+
+
+def test_launched_processes_meet_and_answer_in_rank_order():
+    assert launch(meet, [10], ranks=2, save_seconds=10) == [(0, 2, 21.0), (1, 2, 21.0)]
+
+
+def test_a_single_process_joins_nobody():
+    transport = join(rank=0, size=1)
+    assert (transport.rank, transport.size, transport.link) == (0, 1, "none")

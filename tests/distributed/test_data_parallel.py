@@ -1,0 +1,141 @@
+"""Parallel equals single: data parallelism against plain PyTorch on one device, in float64.
+
+Every case has documents of different length and a last micro-batch that is one sample short, and
+runs its controls: a verification that would not notice a break fails here.
+
+    layouts   dp 1, 2, 3, 4  ×  1 and 3 micro-batches     one form of model
+    forms     biases, tied or not, norms, positions        two layouts
+"""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from small_cases import FORMS, case_of
+from typer.testing import CliRunner
+
+from howdah.cli import app
+from howdah.parallel import data
+from howdah.parallel.data import Reducer
+from howdah.verify.evidence import gather
+from howdah.verify.verify import report, verify
+
+CONTROLS = ["a sum skipped", "a wrong count", "a norm counted twice", "a shifted micro-batch"]
+
+
+def prove(case, workers):
+    """Raises with the whole report if the layout is not proved, or a control not noticed."""
+    verdict = verify(case, workers, controls=True)
+    assert verdict.proved, "\n".join(report(verdict))
+    expected = CONTROLS if case.layout.world > 1 else CONTROLS[1:]
+    assert [name for name, failing in verdict.controls if failing] == expected
+
+
+@pytest.mark.parametrize("micros", [1, 3])
+@pytest.mark.parametrize("dp", [1, 2, 3, 4])
+def test_every_layout_equals_one_device(workers, dp, micros):
+    prove(case_of(f"dp{dp} x{micros}"), workers)
+
+
+@pytest.mark.parametrize("layout", ["dp2 x3", "dp3 x1"])
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "laptop"])
+def test_every_form_equals_one_device(workers, form, layout):
+    prove(case_of(layout, form=form), workers)
+
+
+@pytest.mark.parametrize("form", ["laptop", "gpt2"])
+def test_dropout_drops_the_same_on_every_layout(workers, form):
+    prove(case_of("dp2 x3", form=form, dropout=0.1), workers)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_lower_precisions_equal_one_device_within_their_rounding(workers, precision):
+    prove(case_of("dp2 x3", precision=precision), workers)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+def test_every_optimizer_equals_one_device(workers, optimizer):
+    case = case_of("dp2 x3", steps=3)
+    settings = replace(case.method.optimizer, name=optimizer)
+    prove(replace(case, method=replace(case.method, optimizer=settings)), workers)
+
+
+def test_the_same_run_twice_gives_the_same_bits(workers):
+    first, second = (workers.run(gather, case_of("dp3 x3"), ranks=3) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert (one.losses, one.norms, one.checksum) == (other.losses, other.norms, other.checksum)
+    assert len({rank.checksum for rank in first}) == 1
+
+
+# -- the reducer, changed inside the workers
+
+
+def gather_with(transport, kind, *arguments):
+    """`gather`, with another class of reducer for as long as it runs."""
+    with patch.object(data, "Reducer", kind):
+        return gather(transport, *arguments)
+
+
+class With:
+    """Workers on which every replica has a reducer of this kind."""
+
+    def __init__(self, workers, kind):
+        self._workers, self._kind = workers, kind
+
+    def run(self, function, *arguments, ranks=None):
+        assert function is gather
+        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass  # the shared workers live on
+
+
+class Small(Reducer):
+    """A bucket for each unit: a miniature would otherwise fit in one."""
+
+    def __init__(self, units, group, *, bucket_bytes):
+        super().__init__(units, group, bucket_bytes=1)
+
+
+class Forgetful(Small):
+    """The bucket of layers.1 travels, but without the unit's gradients."""
+
+    def __init__(self, units, group, *, bucket_bytes):
+        super().__init__(units, group, bucket_bytes=bucket_bytes)
+        (place,) = [n for n, bucket in enumerate(self.buckets) if bucket[0].unit == "layers.1"]
+        self._flats[place] = [flat.clone() for flat in self._flats[place]]
+
+
+def test_many_buckets_equal_one_device(workers):
+    prove(case_of("dp3 x3"), With(workers, Small))
+
+
+def test_a_reducer_that_forgets_a_unit_is_caught_and_the_weight_is_named(workers):
+    verdict = verify(case_of("dp2 x3"), With(workers, Forgetful), controls=False)
+    assert not verdict.proved
+    differs, bits = verdict.problems
+    assert differs.endswith("gradient of layers.1.feedforward.down.weight")
+    assert bits == "rank 1 holds other weights than rank 0 after the last step"
+    gradients = {d.what: d.used for d in verdict.differences if d.what.startswith("gradient of")}
+    assert {name for name, used in gradients.items() if used > 1} == {
+        name for name in gradients if name.startswith("gradient of layers.1.")
+    }
+
+
+def test_the_command_says_so_and_exits_with_1(workers, recipe, cache, monkeypatch):
+    arguments = ["verify", str(recipe), "layout=dp2 x3", "batch.micro_batch=1", "--steps", "2"]
+    environment = {"HOWDAH_CACHE": str(cache.parent)}
+    for kind, code, last in (
+        (Small, 0, "equal: bytes, bits of all ranks, and every gradient within its bound"),
+        (Forgetful, 1, "problem: rank 1 holds other weights than rank 0 after the last step"),
+    ):
+        monkeypatch.setattr(
+            "howdah.comm.spawn.Workers", lambda size, kind=kind: With(workers, kind)
+        )
+        told = CliRunner().invoke(app, arguments, env=environment)
+        assert told.exit_code == code, told.output
+        assert told.output.splitlines()[-1] == last
+    assert "gradient of layers.1.feedforward.down.weight" in told.output

@@ -1,0 +1,48 @@
+"""A small model laid out on any number of ranks, and batches for it."""
+
+import numpy as np
+import torch
+
+from howdah.parallel.apply import apply
+from howdah.parallel.flatten import fresh
+from howdah.parallel.mesh import connect_mesh
+from howdah.plan.layout import Layout
+from howdah.plan.method import Method, Optimizer
+from howdah.plan.shapes import ModelShape
+from howdah.plan.sharding import weights
+from howdah.train.batches import Micro
+
+SHAPE = ModelShape(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=37, context=16)
+TIED = ModelShape(
+    layers=1,
+    width=8,
+    heads=2,
+    ffn=16,
+    vocab=19,
+    context=16,
+    feedforward="gelu",
+    norm="layernorm",
+    positions="learned",
+    bias=True,
+    tied=True,
+)
+
+
+def place(transport, *, shape=SHAPE, precision="float64", seed=5, optimizer="adamw"):
+    """The mesh and the placed model, with fresh weights, on the transport's ranks."""
+    mesh = connect_mesh(Layout(transport.size), transport, torch.device("cpu"))
+    method = Method(precision, Optimizer(optimizer))
+    return mesh, apply(shape, mesh=mesh, method=method, fill=fresh(weights(shape), seed))
+
+
+def micro(number, *, shape=SHAPE, rows=2, length=9):
+    """Micro-batch `number`: the same for every layout."""
+    draw = np.random.default_rng(number)
+    tokens = draw.integers(0, shape.vocab, (rows, length + 1))
+    return Micro(
+        tokens=tokens[:, :-1],
+        labels=tokens[:, 1:],
+        positions=np.tile(np.arange(length), (rows, 1)),
+        documents=np.zeros((rows, length), dtype=np.int32),
+        samples=np.arange(rows) + rows * number,
+    )

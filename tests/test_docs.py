@@ -1,0 +1,388 @@
+"""What the documentation says is what happens.
+
+    ```console    `$ howdah ...` lines run, one page after the other in one folder, and each line
+                  shown must be printed, numbers aside. `...` stands for anything.
+    <!-- slow --> before such a block: its commands are read and resolved, but not run
+    <!-- file: NAME --> before a block: it is written to the folder
+    ```python     blocks with >>> run, and must print what they show
+    links         lead to files and headings that exist
+    key tables    of docs/training.md hold every key of a recipe, with its default
+
+The folder has `text/` in it, and what the tour leaves behind: the other pages go on from there.
+"""
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, is_dataclass
+from io import StringIO
+from itertools import pairwise
+from pathlib import Path
+from shutil import copytree
+from typing import get_args, get_type_hints
+
+import pytest
+import typer.main
+from typer.exceptions import TyperException
+
+from howdah.cli import app, main
+from howdah.plan.presets import PRESETS
+from howdah.plan.problems import BadInput
+from howdah.run import Machine, Run, load_run, parse_run, resolve_run
+
+ROOT = Path(__file__).parents[1]
+TOUR = ROOT / "docs" / "tour.md"
+FOLDERS = ("docs", "bench", "recipes")
+PAGES = sorted([*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))])
+
+
+def page_name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+# -- reading pages -------------------------------------------------------------
+
+MARK = r"(?:<!-- (?P<mark>[^>]*) -->\n)?"
+BLOCK = re.compile(MARK + r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: the language after its fence, and the mark before it."""
+
+    language: str
+    mark: str
+    body: str
+
+
+def blocks(text, *, language=None):
+    found = [Block(m["language"], m["mark"] or "", m["body"]) for m in BLOCK.finditer(text)]
+    return [block for block in found if language in (None, block.language)]
+
+
+def console(path, *, slow):
+    """(command, lines shown) of a page's console blocks, in order."""
+    for block in blocks(path.read_text("utf-8"), language="console"):
+        if (block.mark == "slow") is slow:
+            yield from commands(block.body)
+
+
+def commands(body):
+    """A command's line begins with `$ `; what follows is shown.
+
+    >>> list(commands("$ a b\\nx\\ny\\n$ c\\n"))
+    [('a b', ['x', 'y']), ('c', [])]
+    """
+    first, *rest = re.split(r"^\$ ", body, flags=re.M)
+    assert first == "", f"a console block begins with a command, not {first!r}"
+    for command in rest:
+        line, *shown = command.splitlines()
+        yield line, shown
+
+
+def shape(line):
+    """A shown line as a pattern: numbers are numbers, spaces are spaces, `...` is anything."""
+    parts = re.split(r"(\.\.\.|[\d][\d.,]*(?:e[+-]?\d+)?|\s+)", line.strip())
+    kinds = {"...": ".*"}
+
+    def pattern(part):
+        if part.strip() == "":
+            return r"\s*"
+        return kinds.get(part) or (r"\d[\d.,]*(?:e[+-]?\d+)?" if part[0].isdigit() else None)
+
+    return re.compile("".join(pattern(part) or re.escape(part) for part in parts if part) + "$")
+
+
+def missing(shown, printed):
+    """The first shown line that is not printed, in order; None when all are."""
+    lines = iter(printed)
+    for line in shown:
+        if not any(shape(line).match(other.strip()) for other in lines):
+            return line
+    return None
+
+
+# -- quick commands --------------------------------------------------------------
+
+
+def howdah(words, *, refused):
+    """Runs a command; its exit code and what it printed.
+
+    Training takes a process of its own: the ranks that it starts print past any redirection.
+    """
+    if words[0] == "train" and not refused:
+        command = [sys.executable, "-m", "howdah.cli", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+    said, code = StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+        patch.setattr(sys, "argv", ["howdah", *words])
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, said.getvalue()
+
+
+def play(path, folder):
+    """Runs the quick commands of a page."""
+    for block in blocks(path.read_text("utf-8")):
+        if block.mark.startswith("file: "):
+            (folder / block.mark.removeprefix("file: ")).write_text(block.body, "utf-8")
+    for line, shown in console(path, slow=False):
+        program, *words = shlex.split(line)
+        assert program == "howdah", f"{line}: only howdah runs here; mark the block as slow"
+        refused = any(text.startswith("howdah: ") for text in shown)
+        with chdir(folder):
+            code, printed = howdah(words, refused=refused)
+        assert code == (2 if refused else 0), f"{line} ended with {code}:\n{printed}"
+        lost = missing(shown, printed.splitlines())
+        assert lost is None, f"{line}: this is shown but not printed: {lost}\n{printed}"
+
+
+@pytest.fixture(scope="module")
+def toured(tmp_path_factory, text):
+    """The folder in which the tour was taken; its commands are tested on the way."""
+    folder = tmp_path_factory.mktemp("docs")
+    copytree(text, folder / "text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOWDAH_CACHE", str(folder / "cache"))
+        for launched in ("RANK", "WORLD_SIZE", "FORCE_COLOR"):
+            patch.delenv(launched, raising=False)
+        play(TOUR, folder)
+        yield folder
+
+
+def test_the_tour_can_be_taken(toured):
+    assert (toured / "tiny-hf" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if p != TOUR and list(console(p, slow=False))], ids=page_name
+)
+def test_quick_commands_print_what_is_shown(path, toured):
+    play(path, toured)
+
+
+# -- slow commands ---------------------------------------------------------------
+
+
+def check_command(line):
+    """Raises BadInput or a usage error where `line` would be refused."""
+    words = shlex.split(line)
+    world = None
+    if words[0] == "torchrun":
+        sizes = {word: int(n) for word, n in pairwise(words) if n.isdigit()}
+        world = sizes.get("--nnodes", 1) * sizes["--nproc-per-node"]
+        words = words[words.index("howdah.cli") :]
+    command = typer.main.get_command(app).commands[words[1]]
+    given = command.make_context(words[1], words[2:]).params
+    if "recipe" in given:
+        recipe = Path(given["recipe"])
+        if recipe.parts[0] == "runs":  # the folder of a recipe's run
+            recipe = Path("recipes", f"{recipe.name}.toml")
+        machine = Machine(world=world, local_world=world, cores=2, cuda=0, cache=Path())
+        with chdir(ROOT):
+            resolve_run(load_run(recipe, given["overrides"] or []), machine)
+
+
+SLOW = [(page_name(p), line) for p in PAGES for line, _ in console(p, slow=True)]
+
+
+@pytest.mark.parametrize(("page", "line"), SLOW, ids=[f"{page}: {line}" for page, line in SLOW])
+def test_slow_commands_would_be_accepted(page, line):
+    check_command(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "howdah train recipes/none.toml",
+        "howdah train recipes/laptop.toml sead=1",
+        "howdah verify recipes/laptop.toml layout=dp2 --step 3",
+        "howdah frobnicate",
+        "torchrun --nnodes 2 --nproc-per-node 3 -m howdah.cli train recipes/laptop.toml",
+    ],
+)
+def test_a_wrong_command_would_be_found(line):
+    with pytest.raises((BadInput, KeyError, TyperException)):
+        check_command(line)
+
+
+# -- python ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_python_prints_what_is_shown(path):
+    for block in blocks(path.read_text("utf-8"), language="python"):
+        if ">>>" in block.body:
+            example = doctest.DocTestParser().get_doctest(block.body, {}, str(path), None, 0)
+            said = StringIO()
+            assert doctest.DocTestRunner().run(example, out=said.write).failed == 0, said.getvalue()
+
+
+# -- links -------------------------------------------------------------------------
+
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def headings(text):
+    """The anchors of a page: headings in lower case, spaces as dashes, punctuation dropped."""
+    prose = BLOCK.sub("", text)
+    titles = re.findall(r"^#+ (.+)$", prose, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def broken_links(path):
+    for target, anchor in LINK.findall(BLOCK.sub("", path.read_text("utf-8"))):
+        there = path.parent / target if target else path
+        if not there.exists():
+            yield target
+        elif anchor and anchor not in headings(there.read_text("utf-8")):
+            yield f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_links_lead_somewhere(path):
+    assert list(broken_links(path)) == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "a.md"
+    page.write_text("# A title\n[x](#a-title) [y](b.md) [z](a.md#other) [w](https://example.org)\n")
+    assert list(broken_links(page)) == ["b.md", "a.md#other"]
+
+
+def test_every_page_is_in_the_index():
+    index = ROOT / "docs" / "index.md"
+    listed = {(index.parent / target).resolve() for target, _ in LINK.findall(index.read_text())}
+    pages = {p for p in PAGES if p.is_relative_to(ROOT / "docs") and p != index}
+    assert {page_name(p) for p in pages - listed} == set()
+
+
+FILE_NAME = re.compile(r"`((?:\w+/)+\w+\.\w+)`")
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if "docs" in p.parts], ids=page_name)
+def test_files_that_are_named_exist(path):
+    """`plan/layout.py` is howdah's, `tests/...` the repository's."""
+    for name in FILE_NAME.findall(path.read_text("utf-8")):
+        if name.endswith(".py"):
+            assert (ROOT / name).is_file() or (ROOT / "howdah" / name).is_file(), name
+
+
+# -- keys --------------------------------------------------------------------------
+
+ROW = re.compile(r"^\| `([\w.]+)` \| (`[^`]*`|\S[^|]*?) \|", re.M)
+SMALL = {"layers": 1, "width": 8, "heads": 1, "ffn": 8, "vocab": 300, "context": 8}
+STRETCH = "model.rotary_scaling."
+SOURCE = "data.sources."
+
+
+def keys(kind, prefix=""):
+    """The dotted names of all keys of a recipe, tables inside lists included.
+
+    A table that is always there has no row of its own; one that may be left out has.
+    """
+    for name, hint in get_type_hints(kind).items():
+        inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if inner is not hint:
+            yield prefix + name
+        if inner is not None:
+            yield from keys(inner, f"{prefix}{name}.")
+
+
+@pytest.fixture(scope="module")
+def documented():
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    rows = ROW.findall(page.partition("\n## Keys\n")[2].partition("\n## ")[0])
+    table = dict(rows)
+    assert len(table) == len(rows), "a key is documented twice"
+    return table
+
+
+def test_every_key_is_documented_and_none_is_invented(documented):
+    assert set(documented) == {*keys(Run), "model.preset"}
+
+
+def run_with(name=None, value=None):
+    """The smallest run, with one key written out."""
+    table = {"name": "a", "model": dict(SMALL)}
+    if name is not None and name.startswith(STRETCH):
+        table["model"]["rotary_scaling"] = {"factor": 8.0}
+    if name is None or value is None:
+        return parse_run(table)
+    *path, last = name.split(".")
+    if name.startswith(SOURCE):
+        table["data"] = {"sources": [{last: value}]}
+        return parse_run(table)
+    inner = table
+    for part in path:
+        inner = inner.setdefault(part, {})
+    inner[last] = value
+    return parse_run(table)
+
+
+def value_of(run, name):
+    value = run
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("name", sorted(keys(Run)))
+def test_documented_defaults_are_the_defaults(documented, name):
+    default = documented.get(name, "missing")
+    if default == "required":
+        table = {"name": "a", "model": {**SMALL, "rotary_scaling": {}}}
+        table["model"].pop(name.rpartition(".")[2], None)
+        with pytest.raises(BadInput, match=f"{re.escape(name)} is missing"):
+            parse_run(table)
+    elif default == "none":
+        assert value_of(run_with(), name) is None
+    elif name == "name":
+        assert default == "the file's name"
+    else:
+        value = tomllib.loads(f"value = {default.strip('`')}")["value"]
+        assert run_with(name, value) == run_with(name if name.startswith(STRETCH) else None)
+
+
+def test_every_preset_is_named():
+    text = (ROOT / "docs" / "training.md").read_text("utf-8")
+    assert [name for name in PRESETS if f"`{name}`" not in text] == []
+
+
+# -- recipes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=page_name)
+def test_every_recipe_loads_and_resolves(path):
+    check_command(f"howdah train {page_name(path)}")
+
+
+# -- the reader of this file ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "lost"),
+    [
+        (["loss: 1.5 (2%)"], ["first", "loss:  0.25 (13%)"], None),
+        (["a ... z", "b"], ["a 1 2 z", "b"], None),
+        (["1e-06 what"], ["   3.1e-12  what"], None),
+        (["b", "a"], ["a", "b"], "a"),
+        (["loss 1"], ["lost 1"], "loss 1"),
+        (["equal"], ["equal: NOT"], "equal"),
+    ],
+)
+def test_shown_lines_are_found_in_order(shown, printed, lost):
+    assert missing(shown, printed) == lost
+
+
+def test_pages_were_found():
+    assert {"README.md", "docs/tour.md", "docs/forms/data.md"} <= set(map(page_name, PAGES))
+    assert os.access(ROOT / "recipes" / "laptop.toml", os.R_OK)

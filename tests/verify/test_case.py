@@ -1,0 +1,90 @@
+"""Miniatures keep a run's forms and remainders; made-up text keeps its awkwardness."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from howdah.plan.layout import Layout
+from howdah.plan.presets import PRESETS, preset
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import check_shape
+from howdah.verify.case import (
+    check_case,
+    corpus_of,
+    full_case,
+    made_up,
+    micro_count,
+    miniature,
+    shrink,
+    small_shape,
+)
+
+
+def test_degrees_shrink_to_two_or_three():
+    assert [shrink(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 3, 2, 3, 2, 3]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_small_shape_keeps_the_forms_and_the_remainders(name):
+    shape, small = preset(name), small_shape(preset(name), context=24)
+    assert check_shape(small) == []
+    assert small.heads // small.k == shape.heads // shape.k
+    assert (small.k % 2, small.vocab % 64) == (shape.k % 2, shape.vocab % 64)
+    sizes = ("layers", "width", "heads", "ffn", "vocab", "context", "kv_heads", "head_size")
+    shrunk = {name: getattr(small, name) for name in sizes}
+    assert replace(shape, **shrunk) == small  # and nothing but the sizes is another
+
+
+@pytest.mark.parametrize(
+    ("layout", "small", "samples"),
+    [
+        ("single", "single x1", 2),
+        ("dp4", "dp2 x1", 3),
+        ("dp5 x4", "dp3 x2", 11),
+        ("dp2 x3", "dp2 x3", 11),
+    ],
+)
+def test_a_miniature_keeps_the_layouts_axes(make_job, layout, small, samples):
+    """A batch of two or more ranks does not divide, so that padding is always seen."""
+    size = {"dp5 x4": 20, "single": 1}.get(layout, 12)
+    job = make_job("a", f"layout={layout}", f"batch.global_batch={size}", "method.dropout=0.25")
+    case = miniature(job, precision="bf16", steps=3)
+    assert (str(case.layout), case.samples) == (small, samples)
+    assert micro_count(case) == case.layout.micros
+    assert (case.method.precision, case.method.dropout, case.steps) == ("bf16", 0.25, 3)
+    assert case.shape.layers == 2 and case.text is None and case.seed == job.seed
+
+
+def test_full_is_the_run_itself(make_job):
+    job = make_job("a", "layout=dp2", "batch.micro_batch=2")
+    case = full_case(job, precision="float64", steps=1)
+    assert (case.shape, case.layout, case.samples, case.micro) == (job.shape, job.layout, 6, 2)
+    assert case.layout == Layout(2, 2)
+    assert case.text == (job.data, job.cache)
+    assert len(corpus_of(case).sources[0].ids) > 10_000  # the run's own text
+
+
+def test_made_up_text_has_documents_of_every_length():
+    tokens = made_up(100, length=20_000)
+    lengths = np.diff(tokens.starts)
+    assert (lengths.min(), lengths.max()) == (1, 40)
+    assert tokens.starts[0] == 0 and tokens.starts[-1] < 20_000
+    assert (tokens.ids[tokens.starts] == 0).all()
+    assert (np.delete(tokens.ids, tokens.starts) > 0).all()
+    assert tokens.ids.max() == 99
+    np.testing.assert_array_equal(tokens.ids[:500], made_up(100, length=500).ids)
+
+
+def test_made_up_text_is_enough_for_every_step(make_job):
+    case = miniature(make_job("a", "layout=dp2"), precision="float64", steps=4)
+    (tokens,) = corpus_of(case).sources
+    assert tokens.samples(case.sequence) >= case.samples * case.steps
+
+
+def test_what_cannot_be_compared_is_refused():
+    assert check_case("float32", steps=1) == "float32"
+    with pytest.raises(BadInput, match="'fp16' is unknown; use float64, float32 or bf16"):
+        check_case("fp16", steps=1)
+    with pytest.raises(BadInput, match="--steps 0 compares nothing"):
+        check_case("bf16", steps=0)
