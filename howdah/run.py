@@ -249,15 +249,15 @@ def resolve_run(run: Run, machine: Machine) -> Job:
 def resolved(run: Run, job: Job) -> Run:
     """The run with what its job has decided, as the run folder keeps it to go on from anywhere.
 
-    Paths no longer depend on the current folder. Device and threads stay as they were written:
-    they belong to the machine, and the next one may be another.
+    Paths no longer depend on the current folder. Device, threads and micro-batch stay as they
+    were written: they belong to the machine, and the next one may be another.
     """
     tokenizer = run.data.tokenizer
     sources = tuple(replace(s, path=_absolute(s.path)) for s in run.data.sources)
     return replace(
         run,
         layout=str(job.layout),
-        batch=job.batch,
+        batch=replace(run.batch, global_batch=job.batch.global_batch),
         folder=job.folder,
         init_from=job.init_from,
         data=replace(

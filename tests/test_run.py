@@ -105,6 +105,24 @@ def test_going_on_elsewhere_takes_the_threads_and_device_of_that_machine(recipe,
     assert (job.device, job.threads) == ("cpu", 4)
 
 
+def test_going_on_with_other_ranks_needs_no_other_word(recipe, tmp_path):
+    """The micro-batch of one layout is too large for the next, so it stays open."""
+    run = load_run(recipe, ["layout=dp2"])
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "run.toml")
+    assert resolve_run(load_run(tmp_path), HERE).batch.micro_batch == 3
+    job = resolve_run(load_run(tmp_path, ["layout=dp3"]), HERE)
+    assert (job.batch.global_batch, job.batch.micro_batch, str(job.layout)) == (6, 2, "dp3 x1")
+
+
+def test_a_global_batch_that_followed_from_the_layout_is_kept(recipe, tmp_path):
+    """It is part of the mathematics: another layout must not change it."""
+    recipe.write_text(recipe.read_text().replace("global_batch = 6", "micro_batch = 1"))
+    run = load_run(recipe, ["layout=dp2 x3"])
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "run.toml")
+    job = resolve_run(load_run(tmp_path, ["layout=dp4"]), HERE)
+    assert (job.batch.global_batch, str(job.layout)) == (6, "dp4 x2")
+
+
 # -- resolving ---------------------------------------------------------------------
 
 

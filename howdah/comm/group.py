@@ -16,7 +16,7 @@ progress thread, first come first served; a synchronous one waits for them, then
 caller's thread, without a hop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
@@ -37,6 +37,7 @@ class Group:
         self._transport, self._counters = transport, counters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
         self._last: Future[None] | None = None
+        self._scratch: Tensor | None = None
 
     def own(self, flat: Tensor, rank: int | None = None) -> Tensor:
         """The share of a flat buffer that `rank` (this one by default) owns: a view."""
@@ -116,15 +117,29 @@ class Group:
     def _reduce_scatter(self, flats: Sequence[Tensor]) -> None:
         parts: list[dict[int, Tensor]] = []  # for each buffer: rank → its part of our share
         receives: list[Message] = []
-        for flat in flats:
-            own = self.own(flat)
-            part = {peer: torch.empty_like(own) for peer in self._peers()}
+        owns = [self.own(flat) for flat in flats]
+        landing = self._land([own for own in owns for _ in self._peers()])
+        for own in owns:
+            part = {peer: next(landing) for peer in self._peers()}
             receives += [(tensor, peer) for peer, tensor in part.items()]
             parts.append({**part, self.rank: own})
         sends = [(self.own(flat, peer), peer) for flat in flats for peer in self._peers()]
         self._exchange("reduce_scatter", sends, receives)
         for part in parts:
             _add_in_rank_order(part[self.rank], part)
+
+    def _land(self, likes: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Room for one tensor like each of `likes`, used again by the next call.
+
+        Fresh memory would be mapped, page by page, at every call.
+        """
+        total = sum(like.numel() for like in likes)
+        if not likes:
+            return iter(())
+        scratch = self._scratch
+        if scratch is None or scratch.dtype != likes[0].dtype or scratch.numel() < total:
+            scratch = self._scratch = likes[0].new_empty(total)
+        return iter(scratch[:total].split([like.numel() for like in likes]))
 
     def _all_gather(self, flats: Sequence[Tensor]) -> None:
         sends = [(self.own(flat), peer) for flat in flats for peer in self._peers()]

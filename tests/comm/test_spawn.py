@@ -127,6 +127,15 @@ def test_close_leaves_no_process():
     wait_for_end(pids)
 
 
+def test_an_error_of_the_caller_does_not_wait_for_workers_that_wait():
+    """Rank 0 of a run that was interrupted while it started waits for its peer in vain."""
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Workers(2) as two:
+        two._pipes[0].send((place, (), 0, 2, 1))
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 60  # the rendezvous gives up after 120
+
+
 def meet(offset):
     """As a launched rank does: joins the others that the environment names."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

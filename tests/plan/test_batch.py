@@ -69,6 +69,12 @@ def test_a_ramp_is_linear():
             "batch.global_batch 16 on 2 replicas with batch.micro_batch 4 takes x2, but the "
             "layout says x3; drop one of the three",
         ),
+        (
+            Batch(global_batch=7, micro_batch=5),
+            Layout(2),
+            "batch.micro_batch 5 is more than a replica's part of batch.global_batch 7 on 2 "
+            "replicas, and the rest would be padding; use batch.micro_batch=4",
+        ),
         (Batch(global_batch=8, ramp_from=9, ramp_steps=2), Layout(), "batch.ramp_from 9 is over"),
         (Batch(global_batch=8, ramp_from=4), Layout(), "a ramp needs both batch.ramp_from and"),
         (Batch(global_batch=8, ramp_steps=4), Layout(), "a ramp needs both batch.ramp_from and"),

@@ -8,6 +8,9 @@ from small_runs import assert_same_bits, losses, metrics, opened, tensors, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from howdah.checkpoint.folders import best_step, mark_best, steps
+from howdah.comm.transport import Alone
+from howdah.plan.problems import BadInput
+from howdah.train.loop import train
 from howdah.train.opened import open_run
 
 # What torchtitan's users read its log with.
@@ -109,6 +112,16 @@ def test_bf16_keeps_float32_masters_and_moments(workers, make_job, tmp_path):
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
     weight = found["weight", "layers.0.attention.q.weight"]
     assert not torch.equal(weight, weight.bfloat16().float())  # not merely cast back
+
+
+def test_a_run_that_diverges_says_so_and_saves_nothing_of_it(make_job, tmp_path):
+    """In this process: a rank that fails would take its workers along."""
+    job = make_job("a", "method.rate.peak=1e30", "method.rate.warmup=0", "pace.save_every=1")
+    with pytest.raises(BadInput, match=r"training diverged: the gradient norm of step ") as told:
+        train(job, Alone())
+    step = int(re.search(r"of step (\d+) is", str(told.value))[1])
+    assert max(losses(tmp_path / "a")) == step - 1
+    assert all(saved < step for saved in steps(tmp_path / "a" / "checkpoints"))
 
 
 def test_the_best_is_opened_when_asked(workers, make_job, tmp_path):
