@@ -162,6 +162,9 @@ def test_a_run_that_cannot_go_on_is_left_as_it_was(trained, refused, recipe):
     assert " holds a model with layers 2, this run has 3; " in refused(
         "train", trained, "model.layers=3"
     )
+    assert refused("train", trained, "pace.steps=5").endswith(
+        "step-00000020 is past pace.steps 5; make it 20 or more, or give another folder=PATH"
+    )
     assert " was trained with seed 1, this run has 2" in refused("train", trained, "seed=2")
     assert " holds the state of adamw, this run uses sgd; " in refused(
         "train", recipe, f"folder={trained}", "method.optimizer.name=sgd"

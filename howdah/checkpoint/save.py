@@ -97,8 +97,9 @@ class Saver:
         about = replace(about, meta=json.loads(json.dumps(about.meta)))
         snapshot = None if self._stands(step) else self._snapshot(entries)
         arguments = (step, snapshot, about, best)
-        # daemon: a rank that fails must not wait at its exit for the part of a rank that is dead
-        self._thread = Thread(target=self._job, args=arguments, name="save", daemon=True)
+        # daemon: a rank that fails must not wait at its exit for the part of one that is dead
+        alone = self.world == 1
+        self._thread = Thread(target=self._job, args=arguments, name="save", daemon=not alone)
         self._thread.start()
 
     def wait(self) -> None:

@@ -150,6 +150,7 @@ def launch(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _quieten("torch.distributed.elastic")
+    _quieten("torch.multiprocessing")
     _preload(multiprocessing.get_context("forkserver"))
     config = LaunchConfig(
         min_nodes=1,

@@ -19,7 +19,7 @@ def learning_rate(rate: Rate, *, step: int, steps: int) -> float:
     (Vaswani et al. 2017); wsd is the warm-up, stable, decay of https://arxiv.org/abs/2404.06395.
     """
     if step < rate.warmup:
-        return rate.peak * (step + 1) / rate.warmup
+        return rate.peak * ((step + 1) / rate.warmup)
     if rate.shape == "constant":
         return rate.peak
     if rate.shape == "inverse_sqrt":

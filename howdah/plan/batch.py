@@ -69,8 +69,9 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
     most = -(-total // dp)
     if micro > most:
         raise BadInput(
-            f"batch.micro_batch {micro} is more than a replica's part of batch.global_batch {total} "
-            f"on {dp} replicas, and the rest would be padding; use batch.micro_batch={most}"
+            f"batch.micro_batch {micro} is more than a replica's part of batch.global_batch "
+            f"{total} on {dp} replicas, and the rest would be padding; use "
+            f"batch.micro_batch={most}"
         )
     needed = micro_steps(total, micro=micro, replicas=dp)
     if micros is not None and micros != needed:

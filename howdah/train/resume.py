@@ -122,10 +122,15 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
 def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
     """Raises BadInput when `job` cannot go on from a checkpoint: it would be another training.
 
-    Model, tokenizer, order of samples and optimizer must be those of the checkpoint. Layout,
-    batch, precision and learning rate may change.
+    The checkpoint must not be past the job's last step. Model, tokenizer, order of samples and
+    optimizer must be those of the checkpoint; layout, batch, precision and rate may change.
     """
     way_out = "restore it, or give another folder=PATH"
+    if checkpoint.step > job.pace.steps:
+        raise BadInput(
+            f"{checkpoint.path} is past pace.steps {job.pace.steps}; make it {checkpoint.step} or "
+            "more, or give another folder=PATH"
+        )
     shape = as_plain(job.shape)
     for name in _different(shape, checkpoint.meta["model"]):
         raise BadInput(
