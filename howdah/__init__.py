@@ -1,1 +1,40 @@
-"""howdah: plan, verify, train and resume transformer language models on many devices."""
+"""howdah: plan, verify, train and resume transformer language models on more than one device.
+
+The names below are what a script needs; each is loaded when it is first asked for, so that
+`import howdah` costs nothing and loads no torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BadInput": "howdah.plan.problems",
+    "Layout": "howdah.plan.layout",
+    "Method": "howdah.plan.method",
+    "ModelShape": "howdah.plan.shapes",
+    "Workers": "howdah.comm.spawn",
+    "apply": "howdah.parallel.apply",
+    "full_gradient": "howdah.parallel.whole",
+    "full_parameter": "howdah.parallel.whole",
+    "full_state": "howdah.parallel.whole",
+    "load_run": "howdah.run",
+    "open_run": "howdah.train.opened",
+    "parse_layout": "howdah.plan.layout",
+    "preset": "howdah.plan.presets",
+    "resolve_run": "howdah.run",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 (a list of strings, made where the names are)
+
+
+def __getattr__(name: str) -> Any:
+    """The name's object, from the floor where it lives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'howdah' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -26,8 +26,8 @@ from howdah.plan.method import Method
 from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput, nearest
 from howdah.plan.shapes import ModelShape
+from howdah.text.sources import STDLIB, Data
 from howdah.train.job import Job, Pace
-from howdah.train.sources import STDLIB, Data
 
 Table = dict[str, Any]
 

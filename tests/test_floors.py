@@ -24,11 +24,11 @@ import howdah
 PACKAGE = Path(howdah.__file__).parent
 
 FLOORS = (
-    *("plan", "collectives", "sim", "search", "comm", "model", "optim", "checkpoint"),
+    *("plan", "collectives", "sim", "search", "text", "comm", "model", "optim", "checkpoint"),
     *("parallel", "server", "train", "verify", "report"),
 )
 TOP = ("run", "cli")
-LIGHT = ("plan", "collectives", "sim", "search", "report")  # the floors that never load torch
+LIGHT = ("plan", "collectives", "sim", "search", "text", "report")  # never load torch
 LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
 
 LONGEST = 400  # lines of a file

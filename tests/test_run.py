@@ -53,7 +53,7 @@ def test_overrides_change_single_values(recipe):
 def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
     recipe.write_text('[model]\npreset = "laptop"\nlayers = 2\n')
     model = load_run(recipe).model
-    assert (model.layers, model.width, model.tied) == (2, 192, True)
+    assert (model.layers, model.width, model.tied) == (2, 256, True)
 
 
 @pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[pace]\nprompt = 'a\\b'"])

@@ -13,7 +13,7 @@ import numpy as np
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Optimizer, Precision, Rate
 from howdah.plan.shapes import ModelShape
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
 
 RANKS = 2
 SEED = 1

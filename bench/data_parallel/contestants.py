@@ -29,7 +29,7 @@ from howdah.parallel.mesh import connect_mesh
 from howdah.plan.boxes import whole_piece
 from howdah.plan.layout import Layout
 from howdah.plan.sharding import weights
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
 from howdah.train.step import Stepper, train_step
 
 Step = Callable[[Sequence[Micro]], float]  # one step of this rank → its loss per token

@@ -20,7 +20,7 @@ from contestants import CONTESTANTS, Step
 
 from howdah.comm.spawn import HOST, Workers
 from howdah.comm.transport import Transport
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
 
 WARM_UP = 2  # repeats that are not counted
 POOL = 16  # batches made before the clock starts; contestants read them in the same order

@@ -35,8 +35,8 @@ from howdah.comm.transport import Alone
 from howdah.model.transformer import Transformer
 from howdah.parallel.flatten import FlatUnit
 from howdah.run import Machine, load_run, resolve_run
+from howdah.text.prefetch import Prefetch
 from howdah.train.loop import train
-from howdah.train.prefetch import Prefetch
 from howdah.train.watch import Watch
 
 ROOT = HERE.parent.parent

@@ -67,13 +67,14 @@ def _llama3(
 
 
 PRESETS: dict[str, ModelShape] = {
-    # 3.4M parameters: trains in minutes on two cores. The feed-forward splits by 2, 3, 4 and 6.
+    # 3.8M parameters: trains in minutes on two cores. Few wide layers and heads of 64, because on
+    # a CPU six layers of 192 with heads of 32 are a tenth slower with fewer parameters.
     "laptop": ModelShape(
-        layers=6,
-        width=192,
-        heads=6,
+        layers=4,
+        width=256,
+        heads=4,
         kv_heads=2,
-        ffn=576,
+        ffn=640,
         vocab=4096,
         context=256,
         tied=True,

@@ -7,9 +7,9 @@ the held-out text in bits, over its size in bytes.
 from dataclasses import dataclass
 from math import exp, log
 
-from howdah.train.batches import Rows, held_out_micros
+from howdah.text.batches import Rows, held_out_micros
+from howdah.text.tokens import Corpus
 from howdah.train.step import Stepper, held_out_loss
-from howdah.train.tokens import Corpus
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from howdah.parallel.mesh import Mesh
 from howdah.plan.flat import buffers
 from howdah.plan.sharding import weights
 from howdah.sim.traffic import Traffic, step_traffic
+from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut
 from howdah.train.folder import EXPORT
 from howdah.train.job import Job
@@ -17,7 +18,6 @@ from howdah.train.keep import Keeper
 from howdah.train.opened import OpenedRun, open_run
 from howdah.train.records import MIB
 from howdah.train.sample import Draw, sample_text
-from howdah.train.tokens import Corpus
 from howdah.train.watch import Watch
 
 SAMPLE_TOKENS = 120

@@ -12,7 +12,7 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
 from howdah.plan.shapes import ModelShape
-from howdah.train.sources import Data
+from howdah.text.sources import Data
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from shutil import copyfile
 
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
-from howdah.train.batches import order_of
+from howdah.text.batches import order_of
+from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut, evaluate
 from howdah.train.folder import TOKENIZER
 from howdah.train.job import Job
 from howdah.train.records import Records
 from howdah.train.resume import Start, as_plain, entries
 from howdah.train.step import Stepper
-from howdah.train.tokens import Corpus
 
 
 class Keeper:
@@ -102,4 +102,3 @@ class Keeper:
             about=about,
             best=best,
         )
-

@@ -16,19 +16,19 @@ from howdah.optim.rates import learning_rate
 from howdah.parallel.apply import DTYPES, Placed, apply
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.plan.problems import BadInput
-from howdah.train.batches import Micro, Rows, micros, order_of
+from howdah.text.batches import Micro, Rows, micros, order_of
+from howdah.text.prefetch import Prefetch
+from howdah.text.tokens import Corpus, prepare
 from howdah.train.finish import finish, how_to_go_on
 from howdah.train.folder import hold
 from howdah.train.job import Job
 from howdah.train.keep import Keeper
 from howdah.train.measure import peak_flops
-from howdah.train.prefetch import Prefetch
 from howdah.train.records import Records
 from howdah.train.resume import Start, check_match, find_start, restore_states
-from howdah.train.show import Lines, Silent, open_show
+from howdah.train.show import Lines, Say, Show, Silent, open_show
 from howdah.train.step import Stepper, StepResult, train_step
 from howdah.train.stop import listen
-from howdah.train.tokens import Corpus, prepare
 from howdah.train.watch import Watch
 
 
@@ -59,9 +59,10 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         start = find_start(job, mesh, say)
         placed = place(job, mesh, start, corpus)
         show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
-        records = stack.enter_context(_records(job, mesh))
+        records = stack.enter_context(_records(job, mesh, start))
         stepper = Stepper(placed, mesh, job.method, job.seed)
-        keeper = Keeper(job, stepper, corpus, start, records=records, say=show.say)
+        tell = telling(show, records)
+        keeper = Keeper(job, stepper, corpus, start, records=records, say=tell)
         firsts = first_samples(job, start)
         batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, firsts)))
         peak = peak_flops(device, DTYPES[job.method.precision])
@@ -80,7 +81,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
 
         keeper.stop(step, samples=firsts[step - start.step])
         if stopped:
-            show.say(how_to_go_on(job, step))
+            tell(how_to_go_on(job, step))
         else:
             finish(job, keeper, watch)
         return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
@@ -140,11 +141,22 @@ def read_batches(
     return Prefetch(read, step=start.step)
 
 
+def telling(show: Show, records: Records | None) -> Say:
+    """Says a line to the reader, and keeps it in log.txt."""
+
+    def tell(line: str) -> None:
+        show.say(line)
+        if records:
+            records.log(line)
+
+    return tell
+
+
 @contextmanager
-def _records(job: Job, mesh: Mesh) -> Iterator[Records | None]:
+def _records(job: Job, mesh: Mesh, start: Start) -> Iterator[Records | None]:
     """The growing files of the run folder: rank 0's."""
     if mesh.rank != 0:
         yield None
         return
-    with closing(Records(job.folder)) as records:
+    with closing(Records(job.folder, step=start.step)) as records:
         yield records

@@ -16,7 +16,7 @@ from howdah.plan.flat import buffers
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape, RotaryScaling
 from howdah.plan.sharding import weights
-from howdah.train import tokenizer as tokenizers
+from howdah.text import tokenizer as tokenizers
 from howdah.train.folder import TOKENIZER
 from howdah.train.resume import read_weights
 from howdah.train.show import Say

@@ -5,16 +5,19 @@ one process, and the ranks find the tokens built. Under torchrun, which has star
 already, all look for the tokens, and rank 0 alone for the rest.
 """
 
-from howdah.train.batches import order_of
+from howdah.text.batches import order_of
+from howdah.text.tokens import Corpus, prepare, require_samples
 from howdah.train.job import Job
 from howdah.train.resume import check_match, choose, read_folder
-from howdah.train.show import Say
-from howdah.train.tokens import Corpus, prepare, require_samples
+from howdah.train.show import Say, encoding_bar
 
 
 def ready_tokens(job: Job, say: Say) -> Corpus:
     """Builds the token cache. Raises BadInput when its text cannot feed the run."""
-    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
+    with encoding_bar() as progress:
+        corpus = prepare(
+            job.data, vocab=job.shape.vocab, cache=job.cache, say=say, progress=progress
+        )
     order_of(corpus, sequence=job.data.sequence, seed=job.seed)
     require_samples(corpus, sequence=job.data.sequence, batch=job.batch.size(job.pace.steps))
     return corpus

@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from howdah.checkpoint.atomic import write_text
+
+METRICS = "metrics.jsonl"
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -75,15 +78,30 @@ class Measured:
         }
 
 
-class Records:
-    """The files of a run folder that grow. A resumed run appends."""
+def forget_after(metrics: Path, step: int) -> None:
+    """Drops the rows of later steps from metrics.jsonl, and a last row that was cut off."""
+    if not metrics.exists():
+        return
+    lines = metrics.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    if kept != lines:
+        write_text(metrics, "".join(kept))
 
-    def __init__(self, folder: Path) -> None:
+
+class Records:
+    """The files of a run folder that grow. A resumed run appends.
+
+    What was measured after `step`, from which the run goes on, is dropped first: those steps are
+    done again, and each step should stand there once. log.txt keeps all that was said.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._metrics: TextIO = (folder / "metrics.jsonl").open("a")
+        forget_after(folder / METRICS, step)
+        self._metrics: TextIO = (folder / METRICS).open("a")
         self._log: TextIO = (folder / "log.txt").open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def measured(self, measured: Measured) -> None:
         """A stretch of steps."""

@@ -29,11 +29,11 @@ from howdah.plan.method import Method, Optimizer
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape
 from howdah.plan.sharding import weights
-from howdah.train.batches import order_of
+from howdah.text.batches import order_of
+from howdah.text.order import Order
+from howdah.text.tokens import Corpus
 from howdah.train.job import Job
-from howdah.train.order import Order
 from howdah.train.show import Say
-from howdah.train.tokens import Corpus
 
 # What the order of samples depends on, in the user's words.
 ORDER = {

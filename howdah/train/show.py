@@ -4,7 +4,8 @@ Only rank 0 shows anything. The bar carries the loss, the rate and the time left
 pipe gets the log line instead, which parsers know.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -112,3 +113,23 @@ def open_show(rank: int, steps: int, done: int) -> Show:
     if rank != 0:
         return Silent()
     return Bar(steps=steps, done=done) if Console().is_terminal else Lines()
+
+
+@contextmanager
+def encoding_bar() -> Iterator[Callable[[float], None]]:
+    """Shows, on a terminal, which share of the text is tokenised; starts when it is first told."""
+    if not Console().is_terminal:
+        yield lambda share: None
+        return
+    columns = (TextColumn("encoding"), BarColumn(), TextColumn("left"), TimeRemainingColumn())
+    progress = Progress(*columns, transient=True)
+    task = progress.add_task("encoding", total=1.0)
+
+    def tell(share: float) -> None:
+        progress.start()
+        progress.update(task, completed=share)
+
+    try:
+        yield tell
+    finally:
+        progress.stop()

@@ -27,7 +27,7 @@ from howdah.parallel.apply import Placed
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import MASKED
 from howdah.plan.method import Method
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
 
 
 def count_tokens(micros: Sequence[Micro]) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from howdah.plan.shapes import train_flops
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
+from howdah.text.prefetch import Prefetch
 from howdah.train.job import Job
 from howdah.train.measure import peak_memory
-from howdah.train.prefetch import Prefetch
 from howdah.train.records import Measured, Records
 from howdah.train.show import Show
 from howdah.train.step import Stepper, StepResult

@@ -18,9 +18,9 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.problems import BadInput
 from howdah.plan.seeds import key, mix
 from howdah.plan.shapes import ModelShape
+from howdah.text.sources import Data
+from howdah.text.tokens import Corpus, Tokens, prepare
 from howdah.train.job import Job
-from howdah.train.sources import Data
-from howdah.train.tokens import Corpus, Tokens, prepare
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from howdah.optim.clip import squared_norm
 from howdah.plan.layout import Layout
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
 from howdah.train.step import Stepper, count_tokens
 from howdah.verify.evidence import Mutate, Shift
 

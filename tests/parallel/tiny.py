@@ -10,7 +10,7 @@ from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Optimizer
 from howdah.plan.shapes import ModelShape
 from howdah.plan.sharding import weights
-from howdah.train.batches import Micro
+from howdah.text.batches import Micro
 
 SHAPE = ModelShape(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=37, context=16)
 TIED = ModelShape(

@@ -51,7 +51,7 @@ def test_the_laptop_preset_is_small_and_splits_well():
     shape = preset("laptop")
     assert 3_000_000 < parameters(shape).total < 4_000_000
     assert (shape.width % 32, shape.ffn % 32, shape.vocab % 32) == (0, 0, 0)
-    assert shape.d == 32
+    assert shape.d == 64
 
 
 def test_llama_3_stretches_rotary_positions_of_8192():

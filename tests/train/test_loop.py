@@ -1,10 +1,11 @@
 """Whole trainings of a small model: what they compute, and what they leave in the run folder."""
 
+import json
 import re
 
 import pytest
 import torch
-from small_runs import assert_same_bits, losses, metrics, opened, tensors, train_on
+from small_runs import assert_same_bits, forget, losses, metrics, opened, tensors, train_on
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from howdah.checkpoint.folders import best_step, mark_best, steps
@@ -60,8 +61,10 @@ def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
     assert trained[3]["rate"] == pytest.approx(3e-3)  # the warm-up reaches the peak
     assert trained[5]["sent"] > 0 and trained[5]["tps"] > 0
 
-    lines = (folder / "log.txt").read_text().splitlines()
+    said = (folder / "log.txt").read_text().splitlines()
+    lines = [line for line in said if line.startswith("step:")]
     assert len(lines) == 20
+    assert any(line.startswith("sent") and line.endswith("equal") for line in said)
     for step, line in enumerate(lines, 1):
         found = TORCHTITAN.match(line)
         assert found, line
@@ -74,6 +77,18 @@ def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
     assert drawn == pytest.approx({step: row["loss"] for step, row in trained.items()}, rel=1e-6)
     # at the end once on the samples of the others, to be weighed with them, and once on all
     assert [event.step for event in board.Scalars("held_out/loss")] == [8, 16, 20, 20]
+
+
+def test_steps_that_are_done_again_stand_once(workers, make_job, tmp_path):
+    """A run that dies after step 20 was measured, but before it was saved, goes on from 10."""
+    train_on(workers, make_job("a"))
+    forget(tmp_path / "a", 20)
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # cut off in the middle of a row
+    train_on(workers, make_job("a"))
+    rows = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    trained = [row["step"] for row in map(json.loads, rows) if row["kind"] == "train"]
+    assert trained == list(range(1, 21))
 
 
 def test_old_checkpoints_go_and_the_best_stays(workers, make_job, tmp_path):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from howdah.train.prefetch import Prefetch
+from howdah.text.prefetch import Prefetch
 
 
 def test_steps_come_in_order_from_where_it_starts():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.plan.problems import BadInput
-from howdah.train.order import BLOCK, Order, locate, shares
+from howdah.text.order import BLOCK, Order, locate, shares
 
 
 def order(samples, weights=None, seed=7):

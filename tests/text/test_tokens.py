@@ -12,10 +12,10 @@ import pytest
 from made_corpus import corpus, stream
 
 from howdah.plan.problems import BadInput
-from howdah.train import tokenizer as tokenizers
-from howdah.train import tokens as cache
-from howdah.train.sources import Data, Source
-from howdah.train.tokens import prepare, require_samples
+from howdah.text import tokenizer as tokenizers
+from howdah.text import tokens as cache
+from howdah.text.sources import Data, Source
+from howdah.text.tokens import prepare, require_samples
 
 TEXTS = [f"document {i}: naïve café 😀 <|end|>\n" for i in range(40)]
 
@@ -94,8 +94,8 @@ def test_the_same_text_gives_the_same_files(tmp_path, source):
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-from howdah.train.sources import Data, Source
-from howdah.train.tokens import prepare
+from howdah.text.sources import Data, Source
+from howdah.text.tokens import prepare
 
 def progress(share):
     if {kill}:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet as format
 
 from howdah.plan.problems import BadInput
-from howdah.train import readers
+from howdah.text import readers
 
 
 def refuse(sentence):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from howdah.train.tokens import Corpus, Tokens
+from howdah.text.tokens import Corpus, Tokens
 
 END = 0
 

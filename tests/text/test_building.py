@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from howdah.plan.problems import BadInput
-from howdah.train import building
-from howdah.train.building import build, split
-from howdah.train.sources import Data, Source
+from howdah.text import building
+from howdah.text.building import build, split
+from howdah.text.sources import Data, Source
 
 
 def lines(path, *texts):

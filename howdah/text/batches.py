@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from howdah.plan.batch import MASKED, micro_steps
-from howdah.train.order import Numbers, Order, locate, shares
-from howdah.train.tokens import Corpus, Tokens, require_samples
+from howdah.text.order import Numbers, Order, locate, shares
+from howdah.text.tokens import Corpus, Tokens, require_samples
 
 NO_SAMPLE = -1
 

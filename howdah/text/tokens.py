@@ -32,10 +32,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from howdah.plan.problems import BadInput
-from howdah.train import tokenizer as tokenizers
-from howdah.train.building import FORMAT, HELD_OUT, INDEX, Say, build, source_name
-from howdah.train.order import shares
-from howdah.train.sources import Data, contents
+from howdah.text import tokenizer as tokenizers
+from howdah.text.building import FORMAT, HELD_OUT, INDEX, Say, build, source_name
+from howdah.text.order import shares
+from howdah.text.sources import Data, contents
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from howdah.plan.problems import BadInput
-from howdah.train import tokenizer as tokenizers
-from howdah.train.encoding import Scales, Stream, encode
-from howdah.train.sources import Data, documents
+from howdah.text import tokenizer as tokenizers
+from howdah.text.encoding import Scales, Stream, encode
+from howdah.text.sources import Data, documents
 
 Say = Callable[[str], None]
 

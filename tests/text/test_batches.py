@@ -9,8 +9,8 @@ from made_corpus import END, corpus, stream
 
 from howdah.model import loss
 from howdah.plan.problems import BadInput
-from howdah.train.batches import MASKED, Rows, held_out_micros, micros, order_of
-from howdah.train.order import locate
+from howdah.text.batches import MASKED, Rows, held_out_micros, micros, order_of
+from howdah.text.order import locate
 
 
 def all_micros(made, *, micro, replicas, first, size, sequence=4, seed=3):
@@ -134,6 +134,6 @@ def test_the_masked_label_is_the_loss_functions():
 
 
 def test_the_text_pipeline_loads_no_torch():
-    code = "import sys, howdah.train.batches, howdah.train.prefetch; print('torch' in sys.modules)"
+    code = "import sys, howdah.text.batches, howdah.text.prefetch; print('torch' in sys.modules)"
     printed = run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "False"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from howdah.plan.problems import BadInput
-from howdah.train import readers
+from howdah.text import readers
 
 Undecodable = Literal["skip", "stop"]
 

@@ -6,8 +6,8 @@ import lzma
 import numpy as np
 import pytest
 
-from howdah.train import encoding, tokenizer
-from howdah.train.encoding import Scales, Stream, encode
+from howdah.text import encoding, tokenizer
+from howdah.text.encoding import Scales, Stream, encode
 
 
 @pytest.fixture

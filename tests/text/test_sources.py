@@ -7,8 +7,8 @@ from hashlib import blake2b
 import pytest
 
 from howdah.plan.problems import BadInput
-from howdah.train import sources
-from howdah.train.sources import Data, Source, contents, documents, files
+from howdah.text import sources
+from howdah.text.sources import Data, Source, contents, documents, files
 
 
 def fill(folder, **texts):

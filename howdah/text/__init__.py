@@ -1,0 +1,1 @@
+"""From files to batches: sources, tokens, order, micro-batches, as plain arrays."""
