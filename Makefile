@@ -3,13 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test check size clean
+.PHONY: train test slow check size clean
 
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
 
 test: .venv/dev
 	$(BIN)/pytest
+
+slow: .venv/dev
+	$(BIN)/pytest -m slow
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -91,7 +91,7 @@ def sample(job: Job, opened: OpenedRun) -> str:
         opened.tokenizer(),
         job.pace.prompt,
         length=min(SAMPLE_TOKENS, job.shape.context // 2),
-        draw=Draw(temperature=0.7, top_p=0.95, seed=job.seed),
+        draw=Draw(temperature=0.5, top_p=0.95, seed=job.seed),
         end=opened.end,
     )
     return job.pace.prompt + "".join(parts)

@@ -145,3 +145,11 @@ def test_the_best_is_opened_when_asked(workers, make_job, tmp_path):
     mark_best(tmp_path / "a" / "checkpoints", 10)
     assert open_run(tmp_path / "a", say=print).checkpoint.step == 20
     assert open_run(tmp_path / "a", say=print, best=True).checkpoint.step == 10
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler looks at tensors in ways that warn
+def test_compiled_blocks_compute_the_same(make_job, tmp_path):
+    train(make_job("a", "pace.steps=4"), Alone())
+    train(make_job("b", "pace.steps=4", "compile=true"), Alone())
+    assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
