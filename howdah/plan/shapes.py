@@ -8,7 +8,7 @@ Letters: h width, a heads, k key-value heads, d head size, f feed-forward width,
 L layers, s sequence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from howdah.plan.problems import BadInput
@@ -82,6 +82,11 @@ class ModelShape:
     def d(self) -> int:
         """Size of a head."""
         return self.width // self.heads if self.head_size is None else self.head_size
+
+
+def stated(shape: ModelShape) -> ModelShape:
+    """The shape with what it leaves to follow said out loud: equal models are equal shapes."""
+    return replace(shape, kv_heads=shape.k, head_size=shape.d)
 
 
 def check_shape(shape: ModelShape) -> list[str]:

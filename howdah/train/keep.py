@@ -9,13 +9,15 @@ from shutil import copyfile
 
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
+from howdah.plan.shapes import stated
 from howdah.text.batches import order_of
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut, evaluate
 from howdah.train.folder import TOKENIZER
 from howdah.train.job import Job
 from howdah.train.records import Records
-from howdah.train.resume import Start, as_plain, entries
+from howdah.train.resume import Start, as_plain
+from howdah.train.state import entries
 from howdah.train.step import Stepper
 
 
@@ -87,7 +89,7 @@ class Keeper:
         if held_out is not None and best:
             self._best = held_out.loss
         meta = {
-            "model": as_plain(job.shape),
+            "model": as_plain(stated(job.shape)),
             "tokenizer": self.corpus.fingerprint,
             "end": self.corpus.end,
             "optimizer": job.method.optimizer.name,

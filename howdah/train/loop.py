@@ -25,8 +25,9 @@ from howdah.train.job import Job
 from howdah.train.keep import Keeper
 from howdah.train.measure import peak_flops
 from howdah.train.records import Records
-from howdah.train.resume import Start, check_match, find_start, restore_states
+from howdah.train.resume import Start, check_match, find_start
 from howdah.train.show import Lines, Say, Show, Silent, open_show
+from howdah.train.state import restore_states
 from howdah.train.step import Stepper, StepResult, train_step
 from howdah.train.stop import listen
 from howdah.train.watch import Watch

@@ -3,31 +3,25 @@
 The run folder wins: what it has saved goes on, whatever layout saved it. Rank 0 looks, checks
 the checksums, and tells the others which step it chose; then every rank reads the pieces it
 holds.
-
-A checkpoint is kept in pieces: each rank writes its share of every flat unit.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
-from howdah.optim.optimizers import Range, state_names
-from howdah.parallel.apply import Placed
+from howdah.optim.optimizers import state_names
 from howdah.parallel.flatten import Fill, fresh
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
-from howdah.plan.flat import Buffer, pieces, share
-from howdah.plan.method import Method, Optimizer
+from howdah.plan.method import Optimizer
 from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape
+from howdah.plan.shapes import ModelShape, stated
 from howdah.plan.sharding import weights
 from howdah.text.batches import order_of
 from howdah.text.order import Order
@@ -42,8 +36,6 @@ ORDER = {
     "samples": "samples of each source",
     "shares": "shares of the sources",
 }
-
-Entry = tuple[str, Piece, Tensor]
 
 
 @dataclass(frozen=True)
@@ -103,8 +95,8 @@ def read_weights(checkpoint: Checkpoint) -> Fill:
 def read_folder(folder: Path, shape: ModelShape) -> Fill:
     """Fills pieces of weight from a Hugging Face folder."""
     found, tensor = read_hub(folder)
-    if found != shape:
-        different = [name for name, size in asdict(found).items() if asdict(shape)[name] != size]
+    mine = as_plain(stated(shape))
+    if different := _different(mine, as_plain(stated(found))):
         raise BadInput(
             f"the model in {folder} differs from this run's in {', '.join(different)}; "
             "leave the [model] table out to take the folder's"
@@ -131,7 +123,7 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
             f"{checkpoint.path} is past pace.steps {job.pace.steps}; make it {checkpoint.step} or "
             "more, or give another folder=PATH"
         )
-    shape = as_plain(job.shape)
+    shape = as_plain(stated(job.shape))
     for name in _different(shape, checkpoint.meta["model"]):
         raise BadInput(
             f"{checkpoint.path} holds a model with {name} {checkpoint.meta['model'].get(name)}, "
@@ -174,41 +166,3 @@ def as_plain(facts: ModelShape | Order) -> dict[str, Any]:
     """A dataclass as JSON gives it back: tuples are lists."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(facts)))
     return plain
-
-
-# -- pieces of a placed model ----------------------------------------------------
-
-
-def entries(placed: Placed, mesh: Mesh, method: Method) -> Iterator[Entry]:
-    """What this rank saves: its share of every unit's masters and optimizer states."""
-    for unit in placed.units.values():
-        mine = share(unit.buffer.length, mesh.dp.size, mesh.dp.rank)
-        for piece, start, stop in pieces(unit.buffer, *mine):
-            yield "weight", piece, unit.masters[start:stop]
-    for part, state, flat in _states(placed, method):
-        buffer = placed.units[part.unit].buffer
-        mine = _overlap(part, buffer, mesh)
-        for piece, start, stop in pieces(buffer, *mine):
-            yield state, piece, flat[start - part.start : stop - part.start]
-
-
-def restore_states(placed: Placed, method: Method, checkpoint: Checkpoint) -> None:
-    """Fills every range's optimizer state from a checkpoint of the same optimizer."""
-    for part, state, flat in _states(placed, method):
-        for piece, start, stop in pieces(placed.units[part.unit].buffer, part.start, part.stop):
-            checkpoint.read(state, piece, flat[start - part.start : stop - part.start])
-    for state in placed.optimizer.state.values():
-        if "step" in state:
-            state["step"] = torch.full_like(state["step"], float(checkpoint.step))
-
-
-def _states(placed: Placed, method: Method) -> Iterator[tuple[Range, str, Tensor]]:
-    for part in placed.ranges:
-        if part.master.numel():
-            for name in state_names(method.optimizer):
-                yield part, name, placed.optimizer.state[part.master][name]
-
-
-def _overlap(part: Range, buffer: Buffer, mesh: Mesh) -> tuple[int, int]:
-    start, stop = share(buffer.length, mesh.dp.size, mesh.dp.rank)
-    return max(start, part.start), min(stop, part.stop)

@@ -13,7 +13,6 @@ Averages are never averaged: not over micro-batches, not over ranks.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from howdah.model.loss import cross_entropy_sum
 from howdah.model.noise import Noise
 from howdah.model.transformer import Transformer
-from howdah.optim.clip import clip, squared_norm
+from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import Placed
 from howdah.parallel.mesh import Mesh
@@ -73,7 +72,7 @@ def train_step(
     tokens, stops = dp.sum_scalars([stepper.count(micros), float(stop)])  # 1
     loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
     gradients = [unit.gradients for unit in placed.units.values()]
-    norm = sqrt(stepper.square(gradients))  # 4
+    norm = total_norm([stepper.square(gradients)])  # 4
     clip(gradients, norm=norm, limit=stepper.method.optimizer.clip)
     set_rate(placed.optimizer, rate)  # 5
     placed.optimizer.step()

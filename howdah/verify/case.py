@@ -12,7 +12,6 @@ from typing import cast
 
 import numpy as np
 
-from howdah.plan.batch import micro_steps
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
 from howdah.plan.problems import BadInput
@@ -142,8 +141,3 @@ def made_up(vocab: int, *, length: int) -> Tokens:
     starts = starts[starts < length]
     ids[starts] = 0
     return Tokens(ids, starts)
-
-
-def micro_count(case: Case) -> int:
-    """Micro-batches that each rank runs."""
-    return micro_steps(case.samples, micro=case.micro, replicas=case.layout.world)

@@ -5,6 +5,7 @@ A run that died is a run folder whose newer checkpoints are gone: it goes on fro
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from small_runs import (
 
 from howdah.checkpoint.folders import step_folder, steps
 from howdah.plan.problems import BadInput
+from howdah.train.opened import open_run
 from howdah.train.ready import ready_start, ready_tokens
 from howdah.train.resume import as_plain, choose
 
@@ -235,3 +237,15 @@ def test_a_folder_of_another_model_is_refused(workers, make_job, tmp_path):
 def test_plain_facts_survive_json(make_job):
     plain = as_plain(make_job("a", "model.rotary_scaling={factor=2}").shape)
     assert plain["rotary_scaling"]["factor"] == 2 and plain["layers"] == 2
+
+
+def test_a_size_that_is_said_out_loud_is_the_same_model(workers, make_job, tmp_path):
+    """Hugging Face folders leave head_size to follow from the width; presets may state it."""
+    train_on(workers, make_job("a", "pace.steps=10"))
+    said = make_job("a", "pace.steps=12", "model.head_size=16", "model.kv_heads=2")
+    (outcome,) = train_on(workers, said)
+    assert outcome.step == 12
+    read_folder_of = make_job("b", "model.head_size=16", "model.kv_heads=2", "pace.steps=1")
+    open_run(tmp_path / "a", say=print).export(tmp_path / "hub")
+    (outcome,) = train_on(workers, replace(read_folder_of, init_from=tmp_path / "hub"))
+    assert outcome.step == 1

@@ -14,7 +14,6 @@ from howdah.verify.case import (
     corpus_of,
     full_case,
     made_up,
-    micro_count,
     miniature,
     shrink,
     small_shape,
@@ -51,7 +50,6 @@ def test_a_miniature_keeps_the_layouts_axes(make_job, layout, small, samples):
     job = make_job("a", f"layout={layout}", f"batch.global_batch={size}", "method.dropout=0.25")
     case = miniature(job, precision="bf16", steps=3)
     assert (str(case.layout), case.samples) == (small, samples)
-    assert micro_count(case) == case.layout.micros
     assert (case.method.precision, case.method.dropout, case.steps) == ("bf16", 0.25, 3)
     assert case.shape.layers == 2 and case.text is None and case.seed == job.seed
 
