@@ -1,10 +1,20 @@
 """What several test files train with: a small corpus, a small recipe, a cache, four workers."""
 
 import pytest
+import torch
 from small_runs import RECIPE
 
 from howdah.comm.spawn import Workers
 from howdah.run import Machine, load_run, resolve_run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """For tiny tensors: with more threads, they mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
