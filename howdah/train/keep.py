@@ -38,7 +38,7 @@ class Keeper:
         self.folder = job.folder / "checkpoints"
         self._start, self._records = start, records
         saved = start.checkpoint.meta if start.checkpoint else {}
-        self._best = float(saved.get("best_loss", "inf"))
+        self._best: float | None = saved.get("best_loss")
         mesh = stepper.mesh
         if mesh.rank == 0:
             copyfile(corpus.tokenizer_path, job.folder / TOKENIZER)
@@ -85,7 +85,7 @@ class Keeper:
 
     def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
         job, mesh = self.job, self.stepper.mesh
-        best = held_out is not None and held_out.loss < self._best
+        best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:
             self._best = held_out.loss
         meta = {

@@ -48,7 +48,7 @@ class Outcome:
 def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
     """Trains `job` on this rank, from wherever its run folder stands to its last step."""
     torch.set_num_threads(job.threads)
-    device = torch.device("cuda", local_rank) if job.device == "cuda" else torch.device("cpu")
+    device = device_of(job, local_rank)
     with ExitStack() as stack:
         mesh = stack.enter_context(closing(connect_mesh(job.layout, transport, device)))
         request = stack.enter_context(listen())
@@ -86,6 +86,13 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         else:
             finish(job, keeper, watch)
         return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
+
+
+def device_of(job: Job, local_rank: int) -> torch.device:
+    """Where this rank computes. With more ranks than GPUs on a machine, they share them."""
+    if job.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
