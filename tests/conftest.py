@@ -2,10 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import settings
 from small_runs import RECIPE
 
 from howdah.comm.spawn import Workers
 from howdah.run import Machine, load_run, resolve_run
+
+# No test has a time limit, for machines are noisy; and the same tests run twice try the same cases.
+settings.register_profile("howdah", deadline=None, derandomize=True)
+settings.load_profile("howdah")
 
 
 @pytest.fixture(autouse=True, scope="session")
