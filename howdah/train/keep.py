@@ -46,8 +46,8 @@ class Keeper:
             self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.pace.keep, say=say
         )
 
-    def between(self, step: int, *, samples: int) -> bool:
-        """Evaluates and saves where `step` asks for it, and after the last; whether it did."""
+    def between(self, step: int, *, samples: int) -> None:
+        """Evaluates and saves where `step` asks for it, and after the last."""
         pace = self.job.pace
         last = step == pace.steps
         evaluates = pace.evaluate_every > 0 and (last or step % pace.evaluate_every == 0)
@@ -55,7 +55,6 @@ class Keeper:
         held_out = self.evaluate(step, limit=pace.evaluate_samples) if evaluates else None
         if saves:
             self._save(step, samples, held_out)
-        return evaluates or saves
 
     def stop(self, step: int, *, samples: int) -> None:
         """Saves `step`, if it is not saved yet, and returns when it is on disk."""

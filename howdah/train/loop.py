@@ -77,8 +77,9 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
             step, stopped = step + 1, result.stop
             refuse_divergence(result, step)
             watch.step(result, step=step, rate=rate)
-            if not stopped and keeper.between(step, samples=firsts[step - start.step]):
-                watch.restart()
+            if not stopped:
+                with watch.paused():
+                    keeper.between(step, samples=firsts[step - start.step])
 
         keeper.stop(step, samples=firsts[step - start.step])
         if stopped:

@@ -4,8 +4,10 @@ One stretch of `log_every` steps gives one line. Every figure of a line is of th
 clock, the bytes sent, the time spent waiting for data and for gradients.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
+from typing import NamedTuple
 
 from howdah.plan.shapes import train_flops
 from howdah.text.batches import Micro
@@ -17,12 +19,11 @@ from howdah.train.show import Show
 from howdah.train.step import Stepper, StepResult
 
 
-@dataclass
-class _Mark:
+class _Mark(NamedTuple):
     """The running counts at the start of a stretch."""
 
     clock: float
-    sent: int
+    sent: float
     exposed: float
     waited: float
 
@@ -63,9 +64,13 @@ class Watch:
             waited=self._batches.waited,
         )
 
-    def restart(self) -> None:
-        """Begins a stretch anew: what came since the last one (a save, say) is not counted."""
-        self._mark, self._steps, self._tokens = self._now(), 0, 0
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside (a save, an evaluation) is left out of the stretch under way."""
+        before = self._now()
+        yield
+        passed = zip(self._mark, self._now(), before, strict=True)
+        self._mark = _Mark(*(mark + now - then for mark, now, then in passed))
 
     def step(self, result: StepResult, *, step: int, rate: float) -> None:
         """`step` (counted from 1) is done."""
@@ -77,7 +82,7 @@ class Watch:
             self._show.measured(self.last)
             if self._records:
                 self._records.measured(self.last)
-            self.restart()
+            self._mark, self._steps, self._tokens = self._now(), 0, 0
 
     def _measure(self, result: StepResult, step: int, rate: float) -> Measured:
         mark, now = self._mark, self._now()

@@ -153,3 +153,17 @@ def test_compiled_blocks_compute_the_same(make_job, tmp_path):
     train(make_job("a", "pace.steps=4"), Alone())
     train(make_job("b", "pace.steps=4", "compile=true"), Alone())
     assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
+
+
+def test_a_save_between_two_log_lines_loses_no_step(workers, make_job, tmp_path):
+    """The stretch under way was begun anew after a save, and its steps went uncounted: bytes
+    predicted for the counted steps then differed from the bytes sent in all of them.
+    """
+    pace = ["pace.log_every=4", "pace.save_every=3", "pace.evaluate_every=3", "pace.steps=8"]
+    train_on(workers, make_job("a", "layout=dp2", *pace))
+    (sent,) = (
+        line
+        for line in (tmp_path / "a" / "log.txt").read_text().splitlines()
+        if line.startswith("sent")
+    )
+    assert "in 8 steps" in sent and sent.endswith(": equal"), sent
