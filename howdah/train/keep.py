@@ -76,8 +76,9 @@ class Keeper:
             self._records.held_out(
                 step=step, loss=held_out.loss, bits_per_byte=held_out.bits_per_byte
             )
+        part = f"first {limit} samples" if limit else "all of it"
         self.say(
-            f"held-out at step {step}: loss {held_out.loss:.4f}, "
+            f"held-out at step {step}, {part}: loss {held_out.loss:.4f}, "
             f"{held_out.bits_per_byte:.3f} bits per byte"
         )
         return held_out
