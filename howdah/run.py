@@ -19,13 +19,15 @@ from typing import Any, Literal, get_args, get_type_hints
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from howdah.plan.batch import Batch, resolve_batch
+from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
 from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput, nearest
 from howdah.plan.shapes import ModelShape
+from howdah.plan.support import unsupported
 from howdah.text.sources import STDLIB, Data
 from howdah.train.job import Job, Pace
 
@@ -219,9 +221,9 @@ def _plain(value: Any) -> Any:
 def resolve_run(run: Run, machine: Machine) -> Job:
     """The Job of `run` on `machine`. Raises BadInput with every problem, a sentence each."""
     layout = resolve(parse_layout(run.layout), machine.world)
-    batch, layout = resolve_batch(run.batch, layout)
-    problems = check_plan(run.model, run.method, batch, sequence=run.data.sequence)
-    problems += _check_pace(run.pace)
+    sequence = run.data.sequence
+    problems = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
+    problems += [*_check_pace(run.pace), *unsupported(run.model, layout)]
     if run.device == "cuda" and not machine.cuda:
         problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
     local = machine.local_world or layout.world
@@ -232,10 +234,7 @@ def resolve_run(run: Run, machine: Machine) -> Job:
         name=run.name,
         folder=(run.folder or Path("runs") / run.name).absolute(),
         cache=machine.cache,
-        shape=run.model,
-        layout=layout,
-        batch=batch,
-        method=run.method,
+        plan=make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method),
         data=run.data,
         pace=run.pace,
         seed=run.seed,

@@ -13,6 +13,7 @@ Nothing is believed on sight: a checkpoint is chosen by its checksums, the newes
 
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor
 from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder
 from howdah.checkpoint.index import File, Index, Stored, decode, inconsistencies
 from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, read_into
-from howdah.plan.boxes import Piece, Run, overlap, whole_piece
+from howdah.plan.boxes import Missing, Piece, Run, reads, whole_piece
 from howdah.plan.problems import BadInput, nearest
 
 WINDOW = 1 << 20  # elements held in memory while runs are read
@@ -94,17 +95,12 @@ class Checkpoint:
             )
         if out.shape != (piece.elements,):
             raise ValueError(f"{piece.elements} elements do not fit {tuple(out.shape)}")
-        covered: list[tuple[int, int]] = []
-        for item in items:
-            runs = list(overlap(item.piece, piece))
-            if runs:
-                self._copy(item, runs, out.detach())
-                covered += [(run.here, run.here + run.length) for run in runs]
-        if (held := _union(covered)) < piece.elements:
-            raise BadInput(
-                f"{self.path} lacks {piece.elements - held} of {piece.elements} elements of "
-                f"{kind} of {piece.name}; use another checkpoint"
-            )
+        try:
+            plan = reads([piece], {place: [item.piece] for place, item in enumerate(items)})
+        except Missing as missing:
+            raise BadInput(f"{self.path} is not whole: {missing}; use another checkpoint") from None
+        for place, group in groupby(plan, key=lambda read: read.holder):
+            self._copy(items[place], [read.run for read in group], out.detach())
 
     def tensor(self, kind: str, name: str) -> Tensor:
         """The whole tensor, in the dtype it was saved in, on the CPU."""
@@ -167,15 +163,6 @@ def _windows(file: FileIO, entry: Entry, runs: Iterable[Run]) -> Iterator[tuple[
             part = window[there - first : end - first]
             yield here, part
             there, here = there + len(part), here + len(part)
-
-
-def _union(spans: list[tuple[int, int]]) -> int:
-    """How many numbers the spans [start, stop) cover together."""
-    count, end = 0, 0
-    for start, stop in sorted(spans):
-        count += max(0, stop - max(start, end))
-        end = max(end, stop)
-    return count
 
 
 def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:

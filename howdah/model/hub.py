@@ -11,7 +11,6 @@ that reads one tensor when it is asked for. Nothing of transformers is imported,
 is opened: unpickling runs whatever code the file names.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from howdah.model.hub_config import kind, shape_from_config
+from howdah.model.hub_config import CLASSES, kind
+from howdah.plan.hub_config import read_json, shape_from_config
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 
 LLAMA = {
     "embedding": "model.embed_tokens",
@@ -125,7 +125,13 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     Raises BadInput when the folder holds no safetensors, or not exactly the weights of a model
     that can be computed here.
     """
-    shape = shape_from_config(_read_json(folder / "config.json"))
+    config = read_json(folder / "config.json")
+    if config.get("model_type") not in CLASSES:
+        raise BadInput(
+            f"{folder} holds a model of type {config.get('model_type')!r}, which howdah does not "
+            f"run; it runs {', '.join(CLASSES)}"
+        )
+    shape = shape_from_config(config)
     stored = {tensor.name: tensor for file in _files(folder) for tensor in _headers(file)}
     sources: dict[str, tuple[_Stored, slice, bool]] = {}
     for theirs in names(shape):
@@ -155,7 +161,7 @@ def _files(folder: Path) -> list[Path]:
     if one.is_file():
         return [one]
     if index.is_file():
-        table = _read_json(index).get("weight_map")
+        table = read_json(index).get("weight_map")
         if not isinstance(table, dict):
             raise BadInput(f"{index} has no weight_map; download the folder again")
         return [folder / Path(str(name)).name for name in sorted(set(table.values()))]
@@ -232,17 +238,3 @@ def _equal(first: _Stored, second: _Stored) -> bool:
     return first.shape == second.shape and torch.equal(
         _read(first, everything, False), _read(second, everything, False)
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise BadInput(
-            f"cannot read {path} ({error.strerror}); name the folder of a Hugging Face model"
-        ) from None
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON ({error}); download it again") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} holds no table; download it again")
-    return found

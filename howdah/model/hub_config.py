@@ -1,4 +1,4 @@
-"""The sizes of a model as Hugging Face's config.json says them, and back.
+"""A config.json of Hugging Face for a model of ours; `plan/hub_config.py` reads them.
 
 Three of transformers' classes compute exactly what a ModelShape can describe:
 
@@ -6,14 +6,14 @@ Three of transformers' classes compute exactly what a ModelShape can describe:
     Qwen3ForCausalLM   the same without biases, and a norm over each head of query and key
     GPT2LMHeadModel    learned positions, LayerNorm, GELU (tanh form) or ReLU, biases
 
-A shape that none of them describes, and a config.json with a setting that is not computed here,
-are refused with the name of the field: a silent difference would only show as worse text.
+A shape that none of them describes is refused with the name of the field: a silent difference
+would only show as worse text.
 """
 
 from typing import Any
 
 from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape, RotaryScaling, require_shape
+from howdah.plan.shapes import ModelShape
 
 Config = dict[str, Any]
 
@@ -44,11 +44,23 @@ NEEDS: dict[str, dict[str, tuple[object, ...]]] = {
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
 
+# What none of them has: forms that the planner knows and the model does not build yet.
+PLAIN: dict[str, tuple[object, ...]] = {
+    "family": ("decoder",),
+    "qkv_bias": (False,),
+    "embedding_norm": (False,),
+    "token_types": (0,),
+    "transform": (False,),
+    "latent": (None,),
+    "experts": (None,),
+}
+
+
 def kind(shape: ModelShape) -> str:
     """The model type that describes `shape`: llama, qwen3 or gpt2. Raises BadInput if none does."""
     found = "gpt2" if shape.positions == "learned" else "llama"
     found = "qwen3" if shape.query_key_norm and found == "llama" else found
-    for field, allowed in NEEDS[found].items():
+    for field, allowed in (NEEDS[found] | PLAIN).items():
         if getattr(shape, field) not in allowed:
             raise BadInput(
                 f"model.{field} is {getattr(shape, field)!r}, but {CLASSES[found]}, the nearest "
@@ -136,132 +148,3 @@ def _llama_sizes(shape: ModelShape, found: str) -> Config:
     if found == "llama":
         sizes["mlp_bias"] = shape.bias
     return sizes
-
-
-# -- config.json to sizes ------------------------------------------------------
-
-# Settings that change what is computed, with the value each must have where it is given.
-FIXED: dict[str, Config] = {
-    "llama": {"hidden_act": "silu", "quantization_config": None},
-    "qwen3": {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "use_sliding_window": False,
-        "quantization_config": None,
-    },
-    "gpt2": {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "quantization_config": None,
-    },
-}
-
-
-def shape_from_config(config: Config) -> ModelShape:
-    """The sizes that a config.json describes.
-
-    Raises BadInput for a model type, or a setting, whose results would not be equal here.
-    """
-    found = config.get("model_type")
-    if found not in FIXED:
-        raise BadInput(
-            f"config.json has model_type {found!r}; howdah reads {', '.join(FIXED)}: choose one "
-            "of these models"
-        )
-    for setting, value in FIXED[found].items():
-        _require(config, setting, value)
-    shape = _from_gpt2(config) if found == "gpt2" else _from_llama(config, found)
-    require_shape(shape)
-    return shape
-
-
-def _require(config: Config, setting: str, value: object) -> None:
-    if config.get(setting, value) != value:
-        raise BadInput(
-            f"config.json has {setting} {config[setting]!r}, and howdah computes only "
-            f"{value!r}: choose another model"
-        )
-
-
-def _get(config: Config, name: str, kinds: type, default: Any = None) -> Any:
-    """config[name] as a number or string of the right kind; null means the default."""
-    value = config.get(name)
-    value = default if value is None else value
-    if kinds is float and type(value) is int:
-        return float(value)
-    if type(value) is not kinds:
-        said = "has no" if value is None else f"has {value!r} for"
-        raise BadInput(f"config.json {said} {name}; give it as {kinds.__name__}")
-    return value
-
-
-def _from_gpt2(config: Config) -> ModelShape:
-    width = _get(config, "n_embd", int)
-    activation = _get(config, "activation_function", str, "gelu_new")
-    known = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
-    if activation not in known:
-        _require(config, "activation_function", "gelu_new")
-    return ModelShape(
-        layers=_get(config, "n_layer", int),
-        width=width,
-        heads=_get(config, "n_head", int),
-        ffn=_get(config, "n_inner", int, 4 * width),
-        vocab=_get(config, "vocab_size", int),
-        context=_get(config, "n_positions", int),
-        feedforward="relu" if known[activation] == "relu" else "gelu",
-        norm="layernorm",
-        epsilon=_get(config, "layer_norm_epsilon", float, 1e-5),
-        positions="learned",
-        bias=True,
-        tied=_get(config, "tie_word_embeddings", bool, True),
-    )
-
-
-def _from_llama(config: Config, found: str) -> ModelShape:
-    if any(layer != "full_attention" for layer in config.get("layer_types") or ()):
-        _require(config, "layer_types", ["full_attention"])
-    bias = _get(config, "attention_bias", bool, False)
-    if found == "llama":
-        _require({"mlp_bias": False} | config, "mlp_bias", bias)
-    base, scaling = _rotary(config)
-    width, heads = _get(config, "hidden_size", int), _get(config, "num_attention_heads", int)
-    k = _get(config, "num_key_value_heads", int, heads)
-    d = _get(config, "head_dim", int, 128 if found == "qwen3" else width // max(heads, 1))
-    return ModelShape(
-        layers=_get(config, "num_hidden_layers", int),
-        width=width,
-        heads=heads,
-        kv_heads=None if k == heads else k,
-        head_size=None if d * heads == width else d,
-        ffn=_get(config, "intermediate_size", int),
-        vocab=_get(config, "vocab_size", int),
-        context=_get(config, "max_position_embeddings", int),
-        epsilon=_get(config, "rms_norm_eps", float, 1e-6),
-        rotary_base=base,
-        rotary_scaling=scaling,
-        bias=bias,
-        tied=_get(config, "tie_word_embeddings", bool, False),
-        query_key_norm=found == "qwen3",
-    )
-
-
-def _rotary(config: Config) -> tuple[float, RotaryScaling | None]:
-    """θ and scaling, from transformers 5's rope_parameters or 4's rope_theta and rope_scaling."""
-    rope = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
-    _require(rope, "partial_rotary_factor", 1.0)
-    base = _get(rope, "rope_theta", float, 10_000.0)
-    named = rope.get("rope_type", rope.get("type", "default"))
-    if named == "default":
-        return base, None
-    if named != "llama3":
-        raise BadInput(
-            f"config.json has rope_type {named!r}, and howdah computes default and llama3: "
-            "choose another model"
-        )
-    return base, RotaryScaling(
-        factor=_get(rope, "factor", float),
-        low=_get(rope, "low_freq_factor", float),
-        high=_get(rope, "high_freq_factor", float),
-        context=_get(rope, "original_max_position_embeddings", int),
-    )

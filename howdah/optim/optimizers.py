@@ -13,14 +13,6 @@ from torch import Tensor
 
 from howdah.plan.method import Optimizer
 
-# What each optimizer keeps for every element, in torch's words; they name checkpoint pieces too.
-STATES = {
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "sgd": ("momentum_buffer",),
-    "rmsprop": ("square_avg", "momentum_buffer"),
-}
-
 
 @dataclass(frozen=True)
 class Range:
@@ -65,18 +57,10 @@ def make_states(
     for part in ranges:
         if not part.master.numel() or part.master in optimizer.state:
             continue
-        state = {name: torch.zeros_like(part.master) for name in state_names(settings)}
+        state = {name: torch.zeros_like(part.master) for name in settings.states}
         if settings.name != "sgd":
             state["step"] = torch.tensor(float(step), device=part.master.device)
         optimizer.state[part.master] = state
-
-
-def state_names(settings: Optimizer) -> tuple[str, ...]:
-    """The states that `settings` keeps; without momentum there is no momentum buffer."""
-    names = STATES[settings.name]
-    if settings.name in ("sgd", "rmsprop") and settings.momentum == 0:
-        return tuple(name for name in names if name != "momentum_buffer")
-    return names
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

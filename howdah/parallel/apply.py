@@ -19,7 +19,7 @@ from howdah.parallel.mesh import Mesh
 from howdah.plan.flat import buffers
 from howdah.plan.method import Method, Precision
 from howdah.plan.shapes import ModelShape
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,

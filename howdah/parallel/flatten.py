@@ -22,7 +22,7 @@ from howdah.model.norm import promoted
 from howdah.plan.boxes import Piece
 from howdah.plan.flat import Buffer, pieces
 from howdah.plan.seeds import key
-from howdah.plan.sharding import Weight
+from howdah.plan.weights import Weight
 
 Fill = Callable[[Piece, Tensor], None]  # writes a piece's elements into a 1-D tensor
 
@@ -38,7 +38,7 @@ class FlatUnit:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors inside one of the unit's flat tensors."""
-        return {s.name: flat[s.start : s.stop].view(s.shape) for s in self.buffer.segments}
+        return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
 
     def publish(self) -> None:
         """Casts the masters to the weights, after an update or a load."""

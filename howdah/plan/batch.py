@@ -52,7 +52,8 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
 
     Raises BadInput when fewer than two are given, or when the three contradict.
     """
-    dp, micros = layout.world, layout.micros
+    dp, micros = layout.dp, layout.micros
+    assert dp is not None
     total, micro = batch.global_batch, batch.micro_batch
     for name, number in (("global_batch", total), ("micro_batch", micro)):
         if number is not None and number < 1:

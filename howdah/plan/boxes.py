@@ -11,12 +11,23 @@ because the flat buffers of data parallelism cut through tensors at any element:
 
 Elements of a box are counted row by row from 0. Checkpoints, resharding and `verify` all ask
 the same question, *which runs of this piece stand in that piece*, and `overlap` answers it.
+`reads` asks it of every holder, and makes the plan by which pieces of one layout are filled
+from those of another, each element once:
+
+    wanted      |<---------- piece 0 ---------->|
+    rank 0      |<-- held -->|
+    rank 1          |<------ held ------>|
+    rank 2                        |<--- held -->|
+    reads       | 0          | 1         | 2    |
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Generic, TypeVar
+
+Holder = TypeVar("Holder", bound=Hashable)  # a rank, a file: whoever has pieces
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,23 @@ class Run:
     there: int
     here: int
     length: int
+
+
+@dataclass(frozen=True)
+class Read(Generic[Holder]):
+    """Elements of piece `source` of `holder` that belong in piece `piece` of the wanted ones.
+
+    `run.there` counts from the start of the source, `run.here` from that of the wanted piece.
+    """
+
+    piece: int
+    holder: Holder
+    source: int
+    run: Run
+
+
+class Missing(LookupError):
+    """A sentence that names the first element that nobody holds."""
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -152,3 +180,68 @@ def _clip(there: Piece, here: Piece, position: tuple[int, ...], length: int) -> 
     skip = max(0, -a, -b)
     stop = min(length, there.elements - a, here.elements - b)
     return Run(a + skip, b + skip, stop - skip) if stop > skip else None
+
+
+# -- who reads what from whom --------------------------------------------------
+
+
+def reads(
+    wanted: Sequence[Piece],
+    held: Mapping[Holder, Sequence[Piece]],
+    *,
+    local: Holder | None = None,
+) -> list[Read[Holder]]:
+    """What to read from whom so that every element of every wanted piece is read exactly once.
+
+    Of several holders of an element `local` is asked first, then whoever has been asked for the
+    fewest elements by the pieces before, then the first in `held`. The reads of a piece stand
+    together, and those from one source follow its elements. Raises Missing, before anything is
+    read, when nobody holds some element of a tensor of that name and shape.
+    """
+    sources: dict[tuple[str, tuple[int, ...]], list[tuple[Holder, int, Piece]]] = {}
+    for holder, theirs in held.items():
+        for index, source in enumerate(theirs):
+            sources.setdefault((source.name, source.shape), []).append((holder, index, source))
+    asked = dict.fromkeys(held, 0)
+    plan: list[Read[Holder]] = []
+    for number, piece in enumerate(wanted):
+        gaps = [(0, piece.elements)] if piece.elements else []
+        known = sources.get((piece.name, piece.shape), [])
+        for holder, index, source in sorted(known, key=lambda s: (s[0] != local, asked[s[0]])):
+            if not gaps:
+                break
+            runs, gaps = _fill(gaps, overlap(source, piece))
+            plan += [Read(number, holder, index, run) for run in runs]
+            asked[holder] += sum(run.length for run in runs)
+        if gaps:
+            at = _position(piece.box, len(piece.shape), piece.start + gaps[0][0])
+            raise Missing(f"nobody holds element {list(at)} of {piece.name} {list(piece.shape)}")
+    return plan
+
+
+def _fill(
+    gaps: list[tuple[int, int]], runs: Iterable[Run]
+) -> tuple[list[Run], list[tuple[int, int]]]:
+    """The parts of `runs` that stand in the gaps [start, stop) of a piece; the gaps left then.
+
+    Both are in order and walked once, side by side: a run may fill several gaps, and several
+    runs one.
+    """
+    filled: list[Run] = []
+    left: list[tuple[int, int]] = []
+    ahead = iter(runs)
+    run = next(ahead, None)
+    for gap, stop in gaps:
+        start = gap
+        while run and run.here < stop:
+            end = run.here + run.length
+            first, last = max(start, run.here), min(stop, end)
+            if first < last:
+                left.append((start, first))
+                filled.append(Run(run.there + first - run.here, first, last - first))
+                start = last
+            if end > stop:
+                break  # the rest of the run may stand in the next gap
+            run = next(ahead, None)
+        left.append((start, stop))
+    return filled, [(start, stop) for start, stop in left if start < stop]

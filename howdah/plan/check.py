@@ -1,15 +1,26 @@
 """Everything wrong with a plan, as sentences, all at once, before any device is touched."""
 
+from collections.abc import Iterator
 from math import inf
 
-from howdah.plan.batch import Batch
+from howdah.plan.batch import Batch, resolve_batch
+from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Optimizer, Rate
+from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape, check_shape
+from howdah.plan.weights import parts
 
 
-def check_plan(shape: ModelShape, method: Method, batch: Batch, *, sequence: int) -> list[str]:
-    """The problems of a run's model, method and batch; empty when it can start."""
+def check_plan(
+    shape: ModelShape, layout: Layout, batch: Batch, method: Method, *, sequence: int
+) -> list[str]:
+    """The problems of a run's model, layout, batch and method; empty when they fit together."""
     problems = check_shape(shape)
+    if not problems:
+        problems += [f"layout '{layout}': {problem}" for problem in _check_cuts(shape, layout)]
+        problems += [
+            f"layout '{layout}': {problem}" for problem in _check_tokens(shape, layout, sequence)
+        ]
     if sequence < 1:
         problems.append(f"data.sequence is {sequence}; it must be at least 1")
     if sequence > shape.context:
@@ -17,7 +28,74 @@ def check_plan(shape: ModelShape, method: Method, batch: Batch, *, sequence: int
             f"data.sequence {sequence} is over the model's context {shape.context}; "
             f"use data.sequence={shape.context}, or a larger model.context"
         )
+    try:
+        resolve_batch(batch, layout)
+    except BadInput as problem:
+        problems.append(str(problem))
     return [*problems, *_check_method(method), *_check_rate(method.rate)]
+
+
+def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
+    """Whether every rank gets a part of what its axes cut."""
+    stages, places = layout.pp * layout.virtual, len(parts(shape))
+    if stages > places:
+        each = f" with {layout.virtual} stages each" if layout.virtual > 1 else ""
+        yield (
+            f"pp{layout.pp}{each} makes {stages} stages, but the model has {places} parts "
+            f"(embedding, blocks, head); use pp{max(places // layout.virtual, 1)}"
+        )
+    if problem := _head_problem(shape, layout.tp):
+        yield f"tp{layout.tp} {problem}"
+    elif layout.context == "all-to-all" and (
+        problem := _head_problem(shape, layout.tp * layout.cp)
+    ):
+        yield f"tp{layout.tp} cp{layout.cp} context=all-to-all {problem}; or use context=ring"
+    inner = shape.ffn if shape.experts is None else min(shape.ffn, shape.experts.ffn)
+    for name, size in (("vocab", shape.vocab), ("ffn", inner)):
+        if layout.tp > size:
+            yield f"tp{layout.tp} is over the {size} rows of {name}; use tp{size} at most"
+    experts = 1 if shape.experts is None else shape.experts.number
+    if layout.ep > experts:
+        has = f"{experts} experts" if shape.experts else "no experts"
+        yield f"ep{layout.ep} shares out experts, but the model has {has}; use ep{experts} at most"
+
+
+def _head_problem(shape: ModelShape, ways: int) -> str | None:
+    """Why the heads do not divide `ways` ways: key-value heads may be shared, but not cut."""
+    if _heads_divide(shape, ways):
+        return None
+    fits = min(
+        (n for n in range(1, shape.heads + 1) if _heads_divide(shape, n)),
+        key=lambda n: abs(n - ways),
+    )
+    of = "" if shape.k == shape.heads else f" of {shape.k} key-value heads"
+    return f"does not divide {shape.heads} heads{of}; {fits} ways would"
+
+
+def _heads_divide(shape: ModelShape, ways: int) -> bool:
+    if ways <= shape.k:
+        return True
+    return ways % shape.k == 0 and ways // shape.k <= shape.heads // shape.k
+
+
+def _check_tokens(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[str]:
+    """Whether every rank gets some of the tokens."""
+    if layout.cp > 1 and sequence < 2 * layout.cp:
+        yield (
+            f"cp{layout.cp} cuts a sequence into {2 * layout.cp} chunks, but it has {sequence} "
+            f"tokens; use cp{max(sequence // 2, 1)} or a longer data.sequence"
+        )
+    if layout.sp and sequence // layout.cp < layout.tp:
+        yield (
+            f"sp cuts {sequence // layout.cp} tokens between {layout.tp} ranks; "
+            "drop sp or take a longer data.sequence"
+        )
+    if layout.slices > max(sequence, 1):
+        yield f"slices{layout.slices} is over the {sequence} tokens; use slices{sequence} at most"
+    if layout.slices > 1 and layout.cp > 1:
+        yield f"token slices and cp{layout.cp} both cut the sequence; drop one of them"
+    if layout.slices > 1 and shape.family != "decoder":
+        yield f"token slices need a causal model, not an {shape.family}; drop slices{layout.slices}"
 
 
 def _check_method(method: Method) -> list[str]:

@@ -9,25 +9,29 @@ offset means the same thing in each. Segments start on multiples of ALIGN elemen
 matrix products fast; the padding between them is zero, and travels.
 
 Decaying weights come first, so that the two groups of the optimizer are two ranges. A rank's
-share of a buffer is a range too (`share`), cut at any element.
+share of a buffer is a range too (`share`), cut at any element. Where tensor or expert parallelism
+cuts a weight, the segment is the rank's box of it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 
-from howdah.plan.boxes import Piece, whole
-from howdah.plan.sharding import Weight
+from howdah.plan.boxes import Box, Piece, whole
+from howdah.plan.weights import Weight
 
 ALIGN = 16  # elements: a cache line of float32
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The elements [start, stop) of a buffer that are the tensor `name`, row by row."""
+    """The elements [start, stop) of a buffer that are `box` of the tensor `name`, row by row.
+
+    shape  of the whole tensor
+    """
 
     name: str
     shape: tuple[int, ...]
+    box: Box
     start: int
     stop: int
 
@@ -42,19 +46,28 @@ class Buffer:
     length: int
 
 
-def buffers(weights: Iterable[Weight]) -> tuple[Buffer, ...]:
-    """One buffer for each unit, in the order in which the forward pass first uses them."""
-    units: dict[str, list[Weight]] = {}
+def buffers(
+    weights: Iterable[Weight], boxes: Mapping[str, Box] | None = None
+) -> tuple[Buffer, ...]:
+    """One buffer for each unit, in the order in which the forward pass first uses them.
+
+    boxes  what a rank holds of each weight, by name; the weights that it does not name are not
+           held. None holds all of them whole.
+    """
+    units: dict[str, list[tuple[Weight, Box]]] = {}
     for weight in weights:
-        units.setdefault(weight.unit, []).append(weight)
+        if boxes is None:
+            units.setdefault(weight.unit, []).append((weight, whole(weight.shape)))
+        elif weight.name in boxes:
+            units.setdefault(weight.unit, []).append((weight, boxes[weight.name]))
     return tuple(_lay(unit, members) for unit, members in units.items())
 
 
-def _lay(unit: str, members: list[Weight]) -> Buffer:
+def _lay(unit: str, members: list[tuple[Weight, Box]]) -> Buffer:
     segments, end, decay_stop = [], 0, 0
-    for weight in sorted(members, key=lambda w: not w.decay):  # stable: keeps the table's order
-        segments.append(Segment(weight.name, weight.shape, end, end + prod(weight.shape)))
-        end += -(-weight.elements // ALIGN) * ALIGN
+    for weight, box in sorted(members, key=lambda held: not held[0].decay):  # stable
+        segments.append(Segment(weight.name, weight.shape, box, end, end + box.elements))
+        end += -(-box.elements // ALIGN) * ALIGN
         decay_stop = end if weight.decay else decay_stop
     return Buffer(unit, tuple(segments), decay_stop, end)
 
@@ -73,5 +86,5 @@ def pieces(buffer: Buffer, start: int, stop: int) -> Iterator[tuple[Piece, int, 
         first, last = max(start, segment.start), min(stop, segment.stop)
         if first < last:
             inside = first - segment.start, last - segment.start
-            piece = Piece(segment.name, segment.shape, whole(segment.shape), *inside)
+            piece = Piece(segment.name, segment.shape, segment.box, *inside)
             yield piece, first, last

@@ -2,77 +2,282 @@
 
 A layout has one short, strict spelling, which is the flag, the log line and the table row:
 
-    single          one process                      dp1
-    dp2 x4          two replicas, four micro-batches each per step
-    dp* x4          as many replicas as the world has processes
+    single                        one process
+    dp2 x4                        two replicas, four micro-batches each per step
+    dp* zero3 recompute=full      as many replicas as there are processes, everything shared out
+    pp2 dp4 tp2 zero1 1f1b x8     16 ranks: two stages, four replicas, matrices cut in two
+    pp4 dp2 interleaved v3 x8     four ranks with three stages each
+    dp8 ep4 zero2 shard4 x2       experts over 4 ranks, states over 4 of 8 replicas
 
 Parsing reverses printing. A word that is unknown or said twice is refused with the nearest
 word that is known. `dp*`, and a missing `x`, are open until `resolve` is told the world and
 the batch; everything that runs takes a resolved layout.
+
+What is left out takes its default, and what is the default is left out in print, so that equal
+layouts are spelled alike.
 """
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
 from howdah.plan.problems import BadInput, nearest
 
-WORDS = {"dp": "replicas (dp2, or dp* for the rest)", "x": "micro-batches per step (x4)"}
+Home = Literal["device", "host", "disk"]
+Accumulate = Literal["whole", "shard"]
+Recompute = Literal["none", "selective", "full"]
+Context = Literal["ring", "all-to-all"]
+
+# Schedules that keep the result; those without a flush are a Method.
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "terapipe")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """The choices that keep the result.
 
-    dp      replicas of the model, each with its own part of the batch; None is `dp*`.
-    micros  micro-batches that each replica takes per step (accumulation); None follows
-            from the batch.
+    pp, dp, cp, tp  ranks along each axis, slowest to fastest: pipeline stages, replicas, parts of
+                a sequence, parts of a matrix. A dp of None is `dp*`.
+    ep          ranks that share out the experts; they are neighbours of dp×cp
+    zero        what dp×cp shares out: 1 optimizer state, 2 also gradients, 3 also weights
+    shard       ranks of dp×cp over which a state is shared out; the groups hold copies of one
+                another. None is all of them.
+    sp          norms and residuals cut along the sequence between the parts of tp
+    schedule    order of the pipeline's actions
+    virtual     stages on each pipeline rank
+    micros      micro-batches that each replica takes per step (accumulation); None follows from
+                the batch
+    slices      token slices of each micro-batch
+    accumulate  gradients of several micro-batches: kept whole and reduced once, or reduced each
+                time and kept as a share (the default from zero2 on)
+    recompute   activations computed again in the backward pass
+    context     how the parts of a sequence see each other: keys and values go round a ring, or
+                an all-to-all exchanges sequence for heads
+    weights, gradients, optimizer, activations   where each lives between uses
     """
 
+    pp: int = 1
     dp: int | None = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    zero: int = 0
+    shard: int | None = None
+    sp: bool = False
+    schedule: str | None = None
+    virtual: int = 1
     micros: int | None = None
+    slices: int = 1
+    accumulate: Accumulate | None = None
+    recompute: Recompute = "none"
+    context: Context = "ring"
+    weights: Home = "device"
+    gradients: Home = "device"
+    optimizer: Home = "device"
+    activations: Home = "device"
 
     def __post_init__(self) -> None:
-        for word, number in (("dp", self.dp), ("x", self.micros)):
-            if number is not None and number < 1:
-                raise BadInput(f"layout: {word}{number} must be at least {word}1")
+        for name, value in _defaults(self).items():
+            object.__setattr__(self, name, value)
+        for problem in _problems(self):
+            raise BadInput(f"layout '{self}': {problem}")
 
     def __str__(self) -> str:
-        ranks = "dp*" if self.dp is None else "single" if self.dp == 1 else f"dp{self.dp}"
-        return ranks if self.micros is None else f"{ranks} x{self.micros}"
+        return " ".join(_words(self))
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same dense weights, dp×cp; the layout must be resolved."""
+        if self.dp is None:
+            raise ValueError("dp* has no world until it is resolved")
+        return self.dp * self.cp
 
     @property
     def world(self) -> int:
         """How many processes the layout needs; the layout must be resolved."""
-        if self.dp is None:
-            raise ValueError("dp* has no world until it is resolved")
-        return self.dp
+        return self.pp * self.replicas * self.tp
+
+    @property
+    def sharers(self) -> int:
+        """Ranks over which a dense state is shared out: `shard`, or all replicas."""
+        return self.shard or self.replicas
+
+
+# -- words ---------------------------------------------------------------------
+
+NUMBERS = {
+    "pp": "pp",
+    "dp": "dp",
+    "cp": "cp",
+    "tp": "tp",
+    "ep": "ep",
+    "zero": "zero",
+    "shard": "shard",
+    "v": "virtual",
+    "x": "micros",
+    "slices": "slices",
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "accumulate": get_args(Accumulate),
+    "recompute": get_args(Recompute),
+    "context": get_args(Context),
+    **{name: get_args(Home) for name in ("weights", "gradients", "optimizer", "activations")},
+}
+MEANING = {
+    "pp": "pipeline stages (pp4)",
+    "dp": "replicas (dp2, or dp* for the rest)",
+    "cp": "parts of each sequence (cp2)",
+    "tp": "parts of each matrix (tp2)",
+    "ep": "ranks that share out the experts (ep4)",
+    "zero": "what replicas share out (zero1: optimizer, zero2: gradients too, zero3: weights too)",
+    "shard": "replicas that share out one copy of the states (shard8)",
+    "v": "stages on each pipeline rank (v2)",
+    "x": "micro-batches per step (x4)",
+    "slices": "token slices of each micro-batch (slices4)",
+}
+KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
+
+
+def _words(layout: Layout) -> Iterator[str]:
+    usual = {field.name: field.default for field in fields(Layout)}
+    if layout.dp is not None and layout.world == 1:
+        yield "single"
+    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard"):
+        number = getattr(layout, word)
+        if number != usual[word]:
+            yield f"{word}{'*' if number is None else number}"
+    if layout.sp:
+        yield "sp"
+    if layout.schedule:
+        yield layout.schedule
+    if layout.virtual != 1 and layout.schedule != "zb-v":
+        yield f"v{layout.virtual}"
+    if layout.micros is not None:
+        yield f"x{layout.micros}"
+    if layout.slices != 1:
+        yield f"slices{layout.slices}"
+    for word in CHOICES:
+        value = getattr(layout, word)
+        default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
+        if value != default:
+            yield f"{word}={value}"
 
 
 def parse_layout(text: str) -> Layout:
     """The layout that `text` spells. Raises BadInput, naming the word that is wrong."""
-    numbers: dict[str, int | None] = {}
+    values: dict[str, object] = {}
     for word in text.split():
-        name, number = _split(word, text)
-        if name in numbers:
-            raise BadInput(f"layout {text!r}: {word!r} says {name} a second time; say it once")
-        numbers[name] = number
-    return Layout(dp=numbers.get("dp", 1), micros=numbers.get("x"))
+        for name, value in _read(word, text).items():
+            if name in values:
+                raise BadInput(f"layout {text!r}: {word!r} says {name} a second time; say it once")
+            values[name] = value
+    return Layout(**values)  # type: ignore[arg-type]
 
 
-def _split(word: str, text: str) -> tuple[str, int | None]:
+def _read(word: str, text: str) -> dict[str, object]:
+    """The fields that one word sets."""
+    name, equals, value = word.partition("=")
+    if equals and name in CHOICES:
+        if value not in CHOICES[name]:
+            raise BadInput(f"layout {text!r}: {name} is {value!r}{nearest(value, CHOICES[name])}")
+        return {name: value}
     if word == "single":
-        return "dp", 1
-    if word in WORDS:
-        raise BadInput(f"layout {text!r}: {word!r} needs a number: {WORDS[word]}")
-    match = re.fullmatch(r"([a-z_]+?)([0-9]+|\*)", word)
-    if match is None or match[1] not in WORDS:
-        name = match[1] if match else word.rstrip("0123456789*")
-        raise BadInput(f"layout {text!r}: unknown word {word!r}{nearest(name, [*WORDS, 'single'])}")
-    if match[2] == "*":
-        if match[1] != "dp":
-            raise BadInput(f"layout {text!r}: only dp can be '*'; give {match[1]} a number")
-        return "dp", None
-    return match[1], int(match[2])
+        return dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
+    if word == "sp":
+        return {"sp": True}
+    if word in SCHEDULES:
+        return {"schedule": word}
+    if word in NUMBERS:
+        raise BadInput(f"layout {text!r}: {word!r} needs a number: {MEANING[word]}")
+    match = re.fullmatch(r"([a-z]+)([0-9]{1,9}|\*)", word)
+    if match is None or match[1] not in NUMBERS:
+        near = nearest(match[1] if match else word, KNOWN)
+        raise BadInput(f"layout {text!r}: unknown word {word!r}{near}")
+    if match[2] == "*" and match[1] != "dp":
+        raise BadInput(f"layout {text!r}: only dp can be '*'; give {match[1]} a number")
+    return {NUMBERS[match[1]]: None if match[2] == "*" else int(match[2])}
+
+
+# -- what follows, and what contradicts ------------------------------------------
+
+
+def _accumulation(zero: int) -> Accumulate:
+    return "shard" if zero >= 2 else "whole"
+
+
+def _defaults(layout: Layout) -> dict[str, object]:
+    """Fields that follow from the others."""
+    values: dict[str, object] = {}
+    if layout.accumulate is None:
+        values["accumulate"] = _accumulation(layout.zero)
+    if layout.schedule is None and layout.pp > 1:
+        follows = {(True, False): "interleaved", (False, True): "terapipe"}
+        values["schedule"] = follows.get((layout.virtual > 1, layout.slices > 1), "1f1b")
+    if layout.schedule == "zb-v" and layout.virtual == 1:
+        values["virtual"] = 2
+    if layout.shard is not None and layout.dp is not None and layout.shard == layout.dp * layout.cp:
+        values["shard"] = None
+    return values
+
+
+def _problems(layout: Layout) -> Iterator[str]:
+    for word, name in NUMBERS.items():
+        number, least = getattr(layout, name), 0 if word == "zero" else 1
+        if number is not None and number < least:
+            yield f"{word}{number} must be at least {word}{least}"
+    if layout.zero > 3:
+        yield f"zero{layout.zero} is unknown; zero3 is the highest stage"
+    yield from _pipeline_problems(layout)
+    if layout.sp and layout.tp == 1:
+        yield "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"
+    if layout.accumulate == "shard" and layout.zero < 2:
+        yield "accumulate=shard keeps shares of gradients, which begins with zero2"
+    if layout.shard is not None and not layout.zero:
+        yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
+    if layout.context != "ring" and layout.cp == 1:
+        yield f"context={layout.context} needs parts of sequences; add cp2 or more"
+    if layout.dp is not None:
+        yield from _division_problems(layout)
+
+
+def _pipeline_problems(layout: Layout) -> Iterator[str]:
+    schedule, virtual = layout.schedule, layout.virtual
+    if layout.pp == 1:
+        for word, given in ((schedule, schedule), (f"v{virtual}", virtual > 1)):
+            if given:
+                yield f"{word} needs pipeline stages; add pp2 or more, or drop it"
+        if layout.slices > 1:
+            yield f"slices{layout.slices} needs pipeline stages; add pp2 or more, or drop it"
+        return
+    if schedule not in SCHEDULES:
+        yield f"schedule {schedule!r} is unknown{nearest(str(schedule), SCHEDULES)}"
+    if schedule == "interleaved" and virtual == 1:
+        yield "interleaved needs two or more stages on each rank; add v2"
+    if schedule == "zb-v" and virtual != 2:
+        yield f"zb-v has two stages on each rank, not v{virtual}; drop v{virtual}"
+    if schedule not in ("interleaved", "zb-v") and virtual > 1:
+        yield f"{schedule} has one stage on each rank, not v{virtual}; use interleaved v{virtual}"
+    if (schedule == "terapipe") != (layout.slices > 1):
+        yield (
+            "terapipe needs token slices; add slices2 or more"
+            if schedule == "terapipe"
+            else f"{schedule} does not cut tokens; use terapipe slices{layout.slices}"
+        )
+
+
+def _division_problems(layout: Layout) -> Iterator[str]:
+    for word, parts in (("ep", layout.ep), ("shard", layout.shard or 1)):
+        if layout.replicas % parts:
+            near = _nearest_divisor(layout.replicas, parts)
+            yield (
+                f"{word}{parts} does not divide the {layout.replicas} ranks of dp×cp; "
+                f"use {word}{near}"
+            )
+
+
+def _nearest_divisor(total: int, wanted: int) -> int:
+    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - wanted))
 
 
 def resolve(layout: Layout, world: int | None) -> Layout:
@@ -84,15 +289,30 @@ def resolve(layout: Layout, world: int | None) -> Layout:
     if world is None:
         if layout.dp is None:
             raise BadInput(
-                "layout 'dp*' takes the number of processes from torchrun; without torchrun "
-                "give a number, such as dp2"
+                f"layout '{layout}' takes the number of processes from torchrun or a cluster; "
+                "without them give a number, such as dp2"
             )
         return layout
     if layout.dp is None:
-        return replace(layout, dp=world)
+        per_replica = layout.pp * layout.cp * layout.tp
+        if world % per_replica:
+            near = max(round(world / per_replica), 1) * per_replica
+            raise BadInput(
+                f"layout '{layout}' needs a multiple of {per_replica} processes but there are "
+                f"{world}; the nearest is {near}"
+            )
+        return replace(layout, dp=world // per_replica)
     if layout.world != world:
-        raise BadInput(
-            f"layout '{layout}' needs {layout.world} processes but there are {world}; "
-            f"use dp{world} or dp*, or start {layout.world} processes"
-        )
+        raise BadInput(_world_problem(layout, world))
     return layout
+
+
+def _world_problem(layout: Layout, world: int) -> str:
+    per_replica = layout.pp * layout.cp * layout.tp
+    fits = world % per_replica == 0
+    closest = f"dp{world // per_replica}" if fits and world >= per_replica else None
+    return (
+        f"layout '{layout}' needs {layout.world} processes but there are {world}; "
+        + (f"use {closest} or dp*, or " if closest else "")
+        + f"start {layout.world} processes"
+    )

@@ -9,6 +9,14 @@ from typing import Literal
 
 Precision = Literal["float32", "bf16", "float64"]
 
+# What each optimizer keeps for every element, in torch's words; they name checkpoint pieces too.
+STATES = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+    "rmsprop": ("square_avg", "momentum_buffer"),
+}
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -47,6 +55,14 @@ class Optimizer:
     epsilon: float = 1e-8
     decay: float = 0.1
     clip: float = 1.0
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What it keeps for every element; without momentum there is no momentum buffer."""
+        names = STATES[self.name]
+        if self.name in ("sgd", "rmsprop") and self.momentum == 0:
+            return tuple(name for name in names if name != "momentum_buffer")
+        return names
 
 
 @dataclass(frozen=True)

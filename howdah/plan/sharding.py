@@ -1,145 +1,235 @@
-"""The one table: every weight of a model by name, with its dims, its unit and its start.
+"""Who holds what: which axis cuts which named dim, and whose gradients are added.
 
-    name                         dims              unit       decay  start
-    embedding.weight             vocab, width      embedding  yes    N(0, 0.02)
-    positions.weight             position, width   embedding  no     N(0, 0.02)
-    layers.7.attention.q.weight  query, width      layers.7   yes    N(0, 0.02)
-    layers.7.attention.o.weight  width, query      layers.7   yes    N(0, 0.02/√2L)
-    layers.7.attention_norm.weight  width          layers.7   no     1
-    norm.weight                  width             head       no     1
-    head.weight                  vocab, width      head       yes    N(0, 0.02)
+`weights.py` lists every tensor with its dims by name; this file says what one rank has of it.
 
-Initialisation, gradient sums, norms, checkpoints and optimizer sharding are all derived from
-it, and never from attributes stuck on tensors. Names do not depend on the layout: layer 17 is
-`layers.17` wherever it lives. Tied weights are one weight, in a unit of its own.
+    dim          cut by   into runs of
+    vocab        tp       rows
+    query        tp       query heads, those of one key-value head side by side
+    key          tp       key-value heads; shared by tp/k ranks where tp is larger
+    ffn          tp       columns
+    expert       ep       experts
+    expert_ffn   tp       columns of every expert
+    all others   none
 
-A *unit* is what is reduced, and later gathered and released, together: a block, the
-embedding, the head.
+and the units of a part of the model live on the pipeline rank that runs it, tied ones on several.
+
+What is summed follows from equal boxes, not from axes. Ranks that hold the same box of a weight
+either saw other tokens, or came to it through other heads: then each has a part of the gradient
+and the true gradient is their sum. Or they did the very same work, and hold the same gradient:
+
+    weight                    same box on             summed over
+    a slice                   dp×cp                   dp×cp
+    a shared key-value head   dp×cp, tp/k ranks       both
+    norm, router, row bias    dp×cp, tp               dp×cp; tp too under sp, which cuts tokens
+    norm of each head         dp×cp, tp               both: other heads
+    latent projections        dp×cp, tp               both: gradients arrive from other heads
+    an expert                 dp×cp÷ep                dp×cp÷ep: its tokens came from all of ep
+    a tied weight             dp×cp, its stages       both
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod, sqrt
+from fractions import Fraction
+from itertools import product
 
-from howdah.plan.boxes import Box, whole
+from howdah.plan.boxes import Box
+from howdah.plan.dims import CHUNK, Local, Per
+from howdah.plan.flat import Buffer, buffers, share
 from howdah.plan.layout import Layout
+from howdah.plan.plan import Plan
+from howdah.plan.ranks import Axis, axis
 from howdah.plan.shapes import ModelShape
+from howdah.plan.weights import Weight, parts_of, weights
 
-SPREAD = 0.02  # standard deviation of fresh weights, GPT-2's
+Range = tuple[int, int]  # [start, stop)
 
-
-@dataclass(frozen=True)
-class Weight:
-    """One named tensor of the model.
-
-    dims    the meaning of each dim, slowest first
-    shape   its sizes
-    unit    what it is reduced with
-    decay   whether weight decay applies: matrices yes; norms, biases and positions no
-    mean, spread   of the normal distribution it starts from (spread 0: a constant)
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    unit: str
-    decay: bool
-    mean: float
-    spread: float
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-
-def weights(shape: ModelShape) -> tuple[Weight, ...]:
-    """All weights in the order in which the forward pass first uses them."""
-    return tuple(_walk(shape))
-
-
-def _walk(shape: ModelShape) -> Iterator[Weight]:
-    first = "tied" if shape.tied else "embedding"
-    yield _matrix("embedding.weight", first, ("vocab", shape.vocab), ("width", shape.width))
-    if shape.positions == "learned":
-        yield Weight(
-            "positions.weight",
-            ("position", "width"),
-            (shape.context, shape.width),
-            "embedding",
-            decay=False,
-            mean=0.0,
-            spread=SPREAD,
-        )
-    for layer in range(shape.layers):
-        yield from _block(shape, f"layers.{layer}")
-    if shape.norm_at == "before":
-        yield from _norm(shape, "norm", "head")
-    if not shape.tied:
-        yield _matrix("head.weight", "head", ("vocab", shape.vocab), ("width", shape.width))
-
-
-def _block(shape: ModelShape, unit: str) -> Iterator[Weight]:
-    width = ("width", shape.width)
-    query = ("query", shape.heads * shape.d)
-    key = ("key", shape.k * shape.d)
-    inner = ("ffn", shape.ffn)
-    out = SPREAD / sqrt(2 * shape.layers)  # so that the residual stream does not grow with depth
-
-    def linear(
-        name: str, rows: tuple[str, int], columns: tuple[str, int], spread: float
-    ) -> Iterator[Weight]:
-        yield _matrix(f"{unit}.{name}.weight", unit, rows, columns, spread)
-        if shape.bias:
-            yield _vector(f"{unit}.{name}.bias", unit, rows, 0.0)
-
-    yield from _norm(shape, f"{unit}.attention_norm", unit)
-    yield from linear("attention.q", query, width, SPREAD)
-    yield from linear("attention.k", key, width, SPREAD)
-    yield from linear("attention.v", key, width, SPREAD)
-    if shape.query_key_norm:
-        yield _vector(f"{unit}.attention.q_norm.weight", unit, ("head", shape.d), 1.0)
-        yield _vector(f"{unit}.attention.k_norm.weight", unit, ("head", shape.d), 1.0)
-    yield from linear("attention.o", width, query, out)
-    yield from _norm(shape, f"{unit}.feedforward_norm", unit)
-    if shape.feedforward == "swiglu":
-        yield from linear("feedforward.gate", inner, width, SPREAD)
-    yield from linear("feedforward.up", inner, width, SPREAD)
-    yield from linear("feedforward.down", width, inner, out)
-
-
-def _norm(shape: ModelShape, name: str, unit: str) -> Iterator[Weight]:
-    yield _vector(f"{name}.weight", unit, ("width", shape.width), 1.0)
-    if shape.norm == "layernorm":
-        yield _vector(f"{name}.bias", unit, ("width", shape.width), 0.0)
-
-
-def _matrix(
-    name: str, unit: str, rows: tuple[str, int], columns: tuple[str, int], spread: float = SPREAD
-) -> Weight:
-    dims, sizes = (rows[0], columns[0]), (rows[1], columns[1])
-    return Weight(name, dims, sizes, unit, decay=True, mean=0.0, spread=spread)
-
-
-def _vector(name: str, unit: str, dim: tuple[str, int], value: float) -> Weight:
-    return Weight(name, (dim[0],), (dim[1],), unit, decay=False, mean=value, spread=0.0)
-
-
-# -- who holds what ------------------------------------------------------------
+# Dims of weights that several ranks reach through other heads, latents or columns of experts.
+THROUGH_SLICES = {"head", "rank", "choice"}
 
 
 @dataclass(frozen=True)
 class Placement:
     """What one rank holds of a weight.
 
-    box      the part of the tensor
-    holders  the ranks that hold this same box. Each saw other tokens, so its gradient is a
-             partial sum: the true gradient is the sum over `holders`.
+    box       the part of the tensor
+    holders   the ranks that hold this same box, in order
+    summed    those of them, this one included, whose gradients add up to the true gradient; the
+              other holders have copies of these sums
     """
 
     box: Box
     holders: tuple[int, ...]
+    summed: tuple[int, ...]
+
+    @property
+    def owner(self) -> int:
+        """The one holder that counts the box, in norms and files."""
+        return self.holders[0]
 
 
-def placement(weight: Weight, layout: Layout, rank: int) -> Placement:
-    """Where `weight` lives on `rank`: with data parallelism alone, whole on every rank."""
-    return Placement(whole(weight.shape), tuple(range(layout.world)))
+def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
+    """What `rank` holds of `weight`; None where another stage holds it."""
+    stages = stages_of(weight.unit, plan)
+    if axis(plan.layout, "pp").place(rank) not in stages:
+        return None
+    box = _box(weight, plan.shape, plan.layout, rank)
+    same = _same_box(weight, plan.shape, plan.layout, rank)
+    partial = same if _partial(weight, plan.layout, len(same)) else (_tp(plan.layout, rank),)
+    holders = tuple(_ranks(weight, plan.layout, rank, stages, same))
+    return Placement(box, holders, tuple(_ranks(weight, plan.layout, rank, stages, partial)))
+
+
+def held(plan: Plan, rank: int) -> dict[str, Box]:
+    """The boxes of all weights that `rank` holds, by name."""
+    stage = axis(plan.layout, "pp").place(rank)
+    return {
+        weight.name: _box(weight, plan.shape, plan.layout, rank)
+        for weight in weights(plan.shape)
+        if stage in stages_of(weight.unit, plan)
+    }
+
+
+def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
+    """The flat buffers of `rank`."""
+    return buffers(weights(plan.shape), held(plan, rank))
+
+
+def replicas_of(unit: str) -> Axis:
+    """The axis along which a unit's weights are copies of one another."""
+    return "expert_replicas" if unit.endswith(".experts") else "replicas"
+
+
+# -- cuts ------------------------------------------------------------------------
+
+
+def heads(shape: ModelShape, parts: int, part: int) -> Range:
+    """The query heads of one part of tp: whole groups, or a part of one key-value head's group."""
+    if shape.latent:
+        return share(shape.heads, parts, part)
+    group = shape.heads // shape.k
+    if parts <= shape.k:
+        first, last = share(shape.k, parts, part)
+        return first * group, last * group
+    sharers = parts // shape.k
+    first, last = share(group, sharers, part % sharers)
+    base = part // sharers * group
+    return base + first, base + last
+
+
+def kv_heads(shape: ModelShape, parts: int, part: int) -> Range:
+    """The key-value heads of one part of tp; where there are more parts than heads, one head."""
+    if parts <= shape.k:
+        return share(shape.k, parts, part)
+    head = part // (parts // shape.k)
+    return head, head + 1
+
+
+def tokens(plan: Plan, rank: int) -> int:
+    """Positions of one sample that `rank` works on. Each of cp takes an early and a late chunk,
+    so that all have as many keys to look at: chunks 0 and 3 | 1 and 2.
+    """
+    parts, part = plan.layout.cp, axis(plan.layout, "cp").place(rank)
+    if parts == 1:
+        return plan.sequence
+    chunks = (share(plan.sequence, 2 * parts, i) for i in (part, 2 * parts - 1 - part))
+    return sum(stop - start for start, stop in chunks)
+
+
+def local_of(plan: Plan, rank: int) -> Local:
+    """What `rank` sees of a micro-batch, or of its longest token slice, and of each named dim."""
+    layout, shape, samples = plan.layout, plan.shape, plan.micro_batch
+    positions = -(-tokens(plan, rank) // layout.slices)
+    first, last = share(positions, layout.tp, _tp(layout, rank)) if layout.sp else (0, positions)
+    own, cut, pairs = (samples * n for n in (positions, last - first, positions * plan.sequence))
+    source = 1 if shape.family == "encoder-decoder" else 0  # as long as the target, and cut alike
+    counts: dict[Per, int] = {
+        "token": own,
+        "sp_token": cut,
+        "pair": pairs,
+        "source": source * own,
+        "sp_source": source * cut,
+        "source_pair": source * pairs,
+        "cross_pair": source * pairs,
+        "chunk": (own - 1) % CHUNK + 1,
+        "once": 1,
+    }
+    return Local(counts, dict(_shares(shape, layout.tp, _tp(layout, rank))))
+
+
+def _shares(shape: ModelShape, parts: int, part: int) -> Iterator[tuple[str, Fraction]]:
+    """The share of every dim that tp cuts."""
+    for names, whole, (start, stop) in (
+        (("heads", "query"), shape.heads, heads(shape, parts, part)),
+        (("kv_heads", "key"), shape.k, kv_heads(shape, parts, part)),
+        (("ffn",), shape.ffn, share(shape.ffn, parts, part)),
+        (("vocab",), shape.vocab, share(shape.vocab, parts, part)),
+    ):
+        for name in names:
+            yield name, Fraction(stop - start, whole)
+    if shape.experts:
+        start, stop = share(shape.experts.ffn, parts, part)
+        yield "expert_ffn", Fraction(stop - start, shape.experts.ffn)
+
+
+def _cut(dim: str, size: int, shape: ModelShape, layout: Layout, rank: int) -> Range:
+    """The range of one dim that `rank` holds."""
+    tp = layout.tp, _tp(layout, rank)
+    if dim == "query":
+        return _scale(heads(shape, *tp), size // shape.heads)
+    if dim == "key":
+        return _scale(kv_heads(shape, *tp), size // shape.k)
+    if dim in ("vocab", "ffn", "expert_ffn"):
+        return share(size, *tp)
+    if dim == "expert":
+        return share(size, layout.ep, axis(layout, "ep").place(rank))
+    return 0, size
+
+
+def _scale(run: Range, block: int) -> Range:
+    return run[0] * block, run[1] * block
+
+
+def _box(weight: Weight, shape: ModelShape, layout: Layout, rank: int) -> Box:
+    cuts = [
+        _cut(dim, size, shape, layout, rank)
+        for dim, size in zip(weight.dims, weight.shape, strict=True)
+    ]
+    return Box(tuple(start for start, _ in cuts), tuple(stop - start for start, stop in cuts))
+
+
+# -- equal boxes -----------------------------------------------------------------
+
+
+def _tp(layout: Layout, rank: int) -> int:
+    return axis(layout, "tp").place(rank)
+
+
+def _same_box(weight: Weight, shape: ModelShape, layout: Layout, rank: int) -> tuple[int, ...]:
+    """The parts of tp that hold the same box as `rank`."""
+    if {"vocab", "query", "ffn", "expert_ffn"} & set(weight.dims):
+        return (_tp(layout, rank),)
+    if "key" in weight.dims:
+        sharers = max(layout.tp // shape.k, 1)
+        first = _tp(layout, rank) // sharers * sharers
+        return tuple(range(first, first + sharers))
+    return tuple(range(layout.tp))
+
+
+def _partial(weight: Weight, layout: Layout, same: int) -> bool:
+    """Whether the parts of tp with the same box have parts of the gradient, or copies of it."""
+    through_heads = "key" in weight.dims or THROUGH_SLICES & set(weight.dims)
+    return same > 1 and (bool(through_heads) or layout.sp)
+
+
+def stages_of(unit: str, plan: Plan) -> tuple[int, ...]:
+    """The pipeline ranks that hold a unit: several where it is tied."""
+    return tuple(sorted({plan.homes[part] for part in parts_of(unit, plan.shape)}))
+
+
+def _ranks(
+    weight: Weight, layout: Layout, rank: int, stages: tuple[int, ...], parts: tuple[int, ...]
+) -> Iterator[int]:
+    """The ranks of these stages and parts of tp, over all copies of `rank`'s own."""
+    pp, copies, tp = (axis(layout, name) for name in ("pp", replicas_of(weight.unit), "tp"))
+    for stage, copy, part in product(stages, copies.group(rank), parts):
+        yield copy + (stage - pp.place(rank)) * pp.stride + part - tp.place(rank)

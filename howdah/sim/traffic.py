@@ -1,23 +1,52 @@
 """What one rank sends in one training step, in bytes, before anything runs.
 
 The promise that keeps the house honest: these numbers equal the bytes that `comm` counts in a
-real run, exactly, also for sizes that do not divide. `Traffic` names a row of both tables.
+real run, exactly, also for sizes that do not divide. A `Traffic` names a row of both tables.
 
-Data parallelism over N ranks, a buffer of Ψ elements of w bytes (padding included: it travels):
+Over a group of N ranks, a message of Ψ elements of w bytes is cut into shares, and every rank
+talks to every other directly:
 
     reduce-scatter   (Ψ - |own|)·w       every rank's share but its own goes out
-    all-gather       (N-1)·|own|·w       the own sum goes to everyone else
-    scalars          3 float64 to each of N-1 peers: token count, stop flag; then the loss
+    all-gather       (N - 1)·|own|·w     the own share goes to everyone else
+    all-reduce       both, one after the other: 2Ψw(N - 1)/N where N divides Ψ
+
+The forms, A micro-batches a step, T tokens of a micro-batch on a rank, h the width:
+
+    replicas     zero0: reduce-scatter and all-gather of gradients, once
+                 zero1: reduce-scatter of gradients, all-gather of updated weights
+                 zero2: the reduce-scatter A times, unless gradients accumulate whole
+                 zero3: A times two all-gathers of weights and a reduce-scatter
+                 shardG: all of it inside G ranks; then all-reduce of the shares across groups
+    tp           per sub-layer and micro-batch an all-reduce of T·h each way; with sp an
+                 all-gather and a reduce-scatter each way, and the input gathered once more
+    cp           ring: keys and values of the others pass by, and again with their gradients
+    pp           T·h per boundary and direction; a tied weight's gradient between its stages
+    ep           tokens to their experts and back, each way; as counted for even routing
+    scalars      token count, stop flag, loss and (where a norm has parts) its square, to all
+
+`recompute=full` repeats the forward's messages of every block, `selective` those of attention.
+Rows that depend on the data (ep) are exact only for even routing.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from howdah.plan.flat import Buffer, share
-from howdah.plan.layout import Layout
+import numpy as np
 
-SCALARS = 3  # float64 numbers that every step sums over the ranks
+from howdah.plan.flat import share
+from howdah.plan.plan import Plan
+from howdah.plan.ranks import Stride, axis
+from howdah.plan.sharding import (
+    heads,
+    kv_heads,
+    local_buffers,
+    replicas_of,
+    stages_of,
+    tokens,
+)
+
 SCALAR_BYTES = 8
 
 
@@ -29,21 +58,247 @@ class Traffic(NamedTuple):
     link: str
 
 
-def step_traffic(
-    layout: Layout, buffers: Iterable[Buffer], *, rank: int, element_bytes: int, link: str = "tcp"
-) -> dict[Traffic, int]:
-    """Bytes that `rank` sends in one step, by axis, operation and class of link.
+class Wires(NamedTuple):
+    """The class of link between ranks: `inside` a node of `node` ranks, or `between` nodes."""
 
-    element_bytes  of a gradient on the wire: 4, or 8 in float64
+    inside: str = "tcp"
+    between: str = "tcp"
+    node: int = 1
+
+
+TCP = Wires()
+
+
+@dataclass
+class Sender:
+    """Adds up what `rank` sends, peer by peer."""
+
+    rank: int
+    wires: Wires
+    sent: Counter[Traffic]
+
+    def send(self, axis: str, operation: str, peers: Iterable[int], sizes: "Sizes") -> None:
+        """`sizes` bytes, one number for each of `peers`; what goes to itself is not sent."""
+        to = np.fromiter(peers, np.int64)
+        counts = np.broadcast_to(np.asarray(sizes, np.int64), to.shape)
+        others = to != self.rank
+        near = to // self.wires.node == self.rank // self.wires.node
+        for link, chosen in ((self.wires.inside, near), (self.wires.between, ~near)):
+            if total := int(counts[chosen & others].sum()):
+                self.sent[Traffic(axis, operation, link)] += total
+
+    def reduce_scatter(self, axis: str, group: Stride, sizes: "Sizes") -> None:
+        """`sizes` bytes is each member's share."""
+        self.send(axis, "reduce_scatter", group.group(self.rank), sizes)
+
+    def all_gather(self, axis: str, group: Stride, sizes: "Sizes") -> None:
+        """`sizes` bytes is each member's share; the own one goes to all others."""
+        own = np.broadcast_to(np.asarray(sizes, np.int64), group.size)[group.place(self.rank)]
+        self.send(axis, "all_gather", group.group(self.rank), own)
+
+    def all_reduce(self, axis: str, group: Stride, elements: int, width: int) -> None:
+        """A message of `elements` of `width` bytes."""
+        sizes = shares(elements, group.size) * width
+        self.reduce_scatter(axis, group, sizes)
+        self.all_gather(axis, group, sizes)
+
+
+Sizes = int | np.ndarray
+
+
+def shares(length: int, parts: int) -> np.ndarray:
+    """How many of `length` elements each part owns."""
+    return np.diff(np.arange(parts + 1) * length // parts)
+
+
+def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int]:
+    """Bytes that `rank` sends in one step of the full batch, by axis, operation and link."""
+    sender = Sender(rank, wires, Counter())
+    for form in (_replicas, _tensor, _context, _pipeline, _experts, _scalars):
+        form(plan, rank, sender)
+    return dict(sender.sent)
+
+
+# -- weights and gradients -------------------------------------------------------
+
+
+def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
+    layout = plan.layout
+    reduces = plan.micros if layout.accumulate == "shard" else 1
+    for buffer in local_buffers(plan, rank):
+        experts = replicas_of(buffer.unit) == "expert_replicas"
+        inside = axis(layout, "expert_shard" if experts else "shard")
+        across = axis(layout, "expert_across" if experts else "across")
+        sizes = shares(buffer.length, inside.size)
+        own = int(sizes[inside.place(rank)])
+        sender.reduce_scatter("dp", inside, sizes * plan.wide * reduces)
+        sender.all_reduce("dp", across, own, plan.wide)
+        _stage_sum(plan, rank, buffer.unit, own, sender)
+        if layout.zero == 0:
+            sender.all_gather("dp", inside, sizes * plan.wide)
+        else:
+            gathers = 2 * plan.micros if layout.zero == 3 else 1
+            sender.all_gather("dp", inside, sizes * plan.narrow * gathers)
+
+
+def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:
+    """The gradient of a weight that several stages hold, share by share."""
+    pp, stages = axis(plan.layout, "pp"), stages_of(unit, plan)
+    peers = [rank + (stage - pp.place(rank)) * pp.stride for stage in stages]
+    sizes = shares(own, len(stages)) * plan.wide
+    sender.send("pp", "reduce_scatter", peers, sizes)
+    sender.send("pp", "all_gather", peers, int(sizes[stages.index(pp.place(rank))]))
+
+
+# -- activations -----------------------------------------------------------------
+
+
+def _passes(plan: Plan) -> int:
+    """How often the forward of a block runs: once more where it is recomputed."""
+    return 2 if plan.layout.recompute == "full" else 1
+
+
+def _blocks(plan: Plan, rank: int) -> list[str]:
+    return [part for part in _parts(plan, rank) if "." in part]
+
+
+def _parts(plan: Plan, rank: int) -> list[str]:
+    stage = axis(plan.layout, "pp").place(rank)
+    return [part for part, home in plan.homes.items() if home == stage]
+
+
+def _sublayers(plan: Plan, part: str) -> int:
+    """Attention and feed-forward; a decoder that looks at an encoder has one more attention."""
+    return 3 if part.startswith("layers.") and plan.shape.family == "encoder-decoder" else 2
+
+
+def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
+    if plan.layout.tp == 1:
+        return
+    group, parts = axis(plan.layout, "tp"), _parts(plan, rank)
+    width, micros, samples = plan.shape.width, plan.micros, plan.micro_batch
+    positions = tokens(plan, rank)
+    inner = sum(_sublayers(plan, part) for part in parts if "." in part)
+    cross = sum(_sublayers(plan, part) == 3 for part in parts if "." in part)
+    ends = sum(part in ("embedding", "target") for part in parts)
+    head = int("head" in parts)
+    for length in np.unique(shares(positions, plan.layout.slices), return_counts=True)[0]:
+        pieces = int((shares(positions, plan.layout.slices) == length).sum()) * micros
+        size = int(length) * samples * width
+        if plan.layout.sp:
+            rows = shares(int(length), group.size) * samples * width * plan.narrow
+            gathers = inner * (_passes(plan) + 2) + ends + 2 * head + cross
+            scatters = inner * (_passes(plan) + 1) + ends + head + cross
+            sender.all_gather("tp", group, rows * gathers * pieces)
+            sender.reduce_scatter("tp", group, rows * scatters * pieces)
+        else:
+            times = inner * (_passes(plan) + 1) + cross + ends + head
+            _repeat(sender, group, size, plan.narrow, times * pieces)
+        _repeat(sender, group, int(length) * samples, plan.wide, 3 * head * pieces)
+
+
+def _repeat(sender: Sender, group: Stride, elements: int, width: int, times: int) -> None:
+    sender.all_reduce("tp", group, elements, width * times)
+
+
+def _context(plan: Plan, rank: int, sender: Sender) -> None:
+    if plan.layout.cp == 1:
+        return
+    passes = 1 if plan.layout.recompute == "none" else 2
+    times = sum(_sublayers(plan, part) - 1 for part in _blocks(plan, rank)) * plan.micros
+    move = _ring if plan.layout.context == "ring" else _all_to_all
+    move(plan, rank, sender, (times * passes, times))
+
+
+def _per_head(plan: Plan) -> tuple[int, int]:
+    """Numbers per token of one head's key and value."""
+    latent = plan.shape.latent
+    return (latent.plain + latent.rotary, latent.value) if latent else (plan.shape.d, plan.shape.d)
+
+
+def _ring(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None:
+    """Every block but the next rank's own passes through this rank; gradients travel too."""
+    group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
+    ranks = list(group.group(rank))
+    after = ranks[(group.place(rank) + 1) % group.size]
+    seen = sum(tokens(plan, other) for other in ranks if other != after) * plan.micro_batch
+    choose = heads if plan.shape.latent else kv_heads
+    first, last = choose(plan.shape, tp.size, tp.place(rank))
+    size = seen * (last - first) * sum(_per_head(plan))
+    forward, backward = times
+    moved = plan.narrow * forward + (plan.narrow + plan.wide) * backward
+    sender.send("cp", "send", [after], size * moved)
+
+
+def _all_to_all(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None:
+    """Sequence for heads: queries, keys and values out, results back; gradients the other way."""
+    group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
+    shape, ways = plan.shape, tp.size * group.size
+    key, value = _per_head(plan)
+
+    def numbers(place: int) -> tuple[int, int]:
+        """Per token: of the inputs of attention, and of its output, for one rank's heads."""
+        part = tp.place(rank) * group.size + place
+        first, last = heads(shape, ways, part)
+        kv = last - first if shape.latent else np.diff(kv_heads(shape, ways, part))[0]
+        return (last - first) * key + int(kv) * (key + value), (last - first) * value
+
+    places = range(group.size)
+    theirs, own = [numbers(place) for place in places], numbers(group.place(rank))
+    positions = [tokens(plan, other) * plan.micro_batch for other in group.group(rank)]
+    mine = tokens(plan, rank) * plan.micro_batch
+    out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in places])
+    back = np.array([mine * theirs[p][1] + positions[p] * own[0] for p in places])
+    sizes = (out * times[0] + back * times[1]) * plan.narrow
+    sender.send("cp", "all_to_all", group.group(rank), sizes)
+
+
+def _pipeline(plan: Plan, rank: int, sender: Sender) -> None:
+    """The output of every own stage to the next, the gradient of its input to the one before."""
+    pp, where = axis(plan.layout, "pp"), plan.stages.where
+    positions = tokens(plan, rank)
+    if plan.layout.sp:
+        tp = axis(plan.layout, "tp")
+        start, stop = share(positions, tp.size, tp.place(rank))
+        positions = stop - start
+    size = positions * plan.micro_batch * plan.shape.width * plan.narrow * plan.micros
+    for stage, home in enumerate(where):
+        if home != pp.place(rank):
+            continue
+        for other, boundary in ((stage + 1, stage), (stage - 1, stage - 1)):
+            if 0 <= other < len(where):
+                peer = rank + (where[other] - home) * pp.stride
+                sender.send("pp", "send", [peer], size * plan.boundary(boundary))
+
+
+def _experts(plan: Plan, rank: int, sender: Sender) -> None:
+    group, experts = axis(plan.layout, "ep"), plan.shape.experts
+    if experts is None or group.size == 1:
+        return
+    layers = sum(plan.sparse(part) for part in _blocks(plan, rank))
+    held = shares(experts.number, group.size)
+    rows = plan.micro_batch * tokens(plan, rank) * experts.chosen
+    out = rows * held // experts.number * plan.shape.width * plan.narrow
+    back = rows * int(held[group.place(rank)]) // experts.number
+    back *= plan.shape.width * plan.narrow
+    times = layers * plan.micros
+    sender.send("ep", "all_to_all", group.group(rank), (out + back) * times * (_passes(plan) + 1))
+    sender.send("ep", "counts", group.group(rank), held * 8 * times * _passes(plan))
+
+
+# -- scalars ---------------------------------------------------------------------
+
+
+def scalars(plan: Plan) -> int:
+    """Numbers that every step sums over all ranks: token count, stop flag, loss; and the squared
+    norm of the gradient where no rank has the whole of it.
     """
-    ranks = layout.world
-    if ranks == 1:
-        return {}
-    sent: Counter[Traffic] = Counter()
-    for buffer in buffers:
-        start, stop = share(buffer.length, ranks, rank)
-        own = (stop - start) * element_bytes
-        sent[Traffic("dp", "reduce_scatter", link)] += buffer.length * element_bytes - own
-        sent[Traffic("dp", "all_gather", link)] += (ranks - 1) * own
-    sent[Traffic("dp", "scalars", link)] = (ranks - 1) * SCALARS * SCALAR_BYTES
-    return dict(sent)
+    layout = plan.layout
+    whole = layout.zero == 0 and layout.world == layout.replicas and layout.ep == 1
+    return 3 if whole or plan.method.optimizer.clip == 0 else 4
+
+
+def _scalars(plan: Plan, rank: int, sender: Sender) -> None:
+    layout = plan.layout
+    label = "dp" if layout.world == layout.replicas else "world"
+    sender.send(label, "scalars", range(layout.world), scalars(plan) * SCALAR_BYTES)

@@ -7,8 +7,6 @@ must be equal; where they are not, it is said.
 from pathlib import Path
 
 from howdah.parallel.mesh import Mesh
-from howdah.plan.flat import buffers
-from howdah.plan.sharding import weights
 from howdah.sim.traffic import Traffic, step_traffic
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut
@@ -78,9 +76,7 @@ def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
 
 def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     """What this rank's gradients send in `steps` steps, by the simulator."""
-    width = 8 if job.method.precision == "float64" else 4
-    table = buffers(weights(job.shape))
-    rows = step_traffic(job.layout, table, rank=mesh.rank, element_bytes=width)
+    rows = step_traffic(job.plan, mesh.rank)
     return {row: count * steps for row, count in rows.items() if row.operation in WIRE}
 
 

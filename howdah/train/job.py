@@ -11,6 +11,7 @@ from typing import Literal
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
+from howdah.plan.plan import Plan
 from howdah.plan.shapes import ModelShape
 from howdah.text.sources import Data
 
@@ -44,6 +45,7 @@ class Job:
     """One training run, ready to start on any rank.
 
     folder     the run folder
+    plan       model, layout, batch and method
     cache      where tokenised text is kept
     init_from  a Hugging Face folder to start from, or None
     threads    that torch uses in each process
@@ -53,10 +55,7 @@ class Job:
     name: str
     folder: Path
     cache: Path
-    shape: ModelShape
-    layout: Layout
-    batch: Batch
-    method: Method
+    plan: Plan
     data: Data
     pace: Pace
     seed: int
@@ -64,3 +63,23 @@ class Job:
     threads: int
     init_from: Path | None = None
     compile: bool = False
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return self.plan.shape
+
+    @property
+    def layout(self) -> Layout:
+        """How it is split, with nothing left open."""
+        return self.plan.layout
+
+    @property
+    def batch(self) -> Batch:
+        """Its sizes in samples."""
+        return self.plan.batch
+
+    @property
+    def method(self) -> Method:
+        """What changes the mathematics."""
+        return self.plan.method

@@ -15,7 +15,7 @@ from howdah.parallel.flatten import fill_masters, flatten
 from howdah.plan.flat import buffers
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape, RotaryScaling
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.text import tokenizer as tokenizers
 from howdah.train.folder import TOKENIZER
 from howdah.train.resume import read_weights

@@ -6,7 +6,7 @@ holds.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from torch import Tensor
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
-from howdah.optim.optimizers import state_names
 from howdah.parallel.flatten import Fill, fresh
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
 from howdah.plan.method import Optimizer
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape, stated
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.text.batches import order_of
 from howdah.text.order import Order
 from howdah.text.tokens import Corpus
@@ -150,7 +149,7 @@ def _check_optimizer(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
             f"{checkpoint.path} holds the state of {saved}, this run uses {optimizer.name}; "
             f"go on with {saved}, or start anew from an export"
         )
-    for state in state_names(optimizer):
+    for state in optimizer.states:
         if state not in checkpoint.kinds:
             raise BadInput(
                 f"{checkpoint.path} holds no {state} of {saved}, which method.optimizer.momentum "
@@ -159,7 +158,9 @@ def _check_optimizer(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
 
 
 def _different(mine: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    return [name for name in mine if mine[name] != saved.get(name)]
+    """What is not the same. A checkpoint from before a field was known has its usual value."""
+    usual = {field.name: field.default for field in fields(ModelShape)}
+    return [name for name in mine if mine[name] != saved.get(name, usual.get(name))]
 
 
 def as_plain(facts: ModelShape | Order) -> dict[str, Any]:

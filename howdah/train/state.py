@@ -1,6 +1,6 @@
 """The state of a placed model as named pieces: what a rank saves, and how it is filled again.
 
-The ranks that hold the same box of a weight share out its unit between them; each writes its
+The ranks that hold copies of a unit share it out between them; each writes its
 share, so the whole is written once however many replicas there are:
 
     unit layers.0   |q.weight      |k.weight   |v.weight   |norm.weight|
@@ -16,21 +16,22 @@ import torch
 from torch import Tensor
 
 from howdah.checkpoint.load import Checkpoint
-from howdah.optim.optimizers import Range, state_names
+from howdah.optim.optimizers import Range
 from howdah.parallel.apply import Placed
 from howdah.parallel.flatten import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
 from howdah.plan.flat import pieces, share
 from howdah.plan.method import Method
-from howdah.plan.sharding import placement, weights
+from howdah.plan.ranks import axis
+from howdah.plan.sharding import replicas_of
 
 Entry = tuple[str, Piece, Tensor]
 
 
 def entries(placed: Placed, mesh: Mesh, method: Method) -> Iterator[Entry]:
     """What this rank saves: its share of every unit's masters and optimizer states."""
-    shares = {name: _own_share(placed, mesh, unit) for name, unit in placed.units.items()}
+    shares = {name: _own_share(mesh, unit) for name, unit in placed.units.items()}
     for name, unit in placed.units.items():
         for piece, start, stop in pieces(unit.buffer, *shares[name]):
             yield "weight", piece, unit.masters[start:stop]
@@ -51,16 +52,14 @@ def restore_states(placed: Placed, method: Method, checkpoint: Checkpoint) -> No
             state["step"] = torch.full_like(state["step"], float(checkpoint.step))
 
 
-def _own_share(placed: Placed, mesh: Mesh, unit: FlatUnit) -> tuple[int, int]:
-    """The range of a unit that is this rank's, among the ranks that hold the same boxes."""
-    table = {weight.name: weight for weight in weights(placed.model.shape)}
-    weight = table[unit.buffer.segments[0].name]  # a unit's weights have the same holders
-    holders = placement(weight, mesh.layout, mesh.rank).holders
-    return share(unit.buffer.length, len(holders), holders.index(mesh.rank))
+def _own_share(mesh: Mesh, unit: FlatUnit) -> tuple[int, int]:
+    """The range of a unit that is this rank's, among the ranks that hold copies of it."""
+    copies = axis(mesh.layout, replicas_of(unit.buffer.unit))
+    return share(unit.buffer.length, copies.size, copies.place(mesh.rank))
 
 
 def _states(placed: Placed, method: Method) -> Iterator[tuple[Range, str, Tensor]]:
     for part in placed.ranges:
         if part.master.numel():
-            for name in state_names(method.optimizer):
+            for name in method.optimizer.states:
                 yield part, name, placed.optimizer.state[part.master][name]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import NamedTuple
 
-from howdah.plan.shapes import train_flops
+from howdah.plan.flops import train_flops
 from howdah.text.batches import Micro
 from howdah.text.prefetch import Prefetch
 from howdah.train.job import Job

@@ -12,8 +12,10 @@ from typing import cast
 
 import numpy as np
 
+from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
+from howdah.plan.plan import Plan, make_plan
 from howdah.plan.problems import BadInput
 from howdah.plan.seeds import key, mix
 from howdah.plan.shapes import ModelShape
@@ -40,6 +42,12 @@ class Case:
     steps: int
     seed: int
     text: tuple[Data, Path] | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The case as the simulator takes it."""
+        batch = Batch(global_batch=self.samples, micro_batch=self.micro)
+        return make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
 
 
 def check_case(dtype: str, *, steps: int) -> Precision:

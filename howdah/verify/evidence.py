@@ -18,7 +18,7 @@ from howdah.parallel.apply import apply
 from howdah.parallel.flatten import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.sim.traffic import Traffic
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.train.step import Stepper, accumulate, train_step

@@ -18,7 +18,7 @@ from howdah.parallel.apply import DTYPES
 from howdah.plan.batch import MASKED
 from howdah.plan.method import Optimizer
 from howdah.plan.seeds import key
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.text.batches import Micro
 from howdah.verify.case import Case
 from howdah.verify.evidence import Evidence, rate_of, rows_of

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from howdah.comm.spawn import Workers
-from howdah.plan.flat import buffers
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.sim.traffic import step_traffic
 from howdah.verify.case import Case
 from howdah.verify.compare import Difference, compare
@@ -96,10 +95,8 @@ def _equal_bits(ranks: list[Evidence]) -> Iterator[str]:
 
 def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     """Bytes predicted equal bytes counted, row by row."""
-    width = 8 if case.method.precision == "float64" else 4
-    table = buffers(weights(case.shape))
     for rank, evidence in enumerate(ranks):
-        expected = step_traffic(case.layout, table, rank=rank, element_bytes=width)
+        expected = step_traffic(case.plan, rank)
         predicted = {row: count * case.steps for row, count in expected.items() if count}
         counted = {row: count for row, count in evidence.sent.items() if count}
         if predicted != counted:

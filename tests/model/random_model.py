@@ -4,7 +4,7 @@ import torch
 
 from howdah.model.transformer import Transformer
 from howdah.plan.shapes import ModelShape, RotaryScaling
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 
 LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=40, context=32)
 GPT2 = ModelShape(

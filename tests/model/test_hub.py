@@ -9,9 +9,10 @@ from random_model import GPT2, LLAMA, QWEN3, STRETCHED, model_of, random_tokens,
 from safetensors.torch import load_file, save_file
 
 from howdah.model.hub import names, read_hub
-from howdah.model.hub_config import config, shape_from_config
+from howdah.model.hub_config import config
+from howdah.plan.hub_config import shape_from_config
 from howdah.plan.problems import BadInput
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 
 transformers = pytest.importorskip("transformers")
 

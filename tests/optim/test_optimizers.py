@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from howdah.optim.optimizers import (
-    STATES,
     Range,
     build_optimizer,
     make_states,
     set_rate,
-    state_names,
 )
-from howdah.plan.method import Optimizer
+from howdah.plan.method import STATES, Optimizer
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (4, 2), "norm": (5,), "bias": (1,)}
 DECAYS = ("a", "b", "c")  # first in the buffer, as in plan/flat.py
@@ -112,7 +110,7 @@ def kept(flat, part):
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=spell)
 def test_states_exist_before_the_first_update_and_are_all(settings):
-    flat, names = Flat(settings, torch.float64), set(state_names(settings))
+    flat, names = Flat(settings, torch.float64), set(settings.states)
     assert names <= set(STATES[settings.name])
     for part in flat.ranges:
         assert kept(flat, part) == names
@@ -136,7 +134,7 @@ def test_a_new_optimizer_goes_on_where_another_stopped(settings):
     second = Flat(settings, torch.float64, step=2)
     second.masters.copy_(first.masters)
     for old, new in zip(first.ranges, second.ranges, strict=True):
-        for name in state_names(settings):
+        for name in settings.states:
             kept = first.optimizer.state[old.master][name]
             second.optimizer.state[new.master][name].copy_(kept)
     for step in range(2, 4):
@@ -145,10 +143,10 @@ def test_a_new_optimizer_goes_on_where_another_stopped(settings):
 
 
 def test_momentum_buffers_exist_only_with_momentum():
-    assert state_names(Optimizer("sgd", momentum=0.0)) == ()
-    assert state_names(Optimizer("sgd", momentum=0.5)) == ("momentum_buffer",)
-    assert state_names(Optimizer("rmsprop", momentum=0.0)) == ("square_avg",)
-    assert state_names(Optimizer("adamw")) == ("exp_avg", "exp_avg_sq")
+    assert Optimizer("sgd", momentum=0.0).states == ()
+    assert Optimizer("sgd", momentum=0.5).states == ("momentum_buffer",)
+    assert Optimizer("rmsprop", momentum=0.0).states == ("square_avg",)
+    assert Optimizer("adamw").states == ("exp_avg", "exp_avg_sq")
 
 
 def test_empty_ranges_are_left_out():

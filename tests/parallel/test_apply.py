@@ -9,7 +9,7 @@ from tiny import SHAPE, TIED, place
 from howdah.comm.transport import Alone
 from howdah.parallel.apply import DTYPES
 from howdah.plan.flat import buffers
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])

@@ -14,7 +14,7 @@ from howdah.comm.transport import Alone
 from howdah.parallel.data import Reducer, replicate
 from howdah.parallel.flatten import FlatUnit
 from howdah.plan.flat import buffers
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.train.step import micro_loss
 
 

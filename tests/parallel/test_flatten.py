@@ -17,7 +17,7 @@ from howdah.parallel.flatten import fill_masters, flatten, fresh
 from howdah.plan.boxes import Box, Piece
 from howdah.plan.flat import buffers, pieces
 from howdah.plan.seeds import key
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.train.step import micro_loss
 
 CPU = torch.device("cpu")

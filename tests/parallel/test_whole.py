@@ -9,7 +9,7 @@ from howdah.comm.transport import Alone
 from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
 from howdah.plan.method import Method
 from howdah.plan.problems import BadInput
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.train.step import Stepper, train_step
 
 NAME = "layers.0.feedforward.down.weight"

@@ -9,7 +9,7 @@ from howdah.parallel.mesh import connect_mesh
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Optimizer
 from howdah.plan.shapes import ModelShape
-from howdah.plan.sharding import weights
+from howdah.plan.weights import weights
 from howdah.text.batches import Micro
 
 SHAPE = ModelShape(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=37, context=16)
@@ -30,7 +30,7 @@ TIED = ModelShape(
 
 def place(transport, *, shape=SHAPE, precision="float64", seed=5, optimizer="adamw"):
     """The mesh and the placed model, with fresh weights, on the transport's ranks."""
-    mesh = connect_mesh(Layout(transport.size), transport, torch.device("cpu"))
+    mesh = connect_mesh(Layout(dp=transport.size), transport, torch.device("cpu"))
     method = Method(precision, Optimizer(optimizer))
     return mesh, apply(shape, mesh=mesh, method=method, fill=fresh(weights(shape), seed))
 

@@ -14,10 +14,10 @@ counts = st.integers(1, 50)
 @given(micro=counts, dp=counts, micros=counts)
 def test_any_two_give_the_third(micro, dp, micros):
     total = micro * dp * micros
-    full = Batch(global_batch=total, micro_batch=micro), Layout(dp, micros)
-    assert resolve_batch(Batch(micro_batch=micro), Layout(dp, micros)) == full
-    assert resolve_batch(Batch(global_batch=total), Layout(dp, micros)) == full
-    assert resolve_batch(Batch(global_batch=total, micro_batch=micro), Layout(dp)) == full
+    full = Batch(global_batch=total, micro_batch=micro), Layout(dp=dp, micros=micros)
+    assert resolve_batch(Batch(micro_batch=micro), Layout(dp=dp, micros=micros)) == full
+    assert resolve_batch(Batch(global_batch=total), Layout(dp=dp, micros=micros)) == full
+    assert resolve_batch(Batch(global_batch=total, micro_batch=micro), Layout(dp=dp)) == full
     assert resolve_batch(*full) == full
 
 
@@ -29,15 +29,15 @@ def test_there_are_just_enough_micro_steps(total, micro, dp):
 
 def test_what_does_not_divide_is_padded():
     """10 samples on 3 replicas in twos: 6, then 4 and a row of padding on the last."""
-    batch, layout = resolve_batch(Batch(global_batch=10, micro_batch=2), Layout(3))
+    batch, layout = resolve_batch(Batch(global_batch=10, micro_batch=2), Layout(dp=3))
     assert (batch.global_batch, str(layout)) == (10, "dp3 x2")
-    batch, layout = resolve_batch(Batch(global_batch=10), Layout(3, 2))
+    batch, layout = resolve_batch(Batch(global_batch=10), Layout(dp=3, micros=2))
     assert (batch.micro_batch, str(layout)) == (2, "dp3 x2")
 
 
 def test_one_number_alone_makes_one_micro_batch():
-    assert resolve_batch(Batch(global_batch=7), Layout(2))[0].micro_batch == 4
-    assert resolve_batch(Batch(micro_batch=4), Layout(2))[0].global_batch == 8
+    assert resolve_batch(Batch(global_batch=7), Layout(dp=2))[0].micro_batch == 4
+    assert resolve_batch(Batch(micro_batch=4), Layout(dp=2))[0].global_batch == 8
 
 
 @given(
@@ -59,19 +59,19 @@ def test_a_ramp_is_linear():
 @pytest.mark.parametrize(
     ("batch", "layout", "sentence"),
     [
-        (Batch(), Layout(2, 4), "the batch is open: give two of"),
-        (Batch(), Layout(2), "the batch is open: give two of"),
+        (Batch(), Layout(dp=2, micros=4), "the batch is open: give two of"),
+        (Batch(), Layout(dp=2), "the batch is open: give two of"),
         (Batch(global_batch=0), Layout(), "batch.global_batch is 0; it must be at least 1"),
         (Batch(micro_batch=-2), Layout(), "batch.micro_batch is -2; it must be at least 1"),
         (
             Batch(global_batch=16, micro_batch=4),
-            Layout(2, 3),
+            Layout(dp=2, micros=3),
             "batch.global_batch 16 on 2 replicas with batch.micro_batch 4 takes x2, but the "
             "layout says x3; drop one of the three",
         ),
         (
             Batch(global_batch=7, micro_batch=5),
-            Layout(2),
+            Layout(dp=2),
             "batch.micro_batch 5 is more than a replica's part of batch.global_batch 7 on 2 "
             "replicas, and the rest would be padding; use batch.micro_batch=4",
         ),
@@ -91,7 +91,7 @@ def test_a_batch_that_cannot_be_is_refused(batch, layout, sentence):
 def test_a_global_batch_and_an_x_always_agree_or_are_refused(total, dp, micros):
     """The micro-batch is rounded up, after which fewer micro-batches may be enough."""
     try:
-        batch, layout = resolve_batch(Batch(global_batch=total), Layout(dp, micros))
+        batch, layout = resolve_batch(Batch(global_batch=total), Layout(dp=dp, micros=micros))
     except BadInput as refused:
         assert f"but the layout says x{micros}" in str(refused)
         return

@@ -6,14 +6,17 @@ import pytest
 
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
+from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method, Optimizer, Rate
-from howdah.plan.shapes import ModelShape
+from howdah.plan.shapes import Experts, ModelShape
 
 SHAPE = ModelShape(layers=2, width=32, heads=2, ffn=64, vocab=300, context=32)
 
 
-def problems(shape=SHAPE, method=None, *, sequence=32):
-    return check_plan(shape, method or Method(), Batch(global_batch=4), sequence=sequence)
+def problems(shape=SHAPE, method=None, *, sequence=32, layout="single"):
+    return check_plan(
+        shape, parse_layout(layout), Batch(global_batch=24), method or Method(), sequence=sequence
+    )
 
 
 def test_a_sound_plan_has_no_problems():
@@ -63,3 +66,39 @@ def test_all_problems_are_told_at_once():
     found = problems(replace(SHAPE, heads=5), method, sequence=64)
     assert len(found) == 4
     assert found[0].startswith("model.width 32 does not divide into 5 heads; use 4 heads")
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("pp5", "pp5 makes 5 stages, but the model has 4 parts (embedding, blocks, head); use pp4"),
+        ("pp2 v3", "pp2 with 3 stages each makes 6 stages, but the model has 4 parts"),
+        ("tp3", "tp3 does not divide 2 heads; 2 ways would"),
+        ("cp3 context=all-to-all", "cp3 context=all-to-all does not divide 2 heads; 2 ways would"),
+        ("dp2 ep2", "ep2 shares out experts, but the model has no experts; use ep1 at most"),
+        ("cp17", "cp17 cuts a sequence into 34 chunks, but it has 32 tokens; use cp16"),
+        ("pp2 slices33", "slices33 is over the 32 tokens; use slices32 at most"),
+        ("pp2 cp2 slices2", "token slices and cp2 both cut the sequence; drop one of them"),
+    ],
+)
+def test_a_layout_that_leaves_a_rank_without_a_part_is_told(layout, sentence):
+    (problem,) = problems(layout=layout)
+    assert problem.startswith(f"layout '{parse_layout(layout)}': ")
+    assert sentence in problem
+
+
+def test_heads_and_experts_that_do_not_divide():
+    shape = replace(SHAPE, heads=12, kv_heads=4, head_size=4)
+    assert problems(shape, layout="tp6") == [
+        "layout 'tp6': tp6 does not divide 12 heads of 4 key-value heads; 4 ways would"
+    ]
+    assert problems(shape, layout="tp12") == []
+    mixture = replace(SHAPE, experts=Experts(number=3, chosen=1, ffn=8))
+    assert problems(mixture, layout="dp4 ep4") == [
+        "layout 'dp4 ep4': ep4 shares out experts, but the model has 3 experts; use ep3 at most"
+    ]
+
+
+def test_those_of_the_layout_are_among_them():
+    found = problems(method=Method(dropout=2.0), layout="tp3 cp17 x2", sequence=20)
+    assert len(found) == 3

@@ -5,9 +5,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.plan.boxes import Piece, whole
+from howdah.plan.boxes import Box, Piece, whole
 from howdah.plan.flat import ALIGN, Buffer, Segment, buffers, pieces, share
-from howdah.plan.sharding import Weight
+from howdah.plan.weights import Weight
 
 
 def weight(name, shape, *, unit="layers.0", decay=True):
@@ -108,9 +108,9 @@ def test_an_example_by_hand():
     ]
     (buffer,) = buffers(table)
     segments = (
-        Segment("q.weight", (4, 5), 0, 20),
-        Segment("k.weight", (2, 5), 32, 42),
-        Segment("norm.weight", (5,), 48, 53),
+        Segment("q.weight", (4, 5), whole((4, 5)), 0, 20),
+        Segment("k.weight", (2, 5), whole((2, 5)), 32, 42),
+        Segment("norm.weight", (5,), whole((5,)), 48, 53),
     )
     assert buffer == Buffer("layers.0", segments, decay_stop=48, length=64)
     q = Piece("q.weight", (4, 5), whole((4, 5)), 10, 20)
@@ -122,3 +122,17 @@ def test_an_example_by_hand():
 def test_a_unit_without_decay():
     (buffer,) = buffers([weight("norm.weight", [3], decay=False)])
     assert (buffer.decay_stop, buffer.length) == (0, 16)
+
+
+def test_a_rank_that_holds_boxes_lays_them_and_leaves_out_what_it_does_not_hold():
+    table = [weight("q.weight", [4, 5]), weight("k.weight", [2, 5]), weight("o.weight", [5, 4])]
+    boxes = {"q.weight": Box((2, 0), (2, 5)), "o.weight": Box((0, 2), (5, 2))}
+    (buffer,) = buffers(table, boxes)
+    assert [(s.name, s.shape, s.box, s.start) for s in buffer.segments] == [
+        ("q.weight", (4, 5), boxes["q.weight"], 0),
+        ("o.weight", (5, 4), boxes["o.weight"], 16),
+    ]
+    assert list(pieces(buffer, 8, 18)) == [
+        (Piece("q.weight", (4, 5), boxes["q.weight"], 8, 10), 8, 10),
+        (Piece("o.weight", (5, 4), boxes["o.weight"], 0, 2), 16, 18),
+    ]

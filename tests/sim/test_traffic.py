@@ -10,73 +10,228 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, settings
+from random_plans import plans
 
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.plan.flat import Buffer
-from howdah.plan.layout import Layout
-from howdah.sim.traffic import SCALAR_BYTES, SCALARS, Traffic, step_traffic
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method, Optimizer
+from howdah.plan.plan import make_plan
+from howdah.plan.ranks import axis
+from howdah.plan.shapes import Experts, ModelShape
+from howdah.plan.sharding import local_buffers
+from howdah.sim.traffic import SCALAR_BYTES, Traffic, Wires, scalars, step_traffic
 
-LENGTHS = (1, 2, 3, 5, 17, 1009)  # none divides by 2, 3 and 4 alike
 DEVICES = Path("/proc/net/dev")
 MIB = 2**20
 
+# Sizes that every axis divides, so that the table's formulas are exact.
+EVEN = ModelShape(layers=8, width=32, heads=8, kv_heads=4, ffn=64, vocab=64, context=64)
+UNEVEN = ModelShape(layers=3, width=12, heads=6, kv_heads=2, ffn=11, vocab=53, context=32)
+UNCLIPPED = Method(precision="bf16", optimizer=Optimizer(clip=0.0))
 
-def buffers(*lengths):
-    return [Buffer(f"unit{number}", (), 0, length) for number, length in enumerate(lengths)]
+
+def plan_of(layout, shape=EVEN, *, sequence=64, micro=1, method=UNCLIPPED):
+    batch = Batch(micro_batch=micro)
+    return make_plan(shape, parse_layout(layout), batch, sequence=sequence, method=method)
+
+
+def sent(plan, rank=0):
+    """(axis, operation) -> bytes"""
+    return {(row.axis, row.operation): n for row, n in step_traffic(plan, rank).items()}
 
 
 def test_one_process_sends_nothing():
-    assert step_traffic(Layout(1), buffers(*LENGTHS), rank=0, element_bytes=4) == {}
+    assert step_traffic(plan_of("single"), 0) == {}
 
 
-def test_an_example_by_hand():
-    """Ten elements on three ranks are shares of 3, 3 and 4."""
-    sent = [step_traffic(Layout(3), buffers(10), rank=rank, element_bytes=4) for rank in range(3)]
-    assert [s[Traffic("dp", "reduce_scatter", "tcp")] for s in sent] == [28, 28, 24]
-    assert [s[Traffic("dp", "all_gather", "tcp")] for s in sent] == [24, 24, 32]
-    assert [s[Traffic("dp", "scalars", "tcp")] for s in sent] == [48, 48, 48]
+def test_links_inside_and_between_nodes_are_rows_of_their_own():
+    wires = Wires("shared", "tcp", node=2)
+    rows = step_traffic(plan_of("dp4"), 1, wires)
+    total = {link: sum(n for row, n in rows.items() if row.link == link) for link in wires[:2]}
+    assert total["tcp"] == 2 * total["shared"]
+    assert sum(total.values()) == sum(step_traffic(plan_of("dp4"), 1).values())
 
 
-def test_the_link_is_part_of_the_row():
-    (row, *_) = step_traffic(Layout(2), buffers(4), rank=0, element_bytes=4, link="shared")
-    assert row == Traffic("dp", "reduce_scatter", "shared")
+@settings(max_examples=60)
+@given(plans())
+def test_nothing_is_negative_and_only_ranks_of_an_axis_send_on_it(plan):
+    for rank in {0, plan.layout.world - 1}:
+        for row, count in step_traffic(plan, rank).items():
+            assert count > 0
+            if row.axis in ("tp", "cp", "pp", "ep"):
+                assert axis(plan.layout, row.axis).size > 1
 
 
-@given(st.lists(st.integers(0, 10_000), max_size=6), st.integers(2, 70), st.sampled_from([2, 4, 8]))
-def test_all_ranks_together_send_what_the_formulas_say(lengths, ranks, width):
-    """2Ψwf per rank on average: Ψw(N-1) for each half over all N ranks."""
-    total = dict.fromkeys(("reduce_scatter", "all_gather", "scalars"), 0)
-    for rank in range(ranks):
-        sent = step_traffic(Layout(ranks), buffers(*lengths), rank=rank, element_bytes=width)
-        for row, count in sent.items():
-            total[row.operation] += count
-    half = (ranks - 1) * sum(lengths) * width
-    assert total["reduce_scatter"] == total["all_gather"] == half
-    assert total["scalars"] == ranks * (ranks - 1) * SCALARS * SCALAR_BYTES
+@settings(max_examples=60)
+@given(plans())
+def test_links_share_out_the_bytes(plan):
+    rank = plan.layout.world // 2
+    apart = step_traffic(plan, rank, Wires("shared", "tcp", node=2))
+    for row, count in step_traffic(plan, rank).items():
+        both = [apart.get(Traffic(row.axis, row.operation, link), 0) for link in ("shared", "tcp")]
+        assert sum(both) == count
 
 
-def one_step(transport, lengths, dtype):
-    """The calls of a training step, on buffers of these lengths; the bytes counted."""
+# -- the table of the formulas, for sizes that divide --------------------------------
+
+
+def elements(plan):
+    return sum(buffer.length for buffer in local_buffers(plan, 0))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("micros", [1, 3])
+def test_sharding_stages(n, micros):
+    psi, f = elements(plan_of("single")), (n - 1) / n
+    rows = {
+        "": (1, 4, 1, 4),
+        "zero1": (1, 4, 1, 2),
+        "zero2": (micros, 4, 1, 2),
+        "zero2 accumulate=whole": (1, 4, 1, 2),
+        "zero3": (micros, 4, 2 * micros, 2),
+        "zero3 accumulate=whole": (1, 4, 2 * micros, 2),
+    }
+    for words, (reduces, wide, gathers, narrow) in rows.items():
+        found = sent(plan_of(f"dp{n} x{micros} {words}"))
+        assert found["dp", "reduce_scatter"] == reduces * psi * wide * f, words
+        assert found["dp", "all_gather"] == gathers * psi * narrow * f, words
+
+
+def test_hybrid_shards_all_reduce_their_shares_across_the_copies():
+    psi = elements(plan_of("single"))
+    found = sent(plan_of("dp8 zero3 shard2 x3"))
+    assert found["dp", "reduce_scatter"] == psi * 4 * (3 / 2 + 1 / 2 * 3 / 4)
+    assert found["dp", "all_gather"] == psi * (6 * 2 / 2 + 4 / 2 * 3 / 4)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+@pytest.mark.parametrize("micros", [1, 3])
+def test_tensor_parallelism(t, micros):
+    h, size, f = EVEN.width, 2, (t - 1) / t
+    tokens, layers = 2 * 64, EVEN.layers
+    ends = 2 * 2 * f * tokens * h * size  # embedding forward, head backward
+    loss = 3 * 2 * f * tokens * 4
+    for words, again in (("", 0), (" recompute=full", 4)):
+        found = sent(plan_of(f"tp{t} x{micros}{words}", micro=2))
+        both = found["tp", "reduce_scatter"] + found["tp", "all_gather"]
+        layer = (8 + again) * f * tokens * h * size
+        assert both == micros * (layers * layer + ends + loss)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_sequence_parallelism_sends_ten_units_for_eight(t):
+    h, f, tokens = EVEN.width, (t - 1) / t, 64
+    unit = f * tokens * h * 2
+    found = sent(plan_of(f"tp{t} sp x1"))
+    loss = 3 * f * tokens * 4
+    assert found["tp", "all_gather"] == EVEN.layers * 6 * unit + 3 * unit + loss
+    assert found["tp", "reduce_scatter"] == EVEN.layers * 4 * unit + 2 * unit + loss
+
+
+@pytest.mark.parametrize("c", [2, 4, 8])
+def test_context_parallel_ring(c):
+    """Keys and values of the others, forward and backward, and their gradients in float32."""
+    block = 64 // c * 2 * EVEN.k * EVEN.d
+    found = sent(plan_of(f"cp{c} x2"))
+    assert found["cp", "send"] == 2 * EVEN.layers * (c - 1) * block * (2 + 2 + 4)
+    assert sent(plan_of(f"cp{c} x2 recompute=selective"))["cp", "send"] == (
+        2 * EVEN.layers * (c - 1) * block * (2 + 2 + 2 + 4)
+    )
+
+
+@pytest.mark.parametrize("c", [2, 4])
+def test_context_parallel_all_to_all(c):
+    """Queries, keys, values and the output, each (c-1)/c of it, and the same backward."""
+    tokens, d = 64 // c, EVEN.d
+    each = tokens * (2 * EVEN.heads + 2 * EVEN.k) * d * (c - 1) / c
+    found = sent(plan_of(f"cp{c} context=all-to-all"))
+    assert found["cp", "all_to_all"] == EVEN.layers * 2 * each * 2
+
+
+def test_pipeline_boundaries():
+    unit = 64 * EVEN.width * 2
+    ends, middle = sent(plan_of("pp4 x5"), 0), sent(plan_of("pp4 x5"), 1)
+    assert ends["pp", "send"] == 5 * unit
+    assert middle["pp", "send"] == 10 * unit
+    # interleaved: two stages on each rank, so rank 0 sends twice forward and once backward
+    assert sent(plan_of("pp4 v2 x5"), 0)["pp", "send"] == 15 * unit
+    # folded: the last rank has the turn, which is no message
+    assert sent(plan_of("pp4 zb-v x5"), 3)["pp", "send"] == 10 * unit
+    assert sent(plan_of("pp2 tp2 sp x5"), 0)["pp", "send"] == 5 * unit // 2
+
+
+def test_a_tied_embedding_is_summed_between_the_end_stages():
+    shape = ModelShape(layers=4, width=32, heads=4, ffn=64, vocab=64, context=64, tied=True)
+    found = sent(plan_of("pp2 x1", shape))
+    assert found["pp", "reduce_scatter"] == found["pp", "all_gather"] == 64 * 32 * 4 // 2
+
+
+def test_expert_parallelism():
+    shape = ModelShape(
+        layers=4,
+        width=32,
+        heads=4,
+        ffn=64,
+        vocab=64,
+        context=64,
+        experts=Experts(number=8, chosen=2, ffn=16, first=1),
+    )
+    found = sent(plan_of("dp4 ep4 x3", shape))
+    each_way = 2 * 2 * 64 * 32 * 2 * 3 / 4
+    assert found["ep", "all_to_all"] == 3 * 3 * 2 * each_way
+    assert found["ep", "counts"] == 3 * 3 * 6 * 8
+
+
+def test_the_squared_norm_is_a_fourth_scalar_where_no_rank_has_all_of_it():
+    assert scalars(plan_of("dp2", method=Method())) == 3
+    assert scalars(plan_of("dp2 zero1", method=Method())) == 4
+    assert scalars(plan_of("tp2", method=Method())) == 4
+    assert scalars(plan_of("dp2 zero1", method=UNCLIPPED)) == 3
+    found = sent(plan_of("dp2 tp2", method=Method()))
+    assert found["world", "scalars"] == 3 * 4 * SCALAR_BYTES
+
+
+@settings(max_examples=40)
+@given(plans())
+def test_all_replicas_together_send_what_the_formula_says(plan):
+    """Reduce-scatter and all-gather over N ranks send Ψw(N-1) each, whatever does not divide."""
+    if plan.layout.zero or plan.layout.pp > 1 or plan.shape.experts:
+        return
+    group = axis(plan.layout, "replicas")
+    psi = sum(buffer.length for buffer in local_buffers(plan, 0))
+    total = [
+        sent(plan, rank).get(("dp", half), 0)
+        for rank in group.group(0)
+        for half in ("reduce_scatter", "all_gather")
+    ]
+    assert sum(total) == 2 * psi * plan.wide * (group.size - 1)
+
+
+# -- counted in a real run -------------------------------------------------------------
+
+
+def one_step(transport, plan, dtype):
+    """The calls of a training step, on the plan's buffers; the bytes counted."""
     counters = Counters()
     group = Group(transport, axis="dp", counters=counters)
     group.sum_scalars([100.0, 0.0])
+    lengths = [buffer.length for buffer in local_buffers(plan, transport.rank)]
     group.all_reduce_async([torch.ones(length, dtype=dtype) for length in lengths]).result()
     group.sum_scalars([5.0])
     group.close()
     return counters.sent()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("precision", ["bf16", "float64"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_predicted_equals_counted(workers, ranks, dtype):
-    for rank, counted in enumerate(workers.run(one_step, LENGTHS, dtype, ranks=ranks)):
-        predicted = step_traffic(
-            Layout(ranks), buffers(*LENGTHS), rank=rank, element_bytes=dtype.itemsize
-        )
-        assert {row: count for row, count in predicted.items() if count} == counted
+def test_predicted_equals_counted(workers, ranks, precision):
+    plan = plan_of(f"dp{ranks}", UNEVEN, sequence=32, method=Method(precision=precision))
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    for rank, counted in enumerate(workers.run(one_step, plan, dtype, ranks=ranks)):
+        assert step_traffic(plan, rank) == counted
 
 
 def crossed_loopback():
@@ -94,16 +249,14 @@ def test_the_kernel_counts_the_same_bytes(workers, ranks):
     """Some 50 MiB cross the interface. What others send at the same time only adds to its
     count, so the best of a few tries is judged.
     """
-    lengths = (24 * MIB // 4 // (ranks - 1) + 1, 1009)
-    layout, excess = Layout(ranks), []
-    predicted = sum(
-        sum(step_traffic(layout, buffers(*lengths), rank=rank, element_bytes=4).values())
-        for rank in range(ranks)
-    )
+    rows = 24 * MIB // 4 // (ranks - 1) // 256 + 1
+    shape = ModelShape(layers=1, width=256, heads=1, ffn=1, vocab=rows, context=8, tied=True)
+    plan, excess = plan_of(f"dp{ranks}", shape, sequence=8), []
+    predicted = sum(sum(step_traffic(plan, rank).values()) for rank in range(ranks))
     assert predicted > 45 * MIB
     for _ in range(5):
         before = crossed_loopback()
-        counted = workers.run(one_step, lengths, torch.float32, ranks=ranks)
+        counted = workers.run(one_step, plan, torch.float32, ranks=ranks)
         crossed = crossed_loopback() - before
         assert sum(sum(sent.values()) for sent in counted) == predicted
         assert crossed >= predicted

@@ -21,8 +21,8 @@ NAMES = ["a wrong count", "a norm counted twice", "a shifted micro-batch"]
 
 
 def test_a_sum_can_be_skipped_only_where_there_is_one():
-    assert [m.name for m in mutations(Layout(1, 3))] == NAMES
-    assert [m.name for m in mutations(Layout(2))] == ["a sum skipped", *NAMES]
+    assert [m.name for m in mutations(Layout(dp=1, micros=3))] == NAMES
+    assert [m.name for m in mutations(Layout(dp=2))] == ["a sum skipped", *NAMES]
 
 
 def batch_of(case):

@@ -1,0 +1,102 @@
+"""Plan: a model, a layout and a batch that fit together, and the stages that follow.
+
+Everything that is decided before a run, in one frozen object. The trainer, the simulator, the
+drawings and the checks read it; none of them adds to it. `make_plan` refuses what does not fit,
+with all its problems at once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from howdah.plan.batch import Batch, resolve_batch
+from howdah.plan.check import check_plan
+from howdah.plan.flops import part_flops
+from howdah.plan.layout import Layout
+from howdah.plan.method import Method, Precision
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import ModelShape
+from howdah.plan.stages import Stages, by_cost, looped, v_shaped
+from howdah.plan.weights import parts
+
+BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs where.
+
+    layout    resolved: its world and micro-batches are known
+    batch     resolved too, in samples
+    sequence  tokens of a sample
+    stages    the parts of the model on each stage, and the pipeline rank of each stage
+    """
+
+    shape: ModelShape
+    layout: Layout
+    batch: Batch
+    sequence: int
+    method: Method
+    stages: Stages
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that one replica runs at once."""
+        assert self.batch.micro_batch is not None
+        return self.batch.micro_batch
+
+    @property
+    def micros(self) -> int:
+        """Micro-batches that each replica takes per step."""
+        assert self.layout.micros is not None
+        return self.layout.micros
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element that is kept at least in float32: masters, gradients, moments."""
+        return max(4, self.narrow)
+
+    @property
+    def narrow(self) -> int:
+        """Bytes of an element of weights and activations."""
+        return BYTES[self.method.precision]
+
+    @cached_property
+    def homes(self) -> dict[str, int]:
+        """The pipeline rank of each part of the model."""
+        pairs = zip(self.stages.parts, self.stages.where, strict=True)
+        return {part: rank for parts, rank in pairs for part in parts}
+
+    def sparse(self, part: str) -> bool:
+        """Whether a part is a block with experts."""
+        stack, _, layer = part.partition(".")
+        return stack == "layers" and self.shape.sparse(int(layer))
+
+    def boundary(self, stage: int) -> int:
+        """How many tensors of [tokens, width] the stage hands to the next: the residual stream,
+        and beside it an encoder's output, which rides through the decoder's stages.
+        """
+        after = self.stages.parts[stage + 1][0]
+        inside = self.shape.family == "encoder-decoder" and after.startswith("layers.")
+        return 2 if inside else 1
+
+
+def make_plan(
+    shape: ModelShape, layout: Layout, batch: Batch, *, sequence: int, method: Method
+) -> Plan:
+    """The plan of a run. `layout` must have its dp. Raises BadInput with every problem."""
+    problems = check_plan(shape, layout, batch, method, sequence=sequence)
+    if problems:
+        raise BadInput("; ".join(problems))
+    batch, layout = resolve_batch(batch, layout)
+    return Plan(shape, layout, batch, sequence, method, make_stages(shape, layout, sequence))
+
+
+def make_stages(shape: ModelShape, layout: Layout, sequence: int) -> Stages:
+    """The parts of each stage, so that the slowest takes as few flops as can be.
+
+    Embedding and head are parts of their own cost. Raises BadInput for more stages than parts.
+    """
+    costs = {part: float(part_flops(shape, part, sequence)) for part in parts(shape)}
+    folded = layout.schedule == "zb-v"
+    where = v_shaped(layout.pp) if folded else looped(layout.pp, layout.virtual)
+    return by_cost(costs, where)

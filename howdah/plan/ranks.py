@@ -1,0 +1,77 @@
+"""Which ranks talk along an axis: every group is a size and a stride.
+
+The mesh counts like a clock, slowest hand first, so that tp neighbours share the fastest wire:
+
+    rank = ((pp·DP + dp)·CP + cp)·TP + tp          pp2 dp2 tp2:   0 1 | 2 3     stage 0
+                                                                  4 5 | 6 7     stage 1
+
+    axis            size        stride       with pp2 dp2 tp2, the group of rank 5
+    tp              TP          1            4 5
+    cp              CP          TP           5
+    dp              DP          TP·CP        5 7
+    pp              PP          TP·CP·DP     1 5
+    replicas        DP·CP       TP           5 7       the same dense weights
+    ep              EP          TP           the same layers, other experts
+    expert_replicas DP·CP/EP    TP·EP        the same experts
+    shard           G           TP           one copy of the shared-out states
+    across          DP·CP/G     TP·G         the same share in every copy
+    expert_shard    …           TP·EP        the same two for the states of experts
+    expert_across
+
+Experts fold into dp×cp: neighbours along it hold other experts, and still see other tokens.
+"""
+
+from math import gcd
+from typing import Literal, NamedTuple
+
+from howdah.plan.layout import Layout
+
+Axis = Literal[
+    "tp",
+    "cp",
+    "dp",
+    "pp",
+    "replicas",
+    "ep",
+    "expert_replicas",
+    "shard",
+    "across",
+    "expert_shard",
+    "expert_across",
+]
+
+
+class Stride(NamedTuple):
+    """The ranks base, base + stride, … base + (size - 1)·stride."""
+
+    size: int
+    stride: int
+
+    def place(self, rank: int) -> int:
+        """The place of `rank` in its group."""
+        return rank // self.stride % self.size
+
+    def group(self, rank: int) -> range:
+        """The ranks of `rank`'s group, in order."""
+        base = rank - self.place(rank) * self.stride
+        return range(base, base + self.size * self.stride, self.stride)
+
+
+def axis(layout: Layout, name: Axis) -> Stride:
+    """Size and stride of an axis' groups; the layout must be resolved."""
+    tp, cp, replicas, ep = layout.tp, layout.cp, layout.replicas, layout.ep
+    shard, same = layout.sharers, replicas // ep
+    expert_shard = gcd(same, max(shard // ep, 1))
+    return {
+        "tp": Stride(tp, 1),
+        "cp": Stride(cp, tp),
+        "dp": Stride(replicas // cp, tp * cp),
+        "pp": Stride(layout.pp, tp * replicas),
+        "replicas": Stride(replicas, tp),
+        "ep": Stride(ep, tp),
+        "expert_replicas": Stride(same, tp * ep),
+        "shard": Stride(shard, tp),
+        "across": Stride(replicas // shard, tp * shard),
+        "expert_shard": Stride(expert_shard, tp * ep),
+        "expert_across": Stride(same // expert_shard, tp * ep * expert_shard),
+    }[name]

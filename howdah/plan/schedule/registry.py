@@ -1,0 +1,90 @@
+"""The schedules by name: what a layout or a method may ask for."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from howdah.plan.problems import BadInput, nearest
+from howdah.plan.schedule.actions import Schedule
+from howdah.plan.schedule.gpipe import gpipe, naive
+from howdah.plan.schedule.interleaved import interleaved
+from howdah.plan.schedule.one_f_one_b import one_f_one_b
+from howdah.plan.schedule.pipedream import pipedream, pipedream_2bw
+from howdah.plan.schedule.terapipe import terapipe
+from howdah.plan.schedule.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from howdah.plan.schedule.zero_bubble_v import zero_bubble_v
+
+
+class Family(NamedTuple):
+    """One name of the table.
+
+    build  (ranks, micros) → Schedule, and the number that `takes` names as a third argument
+    about  one line for a list of schedules
+    takes  "", "virtual" or "slices"
+    keeps  whether the result is that of one device: all but those without flush
+    """
+
+    build: Callable[..., Schedule]
+    about: str
+    takes: str = ""
+    keeps: bool = True
+
+
+SCHEDULES = {
+    "naive": Family(naive, "one micro-batch at a time; one rank works, the others wait"),
+    "gpipe": Family(gpipe, "all forwards, then all backwards; holds every micro-batch"),
+    "1f1b": Family(one_f_one_b, "forwards and backwards in turn: GPipe's bubble, p held at most"),
+    "interleaved": Family(
+        interleaved, "1F1B with v stages on each rank: a bubble v times as short", "virtual"
+    ),
+    "zb-h1": Family(zero_bubble_h1, "1F1B with split backwards: a third of its bubble"),
+    "zb-h2": Family(zero_bubble_h2, "no bubble between steps, in twice the memory of 1F1B"),
+    "zb-v": Family(zero_bubble_v, "no bubble between steps, in 1F1B's memory; two stages a rank"),
+    "terapipe": Family(
+        terapipe, "1F1B over token slices: a bubble as many times as short", "slices"
+    ),
+    "pipedream": Family(
+        pipedream, "1F1B without flush: an update after every backward, p versions", keeps=False
+    ),
+    "pipedream-2bw": Family(
+        pipedream_2bw, "1F1B without flush: an update every p backwards, 2 versions", keeps=False
+    ),
+}
+
+# Who takes a number, for those who give it to another schedule.
+TAKERS = {
+    "virtual": ("interleaved", "several stages on each rank"),
+    "slices": ("terapipe", "token slices of a micro-batch"),
+}
+
+
+def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int = 1) -> Schedule:
+    """The schedule `name` on `ranks` ranks for `micros` micro-batches.
+
+    virtual  stages on each rank; `interleaved` takes 2 or more, `zb-v` has 2 of its own
+    slices   token slices of each micro-batch; `terapipe` takes 2 or more
+
+    Raises BadInput for an unknown name, with the nearest, and for a number that does not fit.
+    """
+    if name not in SCHEDULES:
+        raise BadInput(f"schedule {name!r} is unknown{nearest(name, SCHEDULES)}")
+    family = SCHEDULES[name]
+    numbers = {"ranks": ranks, "micros": micros, "virtual": virtual, "slices": slices}
+    for word, number in numbers.items():
+        if number < 1:
+            raise BadInput(f"schedule {name}: {word} is {number}; it must be at least 1")
+    _check_taken(name, family, "virtual", virtual)
+    _check_taken(name, family, "slices", slices)
+    third = {family.takes: numbers[family.takes]} if family.takes else {}
+    return family.build(ranks, micros, **third)
+
+
+def _check_taken(name: str, family: Family, word: str, number: int) -> None:
+    other, what = TAKERS[word]
+    if family.takes == word:
+        if number == 1:
+            raise BadInput(f"schedule {name} needs {what}: use {word}=2 or more, or schedule 1f1b")
+    elif number > 1 and (name, word, number) != ("zb-v", "virtual", 2):
+        raise BadInput(
+            f"schedule {name} does not take {word}={number}: use {word}=1, or schedule {other}, "
+            f"which has {what}"
+        )

@@ -1,0 +1,72 @@
+"""Schedules as text: to save, to read, to write by hand.
+
+    1f1b stages 2 micros 3 slices 1
+    rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
+    rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
+
+A header, then a line for each rank, with each action spelled as it prints. There is one spelling:
+parsing reverses printing, and whatever else is refused. Reading does not say that a schedule can
+run: `check_schedule` does.
+"""
+
+import re
+
+from howdah.plan.problems import BadInput
+from howdah.plan.schedule.actions import Action, Kind, Schedule
+from howdah.plan.schedule.check import out_of_range
+
+HEADER = re.compile(
+    r"([\w.+-]+) stages ([1-9]\d{0,5}) micros ([1-9]\d{0,5}) slices ([1-9]\d{0,5})", re.A
+)
+ACTION = re.compile(r"(\d{1,6})([FBIWU])(\d{1,6})(?:\.(\d{1,6}))?", re.A)
+
+
+def format_schedule(schedule: Schedule) -> str:
+    """The text that `parse_schedule` reads. The schedule's name must be one word."""
+    name, stages, micros, slices, programs = schedule
+    lines = [f"{name} stages {stages} micros {micros} slices {slices}"]
+    for rank, program in enumerate(programs):
+        lines.append(" ".join([f"rank {rank}:", *map(str, program)]))
+    return "\n".join(lines) + "\n"
+
+
+def parse_schedule(text: str) -> Schedule:
+    """The schedule that `text` spells. Raises BadInput with the line and the word that is wrong."""
+    header, *lines = text.splitlines() or [""]
+    match = HEADER.fullmatch(header)
+    if match is None:
+        raise BadInput(
+            f"schedule, line 1: {header!r} is no header; write a name and numbers from 1 on, "
+            "such as '1f1b stages 4 micros 8 slices 1'"
+        )
+    name, (stages, micros, slices) = match[1], map(int, match.groups()[1:])
+    empty = Schedule(name, stages, micros, slices, ())
+    return empty._replace(programs=tuple(_program(i, line, empty) for i, line in enumerate(lines)))
+
+
+def _program(rank: int, line: str, schedule: Schedule) -> tuple[Action, ...]:
+    start = f"rank {rank}:"
+    if not line.startswith(start):
+        raise BadInput(
+            f"schedule, line {rank + 2}: {line!r} must begin with {start!r}; "
+            "write one line for each rank, in order"
+        )
+    words = line.removeprefix(start).split()
+    return tuple(_action(word, rank + 2, schedule) for word in words)
+
+
+def _action(word: str, line: int, schedule: Schedule) -> Action:
+    match = ACTION.fullmatch(word)
+    if match is None:
+        raise BadInput(
+            f"schedule, line {line}: {word!r} is no action; write the stage, one of F B I W U, "
+            "the micro-batch, and the slice if it is not 0, such as 2F0 or 2F0.1"
+        )
+    stage, kind, micro, part = match.groups()
+    action = Action(Kind(kind), int(stage), int(micro), int(part or 0))
+    if str(action) != word:
+        raise BadInput(f"schedule, line {line}: {word!r} is spelled {str(action)!r}")
+    wrong = out_of_range(action, schedule)
+    if wrong:
+        raise BadInput(f"schedule, line {line}: {word!r}: {wrong}")
+    return action

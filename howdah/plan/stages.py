@@ -1,0 +1,216 @@
+"""Layers to pipeline stages: evenly, by cost, or with replicated stages.
+
+In forward order a model is a row of parts, and a stage is a run of them. Embedding and head are
+parts of their own cost, so stages may be uneven in layers: BLOOM's 70 on 12 stages
+(https://arxiv.org/abs/2211.05100), where each part counts the same:
+
+    [embedding 0 1 2 3 4] [5 6 7 8 9 10] … [59 60 61 62 63 64] [65 66 67 68 69 head]
+
+A part is a place in the model, not a weight: a tied weight is used at both ends, and lives
+wherever "embedding" or "head" does.
+
+`where` says which rank runs each stage. With three ranks:
+
+    stage       0 1 2 3 4 5
+    looped      0 1 2 0 1 2     each round more makes the bubble shorter
+                                (https://arxiv.org/abs/2104.04473, section 2.2)
+    v_shaped    0 1 2 2 1 0     rank 0 has the first and the last stage, so activations
+                                take equal memory everywhere (https://arxiv.org/abs/2401.10241)
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from math import inf, lcm
+
+import numpy as np
+
+from howdah.plan.problems import BadInput
+
+
+@dataclass(frozen=True)
+class Stages:
+    """parts[stage] in forward order, and the pipeline rank that runs it, where[stage]."""
+
+    parts: tuple[tuple[str, ...], ...]
+    where: tuple[int, ...]
+
+
+# -- which rank runs a stage ---------------------------------------------------
+
+
+def looped(ranks: int, virtual: int = 1) -> tuple[int, ...]:
+    """Stage s on rank s mod ranks, `virtual` stages on each."""
+    return tuple(range(ranks)) * virtual
+
+
+def v_shaped(ranks: int) -> tuple[int, ...]:
+    """Down the ranks and back up: stages r and 2·ranks - 1 - r on rank r."""
+    return (*range(ranks), *reversed(range(ranks)))
+
+
+def stages_of(where: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The stages that `rank` runs."""
+    return tuple(stage for stage, home in enumerate(where) if home == rank)
+
+
+# -- which parts a stage has ---------------------------------------------------
+
+
+def even(parts: Sequence[str], where: tuple[int, ...]) -> Stages:
+    """Numbers of layers that differ by at most one.
+
+    Other parts go with the layer after them, the head with the last. Stages in the middle get
+    the layer more, since the ends also have embedding and head. When all but one get it, the
+    last goes without: a head costs time, an embedding only memory.
+    Raises BadInput for more stages than layers.
+    """
+    layers = [index for index, part in enumerate(parts) if "." in part]
+    _check_enough(len(layers), where, "layers")
+    size, more = divmod(len(layers), len(where))
+    first = (len(where) - more) // 2
+    sizes = [size + (first <= stage < first + more) for stage in range(len(where))]
+    inner = [layers[end - 1] + 1 for end in accumulate(sizes[:-1])]
+    return _cut(parts, [0, *inner, len(parts)], where)
+
+
+def by_cost(costs: Mapping[str, float], where: tuple[int, ...]) -> Stages:
+    """The stages whose costliest costs least; `costs` of all parts, in forward order, any unit.
+
+    Of those the most even, by the sum of squares; of those again, the one with the shortest
+    early stages, which hold the most micro-batches in flight. n parts on p stages take n²·p
+    steps. Raises BadInput for more stages than parts.
+    """
+    _check_enough(len(costs), where, "parts")
+    if not all(0 <= cost < inf for cost in costs.values()):
+        raise ValueError(f"a cost is negative or not a number: {dict(costs)}")
+    # As whole numbers, or rounding would decide between stages that cost the same.
+    exact = [Fraction(cost) for cost in costs.values()]
+    unit = lcm(*(cost.denominator for cost in exact))
+    ends = list(accumulate((int(cost * unit) for cost in exact), initial=0))
+    least, _ = _cheapest(ends, len(where), max)
+    never = ends[-1] ** 2 + 1  # no sum of squares is as large
+    _, cuts = _cheapest(ends, len(where), lambda sum, c: sum + (c**2 if c <= least else never))
+    return _cut(tuple(costs), cuts, where)
+
+
+def _cheapest(
+    ends: list[int], stages: int, add: Callable[[int, int], int]
+) -> tuple[int, list[int]]:
+    """The least value of a partition, and its boundaries; of equals, the first from the back.
+
+    ends[n] is the cost of the first n parts; add(value, cost) is the value with a stage more.
+    """
+    values = {0: 0}  # of the best partition of the first parts, on the stages so far
+    starts: list[dict[int, int]] = []  # of the last of these stages
+    for stage in range(stages):
+        found = {
+            stop: min(
+                (add(value, ends[stop] - ends[start]), start)
+                for start, value in values.items()
+                if start < stop
+            )
+            for stop in range(stage + 1, len(ends))
+        }
+        values = {stop: value for stop, (value, _) in found.items()}
+        starts.append({stop: start for stop, (_, start) in found.items()})
+    cuts = [len(ends) - 1]
+    for start in reversed(starts):
+        cuts.append(start[cuts[-1]])
+    return values[cuts[0]], cuts[::-1]
+
+
+def _cut(parts: Sequence[str], cuts: Sequence[int], where: tuple[int, ...]) -> Stages:
+    return Stages(tuple(tuple(parts[start:stop]) for start, stop in pairwise(cuts)), where)
+
+
+def _check_enough(count: int, where: tuple[int, ...], what: str) -> None:
+    if len(where) <= count:
+        return
+    ranks = max(where) + 1
+    virtual = len(where) // ranks
+    fits = (count // virtual, virtual) if count >= virtual else (1, count)
+    raise BadInput(
+        f"layout: {_spell(ranks, virtual)} makes {len(where)} stages, and the model has only "
+        f"{count} {what}; use at most {_spell(*fits)}"
+    )
+
+
+def _spell(ranks: int, virtual: int) -> str:
+    return f"pp{ranks}" if virtual == 1 else f"pp{ranks} v{virtual}"
+
+
+# -- PipeDream -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one part costs.
+
+    compute  seconds of its forward and backward pass for one micro-batch on one worker
+    output   bytes of the activations it hands on, for one micro-batch
+    weights  bytes of its weights
+    """
+
+    compute: float
+    output: float
+    weights: float
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A stage that `replicas` workers run, each on every replicas-th micro-batch."""
+
+    parts: tuple[str, ...]
+    replicas: int
+
+
+def pipedream(
+    profiles: Mapping[str, Profile], workers: int, *, bandwidth: float
+) -> tuple[tuple[Replicated, ...], float]:
+    """The stages with the shortest bottleneck that use all workers, and that time in seconds.
+
+    PipeDream's dynamic programme (https://arxiv.org/abs/1806.03377) over A(j, m), the slowest
+    step of the best pipeline of the first j parts on m workers:
+
+        A(j, m)    = min over i < j, m' of max(A(i, m - m'), 2·C(i), T(i+1→j, m'))
+        T(i→j, m)  = max(Σ compute, Σ 4·(m - 1)/m · weights/bandwidth) / m
+        C(i)       = output of part i / bandwidth, there and its gradient back
+
+    `bandwidth` is bytes per second between any two workers. Each of m replicas sends and
+    receives 4·(m - 1)/m of its weights' bytes to synchronise, while it computes; a step of the
+    pipeline is a micro-batch, and m replicas finish m at a time. Transfers are not shared out
+    over replicas. Fewer workers can be faster, for one replica has nothing to synchronise.
+    `profiles` are in forward order. n parts on M workers take n²·M² steps.
+    """
+    names, rows = tuple(profiles), profiles.values()
+    compute = np.cumsum([0.0, *(row.compute for row in rows)])
+    weights = np.cumsum([0.0, *(row.weights / bandwidth for row in rows)])
+    transfer = np.array([0.0, *(2 * row.output / bandwidth for row in rows)])
+    replicas = np.arange(1, workers + 1)
+    synchronise = 4 * (replicas - 1) / replicas
+    # No parts on no workers take no time; no other stage does without either.
+    best = np.full((len(names) + 1, workers + 1), np.inf)
+    best[0, 0] = 0.0
+    last: dict[tuple[int, int], tuple[int, int]] = {}  # where the last stage starts, its replicas
+    for j in range(1, len(names) + 1):
+        busy = compute[j] - compute[:j, None]
+        wire = synchronise * (weights[j] - weights[:j, None])
+        stage = np.maximum(busy, wire) / replicas
+        before = np.maximum(best[:j], transfer[:j, None])
+        for m in range(1, workers + 1):
+            times = np.maximum(before[:, m - 1 :: -1], stage[:, :m])
+            start, index = divmod(int(times.argmin()), m)
+            best[j, m], last[j, m] = times[start, index], (start, index + 1)
+    return tuple(_walk(names, workers, last)), float(best[-1, -1])
+
+
+def _walk(
+    names: tuple[str, ...], workers: int, last: dict[tuple[int, int], tuple[int, int]]
+) -> Iterator[Replicated]:
+    """The stages of all `names` on `workers`, from what the last stage of each pipeline is."""
+    if names:
+        start, replicas = last[len(names), workers]
+        yield from _walk(names[:start], workers - replicas, last)
+        yield Replicated(names[start:], replicas)

@@ -1,0 +1,39 @@
+"""What of a plan this version can run, as sentences.
+
+The deciding floors plan, price and draw more than the running floors can do yet. Whatever runs
+asks here first, so that a layout is either run as planned or refused by name.
+"""
+
+from howdah.plan.layout import Layout
+from howdah.plan.shapes import ModelShape
+
+
+def unsupported(shape: ModelShape, layout: Layout) -> list[str]:
+    """Why a model on a layout can be planned but not run; empty when it can."""
+    problems = [f"{what} can be planned, but not run yet" for what in _layout_words(layout)]
+    return problems + [
+        f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
+    ]
+
+
+def _layout_words(layout: Layout) -> list[str]:
+    words = [f"{axis}{n}" for axis in ("pp", "cp", "tp") if (n := getattr(layout, axis)) > 1]
+    words += [f"zero{layout.zero}"] if layout.zero else []
+    words += [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
+    homes = ("weights", "gradients", "optimizer", "activations")
+    return words + [f"{n}={home}" for n in homes if (home := getattr(layout, n)) != "device"]
+
+
+def _shape_words(shape: ModelShape) -> list[str]:
+    said = {
+        f"family {shape.family}": shape.family != "decoder",
+        f"{shape.positions} positions": shape.positions not in ("rotary", "learned"),
+        f"feedforward {shape.feedforward}": shape.feedforward == "geglu",
+        "biases of query, key and value alone": shape.qkv_bias,
+        "a norm behind the embedding": shape.embedding_norm,
+        "token types": shape.token_types > 0,
+        "a transform in front of the head": shape.transform,
+        "latent attention": shape.latent is not None,
+        "experts": shape.experts is not None,
+    }
+    return [what for what, wanted in said.items() if wanted]

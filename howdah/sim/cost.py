@@ -1,0 +1,115 @@
+"""What a run costs: days, device-hours, money, energy and carbon, from a throughput.
+
+    tokens / (tokens/s)            seconds
+    seconds · devices / 3600       device-hours    x  USD/h                     money
+                                                   x  watts x PUE               energy
+                                                   x  kg/kWh                    carbon
+
+Nothing here predicts: the throughput comes in. Energy follows the model cards of Llama
+(arXiv 2302.13971, 2307.09288): a device at its full board power, times the power usage
+effectiveness of the site (1.1), times the grid's carbon (0.385 kg/kWh). Hosts, switches and
+failed runs are left out, as they are there.
+"""
+
+from dataclasses import dataclass
+
+from howdah.plan.cluster import Cluster
+
+HOURS_OF_A_YEAR = 8766.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one hour of one device takes.
+
+    watts   drawn on average; None is not published
+    price   USD per hour; None is not known
+    basis   where the price comes from, in words
+    pue     power of the site over that of the devices
+    carbon  kg of CO2 equivalent per kWh
+    """
+
+    watts: float | None
+    price: float | None
+    basis: str
+    pue: float
+    carbon: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A run's bill. What the cluster does not state is None.
+
+    money   USD
+    tonnes  of CO2 equivalent
+    """
+
+    days: float
+    device_hours: float
+    money: float | None
+    kwh: float | None
+    tonnes: float | None
+
+
+def hourly(cluster: Cluster, *, use: float = 1.0, years: float = 5.0) -> Rates:
+    """The rates of a cluster's devices.
+
+    use    share of the way from idle to full power that a run draws; model cards assume 1
+    years  over which a bought device pays off, where the cluster gives no rent
+    """
+    device, price, basis = cluster.device, cluster.rent, "rent"
+    if price is None and device.price is not None:
+        price, basis = device.price / (years * HOURS_OF_A_YEAR), f"purchase over {years:g} years"
+    watts = None if device.watts is None else device.idle + use * (device.watts - device.idle)
+    basis = "not stated" if price is None else basis
+    return Rates(watts, price, basis, cluster.pue, cluster.carbon)
+
+
+def cost(device_hours: float, *, devices: int, rates: Rates) -> Cost:
+    """The bill for `device_hours` spent on `devices` devices at once."""
+    kwh = None if rates.watts is None else device_hours * rates.watts * rates.pue / 1000
+    return Cost(
+        days=device_hours / devices / 24,
+        device_hours=device_hours,
+        money=None if rates.price is None else device_hours * rates.price,
+        kwh=kwh,
+        tonnes=None if kwh is None else kwh * rates.carbon / 1000,
+    )
+
+
+def run_cost(tokens: float, *, tokens_per_second: float, devices: int, rates: Rates) -> Cost:
+    """The bill for training on `tokens`, at `tokens_per_second` over all devices."""
+    hours = tokens / tokens_per_second / 3600
+    return cost(hours * devices, devices=devices, rates=rates)
+
+
+# -- before there is a throughput ----------------------------------------------
+
+
+def rough_flops(parameters: float, tokens: float) -> float:
+    """6·P·T: the floating-point operations of a training run, without attention's scores.
+
+    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. `train_flops` of plan/shapes.py counts all.
+    """
+    return 6 * parameters * tokens
+
+
+def devices_needed(flops: float, *, attained: float, days: float) -> float:
+    """Devices that do `flops` in `days` when each attains `attained` FLOP/s; not rounded."""
+    return flops / (attained * days * 86400)
+
+
+def throughput(
+    attained: float, *, devices: int, parameters: float, scaling: float = 1.0, batch: float = 1.0
+) -> float:
+    """Batches of `batch` tokens per second: tokens/s as it stands.
+
+    The speed of one device (attained FLOP/s) x devices x the efficiency of scaling, over the
+    6·P operations of a token.
+    """
+    return attained * devices * scaling / rough_flops(parameters, batch)
+
+
+def gradient_bytes(parameters: float, *, replicas: int, width: int = 4) -> float:
+    """Bytes of the gradients that all replicas make in one step, `width` bytes each."""
+    return float(parameters * replicas * width)

@@ -1,0 +1,234 @@
+"""How long a step takes, from stated efficiencies: a first answer, not a calibrated one.
+
+    compute     flops of a stage / (dense flop/s of the device · the share that is stated)
+    tp, cp, ep  bytes of the axis / bandwidth of its path + messages · latency, in the way of
+                computation: none of it is hidden
+    pp          a boundary, beside computation
+    dp          zero3 gathers unit by unit beside computation, and shares are reduced beside it:
+                a pass takes the longer of the two. Whole gradients are reduced unit by unit in
+                the last backward pass; what is longer than that, and the last unit, is waited for
+    update      bytes of gradients, masters, moments and weights / memory bandwidth, and for
+                zero1 and zero2 the all-gather of the new weights
+
+A stage's share of these becomes the seconds of its actions, and the event simulation of the
+lowered schedule puts them together: bubbles, and what communication does not hide, come out of
+it. The cluster's numbers are `attained`: measured where there are measurements, else nominal
+times a stated share.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from howdah.plan.cluster import Cluster, attained, peak
+from howdah.plan.flops import conventions, part_flops
+from howdah.plan.network import Pattern, axis_groups, path
+from howdah.plan.plan import Plan
+from howdah.plan.ranks import Axis, axis
+from howdah.plan.schedule.actions import Action, Kind
+from howdah.plan.schedule.lowering import Instruction, Verb, lower
+from howdah.plan.schedule.registry import build
+from howdah.plan.sharding import local_buffers, stages_of
+from howdah.sim.timeline import Timeline, simulate
+from howdah.sim.traffic import step_traffic
+
+# Who talks along an axis of a traffic row, and in which pattern.
+GROUPS: dict[str, tuple[Axis, Pattern]] = {
+    "tp": ("tp", "ring"),
+    "cp": ("cp", "ring"),
+    "ep": ("ep", "all"),
+    "dp": ("replicas", "ring"),
+    "pp": ("pp", "ring"),
+}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of the full batch.
+
+    seconds    from the first forward to the end of the update
+    timeline   of one pipeline, rank by rank
+    breakdown  seconds of the busiest pipeline rank by what they go to; they add up to `seconds`
+    mfu        model flops (all pairs of tokens) per second over the dense peak of all devices
+    """
+
+    seconds: float
+    timeline: Timeline
+    breakdown: dict[str, float]
+    tokens_per_second: float
+    mfu: float
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one stage for one micro-batch (and token slice).
+
+    forward   of its matrix products
+    again     of what the backward pass recomputes
+    messages  of tp, cp and ep, in forward and backward together
+    gather    of its weights in one pass, zero3
+    reduce    of its gradients where they are reduced each time
+    """
+
+    forward: float
+    again: float
+    messages: float
+    gather: float
+    reduce: float
+
+    def seconds(self, kind: Kind) -> float:
+        """A split backward takes half each for inputs and weights."""
+        half = self.messages / 2
+        return {
+            Kind.FORWARD: max(self.forward + half, self.gather),
+            Kind.BACKWARD: max(2 * self.forward + self.again + half, self.gather + self.reduce),
+            Kind.INPUT: max(self.forward + self.again + half, self.gather),
+            Kind.WEIGHT: max(self.forward, self.reduce),
+        }[kind]
+
+
+class Wire:
+    """Seconds on the wires of a cluster, as the groups of a layout see them."""
+
+    def __init__(self, plan: Plan, counted: Cluster) -> None:
+        self._links: dict[str, tuple[float, float]] = {}
+        for name, (group, pattern) in GROUPS.items():
+            size, stride = axis(plan.layout, group)
+            if size > 1:
+                groups = axis_groups(plan.layout.world, size=size, stride=stride)
+                found = path(counted, groups, pattern=pattern)
+                self._links[name] = found.link.bandwidth, found.messages * found.link.latency
+
+    def seconds(self, name: str, sent: float) -> float:
+        """Of a collective in which each rank of the axis sends `sent` bytes; 0 for none."""
+        if not sent or name not in self._links:
+            return 0.0
+        bandwidth, latency = self._links[name]
+        return sent / bandwidth + latency
+
+
+def step_time(plan: Plan, cluster: Cluster) -> StepTime:
+    """The predicted time of a step of `plan` on `cluster`, which has its devices.
+
+    Raises BadInput when the device has no arithmetic in the plan's precision.
+    """
+    counted, layout = attained(cluster), plan.layout
+    wire, ranks = Wire(plan, counted), axis(layout, "pp").group(0)
+    sent = [_sent(plan, rank) for rank in ranks]
+    where = plan.stages.where
+    costs = [_stage_cost(plan, counted, wire, s, sent[home]) for s, home in enumerate(where)]
+    reduces = [_last_reduce(plan, wire, costs[s], s, sent[home]) for s, home in enumerate(where)]
+    updates = [_update(plan, counted, wire, rank, sent[i]) for i, rank in enumerate(ranks)]
+    send = wire.seconds("pp", _boundary(plan))
+
+    def seconds(action: Action) -> float:
+        if action.kind is Kind.UPDATE:  # a rank updates its stages one after the other
+            return updates[where[action.stage]] / layout.virtual
+        return costs[action.stage].seconds(action.kind)
+
+    def transfer(instruction: Instruction) -> float:
+        return reduces[instruction.action.stage] if instruction.verb is Verb.REDUCE else send
+
+    schedule = build(
+        layout.schedule or "1f1b",
+        ranks=layout.pp,
+        micros=plan.micros,
+        virtual=layout.virtual,
+        slices=layout.slices,
+    )
+    timeline = simulate(lower(schedule, tied=_tied(plan)), seconds, transfer)
+    return _summed(plan, cluster, timeline, costs, updates)
+
+
+# -- one stage ---------------------------------------------------------------------
+
+
+def _sent(plan: Plan, rank: int) -> Counter[tuple[str, str]]:
+    """Bytes of a step by axis and operation, and by axis under the operation ""."""
+    total: Counter[tuple[str, str]] = Counter()
+    for row, count in step_traffic(plan, rank).items():
+        total[row.axis, row.operation] += count
+        total[row.axis, ""] += count
+    return total
+
+
+def _stage_cost(
+    plan: Plan, counted: Cluster, wire: Wire, stage: int, sent: Counter[tuple[str, str]]
+) -> StageCost:
+    layout, parts = plan.layout, plan.stages.parts[stage]
+    speed = peak(counted.device, plan.method.precision) * layout.tp * layout.cp * layout.slices
+    work = {part: plan.micro_batch * part_flops(plan.shape, part, plan.sequence) for part in parts}
+    blocks = sum(flops for part, flops in work.items() if "." in part)
+    times = plan.micros * layout.virtual * layout.slices
+    gather = sent["dp", "all_gather"] / times / 2 if layout.zero == 3 else 0.0
+    reduce = sent["dp", "reduce_scatter"] / times if layout.accumulate == "shard" else 0.0
+    return StageCost(
+        forward=sum(work.values()) / speed,
+        again=blocks / speed if layout.recompute == "full" else 0.0,
+        messages=sum(wire.seconds(name, sent[name, ""] / times) for name in ("tp", "cp", "ep")),
+        gather=wire.seconds("dp", gather),
+        reduce=wire.seconds("dp", reduce),
+    )
+
+
+def _boundary(plan: Plan) -> float:
+    """Bytes that a stage hands to the next for one micro-batch and slice."""
+    layout = plan.layout
+    tokens = plan.micro_batch * plan.sequence / (layout.cp * layout.slices)
+    return tokens * plan.shape.width * plan.narrow / (layout.tp if layout.sp else 1)
+
+
+def _tied(plan: Plan) -> tuple[int, int] | None:
+    """The two stages that hold one embedding, if two ranks do."""
+    if not plan.shape.tied or len(stages_of("tied", plan)) != 2:
+        return None
+    stages = list(plan.stages.parts)
+    first = next(s for s, parts in enumerate(stages) if "embedding" in parts)
+    last = next(s for s, parts in enumerate(stages) if "head" in parts)
+    return first, last
+
+
+def _last_reduce(
+    plan: Plan, wire: Wire, cost: StageCost, stage: int, sent: Counter[tuple[str, str]]
+) -> float:
+    """Seconds of a stage's reduction that its last backward pass does not hide."""
+    if plan.layout.accumulate == "shard":
+        return 0.0
+    moved = sent["dp", "reduce_scatter"]
+    if plan.layout.zero == 0:
+        moved += sent["dp", "all_gather"]
+    whole = wire.seconds("dp", moved / plan.layout.virtual)
+    return max(whole - 2 * cost.forward, whole / len(plan.stages.parts[stage]))
+
+
+def _update(
+    plan: Plan, counted: Cluster, wire: Wire, rank: int, sent: Counter[tuple[str, str]]
+) -> float:
+    """Reads gradients, masters and moments, writes masters, moments and weights, of the share."""
+    layout, states = plan.layout, len(plan.method.optimizer.states)
+    own = sum(b.length for b in local_buffers(plan, rank)) / (layout.sharers if layout.zero else 1)
+    touched = own * ((3 + 2 * states) * plan.wide + plan.narrow)
+    gathered = sent["dp", "all_gather"] if layout.zero in (1, 2) else 0
+    return touched / counted.device.bandwidth + wire.seconds("dp", gathered)
+
+
+# -- together ----------------------------------------------------------------------
+
+
+def _summed(
+    plan: Plan, cluster: Cluster, timeline: Timeline, costs: list[StageCost], updates: list[float]
+) -> StepTime:
+    seconds, times = timeline.makespan, plan.micros * plan.layout.slices
+    busiest = max(range(plan.layout.pp), key=lambda rank: timeline.busy[rank])
+    own = [c for c, home in zip(costs, plan.stages.where, strict=True) if home == busiest]
+    parts = {
+        "compute": times * sum(3 * cost.forward for cost in own),
+        "recompute": times * sum(cost.again for cost in own),
+        "tp, cp, ep": times * sum(cost.messages for cost in own),
+        "update": updates[busiest],
+    }
+    parts["waiting"] = max(seconds - sum(parts.values()), 0.0)
+    assert plan.batch.global_batch is not None
+    tokens = plan.batch.global_batch * plan.sequence
+    dense = peak(cluster.device, plan.method.precision) * plan.layout.world
+    model = conventions(plan.shape, plan.sequence).model * tokens
+    return StepTime(seconds, timeline, parts, tokens / seconds, model / seconds / dense)

@@ -1,0 +1,60 @@
+"""A picture as text: just enough SVG for drawings of plans.
+
+    document(100, 20, element("rect", x=0, y=0, width=50.125, height=20, fill="#eee"))
+
+An element is a string, so a drawing is built inside out. Text is escaped where it is made (`words`)
+and attributes where they are written, so nothing that a user named can break the picture.
+"""
+
+from xml.sax.saxutils import escape, quoteattr
+
+FONT = "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+
+
+def element(tag: str, *inside: str, **attributes: str | float) -> str:
+    """<tag …>inside</tag>; `text_anchor` is written text-anchor."""
+    written = "".join(
+        f" {name.replace('_', '-')}={quoteattr(_spelled(value))}"
+        for name, value in attributes.items()
+    )
+    return f"<{tag}{written}>{''.join(inside)}</{tag}>" if inside else f"<{tag}{written}/>"
+
+
+def words(x: float, y: float, text: str, **attributes: str | float) -> str:
+    """A line of text that begins at x, or ends or is centred there, on the baseline y."""
+    return element("text", escape(text), x=x, y=y, **attributes)
+
+
+def hint(text: str) -> str:
+    """What is shown when the pointer rests on the element it stands in."""
+    return element("title", escape(text))
+
+
+def document(width: float, height: float, *inside: str) -> str:
+    """A whole picture on a white ground; sizes are pixels, and it scales to fit."""
+    return element(
+        "svg",
+        element("rect", width="100%", height="100%", fill="#ffffff"),
+        *inside,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_spelled(width)} {_spelled(height)}",
+        width=width,
+        height=height,
+        font_family=FONT,
+    )
+
+
+def blend(color: str, other: str, share: float) -> str:
+    """`color` with `share` of another one mixed in; both as #rrggbb.
+
+    >>> blend("#000000", "#ffffff", 0.5)
+    '#808080'
+    """
+    mine, theirs = (bytes.fromhex(c.removeprefix("#")) for c in (color, other))
+    mixed = (round(a + (b - a) * share) for a, b in zip(mine, theirs, strict=True))
+    return "#" + bytes(mixed).hex()
+
+
+def _spelled(value: str | float) -> str:
+    """Numbers to a hundredth of a pixel, without trailing zeros."""
+    return value if isinstance(value, str) else f"{round(value, 2):g}"

@@ -1,0 +1,212 @@
+"""The timeline of a step: when every rank does what, from the programs and given durations.
+
+    rank 0   compute      0F0  0F1  0F2        0B0 ···      computing is one after the other;
+             to 1             >0F0 >0F1 >0F2                 messages, each direction of a pair
+    rank 1   compute               1F0  1F1 ···              in turn, and collectives pass by
+             collectives      gather 1 ···                   beside it, on lanes of their own
+
+A schedule is timed with messages that cost nothing: the papers' drawings. A lowered schedule is
+timed with everything: a message begins when both ends have posted it and the one before it has
+arrived, and a rank stands still only at a `wait`. Links are full-duplex here; the order in which
+ranks post is that of the strictest wire (`plan.schedule.rendezvous`).
+
+Nothing has to be sorted by time: every moment is the latest of moments known before, so ranks may
+be run in any order, each until it waits for something that is not known yet. That is linear in
+the number of instructions.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from howdah.plan.schedule.actions import Action, Schedule
+from howdah.plan.schedule.clock import Deadlock, clock, units
+from howdah.plan.schedule.lowering import VERBS, Instruction, Lowered, Verb
+
+COMPUTES = (Verb.COMPUTE, Verb.UPDATE)
+
+
+class Span(NamedTuple):
+    """What takes time, with the seconds from the start of the step at which it starts and ends."""
+
+    instruction: Instruction
+    start: float
+    end: float
+
+    @property
+    def lane(self) -> str:
+        """What is on one lane of a rank never overlaps: compute, collectives, to 1."""
+        if self.instruction.verb in COMPUTES:
+            return "compute"
+        return (
+            f"to {self.instruction.peer}" if self.instruction.verb is Verb.SEND else "collectives"
+        )
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """spans[rank] in order of their start: all computation, and what else took any time.
+
+    A message is listed with its sender. Seconds and shares follow from the spans.
+    """
+
+    schedule: Schedule
+    spans: tuple[tuple[Span, ...], ...]
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds of the whole step."""
+        return max((span.end for spans in self.spans for span in spans), default=0.0)
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds that each rank computes."""
+        return tuple(
+            sum(span.end - span.start for span in spans if span.instruction.verb in COMPUTES)
+            for spans in self.spans
+        )
+
+    @property
+    def bubble(self) -> float:
+        """The share of all ranks' time in which they do not compute: idle / (idle + busy)."""
+        time = len(self.spans) * self.makespan
+        return 1 - sum(self.busy) / time if time else 0.0
+
+    @property
+    def bubble_to_ideal(self) -> float:
+        """The papers' bubble: idle / busy, such as (p - 1)/m for GPipe and 1F1B."""
+        return len(self.spans) * self.makespan / sum(self.busy) - 1 if sum(self.busy) else 0.0
+
+    @cached_property
+    def links(self) -> dict[tuple[int, int], float]:
+        """Seconds in which messages travel from one rank to another, by (from, to)."""
+        seconds: dict[tuple[int, int], float] = defaultdict(float)
+        for rank, spans in enumerate(self.spans):
+            for instruction, start, end in spans:
+                if instruction.verb is Verb.SEND and instruction.peer is not None:
+                    seconds[rank, instruction.peer] += end - start
+        return dict(seconds)
+
+
+def at_once(_: Instruction) -> float:
+    """Communication that takes no time."""
+    return 0.0
+
+
+def simulate(
+    work: Schedule | Lowered,
+    seconds: Callable[[Action], float] = units,
+    transfer: Callable[[Instruction], float] = at_once,
+) -> Timeline:
+    """Times a step.
+
+    seconds   of an action of computation, updates included
+    transfer  seconds of a send, gather, reduce or tie; not asked for a schedule that is not
+              lowered, which has none
+
+    Raises Deadlock, naming what each rank waits for, if the step cannot finish.
+    """
+    if isinstance(work, Lowered):
+        return Timeline(work.schedule, _Simulation(work, seconds, transfer).run())
+    runs = clock(work, seconds)
+    return Timeline(
+        work,
+        tuple(
+            tuple(
+                Span(Instruction(VERBS[action.kind], action), *runs[action]) for action in program
+            )
+            for program in work.programs
+        ),
+    )
+
+
+class _Simulation:
+    """The moments known so far."""
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        seconds: Callable[[Action], float],
+        transfer: Callable[[Instruction], float],
+    ) -> None:
+        self.programs, self.seconds, self.transfer = lowered.programs, seconds, transfer
+        ranks = len(self.programs)
+        self.at, self.now = [0] * ranks, [0.0] * ranks
+        self.spans: list[list[Span]] = [[] for _ in range(ranks)]
+        self.free: dict[Hashable, float] = defaultdict(float)  # from when on, by lane
+        self.posted: dict[Hashable, tuple[Instruction, float]] = {}  # by the first of two ends
+        self.over: dict[Hashable, float] = {}  # when what was started ends
+        self.asleep: dict[Hashable, list[int]] = {}  # ranks, by what they wait for
+
+    def run(self) -> tuple[tuple[Span, ...], ...]:
+        ready = list(range(len(self.programs)))
+        while ready:
+            rank = ready.pop()
+            ready += self._advance(rank)
+        standing = enumerate(zip(self.programs, self.at, strict=True))
+        stuck = [f"rank {r} waits at '{p[at]}'" for r, (p, at) in standing if at < len(p)]
+        if stuck:
+            raise Deadlock("; ".join(stuck))
+        return tuple(tuple(sorted(spans, key=lambda span: span.start)) for spans in self.spans)
+
+    def _advance(self, rank: int) -> list[int]:
+        """Runs a rank until it waits for what is not known yet. Returns the ranks this wakes."""
+        program, at, now = self.programs[rank], self.at[rank], self.now[rank]
+        woken: list[int] = []
+        while at < len(program):
+            instruction = program[at]
+            verb = instruction.verb
+            if verb in COMPUTES:
+                start, now = now, now + self.seconds(instruction.action)
+                self.spans[rank].append(Span(instruction, start, now))
+            elif verb is Verb.WAIT:
+                key = _key(rank, instruction)
+                if key not in self.over:
+                    self.asleep.setdefault(key, []).append(rank)
+                    break
+                now = max(now, self.over[key])
+            elif verb is not Verb.RELEASE:
+                woken += self._start(rank, instruction, now)
+            at += 1
+        self.at[rank], self.now[rank] = at, now
+        return woken
+
+    def _start(self, rank: int, instruction: Instruction, now: float) -> list[int]:
+        """Starts what passes by beside computation. Returns the ranks that slept for its end.
+
+        What has two ends begins when both are posted; its lane is that of the sender, or of both.
+        """
+        key = _key(rank, instruction)
+        ends = [(rank, instruction)]
+        if instruction.peer is not None:
+            if key not in self.posted:
+                self.posted[key] = instruction, now
+                return []
+            theirs, posted = self.posted[key]
+            ends.append((instruction.peer, theirs))
+            now = max(now, posted)
+        lanes = [
+            (owner, (owner, one.peer if one.verb is Verb.SEND else owner), one)
+            for owner, one in ends
+            if one.verb is not Verb.RECEIVE
+        ]
+        start = max([now, *(self.free[lane] for _, lane, _ in lanes)])
+        end = start + self.transfer(lanes[0][2])
+        for owner, lane, one in lanes:
+            self.free[lane] = end
+            if end > start:
+                self.spans[owner].append(Span(one, start, end))
+        self.over[key] = end
+        return self.asleep.pop(key, [])
+
+
+def _key(rank: int, instruction: Instruction) -> Hashable:
+    """What names a thing on all ranks that take part in it: a message, by what made it."""
+    verb = instruction.started or instruction.verb
+    if verb in (Verb.SEND, Verb.RECEIVE):
+        return instruction.action
+    if instruction.peer is None:
+        return verb, instruction.action
+    return verb, min(rank, instruction.peer), max(rank, instruction.peer)

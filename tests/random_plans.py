@@ -1,0 +1,66 @@
+"""Random layouts and plans: what the property tests of the deciding floors draw from."""
+
+from dataclasses import replace
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from random_shapes import shapes
+
+from howdah.plan.batch import Batch
+from howdah.plan.layout import SCHEDULES, Layout
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
+from howdah.plan.problems import BadInput
+
+small = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
+home = st.sampled_from(["device", "device", "host", "disk"])
+
+
+@st.composite
+def layouts(draw, *, star=True):
+    """Any layout that contradicts itself nowhere; `star` allows dp*."""
+    pp, cp, tp = (draw(small) for _ in range(3))
+    dp = draw(st.sampled_from([None, 1, 2, 6])) if star else draw(small)
+    zero, divisors = draw(st.integers(0, 3)), _divisors((dp or 1) * cp)
+    schedule = draw(st.sampled_from(SCHEDULES)) if pp > 1 else None
+    virtual = {"interleaved": draw(st.integers(2, 3)), "zb-v": 2}.get(schedule, 1)
+    return Layout(
+        pp=pp,
+        dp=dp,
+        cp=cp,
+        tp=tp,
+        ep=draw(st.sampled_from(divisors)),
+        zero=zero,
+        shard=draw(st.sampled_from([None, *divisors])) if zero else None,
+        sp=draw(st.booleans()) and tp > 1,
+        schedule=schedule,
+        virtual=virtual,
+        micros=draw(st.none() | st.integers(1, 9)) if star else draw(st.integers(1, 9)),
+        slices=draw(st.integers(2, 4)) if schedule == "terapipe" else 1,
+        accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        context=draw(st.sampled_from(["ring", "all-to-all"])) if cp > 1 else "ring",
+        weights=draw(home),
+        gradients=draw(home),
+        optimizer=draw(home),
+        activations=draw(home),
+    )
+
+
+def _divisors(total):
+    return [n for n in range(1, total + 1) if total % n == 0]
+
+
+@st.composite
+def plans(draw):
+    """A plan that `make_plan` accepts: any model that it takes on any layout."""
+    try:
+        return make_plan(
+            replace(draw(shapes()), context=64),
+            draw(layouts(star=False)),
+            Batch(micro_batch=draw(st.integers(1, 3))),
+            sequence=draw(st.integers(8, 40)),
+            method=Method(precision=draw(st.sampled_from(["float32", "bf16", "float64"]))),
+        )
+    except BadInput:
+        assume(False)

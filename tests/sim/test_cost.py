@@ -1,0 +1,161 @@
+"""Bills of published runs, from their own figures."""
+
+from math import floor
+
+import pytest
+
+from howdah.plan.cluster_file import load_cluster
+from howdah.plan.presets import preset
+from howdah.plan.shapes import parameters
+from howdah.sim.cost import (
+    Cost,
+    Rates,
+    cost,
+    devices_needed,
+    gradient_bytes,
+    hourly,
+    rough_flops,
+    run_cost,
+    throughput,
+)
+
+
+def rates(watts, *, price=None):
+    """PUE 1.1 and 0.385 kg/kWh, as in the model cards."""
+    return Rates(watts, price, "given", pue=1.1, carbon=0.385)
+
+
+# -- what was published --------------------------------------------------------
+
+# arXiv 2307.09288, table 2: hours, watts, tonnes.
+LLAMA2 = [
+    ("7B", 184_320, 400, 31.22),
+    ("13B", 368_640, 400, 62.44),
+    ("34B", 1_038_336, 350, 153.90),
+    ("70B", 1_720_320, 400, 291.42),
+]
+
+
+@pytest.mark.parametrize(("name", "hours", "watts", "tonnes"), LLAMA2)
+def test_llama_2_carbon_to_the_printed_digit(name, hours, watts, tonnes):
+    """The table cuts after the second digit: 62.447 t are printed as 62.44."""
+    bill = cost(hours, devices=1, rates=rates(watts))
+    assert floor(100 * bill.tonnes) == round(100 * tonnes)
+
+
+def test_llama_2_in_all():
+    bills = [cost(hours, devices=1, rates=rates(watts)) for _, hours, watts, _ in LLAMA2]
+    assert sum(bill.device_hours for bill in bills) == 3_311_616
+    assert round(sum(bill.tonnes for bill in bills)) == 539
+
+
+@pytest.mark.parametrize(
+    ("hours", "megawatt_hours", "tonnes"),
+    [(82_432, 36, 14), (135_168, 59, 23), (530_432, 233, 90), (1_022_362, 449, 173)],
+)
+def test_llama_1_energy_and_carbon(hours, megawatt_hours, tonnes):
+    """arXiv 2302.13971, table 15, at 400 W. 65B uses 449.8 MWh; the table cuts it to 449."""
+    bill = cost(hours, devices=1, rates=rates(400))
+    assert int(bill.kwh / 1000) == megawatt_hours
+    assert round(bill.tonnes) == tonnes
+
+
+def test_llama_1_65b_took_20_8_days():
+    """Section 2.4: 380 tokens/s/GPU on 2048 A100, 1.4T tokens; the paper says about 21 days."""
+    bill = run_cost(1.4e12, tokens_per_second=380 * 2048, devices=2048, rates=rates(400))
+    assert round(bill.days, 1) == 20.8
+    assert bill.device_hours == pytest.approx(1_022_362, rel=0.002)
+
+
+def test_deepseek_v3_pre_training():
+    """arXiv 2412.19437, table 1: 180K hours and 3.7 days on 2048 H800 per trillion tokens,
+    14.8T tokens, 2664K hours, 5.328M dollars at 2 dollars an hour.
+    """
+    speed = 1e12 / (180e3 * 3600) * 2048
+    trillion = run_cost(1e12, tokens_per_second=speed, devices=2048, rates=rates(700, price=2))
+    assert round(trillion.days, 1) == 3.7
+    whole = run_cost(14.8e12, tokens_per_second=speed, devices=2048, rates=rates(700, price=2))
+    assert whole.device_hours == pytest.approx(2.664e6)
+    assert whole.money == pytest.approx(5.328e6)
+
+
+def test_llama_3_1_405b():
+    """The card: 30.84M hours at 700 W. Its 8930 t are between the factor without and with PUE."""
+    hourly_rates = hourly(load_cluster("h100"))
+    assert hourly_rates.watts == 700
+    bill = cost(30.84e6, devices=16_384, rates=hourly_rates)
+    assert bill.kwh == pytest.approx(30.84e6 * 0.7 * 1.1)
+    assert bill.tonnes / 1.1 < 8930 < bill.tonnes
+    assert round(bill.days, 1) == 78.4
+
+
+# -- compute -------------------------------------------------------------------
+
+
+def test_gpt_3_takes_314_zettaflop():
+    assert rough_flops(175e9, 300e9) == 3.15e23
+    exact = rough_flops(parameters(preset("gpt3-175b")).total, 300e9)
+    assert exact == pytest.approx(3.14e23, rel=0.002)
+
+
+def test_gpt_3_in_30_days():
+    needed = devices_needed(rough_flops(175e9, 300e9), attained=160e12, days=30)
+    assert round(needed, 1) == 759.5
+
+
+def test_global_batches_per_second():
+    """1024 devices at 160 TFLOP/s and 90 % scaling, batches of 3.2M tokens: by hand."""
+    speed = throughput(160e12, devices=1024, parameters=175e9, scaling=0.9)
+    assert speed == pytest.approx(0.9 * 1024 * 160e12 / (6 * 175e9))
+    batches = throughput(160e12, devices=1024, parameters=175e9, scaling=0.9, batch=3.2e6)
+    assert batches * 3.2e6 == pytest.approx(speed)
+    assert 1 / batches == pytest.approx(22.8, abs=0.05)  # seconds per batch
+
+
+def test_so_many_devices_take_so_many_days():
+    """The two ways around the same triangle meet."""
+    needed = devices_needed(rough_flops(7e9, 1e12), attained=200e12, days=14)
+    speed = throughput(200e12, devices=needed, parameters=7e9)
+    assert run_cost(1e12, tokens_per_second=speed, devices=needed, rates=rates(700)).days == (
+        pytest.approx(14)
+    )
+
+
+def test_gradients_of_128_replicas_of_gpt_3():
+    assert gradient_bytes(175e9, replicas=1) == 700e9
+    assert gradient_bytes(175e9, replicas=128) == 89.6e12
+
+
+# -- rates ---------------------------------------------------------------------
+
+
+def test_a_bill_by_hand():
+    bill = cost(48, devices=2, rates=Rates(500.0, 3.0, "rent", pue=1.2, carbon=0.4))
+    assert bill == Cost(
+        days=1, device_hours=48, money=144.0, kwh=28.8, tonnes=pytest.approx(11.52e-3)
+    )
+
+
+def test_rent_comes_before_purchase():
+    """A TPU is rented at its list price; an H100 of 25000 dollars pays off in five years."""
+    assert hourly(load_cluster("tpu-v4")).price == 3.22
+    bought = hourly(load_cluster("h100"))
+    assert bought.price == pytest.approx(25_000 / (5 * 365.25 * 24))
+    assert bought.basis == "purchase over 5 years"
+    assert hourly(load_cluster("h100"), years=2.5).price == pytest.approx(2 * bought.price)
+
+
+def test_energy_between_idle_and_full_power():
+    tpu = load_cluster("tpu-v4")  # 90 W idle, 192 W at most
+    assert hourly(tpu).watts == 192
+    assert hourly(tpu, use=0).watts == 90
+    assert hourly(tpu, use=0.5).watts == 141
+
+
+def test_what_is_not_published_stays_unknown():
+    b300 = cost(10, devices=1, rates=hourly(load_cluster("b300")))
+    assert b300.money is None
+    assert b300.kwh is not None
+    v5e = cost(10, devices=1, rates=hourly(load_cluster("tpu-v5e")))
+    assert (v5e.kwh, v5e.tonnes, v5e.money) == (None, None, 12.0)
+    assert hourly(load_cluster("b300")).basis == "not stated"
