@@ -14,16 +14,17 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
+from howdah.plan.hub_config import model_of
 from howdah.plan.layout import parse_layout, resolve
-from howdah.plan.method import Method
-from howdah.plan.plan import make_plan
+from howdah.plan.method import Method, Precision
+from howdah.plan.plan import Plan, make_plan
 from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput, nearest
 from howdah.plan.shapes import ModelShape
@@ -213,6 +214,79 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+# -- planning --------------------------------------------------------------------
+
+LONGEST = 8192  # tokens of a sample where nobody says: contexts of 131072 are for reading
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a user says of a plan; what is empty or 0 follows from the model or the recipe."""
+
+    layout: str = ""
+    sequence: int = 0
+    micro_batch: int = 0
+    global_batch: int = 0
+    precision: str = ""
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A model with a name, and its plan where enough was said for one."""
+
+    name: str
+    shape: ModelShape
+    sequence: int
+    plan: Plan | None
+
+
+def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
+    """The plan of `model` (a preset, recipe, config.json, or a Run) on so many devices.
+
+    A model alone, without a layout and without devices, has no plan. Raises BadInput.
+    """
+    if isinstance(model, str):
+        path = Path(model)
+        if path.suffix == ".toml" or (path / "run.toml").is_file():
+            model = load_run(path)
+        elif path.suffix == ".json" or path.is_dir():
+            return _drafted(path.name, model_of(path), wanted, devices)
+        else:
+            return _drafted(model, preset(model), wanted, devices)
+    layout, method = wanted.layout or model.layout, model.method
+    if wanted.precision:
+        method = replace(method, precision=_precision(wanted.precision))
+    batch = replace(
+        model.batch,
+        micro_batch=wanted.micro_batch or model.batch.micro_batch,
+        global_batch=wanted.global_batch or model.batch.global_batch,
+    )
+    sequence = wanted.sequence or model.data.sequence
+    resolved = resolve(parse_layout(layout), devices)
+    plan = make_plan(model.model, resolved, batch, sequence=sequence, method=method)
+    return Drafted(model.name, model.model, sequence, plan)
+
+
+def _drafted(name: str, shape: ModelShape, wanted: Draft, devices: int | None) -> Drafted:
+    sequence = wanted.sequence or min(shape.context, LONGEST)
+    if not wanted.layout and devices is None:
+        return Drafted(name, shape, sequence, None)
+    layout = resolve(parse_layout(wanted.layout or "dp*"), devices)
+    batch = Batch(wanted.global_batch or None, wanted.micro_batch or None)
+    if batch.micro_batch is None and (batch.global_batch is None or layout.micros is None):
+        batch = replace(batch, micro_batch=1)
+    method = Method(precision=_precision(wanted.precision or "bf16"))
+    plan = make_plan(shape, layout, batch, sequence=sequence, method=method)
+    return Drafted(name, shape, sequence, plan)
+
+
+def _precision(word: str) -> Precision:
+    known = get_args(Precision)
+    if word not in known:
+        raise BadInput(f"precision {word!r} is unknown{nearest(word, known)}")
+    return cast(Precision, word)
 
 
 # -- resolving -------------------------------------------------------------------

@@ -27,7 +27,7 @@ FLOORS = (
     *("plan", "collectives", "sim", "search", "text", "comm", "model", "optim", "checkpoint"),
     *("parallel", "server", "train", "verify", "report"),
 )
-TOP = ("run", "cli")
+TOP = ("run", "cli_plan", "cli")
 LIGHT = ("plan", "collectives", "sim", "search", "text", "report")  # never load torch
 LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
 

@@ -16,7 +16,7 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
-from howdah.plan.weights import parts
+from howdah.plan.weights import Weight, parts, parts_of, weights
 
 BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "float64": 8}
 
@@ -65,6 +65,20 @@ class Plan:
         """The pipeline rank of each part of the model."""
         pairs = zip(self.stages.parts, self.stages.where, strict=True)
         return {part: rank for parts, rank in pairs for part in parts}
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every weight of the model, in forward order."""
+        return weights(self.shape)
+
+    @cached_property
+    def unit_homes(self) -> dict[str, tuple[int, ...]]:
+        """The pipeline ranks that hold each unit: several where it is tied."""
+        units = dict.fromkeys(weight.unit for weight in self.weights)
+        return {
+            unit: tuple(sorted({self.homes[part] for part in parts_of(unit, self.shape)}))
+            for unit in units
+        }
 
     def sparse(self, part: str) -> bool:
         """Whether a part is a block with experts."""

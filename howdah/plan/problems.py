@@ -8,6 +8,8 @@ keep their traceback.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MANY = 25  # names that a sentence can list
+
 
 class BadInput(Exception):
     """One sentence for the user: what is wrong, where it stands, what would work."""
@@ -25,4 +27,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if len(names) > MANY:
+        near = get_close_matches(word, names, n=5, cutoff=0.0)
+        return f"; of {len(names)} that are known the nearest are: {', '.join(near)}"
     return f"; known are: {', '.join(names)}"

@@ -39,7 +39,7 @@ from howdah.plan.layout import Layout
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import Axis, axis
 from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import Weight, parts_of, weights
+from howdah.plan.weights import Weight
 
 Range = tuple[int, int]  # [start, stop)
 
@@ -69,7 +69,7 @@ class Placement:
 
 def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
     """What `rank` holds of `weight`; None where another stage holds it."""
-    stages = stages_of(weight.unit, plan)
+    stages = plan.unit_homes[weight.unit]
     if axis(plan.layout, "pp").place(rank) not in stages:
         return None
     box = _box(weight, plan.shape, plan.layout, rank)
@@ -84,14 +84,14 @@ def held(plan: Plan, rank: int) -> dict[str, Box]:
     stage = axis(plan.layout, "pp").place(rank)
     return {
         weight.name: _box(weight, plan.shape, plan.layout, rank)
-        for weight in weights(plan.shape)
-        if stage in stages_of(weight.unit, plan)
+        for weight in plan.weights
+        if stage in plan.unit_homes[weight.unit]
     }
 
 
 def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     """The flat buffers of `rank`."""
-    return buffers(weights(plan.shape), held(plan, rank))
+    return buffers(plan.weights, held(plan, rank))
 
 
 def replicas_of(unit: str) -> Axis:
@@ -219,11 +219,6 @@ def _partial(weight: Weight, layout: Layout, same: int) -> bool:
     """Whether the parts of tp with the same box have parts of the gradient, or copies of it."""
     through_heads = "key" in weight.dims or THROUGH_SLICES & set(weight.dims)
     return same > 1 and (bool(through_heads) or layout.sp)
-
-
-def stages_of(unit: str, plan: Plan) -> tuple[int, ...]:
-    """The pipeline ranks that hold a unit: several where it is tied."""
-    return tuple(sorted({plan.homes[part] for part in parts_of(unit, plan.shape)}))
 
 
 def _ranks(

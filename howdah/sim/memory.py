@@ -1,43 +1,51 @@
 """What one rank holds, in bytes, by component, home and moment, before anything is allocated.
 
 A step has two moments. In the *passes* activations come and go, in the *update* the optimizer
-works; what a rank needs is the larger. Letters: Ψ elements of the rank's own buffers, padding
-included; N the ranks that share out one copy; 2, 4 bytes for bf16, where masters are apart.
+works; what a rank needs is the larger. Ψ elements of the rank's own buffers, padding included,
+and N ranks that share out one copy of them, in bf16 with Adam:
 
-    component    bytes                               moments
-    weights      2Ψ            zero3: 2Ψ/N           both
-    masters      4Ψ            from zero1 on 4Ψ/N    both      none where weights are wide
-    gradients    4Ψ            shares: 4Ψ/N          both
-    moments      4Ψ per state  from zero1 on ÷N      both
-    gathered     2Ψ of two units, zero3              passes    the unit in use and the next
-    reduced      4Ψ of one unit, where shares add up passes    before it is cut
-    activations  those in flight, by the schedule    passes
-    recomputed   one block's, with recompute=full    passes
+    component    bytes                              moments
+    weights      2Ψ   zero3: ÷N                     both
+    masters      4Ψ   from zero1 on ÷N              both     none where weights are wide
+    gradients    4Ψ   accumulate=shard: ÷N          both
+    moments      8Ψ   from zero1 on ÷N              both     the optimizer's, 4Ψ each
+    gathered     2Ψ of two units, in zero3          passes   the unit in use and the next
+    reduced      4Ψ of one unit, where shares add   passes   before it is cut
+    activations  those in flight, by the schedule   passes
+    recomputed   what one block keeps no longer     passes   while its backward pass runs
 
-Activations are the explicit list of `plan/activations.py`; how many micro-batches are in flight
-is asked of the schedule itself. The ZeRO paper's table (https://arxiv.org/abs/1910.02054, figure
-1) follows from `states`.
+A unit that is not cut (N = 1, or experts that live on one rank each) is neither gathered nor cut,
+and what lives on another home leaves the same windows on the device as what is shared out.
+
+Activations are the lists of `plan/activations.py`; how many micro-batches are in flight is asked
+of the schedule itself. Frameworks that keep other formats are another `Width`; the table of the
+ZeRO paper (https://arxiv.org/abs/1910.02054, figure 1) is `states` with 2-byte gradients.
+
+Not counted: what a device takes before the first tensor, workspaces of kernels, and the gaps of
+an allocator. `bench/memory/` says how much those are in published runs.
 """
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from howdah.plan.activations import Kernels, bytes_of, saved, shared
-from howdah.plan.dims import Local
 from howdah.plan.flat import Buffer, share
-from howdah.plan.layout import Home, Layout
+from howdah.plan.layout import Home, Layout, Recompute
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import axis
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.registry import build
 from howdah.plan.sharding import local_buffers, local_of, replicas_of
+from howdah.plan.stages import stages_of
 
 Moment = Literal["passes", "update"]
 PASSES: tuple[Moment, ...] = ("passes",)
 BOTH: tuple[Moment, ...] = ("passes", "update")
 
-# What is kept on another home leaves a window on the device: the unit in use and the next.
+# Units that are whole on the device, of those that are not kept there: in use, and the next.
 WINDOW = 2
+
+# What these hold no longer grows with the micro-batches from a few for each rank on.
+STEADY = ("naive", "1f1b", "zb-h1", "zb-h2", "zb-v", "terapipe")
 
 
 class Held(NamedTuple):
@@ -50,48 +58,53 @@ class Held(NamedTuple):
 
 
 class Width(NamedTuple):
-    """Bytes of an element.
+    """Bytes for each element of a component; 0 where there is none. `moments` are all together."""
 
-    narrow   of weights and activations
-    wide     of masters and moments
-    reduced  of gradients
-    """
-
-    narrow: int
-    wide: int
+    weights: int
+    masters: int
+    gradients: int
+    moments: int
+    gathered: int
     reduced: int
 
 
-def memory(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
-    """Everything that `rank` holds. `kernels` says what the operations save for backward."""
-    buffers = local_buffers(plan, rank)
-    lengths = [(b.length, _own(b, plan, rank)) for b in buffers]
-    width = Width(plan.narrow, plan.wide, plan.wide)
-    held = [
-        row
-        for whole, own in lengths
-        for row in states(whole, own, plan.layout, width, moments=len(plan.method.optimizer.states))
-    ]
-    largest = sorted((whole for whole, _ in lengths), reverse=True)
-    return [
-        *_sum(held),
-        *_transient(largest, plan.layout, width),
-        *_activations(plan, rank, kernels),
-    ]
+def width_of(plan: Plan) -> Width:
+    """What howdah keeps: everything at least in float32, but weights as they are multiplied."""
+    narrow, wide = plan.narrow, plan.wide
+    masters = 0 if narrow == wide else wide
+    moments = wide * len(plan.method.optimizer.states)
+    return Width(narrow, masters, wide, moments, gathered=narrow, reduced=wide)
 
 
-def states(whole: int, own: int, layout: Layout, width: Width, *, moments: int) -> list[Held]:
-    """Weights, gradients and optimizer state of `whole` elements of which `own` are the share."""
-    zero = layout.zero
+def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) -> list[Held]:
+    """Everything that `rank` holds; each component is one row, and those of no bytes are none.
+
+    kernels  what the operations save for the backward pass
+    width    the formats of another framework; howdah's own if None
+    """
+    width = width or width_of(plan)
+    cuts = [(b.length, _own(b, plan, rank)) for b in local_buffers(plan, rank)]
+    rows = [row for whole, own in cuts for row in states(whole, own, plan.layout, width)]
+    rows += [*_windows(cuts, plan.layout, width), *_activations(plan, rank, kernels)]
+    total: dict[tuple[str, Home, tuple[Moment, ...]], int] = {}
+    for name, home, moments, count in rows:
+        total[name, home, moments] = total.get((name, home, moments), 0) + count
+    return [Held(*key, count) for key, count in total.items() if count]
+
+
+def states(whole: int, own: int, layout: Layout, width: Width) -> list[Held]:
+    """Weights, gradients and the optimizer's of `whole` elements of which `own` are the share."""
+    sharded = own if layout.zero else whole
     parts = {
-        "weights": ((own if zero == 3 else whole) * width.narrow, layout.weights),
-        "masters": ((own if zero else whole) * width.wide, layout.optimizer),
-        "gradients": (_kept(whole, own, layout) * width.reduced, layout.gradients),
-        "moments": ((own if zero else whole) * width.wide * moments, layout.optimizer),
+        "weights": (own if layout.zero == 3 else whole, layout.weights),
+        "masters": (sharded, layout.optimizer),
+        "gradients": (own if layout.accumulate == "shard" else whole, layout.gradients),
+        "moments": (sharded, layout.optimizer),
     }
-    if width.narrow == width.wide:
-        del parts["masters"]
-    return [Held(name, home, BOTH, count) for name, (count, home) in parts.items()]
+    return [
+        Held(name, home, BOTH, count * getattr(width, name))
+        for name, (count, home) in parts.items()
+    ]
 
 
 def peak(held: list[Held], home: Home = "device") -> int:
@@ -102,73 +115,74 @@ def peak(held: list[Held], home: Home = "device") -> int:
     )
 
 
-# -- parts -----------------------------------------------------------------------
+# -- shares and windows ------------------------------------------------------------
 
 
 def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
+    """The elements of the rank's share of a unit."""
     experts = replicas_of(buffer.unit) == "expert_replicas"
     group = axis(plan.layout, "expert_shard" if experts else "shard")
     start, stop = share(buffer.length, group.size, group.place(rank))
     return stop - start
 
 
-def _kept(whole: int, own: int, layout: Layout) -> int:
-    """Elements of gradients that stay between micro-batches."""
-    return own if layout.accumulate == "shard" else whole
-
-
-def _sum(held: list[Held]) -> list[Held]:
-    """Rows of the same component, home and moments as one."""
-    total: dict[tuple[str, Home, tuple[Moment, ...]], int] = {}
-    for name, home, moments, count in held:
-        total[name, home, moments] = total.get((name, home, moments), 0) + count
-    return [Held(*key, count) for key, count in total.items() if count]
-
-
-def _transient(largest: list[int], layout: Layout, width: Width) -> list[Held]:
+def _windows(cuts: list[tuple[int, int]], layout: Layout, width: Width) -> list[Held]:
     """Whole units that come and go on the device, beside shares and what lives elsewhere."""
-    rows = []
-    if layout.zero == 3 or layout.weights != "device":
-        rows.append(Held("gathered", "device", PASSES, sum(largest[:WINDOW]) * width.narrow))
-    if layout.accumulate == "shard" or layout.gradients != "device":
-        rows.append(Held("reduced", "device", PASSES, sum(largest[:1]) * width.reduced))
-    return rows
+    gathered = _comes(cuts, layout.weights, layout.zero == 3)[:WINDOW]
+    reduced = _comes(cuts, layout.gradients, layout.accumulate == "shard")[:1]
+    return [
+        Held("gathered", "device", PASSES, sum(gathered) * width.gathered),
+        Held("reduced", "device", PASSES, sum(reduced) * width.reduced),
+    ]
+
+
+def _comes(cuts: list[tuple[int, int]], home: Home, shared_out: bool) -> list[int]:
+    """Elements of the units that are not kept whole on the device, the largest first."""
+    elsewhere = home != "device"
+    found = [whole for whole, own in cuts if elsewhere or (shared_out and own < whole)]
+    return sorted(found, reverse=True)
+
+
+# -- activations -------------------------------------------------------------------
 
 
 def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     layout, of = plan.layout, local_of(plan, rank)
-    mine = [s for s, home in enumerate(plan.stages.where) if home == axis(layout, "pp").place(rank)]
+    mine = stages_of(plan.stages.where, axis(layout, "pp").place(rank))
+
+    def kept(part: str, recompute: Recompute) -> int:
+        return bytes_of(saved(plan.shape, part, kernels, recompute), of, compute=plan.narrow)
+
+    once = bytes_of(shared(plan.shape, kernels), of, compute=plan.narrow)
     per_stage = [0] * len(plan.stages.where)
     for stage in mine:
-        per_stage[stage] = _stage_bytes(plan, stage, kernels, of)
-    count = _in_flight(plan, rank, per_stage)
-    rows = [Held("activations", layout.activations, PASSES, count)]
-    if layout.recompute == "full" or layout.activations != "device":
-        parts = [part for stage in mine for part in plan.stages.parts[stage] if "." in part]
-        again = max((_bytes(plan, kernels, of)(part) for part in parts), default=0)
-        rows.append(Held("recomputed", "device", PASSES, again))
-    return rows
+        parts = plan.stages.parts[stage]
+        blocks = any("." in part for part in parts)
+        per_stage[stage] = sum(kept(part, layout.recompute) for part in parts) + blocks * once
 
-
-def _stage_bytes(plan: Plan, stage: int, kernels: Kernels, of: Local) -> int:
-    parts, recompute = plan.stages.parts[stage], plan.layout.recompute
-    kept = [one for part in parts for one in saved(plan.shape, part, kernels, recompute)]
-    return bytes_of([*kept, *shared(plan.shape, kernels)], of, compute=plan.narrow)
-
-
-def _bytes(plan: Plan, kernels: Kernels, of: Local) -> Callable[[str], int]:
-    return lambda part: bytes_of(saved(plan.shape, part, kernels), of, compute=plan.narrow)
+    stays = layout.activations == "device"
+    again = max(
+        kept(part, "none") - stays * kept(part, layout.recompute)
+        for stage in mine
+        for part in plan.stages.parts[stage]
+    )
+    return [
+        Held("activations", layout.activations, PASSES, _in_flight(plan, rank, per_stage)),
+        Held("recomputed", "device", PASSES, again),
+    ]
 
 
 def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:
     """The most bytes that the schedule holds at once on `rank`."""
-    layout = plan.layout
+    layout, micros = plan.layout, plan.micros
     if layout.schedule is None:
         return sum(per_stage)
+    if layout.schedule in STEADY:
+        micros = min(micros, 4 * layout.pp * layout.virtual)
     schedule = build(
         layout.schedule,
         ranks=layout.pp,
-        micros=min(plan.micros, 4 * layout.pp * layout.virtual),  # it repeats itself from there on
+        micros=micros,
         virtual=layout.virtual,
         slices=layout.slices,
     )

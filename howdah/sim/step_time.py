@@ -27,7 +27,7 @@ from howdah.plan.ranks import Axis, axis
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
 from howdah.plan.schedule.registry import build
-from howdah.plan.sharding import local_buffers, stages_of
+from howdah.plan.sharding import local_buffers
 from howdah.sim.timeline import Timeline, simulate
 from howdah.sim.traffic import step_traffic
 
@@ -179,7 +179,7 @@ def _boundary(plan: Plan) -> float:
 
 def _tied(plan: Plan) -> tuple[int, int] | None:
     """The two stages that hold one embedding, if two ranks do."""
-    if not plan.shape.tied or len(stages_of("tied", plan)) != 2:
+    if not plan.shape.tied or len(plan.unit_homes["tied"]) != 2:
         return None
     stages = list(plan.stages.parts)
     first = next(s for s, parts in enumerate(stages) if "embedding" in parts)

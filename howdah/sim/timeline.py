@@ -1,9 +1,11 @@
 """The timeline of a step: when every rank does what, from the programs and given durations.
 
-    rank 0   compute      0F0  0F1  0F2        0B0 ···      computing is one after the other;
-             to 1             >0F0 >0F1 >0F2                 messages, each direction of a pair
-    rank 1   compute               1F0  1F1 ···              in turn, and collectives pass by
-             collectives      gather 1 ···                   beside it, on lanes of their own
+    rank 0   compute       |0F0|0F1|0F2|         |  0B0  | ···
+             to 1              |0F0|0F1|0F2|
+    rank 1   compute               |1F0|1F1|1F2| ···
+             collectives   |gather 1F0|
+
+What is on one lane happens one after the other; lanes pass by each other.
 
 A schedule is timed with messages that cost nothing: the papers' drawings. A lowered schedule is
 timed with everything: a message begins when both ends have posted it and the one before it has
@@ -88,6 +90,11 @@ class Timeline:
                 if instruction.verb is Verb.SEND and instruction.peer is not None:
                     seconds[rank, instruction.peer] += end - start
         return dict(seconds)
+
+    @property
+    def peak_link(self) -> float:
+        """The share of the step in which the busiest direction of a pair carries a message."""
+        return max(self.links.values(), default=0.0) / (self.makespan or 1.0)
 
 
 def at_once(_: Instruction) -> float:

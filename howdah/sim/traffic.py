@@ -43,7 +43,6 @@ from howdah.plan.sharding import (
     kv_heads,
     local_buffers,
     replicas_of,
-    stages_of,
     tokens,
 )
 
@@ -143,7 +142,7 @@ def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
 
 def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:
     """The gradient of a weight that several stages hold, share by share."""
-    pp, stages = axis(plan.layout, "pp"), stages_of(unit, plan)
+    pp, stages = axis(plan.layout, "pp"), plan.unit_homes[unit]
     peers = [rank + (stage - pp.place(rank)) * pp.stride for stage in stages]
     sizes = shares(own, len(stages)) * plan.wide
     sender.send("pp", "reduce_scatter", peers, sizes)

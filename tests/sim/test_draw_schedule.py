@@ -113,10 +113,14 @@ def test_the_width_may_be_given():
 
 
 def test_durations_are_drawn_to_scale_and_rounding_does_not_add_up():
-    """A hundred boxes of a third of a character: the last ends at 33, not at 0 or 100."""
-    timeline = simulate(build("gpipe", ranks=1, micros=50), lambda action: 1 / 3)
-    (row,) = draw(timeline, width=1).splitlines()[1:2]
-    assert len(row) == 8 + 33
+    """A hundred boxes of a third of a character: the last ends at 33, not at 0 or 100.
+
+    Ten tenths are a little less than one in floating point, and still ten boxes.
+    """
+    thirds = simulate(build("gpipe", ranks=1, micros=50), lambda action: 1 / 3)
+    assert len(draw(thirds, width=1).splitlines()[1]) == len("rank 0  ") + 33
+    tenths = simulate(build("gpipe", ranks=1, micros=5), lambda action: 0.1)
+    assert draw(tenths, width=10).splitlines()[1] == "rank 0  FFFFFBBBBB"
 
 
 def test_ten_micro_batches_need_wider_boxes():

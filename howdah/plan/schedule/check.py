@@ -118,7 +118,36 @@ def _too_early(schedule: Schedule) -> Iterator[str]:
                     yield f"rank {rank} runs {action} before {program[makers[value]]}; swap them"
 
 
+def draw_standstill(schedule: Schedule) -> str:
+    """How far each rank gets, and what its next action waits for; empty when all finish.
+
+    rank 0   0F0 | 0B0 waits for 1B0
+    rank 1       | 1F1 waits for 0F1
+    """
+    done, lacking = _run(schedule)
+    if not lacking:
+        return ""
+    makers = {makes(action): str(action) for _, action in _placed(schedule)}
+    rows = []
+    for rank, program in enumerate(schedule.programs):
+        after = "done"
+        if rank in lacking:
+            value = lacking[rank]
+            named = f"{value.name} of stage {value.stage}, micro-batch {value.micro}: left out"
+            after = f"{program[done[rank]]} waits for {makers.get(value, named)}"
+        rows.append((" ".join(map(str, program[: done[rank]])), after))
+    width = max(len(ran) for ran, _ in rows)
+    return "\n".join(f"rank {r}   {ran:{width}} | {after}" for r, (ran, after) in enumerate(rows))
+
+
 def _deadlock(schedule: Schedule) -> Iterator[str]:
+    done, lacking = _run(schedule)
+    if lacking:
+        yield _circle(schedule, done, lacking)
+
+
+def _run(schedule: Schedule) -> tuple[list[int], dict[int, Value]]:
+    """How many actions each rank can run, and what those that stop before the end lack."""
     made: set[Value] = set()
     done = [0] * len(schedule.programs)
     waiting: dict[Value, list[int]] = {}  # ranks, by what their next action lacks
@@ -135,9 +164,7 @@ def _deadlock(schedule: Schedule) -> Iterator[str]:
             done[rank] += 1
             made.add(makes(action))
             ready += waiting.pop(makes(action), [])
-    if waiting:
-        lacking = {rank: value for value, ranks in waiting.items() for rank in ranks}
-        yield _circle(schedule, done, lacking)
+    return done, {rank: value for value, ranks in waiting.items() for rank in ranks}
 
 
 def _circle(schedule: Schedule, done: list[int], lacking: dict[int, Value]) -> str:

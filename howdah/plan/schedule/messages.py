@@ -6,7 +6,7 @@ order in which they are made when the schedule runs on the papers' clock; of two
 same time, the lower rank's comes first.
 
     1F1B on two ranks                          the pair's order, read off the clock
-    rank 0   F0F1··B0··F2··B1··  B2··          0F0 0F1 1B0 0F2 1B1 1B2
+    rank 0   F0F1    B0··F2B1··  B2··          0F0 0F1 1B0 0F2 1B1 1B2
     rank 1     F0B0··F1B1··F2B2··
 
 Posting in this order never gets stuck, however long the actions really take. Say that a rank

@@ -1,0 +1,252 @@
+"""The commands that decide: plan, simulate, draw, cluster, check. None of them loads torch.
+
+Each turns words into plain data, asks one function of the deciding floors, and prints.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from howdah.plan.cluster import Cluster
+from howdah.plan.cluster_file import load_cluster
+from howdah.plan.problems import BadInput
+from howdah.plan.schedule.actions import Schedule
+from howdah.plan.schedule.check import check_schedule, draw_standstill
+from howdah.plan.schedule.registry import SCHEDULES, build
+from howdah.plan.schedule.text import format_schedule, parse_schedule
+from howdah.plan.support import unsupported
+from howdah.plan.units import parse_count
+from howdah.run import Draft, Drafted, draft, load_run
+from howdah.sim.draw_schedule import draw as draw_timeline
+from howdah.sim.draw_schedule_svg import draw_svg as timeline_svg
+from howdah.sim.predict import closest, kernels_of, predict
+from howdah.sim.show_cluster import check_cluster, list_clusters, show_cluster
+from howdah.sim.show_plan import model_data, prediction_data, show_model, show_prediction
+from howdah.sim.step_time import step_time
+from howdah.sim.timeline import simulate as time_actions
+from howdah.sim.trace import trace as trace_json
+
+draw_app = typer.Typer(no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic.")
+cluster_app = typer.Typer(no_args_is_help=True, help="List, show and check clusters.")
+
+Model = Annotated[
+    str, typer.Argument(help="a preset, a recipe (.toml), or a config.json of Hugging Face")
+]
+LayoutText = Annotated[str, typer.Option("--layout", help='such as "pp2 dp* tp2 zero1 x8"')]
+ClusterText = Annotated[str, typer.Option("--cluster", help="NAME, NAMExDEVICES or a .toml file")]
+Sequence = Annotated[int, typer.Option(help="tokens of a sample; 0: of the model, at most 8192")]
+MicroBatch = Annotated[int, typer.Option(help="samples of a micro-batch; 0: 1, or the recipe's")]
+GlobalBatch = Annotated[int, typer.Option(help="samples of a step; 0 follows from the layout")]
+PrecisionText = Annotated[str, typer.Option(help="bf16, float32 or float64")]
+Svg = Annotated[Path | None, typer.Option(help="write the drawing to this SVG file instead")]
+
+
+def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
+    model: Model,
+    cluster: ClusterText = "",
+    layout: LayoutText = "",
+    tokens: Annotated[str, typer.Option(help="of the whole run, such as 15T")] = "",
+    sequence: Sequence = 0,
+    micro_batch: MicroBatch = 0,
+    global_batch: GlobalBatch = 0,
+    precision: PrecisionText = "",
+    why: Annotated[bool, typer.Option(help="every stage, and where the numbers are from")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+) -> None:
+    """Say what a layout of MODEL holds, sends, takes and costs; exit code 2 if it does not fit."""
+    count = parse_count(tokens) if tokens else 0
+    wanted = Draft(layout, sequence, micro_batch, global_batch, precision)
+    devices = load_cluster(cluster) if cluster else None
+    found = draft(model, wanted, devices=devices.devices if devices else None)
+    if found.plan is None:
+        data = model_data(found.shape, found.sequence)
+        lines = show_model(found.name, found.shape, found.sequence)
+        print(json.dumps(data, indent=2) if as_json else "\n".join(lines))
+        return
+    prediction = predict(found.plan, devices, tokens=count)
+    if as_json:
+        print(json.dumps(prediction_data(prediction), indent=2))
+    else:
+        lines = show_model(found.name, found.shape, found.sequence)
+        print("\n".join([*lines, *show_prediction(prediction, why=why)]))
+    capacity = prediction.capacity
+    if capacity is not None and prediction.peak > capacity:
+        better = closest(found.plan, capacity)
+        raise BadInput(
+            f"layout '{found.plan.layout}' needs {prediction.peak / 1e9:.1f} GB a device, and "
+            f"{cluster} has {capacity / 1e9:.1f}; "
+            + (f"'{better}' fits" if better else "nothing near fits: take more devices")
+        )
+
+
+def simulate(
+    recipe: Annotated[Path, typer.Argument(help="a recipe (.toml)")],
+    overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="pp2 x4"')] = None,
+    cluster: ClusterText = "laptop-cpu",
+    svg: Svg = None,
+    trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
+) -> None:
+    """Draw when every pipeline rank does what in one step of RECIPE on a cluster."""
+    drafted = _recipe(recipe, overrides or [], cluster)
+    assert drafted.plan is not None
+    time = step_time(drafted.plan, _fitted(cluster, drafted))
+    if trace:
+        trace.write_text(trace_json(time.timeline), "utf-8")
+    if svg:
+        svg.write_text(timeline_svg(time.timeline), "utf-8")
+        return
+    width = 72 / time.timeline.makespan
+    print(draw_timeline(time.timeline, width=width))
+    parts = ", ".join(f"{name} {s:.3g} s" for name, s in time.breakdown.items() if s > 0)
+    print(f"from stated efficiencies of {cluster}: {parts}")
+
+
+def check(
+    recipe: Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder")],
+    overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="dp4"')] = None,
+) -> None:
+    """Say everything that is wrong with RECIPE; exit code 2 if anything is."""
+    drafted = _recipe(recipe, overrides or [], "")
+    plan = drafted.plan
+    assert plan is not None
+    missing = unsupported(plan.shape, plan.layout)
+    if missing:
+        raise BadInput("; ".join(missing))
+    print(
+        f"{recipe}: sound: {drafted.name} on {plan.layout}, {plan.layout.world} ranks, "
+        f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
+    )
+
+
+def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:
+    run = load_run(recipe, overrides)
+    devices = load_cluster(cluster).devices if cluster else None
+    return draft(run, Draft(), devices=devices if "dp*" in run.layout.split() else None)
+
+
+def _fitted(cluster: str, drafted: Drafted) -> Cluster:
+    """The cluster with as many devices as the plan has ranks."""
+    assert drafted.plan is not None
+    return load_cluster(cluster, devices=drafted.plan.layout.world)
+
+
+# -- draw ------------------------------------------------------------------------------
+
+
+@draw_app.command("schedule")
+def draw_schedule(  # noqa: PLR0913, PLR0917
+    name: Annotated[str, typer.Argument(help=f"{', '.join(SCHEDULES)}, or a file of one")],
+    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 4,
+    micros: Annotated[int, typer.Option(help="micro-batches")] = 8,
+    virtual: Annotated[int, typer.Option(help="stages on each rank")] = 1,
+    slices: Annotated[int, typer.Option(help="token slices of a micro-batch")] = 1,
+    svg: Svg = None,
+    text: Annotated[
+        bool, typer.Option(help="as a file that can be changed and read again")
+    ] = False,
+) -> None:
+    """Draw a schedule: a forward takes one second, a backward two."""
+    if name in SCHEDULES or not Path(name).is_file():
+        schedule = build(name, ranks=pp, micros=micros, virtual=virtual, slices=slices)
+    else:
+        schedule = _read_schedule(Path(name))
+    if text:
+        print(format_schedule(schedule), end="")
+        return
+    timeline = time_actions(schedule)
+    _put(draw_timeline(timeline), timeline_svg(timeline) if svg else "", svg)
+
+
+def _read_schedule(path: Path) -> Schedule:
+    """A user's own. What is wrong with it is drawn, and raised as BadInput."""
+    schedule = parse_schedule(path.read_text("utf-8"))
+    problems = check_schedule(schedule)
+    if problems:
+        print(draw_standstill(schedule))
+        raise BadInput(f"{path}: {'; '.join(problems)}")
+    return schedule
+
+
+Planned = Literal["memory", "mesh", "traffic"]
+
+
+def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
+    devices = load_cluster(cluster) if cluster else None
+    found = draft(model, wanted, devices=devices.devices if devices else None)
+    plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
+    assert plan is not None
+    node = devices.devices_per_node if devices else 8
+    prediction = predict(plan, devices)
+    if what == "memory":
+        from howdah.sim.draw_memory import draw_memory, stage_memory
+        from howdah.sim.draw_memory_svg import draw_memory_svg
+
+        stages = stage_memory(plan, kernels_of(plan))
+        text, picture = (f(stages, prediction.capacity) for f in (draw_memory, draw_memory_svg))
+    elif what == "mesh":
+        from howdah.sim.draw_mesh import draw_mesh
+        from howdah.sim.draw_mesh_svg import draw_mesh_svg
+
+        text, picture = (f(plan, node) for f in (draw_mesh, draw_mesh_svg))
+    else:
+        from howdah.sim.draw_traffic import draw_traffic
+        from howdah.sim.draw_traffic_svg import draw_traffic_svg
+
+        most = max(prediction.traffic, key=lambda sent: sum(sent.values()))
+        text, picture = (f(most) for f in (draw_traffic, draw_traffic_svg))
+    _put(text, picture, svg)
+
+
+def _put(text: str, picture: str, svg: Path | None) -> None:
+    if svg:
+        svg.write_text(picture, "utf-8")
+    else:
+        print(text)
+
+
+@draw_app.command("memory")
+def _memory(
+    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+) -> None:
+    """Draw what each pipeline stage holds, against the memory of a device."""
+    _draw_plan("memory", model, Draft(layout), cluster, svg)
+
+
+@draw_app.command("mesh")
+def _mesh(
+    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+) -> None:
+    """Draw the ranks of a layout: nodes, axes, stages."""
+    _draw_plan("mesh", model, Draft(layout), cluster, svg)
+
+
+@draw_app.command("traffic")
+def _traffic(
+    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+) -> None:
+    """Draw what a rank sends in a step, by axis and link."""
+    _draw_plan("traffic", model, Draft(layout), cluster, svg)
+
+
+# -- clusters --------------------------------------------------------------------------
+
+
+@cluster_app.command("list")
+def _list() -> None:
+    """Name the clusters that come with howdah."""
+    print("\n".join(list_clusters()))
+
+
+@cluster_app.command("show")
+def _show(name: Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]) -> None:
+    """Print everything a cluster says, with what a plan counts on beside it."""
+    print("\n".join(show_cluster(load_cluster(name))))
+
+
+@cluster_app.command("check")
+def _check(name: Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]) -> None:
+    """Say whether a cluster file is sound, and what it leaves open."""
+    print("\n".join(check_cluster(load_cluster(name))))

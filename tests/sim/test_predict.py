@@ -1,0 +1,92 @@
+"""A prediction for whatever is asked: a plan or a sentence, and numbers that make sense."""
+
+import json
+import math
+import random
+
+import pytest
+
+from howdah.plan.batch import Batch
+from howdah.plan.cluster_file import cluster_names, load_cluster
+from howdah.plan.layout import CHOICES, SCHEDULES, parse_layout, resolve
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
+from howdah.plan.presets import PRESETS, preset
+from howdah.plan.problems import BadInput
+from howdah.sim.predict import predict
+from howdah.sim.show_plan import prediction_data, show_prediction
+
+AXES = ("pp", "cp", "tp", "ep")
+PIPES = [{"interleaved": "interleaved v2", "terapipe": "slices3"}.get(s, s) for s in SCHEDULES]
+
+
+def random_words(draw):
+    """A layout as a user might write it: most are sensible, some are not."""
+    words = [f"{axis}{draw.choice([2, 2, 4, 3])}" for axis in AXES if draw.random() < 0.3]
+    words += [draw.choice(["dp*", "dp*", "dp*", "dp2"])]
+    for chance, word in (
+        (0.6, f"zero{draw.randint(1, 3)}"),
+        (0.1, f"shard{draw.choice([2, 4])}"),
+        (0.6, f"x{draw.choice([1, 2, 4, 7, 16])}"),
+        (0.7 if any(word.startswith("tp") for word in words) else 0.02, "sp"),
+        (0.6 if any(word.startswith("pp") for word in words) else 0.02, draw.choice(PIPES)),
+    ):
+        words += [word] if draw.random() < chance else []
+    for name, values in CHOICES.items():
+        words += [f"{name}={draw.choice(values)}"] if draw.random() < 0.1 else []
+    return " ".join(words)
+
+
+def numbers(data):
+    """Every number inside plain data."""
+    if isinstance(data, dict):
+        data = list(data.values())
+    if isinstance(data, list):
+        for item in data:
+            yield from numbers(item)
+    elif isinstance(data, int | float):
+        yield data
+
+
+def try_one(draw):
+    """One random question; True when it was answered with a plan, False with a sentence."""
+    name, cluster_name = draw.choice([*PRESETS]), draw.choice(cluster_names())
+    try:
+        cluster = load_cluster(cluster_name)
+        layout = resolve(
+            parse_layout(random_words(draw)), None if draw.random() < 0.1 else cluster.devices
+        )
+        shape = preset(name)
+        plan = make_plan(
+            shape,
+            layout,
+            Batch(micro_batch=draw.choice([1, 1, 2, 5])),
+            sequence=draw.choice([1, 64, 511, 512]),
+            method=Method(precision=draw.choice(["bf16", "bf16", "float32"])),
+        )
+        prediction = predict(
+            plan, load_cluster(cluster_name, devices=plan.layout.world), tokens=1e9
+        )
+    except BadInput as problem:
+        assert str(problem) and "\n" not in str(problem)
+        return False
+    data = prediction_data(prediction)
+    assert all(math.isfinite(n) and n >= 0 for n in numbers(data)), data
+    assert json.loads(json.dumps(data)) == data
+    assert show_prediction(prediction, why=True)
+    assert data["step_seconds"] > 0 and data["memory_bytes"][0]["peak"] > 0
+    return True
+
+
+def test_random_questions_get_a_plan_or_a_sentence():
+    draw = random.Random(0)
+    answered = [try_one(draw) for _ in range(150)]
+    assert 20 < sum(answered) < 140  # both happen
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_questions_get_a_plan_or_a_sentence():
+    draw = random.Random(1)
+    answered = sum(try_one(draw) for _ in range(10_000))
+    print(f"{answered} plans, {10_000 - answered} sentences")
+    assert answered > 1000
