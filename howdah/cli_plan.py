@@ -22,7 +22,7 @@ from howdah.plan.units import parse_count
 from howdah.run import Draft, Drafted, draft, load_run
 from howdah.sim.draw_schedule import draw as draw_timeline
 from howdah.sim.draw_schedule_svg import draw_svg as timeline_svg
-from howdah.sim.predict import closest, kernels_of, predict
+from howdah.sim.predict import closest, predict
 from howdah.sim.show_cluster import check_cluster, list_clusters, show_cluster
 from howdah.sim.show_plan import model_data, prediction_data, show_model, show_prediction
 from howdah.sim.step_time import step_time
@@ -96,10 +96,9 @@ def simulate(
     if trace:
         trace.write_text(trace_json(time.timeline), "utf-8")
     if svg:
-        svg.write_text(timeline_svg(time.timeline), "utf-8")
+        _put(timeline_svg(time.timeline), svg)
         return
-    width = 72 / time.timeline.makespan
-    print(draw_timeline(time.timeline, width=width))
+    print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
     parts = ", ".join(f"{name} {s:.3g} s" for name, s in time.breakdown.items() if s > 0)
     print(f"from stated efficiencies of {cluster}: {parts}")
 
@@ -157,7 +156,7 @@ def draw_schedule(  # noqa: PLR0913, PLR0917
         print(format_schedule(schedule), end="")
         return
     timeline = time_actions(schedule)
-    _put(draw_timeline(timeline), timeline_svg(timeline) if svg else "", svg)
+    _put(timeline_svg(timeline) if svg else draw_timeline(timeline), svg)
 
 
 def _read_schedule(path: Path) -> Schedule:
@@ -180,31 +179,33 @@ def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path
     assert plan is not None
     node = devices.devices_per_node if devices else 8
     prediction = predict(plan, devices)
+    title = f"{found.name}: {plan.layout}"
     if what == "memory":
-        from howdah.sim.draw_memory import draw_memory, stage_memory
+        from howdah.sim.draw_memory import draw_memory
         from howdah.sim.draw_memory_svg import draw_memory_svg
 
-        stages = stage_memory(plan, kernels_of(plan))
-        text, picture = (f(stages, prediction.capacity) for f in (draw_memory, draw_memory_svg))
+        stages = {f"stage {stage}": held for stage, held in enumerate(prediction.memory)}
+        draw_it = draw_memory_svg if svg else draw_memory
+        drawn = draw_it(stages, prediction.capacity, title=title)
     elif what == "mesh":
         from howdah.sim.draw_mesh import draw_mesh
         from howdah.sim.draw_mesh_svg import draw_mesh_svg
 
-        text, picture = (f(plan, node) for f in (draw_mesh, draw_mesh_svg))
+        drawn = (draw_mesh_svg if svg else draw_mesh)(plan, node)
     else:
         from howdah.sim.draw_traffic import draw_traffic
         from howdah.sim.draw_traffic_svg import draw_traffic_svg
 
         most = max(prediction.traffic, key=lambda sent: sum(sent.values()))
-        text, picture = (f(most) for f in (draw_traffic, draw_traffic_svg))
-    _put(text, picture, svg)
+        drawn = (draw_traffic_svg if svg else draw_traffic)(most, title=title)
+    _put(drawn, svg)
 
 
-def _put(text: str, picture: str, svg: Path | None) -> None:
+def _put(drawn: str, svg: Path | None) -> None:
     if svg:
-        svg.write_text(picture, "utf-8")
+        svg.write_text(drawn, "utf-8")
     else:
-        print(text)
+        print(drawn)
 
 
 @draw_app.command("memory")

@@ -94,12 +94,6 @@ def stage_name(plan: Plan, place: int) -> str:
     return f"stage{'s' * (len(mine) > 1)} {listed(mine)}"
 
 
-def stage_labels(plan: Plan) -> list[str]:
-    """The pipeline ranks, each with the first rank that it is: `stage 1, rank 8`."""
-    pp = axis(plan.layout, "pp")
-    return [f"{stage_name(plan, pp.place(rank))}, rank {rank}" for rank in pp.group(0)]
-
-
 def listed(numbers: Sequence[int]) -> str:
     """The numbers, or the first three and the last: 0 8 16 … 1016."""
     return " ".join("…" if number is None else str(number) for number in some(numbers, 4))

@@ -80,14 +80,15 @@ class Copy(NamedTuple):
                 y += max(line, size.high) + size.pad
                 continue
             if line:
-                yield self._words(0, y, shorten(f"{band.name}: {band.parts}", 150, placeholder=" …"))
+                name = shorten(f"{band.name}: {band.parts}", 150, placeholder=" …")
+                yield self._words(0, y, name)
             x, y, below = 0.0, y + line, 0.0
-            for node in band.nodes:
-                more = f"… {band.hidden} nodes more" if line else "…"
-                spot = self._node(x, y, node) if node else self._words(x, y + size.pad, more)
-                if x and x + spot.wide > ACROSS * (size.wide + size.gap):
+            most = max(len(node.ranks) for node in band.nodes if node)
+            for turn, node in enumerate(band.nodes):
+                if turn and turn % max(1, ACROSS // min(most, COLUMNS)) == 0:
                     x, y = 0.0, below
-                    spot = spot._replace(x=x, y=y)
+                more = f"… {band.hidden} nodes more" if line else "…"
+                spot = self._node(x, y, node) if node else self._words(x, y + 6, more)
                 yield spot
                 x += spot.wide + size.pad
                 below = max(below, y + spot.high + size.pad)
@@ -99,7 +100,8 @@ class Copy(NamedTuple):
 
     def _node(self, x: float, y: float, node: Node) -> Spot:
         size, places = self.size, [self.place(node, rank) for rank in node.ranks]
-        wide = max(across for across, _ in places) + size.wide + size.pad
+        name = 10 * LETTER * len(f"node {node.number}") if size.text else 0.0
+        wide = max(name + size.pad, max(across for across, _ in places) + size.wide) + size.pad
         return Spot(x, y, wide, max(down for _, down in places) + size.high + size.pad, node)
 
     def place(self, node: Node, rank: int) -> tuple[float, float]:
@@ -114,7 +116,8 @@ class Copy(NamedTuple):
 def draw_mesh_svg(plan: Plan, per_node: int) -> str:
     """The drawing, for nodes of `per_node` devices that ranks fill in order."""
     layout, shown = plan.layout, bands(plan, per_node)
-    large, small = (Copy(shown, layout.pp, layout.tp, size) for size in (LARGE, SMALL))
+    sizes = (LARGE._replace(wide=max(LARGE.wide, 8.0 * len(str(layout.world)))), SMALL)
+    large, small = (Copy(shown, layout.pp, layout.tp, size) for size in sizes)
     wide, high = _extent(large)
     across, down = _extent(small)
     ranks = [rank for band in shown if band for node in band.nodes if node for rank in node.ranks]
@@ -131,7 +134,7 @@ def draw_mesh_svg(plan: Plan, per_node: int) -> str:
         drawn += _draw(small, x, y + 30, layout, _painter(stride, ranks))
         x, right = x + step, max(right, x + step - BETWEEN)
     below = y + down + 30 if axes(layout) else TOP + high
-    figures = "small copies: ranks of one color talk to each other along the axis"
+    figures = "in the small copies, ranks of one color talk to each other along the axis"
     return document(
         max(LEAST, right + LEFT),
         below + 24,
@@ -169,39 +172,25 @@ def _draw(
             letters = copy.size.text or copy.size.high
             yield words(left, top + letters, spot.what, font_size=letters, fill=INK)
             continue
-        yield element(
-            "rect",
-            x=left,
-            y=top,
-            width=spot.wide,
-            height=spot.high,
-            rx=copy.size.pad / 2,
-            fill=GROUND,
-            stroke=GRID,
-        )
+        box = {"x": left, "y": top, "width": spot.wide, "height": spot.high, "rx": 3}
+        yield element("rect", fill=GROUND, stroke=GRID, **box)
         if copy.size.text:
             corner, line = left + copy.size.pad, top + copy.size.pad + 6
             yield words(corner, line, f"node {spot.what.number}", font_size=10, fill=FAINT)
         for rank in spot.what.ranks:
             across, down = copy.place(spot.what, rank)
-            yield from _rank(copy.size, left + across, top + down, rank, paint(rank), layout)
+            at = left + across, top + down
+            yield from _rank(rank, at, copy.size, layout, fill=paint(rank))
 
 
 def _rank(
-    size: Size, x: float, y: float, rank: int, color: str, layout: Layout
+    rank: int, at: tuple[float, float], size: Size, layout: Layout, *, fill: str
 ) -> Iterator[str]:
+    x, y = at
     told = [f"{name} {listed(stride.group(rank))}" for name, stride in axes(layout).items()]
-    yield element(
-        "rect",
-        hint(f"rank {rank}: {'; '.join(told)}"),
-        x=x,
-        y=y,
-        width=size.wide - 1,
-        height=size.high,
-        rx=2,
-        fill=color,
-    )
+    note, wide = hint(f"rank {rank}: {'; '.join(told)}"), size.wide - 1
+    yield element("rect", note, x=x, y=y, width=wide, height=size.high, rx=2, fill=fill)
     if size.text:
         letters = min(12.0, (size.wide - 4) / (LETTER * len(str(rank))))
-        middle, line = x + (size.wide - 1) / 2, y + size.high / 2 + letters * 0.36
+        middle, line = x + wide / 2, y + size.high / 2 + letters * 0.36
         yield words(middle, line, str(rank), font_size=letters, fill=INK, text_anchor="middle")

@@ -23,14 +23,14 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def draw_traffic(traffic: Mapping[Traffic, int], *, title: str = "sent in a step") -> str:
     """The drawing as text; `traffic` is that of a rank, or the sum over several."""
-    return "\n".join([f"{title}: {figures(traffic)}", "", *_rows(traffic)]).rstrip()
+    return "\n".join([title, figures(traffic), "", *_rows(traffic)]).rstrip()
 
 
 def figures(traffic: Mapping[Traffic, int]) -> str:
     """All bytes, and how they share out over the classes of links."""
     total = sum(traffic.values())
     if not total:
-        return "nothing"
+        return "nothing is sent"
     links = sums((row.link, count) for row, count in traffic.items())
     shares = (f"{share(count, total)} {link}" for link, count in links.most_common())
     return f"{spell(total, 'bytes')}, {', '.join(shares)}"
@@ -53,14 +53,14 @@ def _rows(traffic: Mapping[Traffic, int]) -> Iterator[str]:
     cells = []
     for before, row in zip([None, *rows], rows, strict=False):
         axis = "" if before and before.axis == row.axis else row.axis
-        same = not axis and before and before.operation == row.operation
-        operation = "" if same else row.operation
+        operation = "" if before and before[:2] == row[:2] else row.operation
         count = traffic[row]
         cells.append((axis, operation, row.link, spell(count, "bytes"), share(count, total)))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row, (axis, operation, link, count, part) in zip(rows, cells, strict=True):
-        names = f"{axis:{widths[0]}}  {operation:{widths[1]}}  {link:{widths[2]}}"
-        yield f"{names}  {count:>{widths[3]}}  {part:>{widths[4]}}  {_bar(traffic[row] / scale)}"
+    for row, (*names, sent, part) in zip(rows, cells, strict=True):
+        named = "  ".join(name.ljust(width) for name, width in zip(names, widths, strict=False))
+        numbers = f"{sent:>{widths[3]}}  {part:>{widths[4]}}"
+        yield f"{named}  {numbers}  {_bar(traffic[row] / scale)}"
 
 
 def _bar(length: float) -> str:

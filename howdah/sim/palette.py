@@ -35,7 +35,7 @@ def legend(x: float, y: float, entries: Iterable[tuple[str, str]]) -> Iterator[s
     for name, color in entries:
         yield element("rect", x=x, y=y - 11, width=14, height=14, rx=2, fill=color)
         yield words(x + 20, y, name, font_size=13, fill=INK)
-        x += 43 + 7.5 * len(name)
+        x += 38 + 13 * LETTER * len(name)
 
 
 def ticks(most: float) -> list[float]:
@@ -44,9 +44,10 @@ def ticks(most: float) -> list[float]:
     >>> ticks(80)
     [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0]
     """
+    most *= 1 + 1e-9  # 0.6 is six steps of 0.1
     power = 10.0 ** floor(log10(most / 6))
     step = max(factor for factor in (1, 2, 5) if factor * power <= most / 6) * power
-    return [tick * step for tick in range(floor(most / step * (1 + 1e-9)) + 1)]
+    return [tick * step for tick in range(floor(most / step) + 1)]
 
 
 def byte_axis(x: float, top: float, bottom: float, *, scale: float, most: float) -> Iterator[str]:

@@ -78,7 +78,7 @@ def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) ->
 
 def kernels_of(plan: Plan) -> Kernels:
     """What the operations of this project's own model keep for the backward pass."""
-    return howdah(compute=plan.narrow, dropout=plan.method.dropout > 0)
+    return howdah(compute=plan.narrow, dropout=plan.method.dropout > 0, packed=True)
 
 
 # -- what fits -----------------------------------------------------------------------

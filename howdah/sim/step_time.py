@@ -1,6 +1,9 @@
 """How long a step takes, from stated efficiencies: a first answer, not a calibrated one.
 
     compute     flops of a stage / (dense flop/s of the device · the share that is stated)
+    memory      what is no matrix product (norms, residuals, activations, softmax) passes over the
+                residual stream some PASSES times a block, and as often again for each gradient;
+                attention without a flash kernel SQUARE_PASSES times over its s² numbers a head
     tp, cp, ep  bytes of the axis / bandwidth of its path + messages · latency, in the way of
                 computation: none of it is hidden
     pp          a boundary, beside computation
@@ -9,6 +12,7 @@
                 the last backward pass; what is longer than that, and the last unit, is waited for
     update      bytes of gradients, masters, moments and weights / memory bandwidth, and for
                 zero1 and zero2 the all-gather of the new weights
+    stragglers  the slowest of many nodes: 1 % more for every doubling of their number
 
 A stage's share of these becomes the seconds of its actions, and the event simulation of the
 lowered schedule puts them together: bubbles, and what communication does not hide, come out of
@@ -18,8 +22,10 @@ times a stated share.
 
 from collections import Counter
 from dataclasses import dataclass
+from math import log2
 
 from howdah.plan.cluster import Cluster, attained, peak
+from howdah.plan.dims import Dim
 from howdah.plan.flops import conventions, part_flops
 from howdah.plan.network import Pattern, axis_groups, path
 from howdah.plan.plan import Plan
@@ -27,7 +33,7 @@ from howdah.plan.ranks import Axis, axis
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
 from howdah.plan.schedule.registry import build
-from howdah.plan.sharding import local_buffers
+from howdah.plan.sharding import local_buffers, local_of
 from howdah.sim.timeline import Timeline, simulate
 from howdah.sim.traffic import step_traffic
 
@@ -39,6 +45,12 @@ GROUPS: dict[str, tuple[Axis, Pattern]] = {
     "dp": ("replicas", "ring"),
     "pp": ("pp", "ring"),
 }
+
+# Of an eager implementation; a fused one makes about half as many.
+PASSES = 16
+# Scores written; scaled and masked, softmax, dropout each read and written; read for the values.
+SQUARE_PASSES = 8
+STRAGGLERS = 0.01
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,7 @@ class StageCost:
     """Seconds of one stage for one micro-batch (and token slice).
 
     forward   of its matrix products
+    touch     of its passes over memory, forward
     again     of what the backward pass recomputes
     messages  of tp, cp and ep, in forward and backward together
     gather    of its weights in one pass, zero3
@@ -70,6 +83,7 @@ class StageCost:
     """
 
     forward: float
+    touch: float
     again: float
     messages: float
     gather: float
@@ -77,12 +91,12 @@ class StageCost:
 
     def seconds(self, kind: Kind) -> float:
         """A split backward takes half each for inputs and weights."""
-        half = self.messages / 2
+        forward, half = self.forward + self.touch, self.messages / 2
         return {
-            Kind.FORWARD: max(self.forward + half, self.gather),
-            Kind.BACKWARD: max(2 * self.forward + self.again + half, self.gather + self.reduce),
-            Kind.INPUT: max(self.forward + self.again + half, self.gather),
-            Kind.WEIGHT: max(self.forward, self.reduce),
+            Kind.FORWARD: max(forward + half, self.gather),
+            Kind.BACKWARD: max(2 * forward + self.again + half, self.gather + self.reduce),
+            Kind.INPUT: max(forward + self.again + half, self.gather),
+            Kind.WEIGHT: max(forward, self.reduce),
         }[kind]
 
 
@@ -106,8 +120,10 @@ class Wire:
         return sent / bandwidth + latency
 
 
-def step_time(plan: Plan, cluster: Cluster) -> StepTime:
+def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
     """The predicted time of a step of `plan` on `cluster`, which has its devices.
+
+    flash  attention in a kernel that keeps the s² numbers of a head out of memory
 
     Raises BadInput when the device has no arithmetic in the plan's precision.
     """
@@ -115,7 +131,11 @@ def step_time(plan: Plan, cluster: Cluster) -> StepTime:
     wire, ranks = Wire(plan, counted), axis(layout, "pp").group(0)
     sent = [_sent(plan, rank) for rank in ranks]
     where = plan.stages.where
-    costs = [_stage_cost(plan, counted, wire, s, sent[home]) for s, home in enumerate(where)]
+    touches = [_touch(plan, counted, stage, flash=flash) for stage in range(len(where))]
+    costs = [
+        _stage_cost(plan, counted, wire, s, touch=touches[s], sent=sent[home])
+        for s, home in enumerate(where)
+    ]
     reduces = [_last_reduce(plan, wire, costs[s], s, sent[home]) for s, home in enumerate(where)]
     updates = [_update(plan, counted, wire, rank, sent[i]) for i, rank in enumerate(ranks)]
     send = wire.seconds("pp", _boundary(plan))
@@ -152,7 +172,13 @@ def _sent(plan: Plan, rank: int) -> Counter[tuple[str, str]]:
 
 
 def _stage_cost(
-    plan: Plan, counted: Cluster, wire: Wire, stage: int, sent: Counter[tuple[str, str]]
+    plan: Plan,
+    counted: Cluster,
+    wire: Wire,
+    stage: int,
+    *,
+    touch: float,
+    sent: Counter[tuple[str, str]],
 ) -> StageCost:
     layout, parts = plan.layout, plan.stages.parts[stage]
     speed = peak(counted.device, plan.method.precision) * layout.tp * layout.cp * layout.slices
@@ -163,11 +189,22 @@ def _stage_cost(
     reduce = sent["dp", "reduce_scatter"] / times if layout.accumulate == "shard" else 0.0
     return StageCost(
         forward=sum(work.values()) / speed,
-        again=blocks / speed if layout.recompute == "full" else 0.0,
+        touch=touch,
+        again=blocks / speed + touch if layout.recompute == "full" else 0.0,
         messages=sum(wire.seconds(name, sent[name, ""] / times) for name in ("tp", "cp", "ep")),
         gather=wire.seconds("dp", gather),
         reduce=wire.seconds("dp", reduce),
     )
+
+
+def _touch(plan: Plan, counted: Cluster, stage: int, *, flash: bool) -> float:
+    """Seconds of the passes over memory of a stage's blocks, forward, for one micro-batch."""
+    of = local_of(plan, axis(plan.layout, "pp").group(0)[plan.stages.where[stage]])
+    numbers = PASSES * of.counts["sp_token"] * plan.shape.width
+    if not flash:
+        numbers += SQUARE_PASSES * of.counts["pair"] * of.size(Dim("heads", plan.shape.heads))
+    blocks = sum("." in part for part in plan.stages.parts[stage])
+    return blocks * numbers * plan.narrow / counted.device.bandwidth
 
 
 def _boundary(plan: Plan) -> float:
@@ -197,7 +234,7 @@ def _last_reduce(
     if plan.layout.zero == 0:
         moved += sent["dp", "all_gather"]
     whole = wire.seconds("dp", moved / plan.layout.virtual)
-    return max(whole - 2 * cost.forward, whole / len(plan.stages.parts[stage]))
+    return max(whole - 2 * (cost.forward + cost.touch), whole / len(plan.stages.parts[stage]))
 
 
 def _update(
@@ -217,14 +254,18 @@ def _update(
 def _summed(
     plan: Plan, cluster: Cluster, timeline: Timeline, costs: list[StageCost], updates: list[float]
 ) -> StepTime:
-    seconds, times = timeline.makespan, plan.micros * plan.layout.slices
+    nodes = -(-plan.layout.world // cluster.devices_per_node)
+    straggling = timeline.makespan * STRAGGLERS * log2(nodes)
+    seconds, times = timeline.makespan + straggling, plan.micros * plan.layout.slices
     busiest = max(range(plan.layout.pp), key=lambda rank: timeline.busy[rank])
     own = [c for c, home in zip(costs, plan.stages.where, strict=True) if home == busiest]
     parts = {
         "compute": times * sum(3 * cost.forward for cost in own),
+        "memory": times * sum(3 * cost.touch for cost in own),
         "recompute": times * sum(cost.again for cost in own),
         "tp, cp, ep": times * sum(cost.messages for cost in own),
         "update": updates[busiest],
+        "stragglers": straggling,
     }
     parts["waiting"] = max(seconds - sum(parts.values()), 0.0)
     assert plan.batch.global_batch is not None

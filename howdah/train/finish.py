@@ -11,6 +11,7 @@ from howdah.sim.traffic import Traffic, step_traffic
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut
 from howdah.train.folder import EXPORT
+from howdah.train.foresee import Bytes, compare
 from howdah.train.job import Job
 from howdah.train.keep import Keeper
 from howdah.train.opened import OpenedRun, open_run
@@ -22,14 +23,18 @@ SAMPLE_TOKENS = 120
 WIRE = ("reduce_scatter", "all_gather")  # what a training step sends, beside control scalars
 
 
-def finish(job: Job, keeper: Keeper, watch: Watch) -> None:
-    """Evaluates on all held-out text, exports, and reports. All ranks call together."""
+def finish(job: Job, keeper: Keeper, watch: Watch, held: Bytes) -> None:
+    """Evaluates on all held-out text, exports, and reports. All ranks call together.
+
+    held  what rank 0 was measured to hold, by component; empty when no step was taken
+    """
     held_out = keeper.evaluate(job.pace.steps, limit=0)
     mesh = keeper.stepper.mesh
     if mesh.rank != 0:
         return
     opened = open_run(job.folder, say=keeper.say)
     lines = ["", *quality(held_out, keeper.corpus), *speed(job, mesh, watch)]
+    lines += compare(job.plan, mesh, held) if held else []
     if job.pace.export:
         opened.export(job.folder / EXPORT)
     if job.pace.prompt:

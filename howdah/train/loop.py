@@ -21,6 +21,7 @@ from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.finish import finish, how_to_go_on
 from howdah.train.folder import hold
+from howdah.train.foresee import Bytes, foretell, measured_memory
 from howdah.train.job import Job
 from howdah.train.keep import Keeper
 from howdah.train.measure import peak_flops
@@ -31,6 +32,8 @@ from howdah.train.state import restore_states
 from howdah.train.step import Stepper, StepResult, train_step
 from howdah.train.stop import listen
 from howdah.train.watch import Watch
+
+NOTHING: Bytes = {}  # is held by a run that takes no step
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,16 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         peak = peak_flops(device, DTYPES[job.method.precision])
         watch = Watch(job, stepper, batches, peak=peak, show=show, records=records)
 
-        step, stopped = start.step, False
+        for line in foretell(job.plan, mesh):
+            tell(line)
+
+        step, stopped, held = start.step, False, NOTHING
         while step < job.pace.steps and not stopped:
             rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
-            asked = request.signal != 0
-            result = train_step(stepper, batches.next(), step=step, rate=rate, stop=asked)
+            asked, batch = request.signal != 0, batches.next()
+            if step == start.step and mesh.rank == 0:
+                held = measured_memory(stepper, batch[0])
+            result = train_step(stepper, batch, step=step, rate=rate, stop=asked)
             step, stopped = step + 1, result.stop
             refuse_divergence(result, step)
             watch.step(result, step=step, rate=rate)
@@ -85,7 +93,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         if stopped:
             tell(how_to_go_on(job, step))
         else:
-            finish(job, keeper, watch)
+            finish(job, keeper, watch, held)
         return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
 
 

@@ -1,0 +1,113 @@
+"""The time of a step against closed forms, on clusters whose wires cost nothing or very much."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from random_plans import plans
+
+from howdah.plan.batch import Batch
+from howdah.plan.cluster import Link, attained, peak
+from howdah.plan.cluster_file import load_cluster
+from howdah.plan.flops import conventions, train_flops
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import ModelShape
+from howdah.sim.step_time import step_time
+
+# Blocks alone would be even stages: the head is as small as it can be.
+SHAPE = ModelShape(layers=16, width=512, heads=8, ffn=1024, vocab=8, context=512)
+
+
+def plan_of(layout, *, micro=1, precision="bf16"):
+    batch, method = Batch(micro_batch=micro), Method(precision=precision)
+    return make_plan(SHAPE, parse_layout(layout), batch, sequence=512, method=method)
+
+
+def cluster_of(devices, *, bandwidth=1e30):
+    """H100s on wires of `bandwidth`; their memory is fast, so that an update takes no time."""
+    wire = Link("wire", bandwidth, 0.0)
+    cluster = load_cluster("h100", devices=devices)
+    device = replace(cluster.device, bandwidth=1e30)
+    return replace(cluster, device=device, inside=wire, between=wire, measured=())
+
+
+def speed(cluster):
+    return peak(attained(cluster).device, "bf16")
+
+
+def test_one_device_takes_its_flops():
+    cluster, plan = cluster_of(1), plan_of("single x3", micro=2)
+    flops = train_flops(SHAPE, 512, causal=True) * 512 * 6
+    found = step_time(plan, cluster)
+    assert found.seconds == pytest.approx(flops / speed(cluster))
+    assert found.tokens_per_second == pytest.approx(512 * 6 / found.seconds)
+    dense = 989e12 * found.seconds
+    assert found.mfu == pytest.approx(conventions(SHAPE, 512).model * 512 * 6 / dense, rel=1e-3)
+
+
+def test_full_recomputation_takes_a_forward_of_the_blocks_more():
+    cluster = cluster_of(1)
+    plain, again = (step_time(plan_of(f"single {w}"), cluster) for w in ("", "recompute=full"))
+    assert again.seconds / plain.seconds == pytest.approx(4 / 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_pipeline_takes_m_plus_p_minus_one_micro_batches(schedule):
+    cluster = cluster_of(4)
+    one = step_time(plan_of("single x1"), cluster).seconds / 4  # a stage's micro-batch
+    found = step_time(plan_of(f"pp4 {schedule} x8"), cluster)
+    assert found.seconds == pytest.approx(11 * one, rel=0.01)
+    assert found.timeline.bubble == pytest.approx(3 / 11, rel=0.02)
+
+
+def test_replicas_and_parts_of_a_matrix_share_the_work():
+    one = step_time(plan_of("single x1"), cluster_of(1)).seconds
+    for layout in ("tp4 x1", "cp4 x1"):
+        assert step_time(plan_of(layout), cluster_of(4)).seconds == pytest.approx(one / 4)
+    assert step_time(plan_of("dp4 x1"), cluster_of(4)).seconds == pytest.approx(one)
+
+
+def test_a_slow_wire_hides_behind_the_last_backward_pass_or_is_waited_for():
+    """Gradients of 8 ranks, there and back, on a wire that takes much longer than the step."""
+    plan, slow = plan_of("dp8 x1"), cluster_of(8, bandwidth=1e6)
+    found = step_time(plan, slow)
+    wire = attained(slow).inside.bandwidth
+    moved = 2 * 7 / 8 * 4 * sum(w.elements for w in plan.weights) / wire
+    assert found.seconds == pytest.approx(moved, rel=0.01)
+    fast = step_time(plan, cluster_of(8, bandwidth=1e15))
+    assert fast.breakdown["waiting"] < 0.01 * fast.seconds
+
+
+def test_zero3_gathers_in_every_pass_and_reduces_in_every_backward():
+    plan, slow = plan_of("dp8 zero3 x2"), cluster_of(8, bandwidth=1e6)
+    unit = 7 / 8 * sum(w.elements for w in plan.weights) / attained(slow).inside.bandwidth
+    per_micro = unit * (2 + 2 + 4)  # two gathers in bf16, a reduction in float32
+    assert step_time(plan, slow).seconds == pytest.approx(2 * per_micro, rel=0.01)
+
+
+@settings(max_examples=40)
+@given(plans())
+def test_the_breakdown_adds_up_and_faster_wires_are_never_slower(plan):
+    plan = replace(plan, method=replace(plan.method, precision="bf16"))
+    if plan.layout.world > 64:
+        return
+    slow, fast = (
+        step_time(plan, cluster_of(plan.layout.world, bandwidth=wire)) if fits(plan) else None
+        for wire in (1e6, 1e12)
+    )
+    if slow is None or fast is None:
+        return
+    assert sum(slow.breakdown.values()) >= slow.seconds * (1 - 1e-9)
+    assert fast.seconds <= slow.seconds * (1 + 1e-9)
+
+
+def fits(plan):
+    """Whether there is a cluster of just as many devices."""
+    try:
+        load_cluster("h100", devices=plan.layout.world)
+    except BadInput:
+        return False
+    return True

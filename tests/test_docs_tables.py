@@ -1,0 +1,154 @@
+"""Tables of the documentation that repeat what the code says, row for row.
+
+docs/training.md    every key of a recipe, with its default
+docs/presets.md     every preset, with its sizes
+docs/layouts.md     every word of a layout, and whether it runs
+docs/planning.md    every key of `howdah plan --json`
+"""
+
+import re
+import tomllib
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from howdah.plan.cluster_file import load_cluster
+from howdah.plan.layout import KNOWN, Layout, parse_layout
+from howdah.plan.presets import PRESETS, preset
+from howdah.plan.problems import BadInput
+from howdah.plan.shapes import parameters
+from howdah.plan.support import unsupported
+from howdah.run import Draft, Run, draft, parse_run
+from howdah.sim.predict import predict
+from howdah.sim.show_plan import prediction_data
+
+DOCS = Path(__file__).parents[1] / "docs"
+ROW = re.compile(r"^\| `([^`]+)` \| (.*) \|$", re.M)
+
+
+def table(page, heading):
+    """The rows of the tables under a heading: what stands in backquotes, then the other cells."""
+    text = (DOCS / page).read_text("utf-8")
+    rows = ROW.findall(text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
+    assert len(dict(rows)) == len(rows) > 0, f"{page}: a row is there twice, or none"
+    return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in rows}
+
+
+# -- keys of a recipe ----------------------------------------------------------------
+
+SMALL = {"layers": 1, "width": 8, "heads": 1, "ffn": 8, "vocab": 300, "context": 8}
+# Tables that may be left out, with all that they cannot do without.
+OPTIONAL = {
+    "rotary_scaling": {"factor": 8.0},
+    "latent": {"kv_rank": 8, "query_rank": 8, "plain": 4, "rotary": 4, "value": 4},
+    "experts": {"number": 4, "chosen": 2, "ffn": 8},
+}
+
+
+def keys(kind, prefix=""):
+    """The dotted names of all keys of a recipe, tables inside lists included.
+
+    A table that is always there has no row of its own; one that may be left out has.
+    """
+    for name, hint in get_type_hints(kind).items():
+        inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if inner is not hint:
+            yield prefix + name
+        if inner is not None:
+            yield from keys(inner, f"{prefix}{name}.")
+
+
+@pytest.fixture(scope="module")
+def documented():
+    return {name: cells[0] for name, cells in table("training.md", "Keys").items()}
+
+
+def test_every_key_is_documented_and_none_is_invented(documented):
+    assert set(documented) == {*keys(Run), "model.preset"}
+
+
+def smallest(name):
+    """The least that a recipe says in which the key `name` has a place, and that place."""
+    recipe = {"name": "a", "model": dict(SMALL)}
+    *path, _ = name.split(".")
+    if path == ["data", "sources"]:
+        recipe["data"] = {"sources": [{}]}
+        return recipe, recipe["data"]["sources"][0]
+    if path[1:]:
+        recipe["model"] |= {part: dict(OPTIONAL[part]) for part in path[1:] if part in OPTIONAL}
+    inner = recipe
+    for part in path:
+        inner = inner.setdefault(part, {})
+    return recipe, inner
+
+
+def value_of(run, name):
+    for part in name.split("."):
+        run = getattr(run, part)
+    return run
+
+
+@pytest.mark.parametrize("name", sorted(keys(Run)))
+def test_documented_defaults_are_the_defaults(documented, name):
+    default, last = documented.get(name, "missing"), name.rpartition(".")[2]
+    recipe, place = smallest(name)
+    if default == "required":
+        del place[last]
+        with pytest.raises(BadInput, match=f"{re.escape(name)} is missing"):
+            parse_run(recipe)
+    elif default == "none":
+        assert value_of(parse_run(recipe), name) is None
+    elif name == "name":
+        assert default == "the file's name"
+    else:
+        without = parse_run(recipe)
+        place[last] = tomllib.loads(f"value = {default.strip('`')}")["value"]
+        assert parse_run(recipe) == without
+
+
+# -- presets ---------------------------------------------------------------------------
+
+
+def test_every_preset_has_its_row_and_its_sizes():
+    rows = table("presets.md", "Models")
+    assert list(rows) == list(PRESETS)
+    for name, (total, active, layers, width, heads, context, today, _) in rows.items():
+        shape, count = preset(name), parameters(preset(name))
+        assert total == f"{count.total:,}", name
+        assert active == (f"{count.active:,}" if count.active != count.total else ""), name
+        both = f"{shape.encoder_layers} + " if shape.encoder_layers else ""
+        assert layers == f"{both}{shape.layers}", name
+        shared = f" ({shape.k})" if shape.k != shape.heads and not shape.latent else ""
+        assert (width, heads) == (f"{shape.width:,}", f"{shape.heads}{shared}"), name
+        assert context == f"{shape.context:,}", name
+        assert today == ("plans" if unsupported(shape, Layout()) else "trains"), name
+
+
+# -- words of a layout -------------------------------------------------------------------
+
+
+def test_every_word_of_a_layout_has_its_row():
+    assert set(table("layouts.md", "Words")) == set(KNOWN)
+
+
+@pytest.mark.parametrize("word", KNOWN)
+def test_words_of_a_layout_run_or_are_only_planned_as_said(word):
+    example, *_, today = table("layouts.md", "Words")[word]
+    layout = parse_layout(example.strip("`"))
+    shape = preset("mixtral-8x7b" if word == "ep" else "laptop")
+    assert str(layout) == example.strip("`"), "an example is spelled as it prints"
+    assert word.rstrip("=") in example
+    assert today == ("plans" if unsupported(shape, layout) else "runs")
+
+
+# -- keys of a prediction ------------------------------------------------------------------
+
+
+def test_every_key_of_a_plan_as_json_is_documented():
+    plan = draft("laptop", Draft("pp2 x2"), devices=None).plan
+    data = prediction_data(predict(plan, load_cluster("laptop-cpu"), tokens=1e6))
+    rows = table("planning.md", "For programs")
+    assert list(rows) == list(data)
+    assert {inner for inner in data["run"] if f"`{inner}`" not in rows["run"][0]} == set()
