@@ -114,7 +114,7 @@ def test_documented_defaults_are_the_defaults(documented, name):
 def test_every_preset_has_its_row_and_its_sizes():
     rows = table("presets.md", "Models")
     assert list(rows) == list(PRESETS)
-    for name, (total, active, layers, width, heads, context, today, _) in rows.items():
+    for name, (total, active, layers, width, heads, context, model, _) in rows.items():
         shape, count = preset(name), parameters(preset(name))
         assert total == f"{count.total:,}", name
         assert active == (f"{count.active:,}" if count.active != count.total else ""), name
@@ -123,7 +123,7 @@ def test_every_preset_has_its_row_and_its_sizes():
         shared = f" ({shape.k})" if shape.k != shape.heads and not shape.latent else ""
         assert (width, heads) == (f"{shape.width:,}", f"{shape.heads}{shared}"), name
         assert context == f"{shape.context:,}", name
-        assert today == ("plans" if unsupported(shape, Layout()) else "trains"), name
+        assert model == ("planned" if unsupported(shape, Layout()) else "built"), name
 
 
 # -- words of a layout -------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_words_of_a_layout_run_or_are_only_planned_as_said(word):
     shape = preset("mixtral-8x7b" if word == "ep" else "laptop")
     assert str(layout) == example.strip("`"), "an example is spelled as it prints"
     assert word.rstrip("=") in example
-    assert today == ("plans" if unsupported(shape, layout) else "runs")
+    assert today == ("planned" if unsupported(shape, layout) else "runs")
 
 
 # -- keys of a prediction ------------------------------------------------------------------

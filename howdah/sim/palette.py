@@ -46,7 +46,8 @@ def ticks(most: float) -> list[float]:
     """
     most *= 1 + 1e-9  # 0.6 is six steps of 0.1
     power = 10.0 ** floor(log10(most / 6))
-    step = max(factor for factor in (1, 2, 5) if factor * power <= most / 6) * power
+    lead = most / 6 / power
+    step = power * (5 if lead >= 5 else 2 if lead >= 2 else 1)
     return [tick * step for tick in range(floor(most / step) + 1)]
 
 

@@ -164,7 +164,7 @@ def test_every_rank_stands_once_in_its_node_and_stage(plan, per_node):
     assert seen == list(range(plan.layout.world))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(plans(), st.integers(1, 9))
 def test_groups_of_an_axis_share_out_the_ranks(plan, per_node):
     world = plan.layout.world
