@@ -183,8 +183,9 @@ def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path
     if what == "memory":
         from howdah.sim.draw_memory import draw_memory
         from howdah.sim.draw_memory_svg import draw_memory_svg
+        from howdah.sim.draw_mesh import stage_labels
 
-        stages = {f"stage {stage}": held for stage, held in enumerate(prediction.memory)}
+        stages = dict(zip(stage_labels(plan), prediction.memory, strict=True))
         draw_it = draw_memory_svg if svg else draw_memory
         drawn = draw_it(stages, prediction.capacity, title=title)
     elif what == "mesh":

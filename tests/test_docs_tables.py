@@ -33,7 +33,7 @@ def table(page, heading):
     text = (DOCS / page).read_text("utf-8")
     rows = ROW.findall(text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0])
     assert len(dict(rows)) == len(rows) > 0, f"{page}: a row is there twice, or none"
-    return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in rows}
+    return {name: [cell.strip() for cell in cells.split("|")] for name, cells in rows}
 
 
 # -- keys of a recipe ----------------------------------------------------------------

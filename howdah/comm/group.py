@@ -57,6 +57,16 @@ class Group:
         """Every rank's own share reaches all ranks."""
         self._run(lambda: self._all_gather(flats))
 
+    def reduce_scatter_async(self, flats: Sequence[Tensor]) -> Future[None]:
+        """Starts a reduce-scatter on the progress thread."""
+        self._last = self._thread.submit(self._reduce_scatter, flats)
+        return self._last
+
+    def all_gather_async(self, flats: Sequence[Tensor]) -> Future[None]:
+        """Starts an all-gather on the progress thread."""
+        self._last = self._thread.submit(self._all_gather, flats)
+        return self._last
+
     def all_reduce(self, flats: Sequence[Tensor]) -> None:
         """The sum over the ranks, in every rank's buffer: reduce-scatter, then all-gather."""
         self.all_reduce_async(flats).result()

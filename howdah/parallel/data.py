@@ -14,6 +14,8 @@ Phases of a step:
   3. When a bucket has all of its gradients, its all-reduce starts on the progress thread. Buckets
      start in one fixed order, so that all ranks agree on it.
   4. `finish` starts what backward never reached and waits for everything.
+
+Under ZeRO-1 the all-reduce is its first half alone, the reduce-scatter; `zero.py` has the rest.
 """
 
 from collections.abc import Callable
@@ -25,24 +27,28 @@ from torch import Tensor, nn
 from howdah.comm.buckets import fill_buckets
 from howdah.comm.group import Group
 from howdah.parallel.flatten import FlatUnit
+from howdah.plan.flat import Buffer
 
 BUCKET_BYTES = 4 << 20
 
 
 class Reducer:
-    """Sums the gradients of flat units over a group while backward still runs."""
+    """Sums the whole gradients of flat units over a group while backward still runs.
+
+    scatter  only the own share of the sum is wanted (ZeRO-1)
+    """
 
     def __init__(
-        self, units: dict[str, FlatUnit], group: Group, *, bucket_bytes: int = BUCKET_BYTES
+        self,
+        units: dict[str, FlatUnit],
+        group: Group,
+        *,
+        scatter: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._group = group
-        element_bytes = next(iter(units.values())).gradients.element_size()
-        self.buckets = fill_buckets(
-            [unit.buffer for unit in units.values()],
-            element_bytes=element_bytes,
-            least_bytes=bucket_bytes,
-        )
-        self._flats = [[units[b.unit].gradients for b in bucket] for bucket in self.buckets]
+        self._reduce = group.reduce_scatter_async if scatter else group.all_reduce_async
+        self.buckets = buckets_of(units, bucket_bytes)
+        self._flats = [[whole_gradient(units[b.unit]) for b in bucket] for bucket in self.buckets]
         self._of = {s.name: i for i, b in enumerate(self.buckets) for u in b for s in u.segments}
         self._missing: list[int] = []
         self._started: list[Future[None]] = []
@@ -72,7 +78,20 @@ class Reducer:
         while len(self._started) < len(self.buckets):
             if not whole and self._missing[len(self._started)]:
                 return
-            self._started.append(self._group.all_reduce_async(self._flats[len(self._started)]))
+            self._started.append(self._reduce(self._flats[len(self._started)]))
+
+
+def buckets_of(units: dict[str, FlatUnit], bucket_bytes: int) -> list[list[Buffer]]:
+    """The units in buckets, in the order in which backward finishes them."""
+    element_bytes = next(iter(units.values())).summed.element_size()
+    buffers = [unit.buffer for unit in units.values()]
+    return fill_buckets(buffers, element_bytes=element_bytes, least_bytes=bucket_bytes)
+
+
+def whole_gradient(unit: FlatUnit) -> Tensor:
+    """The gradients that backward adds to; the unit must keep them whole."""
+    assert unit.gradients is not None, "only shares of gradients are kept"
+    return unit.gradients
 
 
 def replicate(
@@ -80,12 +99,13 @@ def replicate(
     units: dict[str, FlatUnit],
     group: Group,
     *,
+    scatter: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Reducer | None:
     """Makes `model` one of `group.size` replicas; None when it is the only one."""
     if group.size == 1:
         return None
-    reducer = Reducer(units, group, bucket_bytes=bucket_bytes)
+    reducer = Reducer(units, group, scatter=scatter, bucket_bytes=bucket_bytes)
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(_tell(reducer, name))
     return reducer

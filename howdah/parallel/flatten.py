@@ -3,12 +3,17 @@
 A model is built on the meta device, where it costs nothing. `flatten` allocates the buffers of
 the plan and makes every parameter a view into them:
 
-    weights     compute dtype        what the model multiplies with
-    masters     at least float32     what the optimizer updates; the weights themselves if wide
-    gradients   at least float32     what backward adds to; parameter.grad is a view of it
+    weights     compute dtype        what the model multiplies with, whole
+    masters     at least float32     what this rank's optimizer updates: its own range of the unit.
+                                     Where the weights are wide, a view of them
+    gradients   at least float32     what backward adds to, whole; parameter.grad is a view of it
+    summed      at least float32     the own range of the sum over the replicas: a view of
+                                     `gradients`, or, where shares add up, all that is kept
 
 so that a reduction, an optimizer step or a checkpoint works on runs of memory, and never on
 some hundred small tensors. bf16 weights get float32 gradients through `Tensor.grad_dtype`.
+
+The own range is everything where each replica updates everything; ZeRO makes it a share.
 """
 
 from collections.abc import Callable
@@ -25,60 +30,100 @@ from howdah.plan.seeds import key
 from howdah.plan.weights import Weight
 
 Fill = Callable[[Piece, Tensor], None]  # writes a piece's elements into a 1-D tensor
+Own = Callable[[Buffer], tuple[int, int]]  # the range [start, stop) that this rank updates
 
 
 @dataclass(frozen=True)
 class FlatUnit:
-    """The flat tensors of one unit; all have the buffer's length."""
+    """The flat tensors of one unit: whole ones, and those of the own range from `start` on.
+
+    gradients  None where only the own share is kept between micro-batches
+    """
 
     buffer: Buffer
+    start: int
     weights: Tensor
     masters: Tensor
-    gradients: Tensor
+    gradients: Tensor | None
+    summed: Tensor
+
+    @property
+    def stop(self) -> int:
+        """Where the own range ends."""
+        return self.start + len(self.masters)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named tensors inside one of the unit's flat tensors."""
+        """The named tensors inside one of the unit's whole flat tensors."""
         return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
 
     def publish(self) -> None:
-        """Casts the masters to the weights, after an update or a load."""
-        if self.weights is not self.masters:
-            self.weights.copy_(self.masters)
+        """Casts the masters to the own range of the weights, after an update or a load."""
+        if self.weights.dtype != self.masters.dtype:
+            self.weights[self.start : self.stop].copy_(self.masters)
+
+
+def everything(buffer: Buffer) -> tuple[int, int]:
+    """The own range of a rank that updates all."""
+    return 0, buffer.length
 
 
 def flatten(
-    model: nn.Module, buffers: tuple[Buffer, ...], *, dtype: torch.dtype, device: torch.device
+    model: nn.Module,
+    buffers: tuple[Buffer, ...],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: Own = everything,
+    whole_gradients: bool = True,
 ) -> dict[str, FlatUnit]:
     """Moves a model from the meta device into flat units, in forward order; not yet filled."""
     units = {}
     for buffer in buffers:
-        wide = torch.zeros(buffer.length, dtype=promoted(dtype), device=device)
-        weights = wide if wide.dtype == dtype else wide.to(dtype)
-        unit = FlatUnit(buffer, weights, wide, torch.zeros_like(wide))
-        gradients = unit.views(unit.gradients)
+        unit = _allocate(buffer, dtype, device, own(buffer), whole_gradients)
+        gradients = unit.views(unit.gradients) if unit.gradients is not None else {}
         for name, view in unit.views(unit.weights).items():
-            _replace(model, name, view, gradients[name])
+            _replace(model, name, view, gradients.get(name), unit.summed.dtype)
         units[buffer.unit] = unit
     left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     assert not left, f"the table does not list {left}"
     return units
 
 
-def _replace(model: nn.Module, name: str, view: Tensor, gradient: Tensor) -> None:
+def _allocate(
+    buffer: Buffer, dtype: torch.dtype, device: torch.device, own: tuple[int, int], whole: bool
+) -> FlatUnit:
+    start, stop = own
+    wide = promoted(dtype)
+    weights = torch.zeros(buffer.length, dtype=dtype, device=device)
+    same = weights.dtype == wide
+    masters = weights[start:stop] if same else weights.new_zeros(stop - start, dtype=wide)
+    gradients = weights.new_zeros(buffer.length, dtype=wide) if whole else None
+    summed = masters.new_zeros(stop - start) if gradients is None else gradients[start:stop]
+    return FlatUnit(buffer, start, weights, masters, gradients, summed)
+
+
+def _replace(
+    model: nn.Module, name: str, view: Tensor, gradient: Tensor | None, wide: torch.dtype
+) -> None:
     path, _, leaf = name.rpartition(".")
     parameter = nn.Parameter(view)
-    if gradient.dtype != view.dtype:
-        parameter.grad_dtype = gradient.dtype
+    if wide != view.dtype:
+        parameter.grad_dtype = wide
     parameter.grad = gradient
     setattr(model.get_submodule(path), leaf, parameter)
 
 
 def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
-    """Fills every master weight piece by piece, then publishes the weights."""
+    """Fills masters and weights piece by piece; weights of other ranks' ranges too, so that
+    nothing has to be sent before the first step.
+    """
     for unit in units.values():
+        masters = unit.masters
+        whole = masters.new_zeros(unit.buffer.length)
         for piece, start, stop in pieces(unit.buffer, 0, unit.buffer.length):
-            fill(piece, unit.masters[start:stop])
-        unit.publish()
+            fill(piece, whole[start:stop])
+        unit.weights.copy_(whole)
+        masters.copy_(whole[unit.start : unit.stop])
 
 
 def fresh(weights: tuple[Weight, ...], seed: int) -> Fill:

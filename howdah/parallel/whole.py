@@ -19,30 +19,36 @@ from howdah.plan.problems import BadInput, nearest
 def full_parameter(placed: Placed, name: str) -> Tensor:
     """The master weight `name`, at least float32."""
     unit, segment = _find(placed, name)
-    return unit.masters[segment.start : segment.stop].view(segment.shape).clone()
+    return _whole(placed, unit, segment, unit.masters)
 
 
 def full_gradient(placed: Placed, name: str) -> Tensor:
     """The gradient of the global batch for `name`, at least float32; after clipping."""
     unit, segment = _find(placed, name)
-    return unit.gradients[segment.start : segment.stop].view(segment.shape).clone()
+    return _whole(placed, unit, segment, unit.summed)
 
 
 def full_state(placed: Placed, name: str, state: str) -> Tensor:
     """The optimizer's `state` of `name`: exp_avg, exp_avg_sq, momentum_buffer or square_avg."""
     unit, segment = _find(placed, name)
-    whole = torch.empty(segment.stop - segment.start, dtype=unit.masters.dtype)
+    own = torch.zeros_like(unit.masters)
     for part in placed.ranges:
-        first, last = max(part.start, segment.start), min(part.stop, segment.stop)
-        if part.unit != unit.buffer.unit or first >= last:
+        if part.unit != unit.buffer.unit or not part.master.numel():
             continue
         states = placed.optimizer.state[part.master]
         if state not in states:
             raise BadInput(f"no state {state!r} of {name}{nearest(state, states)}")
-        whole[first - segment.start : last - segment.start] = states[state][
-            first - part.start : last - part.start
-        ]
-    return whole.view(segment.shape)
+        own[part.start - unit.start : part.stop - unit.start] = states[state]
+    return _whole(placed, unit, segment, own)
+
+
+def _whole(placed: Placed, unit: FlatUnit, segment: Segment, own: Tensor) -> Tensor:
+    """A tensor of the unit, from every rank's own range of it."""
+    flat = own.new_zeros(unit.buffer.length)
+    flat[unit.start : unit.stop] = own
+    if placed.gatherer:
+        placed.mesh.dp.all_gather([flat])
+    return flat[segment.start : segment.stop].view(segment.shape).clone()
 
 
 def parameter_names(placed: Placed) -> list[str]:

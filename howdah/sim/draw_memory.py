@@ -1,27 +1,23 @@
 """Memory drawn as text: a bar for each pipeline stage, cut by component.
 
-    device, in GB                              24 GB
-    stage 0, rank 0  WMMGGGGOOOOAAAAAAAA··········|··  16.20   7.8 GB free
-    stage 1, rank 4  WMMGGGGGOOOOOAAAAAAAAAAAAAAAA|AA  25.30   1.3 GB over
+    device, in GB                     24 GB
+    stage 0  WMMGGGGOOOOAAAAAAAA··········|··  16.20   7.8 GB free
+    stage 1  WMMGGGGGOOOOOAAAAAAAAAAAAAAAA|AA  25.30   1.3 GB over
 
 The bar is the moment that needs more; below stand the numbers of all components, and of both
 moments. Other homes than the device are drawn apart, each to its own scale.
 
-What is drawn is rows as `memory` gives them, by label, so that a measured run can be drawn like a
-planned one.
+What is drawn is rows as `memory` gives them, by label (of a plan: `draw_mesh.stage_labels`), so
+that a measured run can be drawn like a planned one.
 """
 
 from collections.abc import Iterator, Mapping
 from math import floor
 from typing import NamedTuple
 
-from howdah.plan.activations import Kernels
 from howdah.plan.layout import Home
-from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
 from howdah.plan.units import UNITS, spell
-from howdah.sim.draw_mesh import stage_name
-from howdah.sim.memory import BOTH, Held, Moment, memory, peak
+from howdah.sim.memory import BOTH, Held, Moment, peak
 
 Stages = Mapping[str, list[Held]]  # by label, in the order of the drawing
 
@@ -38,15 +34,6 @@ LETTERS = {
 }
 BAR = 56  # letters of the longest bar
 FAR = 4  # a capacity so many times the longest bar would leave nothing of the bars to see
-
-
-def stage_memory(plan: Plan, kernels: Kernels) -> dict[str, list[Held]]:
-    """What the first rank of each pipeline stage holds, by label: `stage 1, rank 8`."""
-    pp = axis(plan.layout, "pp")
-    return {
-        f"{stage_name(plan, pp.place(rank))}, rank {rank}": memory(plan, rank, kernels)
-        for rank in pp.group(0)
-    }
 
 
 # -- what both drawings read -----------------------------------------------------

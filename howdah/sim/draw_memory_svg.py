@@ -1,9 +1,9 @@
 """Memory drawn as SVG: a lane for each pipeline stage, cut by component, bytes to the right.
 
-                                                     80 GB   passes  update
-    stage 0, rank 0   |weights|gradients|moments|activations|  :   75.1    40.2   4.9 GB free
-                      ===========================              :
-                      0        20        40        60        80
+                                               80 GB   passes  update
+    stage 0   |weights|gradients|moments|activations|  :   75.1    40.2   4.9 GB free
+              ===========================              :
+              0        20        40        60        80
 
 The bar is the passes, the strip below it the update, when no activation is left. Resting the
 pointer on either tells its component and exact bytes. Homes are drawn one below the other.

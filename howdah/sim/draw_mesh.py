@@ -71,7 +71,7 @@ def bands(plan: Plan, per_node: int) -> list[Band | None]:
         nodes = _nodes(range(place * pp.stride, (place + 1) * pp.stride), per_node)
         shown = some(nodes, len(nodes) if small else max(NODES, RANKS // per_node))
         hidden = len(nodes) + 1 - len(shown)
-        found.append(Band(stage_name(plan, place), _parts(plan, place), shown, hidden))
+        found.append(Band(stage_labels(plan)[place], _parts(plan, place), shown, hidden))
     return found
 
 
@@ -88,10 +88,10 @@ def some(items: Sequence[T], most: int) -> list[T | None]:
     return list(items) if len(items) <= most else [*items[: most - 1], None, items[-1]]
 
 
-def stage_name(plan: Plan, place: int) -> str:
-    """The stages that a pipeline rank runs: `stage 1`, `stages 1 5`."""
-    mine = stages_of(plan.stages.where, place)
-    return f"stage{'s' * (len(mine) > 1)} {listed(mine)}"
+def stage_labels(plan: Plan) -> list[str]:
+    """The stages that each pipeline rank runs: `stage 1`, `stages 1 5`."""
+    each = [stages_of(plan.stages.where, place) for place in range(plan.layout.pp)]
+    return [f"stage{'s' * (len(mine) > 1)} {listed(mine)}" for mine in each]
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.shapes import ModelShape, parameters
 from howdah.plan.units import spell
 from howdah.sim.cost import hourly
+from howdah.sim.draw_mesh import stage_labels
 from howdah.sim.memory import peak
 from howdah.sim.predict import Prediction
 
@@ -52,7 +53,7 @@ def _devices(prediction: Prediction) -> str:
 
 def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
     yield f"memory  {_gb(prediction.peak)} GB a device{_fit(prediction)}"
-    stages = prediction.plan.stages
+    stages, labels = prediction.plan.stages, stage_labels(prediction.plan)
     for rank, held in enumerate(prediction.memory):
         if rank and not why and len(prediction.memory) > 4 and rank < len(prediction.memory) - 1:
             continue
@@ -66,7 +67,7 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
             if home == rank
         )
         listed = ", ".join(f"{name} {_gb(count)}" for name, count in rows.items())
-        yield f"  stage {rank}, {parts} parts: {_gb(peak(held))} = {listed}"
+        yield f"  {labels[rank]}, {parts} parts: {_gb(peak(held))} = {listed}"
 
 
 def _fit(prediction: Prediction) -> str:

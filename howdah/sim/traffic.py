@@ -294,7 +294,7 @@ def scalars(plan: Plan) -> int:
     """
     layout = plan.layout
     whole = layout.zero == 0 and layout.world == layout.replicas and layout.ep == 1
-    return 3 if whole or plan.method.optimizer.clip == 0 else 4
+    return 3 if whole else 4
 
 
 def _scalars(plan: Plan, rank: int, sender: Sender) -> None:

@@ -53,8 +53,8 @@ def _tensors(placed: Placed) -> dict[str, int]:
     units = placed.units.values()
     found = {
         "weights": sum(unit.weights.nbytes for unit in units),
-        "masters": sum(u.masters.nbytes for u in units if u.masters is not u.weights),
-        "gradients": sum(unit.gradients.nbytes for unit in units),
+        "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
+        "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
         "moments": sum(
             value.nbytes
             for states in placed.optimizer.state.values()

@@ -34,7 +34,7 @@ def entries(placed: Placed, mesh: Mesh, method: Method) -> Iterator[Entry]:
     shares = {name: _own_share(mesh, unit) for name, unit in placed.units.items()}
     for name, unit in placed.units.items():
         for piece, start, stop in pieces(unit.buffer, *shares[name]):
-            yield "weight", piece, unit.masters[start:stop]
+            yield "weight", piece, unit.masters[start - unit.start : stop - unit.start]
     for part, state, flat in _states(placed, method):
         first, last = shares[part.unit]
         mine = max(first, part.start), min(last, part.stop)

@@ -5,7 +5,7 @@
               so gradients are sums to which every token adds equally
   3. reduce   the gradients, mostly done while backward still ran
   4. norm     of the whole gradient, each element once; clip
-  5. update   the masters, and publish them as weights
+  5. update   the masters, and publish them as weights, which other ranks may wait for
   6. report   the summed loss over all ranks
 
 Averages are never averaged: not over micro-batches, not over ranks.
@@ -71,13 +71,18 @@ def train_step(
     placed, dp = stepper.placed, stepper.mesh.dp
     tokens, stops = dp.sum_scalars([stepper.count(micros), float(stop)])  # 1
     loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
-    gradients = [unit.gradients for unit in placed.units.values()]
-    norm = total_norm([stepper.square(gradients)])  # 4
+    gradients = [unit.summed for unit in placed.units.values()]
+    square = stepper.square(gradients)  # 4
+    if placed.gatherer:  # each rank has the squares of its share
+        (square,) = dp.sum_scalars([square])
+    norm = total_norm([square])
     clip(gradients, norm=norm, limit=stepper.method.optimizer.clip)
     set_rate(placed.optimizer, rate)  # 5
     placed.optimizer.step()
     for unit in placed.units.values():
         unit.publish()
+    if placed.gatherer:
+        placed.gatherer.updated()
     (total,) = dp.sum_scalars([loss])  # 6
     return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
 
@@ -86,7 +91,7 @@ def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: 
     """Fills the gradients with those of the global batch; returns this rank's summed loss."""
     placed = stepper.placed
     for unit in placed.units.values():
-        unit.gradients.zero_()
+        (unit.summed if unit.gradients is None else unit.gradients).zero_()
     total = torch.zeros((), device=stepper.mesh.device)
     for number, micro in enumerate(micros):
         if placed.reducer and number == len(micros) - 1:
@@ -95,8 +100,10 @@ def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: 
         loss = micro_loss(placed.model, micro, noise=noise)
         (loss / max(tokens, 1)).backward()
         total = total + loss.detach()
-    if placed.reducer:
-        placed.reducer.finish()
+        if placed.reducer and (
+            number == len(micros) - 1 or stepper.mesh.layout.accumulate == "shard"
+        ):
+            placed.reducer.finish()
     return float(total)
 
 

@@ -45,7 +45,7 @@ class Watch:
         show: Show,
         records: Records | None,
     ) -> None:
-        self._job, self._mesh, self._reducer = job, stepper.mesh, stepper.placed.reducer
+        self._job, self._mesh, self._placed = job, stepper.mesh, stepper.placed
         self._batches, self._show, self._records = batches, show, records
         self.peak, self.peak_source = peak
         sequence = job.data.sequence
@@ -60,7 +60,7 @@ class Watch:
         return _Mark(
             clock=perf_counter(),
             sent=sum(self._mesh.counters.bytes.values()),
-            exposed=self._reducer.exposed if self._reducer else 0.0,
+            exposed=self._placed.exposed,
             waited=self._batches.waited,
         )
 

@@ -46,7 +46,8 @@ class Case:
     @property
     def plan(self) -> Plan:
         """The case as the simulator takes it."""
-        batch = Batch(global_batch=self.samples, micro_batch=self.micro)
+        most = -(-self.samples // self.layout.replicas)
+        batch = Batch(global_batch=self.samples, micro_batch=min(self.micro, most))
         return make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
 
 

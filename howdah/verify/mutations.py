@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from howdah.optim.clip import squared_norm
@@ -58,24 +59,10 @@ def count_a_unit_twice(stepper: Stepper) -> Stepper:
 
 
 def skip_a_sum(stepper: Stepper) -> Stepper:
-    """The first weight's gradient stays this rank's own."""
-    reducer = stepper.placed.reducer
-    assert reducer is not None
-    unit = next(iter(stepper.placed.units.values()))
-    name, gradient = next(iter(unit.views(unit.gradients).items()))
-    own: list[Tensor] = []
-    ready, finish = reducer.ready, reducer.finish
-
-    def keep(ready_name: str) -> None:
-        if ready_name == name:
-            own[:] = [gradient.clone()]
-        ready(ready_name)
-
-    def restore() -> None:
-        finish()
-        gradient.copy_(own[0])
-
-    vars(reducer).update(ready=keep, finish=restore)
+    """The first weight's gradient is rank 0's own: what the others would add is left out."""
+    first = next(stepper.placed.model.parameters())
+    rank = stepper.mesh.rank
+    first.register_hook(lambda gradient: gradient if rank == 0 else torch.zeros_like(gradient))
     return stepper
 
 

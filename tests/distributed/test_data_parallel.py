@@ -37,7 +37,20 @@ def test_every_layout_equals_one_device(workers, dp, micros):
     prove(case_of(f"dp{dp} x{micros}"), workers)
 
 
-@pytest.mark.parametrize("layout", ["dp2 x3", "dp3 x1"])
+@pytest.mark.parametrize("micros", [1, 3])
+@pytest.mark.parametrize("dp", [1, 2, 3, 4])
+@pytest.mark.parametrize("zero", ["zero1", "zero2", "zero2 accumulate=whole"])
+def test_every_stage_of_zero_equals_one_device(workers, zero, dp, micros):
+    prove(case_of(f"dp{dp} {zero} x{micros}"), workers)
+
+
+@pytest.mark.parametrize("zero", ["zero1", "zero2"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_stages_in_lower_precisions_equal_one_device(workers, zero, precision):
+    prove(case_of(f"dp2 {zero} x3", precision=precision), workers)
+
+
+@pytest.mark.parametrize("layout", ["dp2 x3", "dp3 x1", "dp3 zero2 x2"])
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "laptop"])
 def test_every_form_equals_one_device(workers, form, layout):
     prove(case_of(layout, form=form), workers)
@@ -96,15 +109,15 @@ class With:
 class Small(Reducer):
     """A bucket for each unit: a miniature would otherwise fit in one."""
 
-    def __init__(self, units, group, *, bucket_bytes):
-        super().__init__(units, group, bucket_bytes=1)
+    def __init__(self, units, group, *, scatter, bucket_bytes):
+        super().__init__(units, group, scatter=scatter, bucket_bytes=1)
 
 
 class Forgetful(Small):
     """The bucket of layers.1 travels, but without the unit's gradients."""
 
-    def __init__(self, units, group, *, bucket_bytes):
-        super().__init__(units, group, bucket_bytes=bucket_bytes)
+    def __init__(self, units, group, *, scatter, bucket_bytes):
+        super().__init__(units, group, scatter=scatter, bucket_bytes=bucket_bytes)
         (place,) = [n for n, bucket in enumerate(self.buckets) if bucket[0].unit == "layers.1"]
         self._flats[place] = [flat.clone() for flat in self._flats[place]]
 

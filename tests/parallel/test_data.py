@@ -34,8 +34,8 @@ class Noted(Group):
 def units_of(shape=SHAPE):
     made = {}
     for buffer in buffers(weights(shape)):
-        flat = torch.zeros(buffer.length)
-        made[buffer.unit] = FlatUnit(buffer, flat, flat, torch.zeros(buffer.length))
+        flat, gradients = torch.zeros(buffer.length), torch.zeros(buffer.length)
+        made[buffer.unit] = FlatUnit(buffer, 0, flat, flat, gradients, gradients)
     return made
 
 
