@@ -12,14 +12,14 @@ import typer
 
 from howdah.plan.cluster import Cluster
 from howdah.plan.cluster_file import load_cluster
+from howdah.plan.layout import parse_layout
 from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
 from howdah.plan.schedule.registry import SCHEDULES, build
 from howdah.plan.schedule.text import format_schedule, parse_schedule
-from howdah.plan.support import unsupported
 from howdah.plan.units import parse_count
-from howdah.run import Draft, Drafted, draft, load_run
+from howdah.run import Draft, Drafted, check_run, draft, load_run, plan_of
 from howdah.sim.draw_schedule import draw as draw_timeline
 from howdah.sim.draw_schedule_svg import draw_svg as timeline_svg
 from howdah.sim.predict import closest, predict
@@ -108,14 +108,15 @@ def check(
     overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="dp4"')] = None,
 ) -> None:
     """Say everything that is wrong with RECIPE; exit code 2 if anything is."""
-    drafted = _recipe(recipe, overrides or [], "")
-    plan = drafted.plan
-    assert plan is not None
-    missing = unsupported(plan.shape, plan.layout)
-    if missing:
-        raise BadInput("; ".join(missing))
+    run = load_run(recipe, overrides or [])
+    layout = parse_layout(run.layout)
+    if layout.dp is None:  # any number of processes will do; the smallest stands for it
+        layout = replace(layout, dp=1)
+    if problems := check_run(run, layout):
+        raise BadInput("; ".join(problems))
+    plan = plan_of(run, layout)
     print(
-        f"{recipe}: sound: {drafted.name} on {plan.layout}, {plan.layout.world} ranks, "
+        f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
         f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
     )
 

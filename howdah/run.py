@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.hub_config import model_of
-from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.method import Method, Precision
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.presets import preset
@@ -264,8 +264,10 @@ def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
         global_batch=wanted.global_batch or model.batch.global_batch,
     )
     sequence = wanted.sequence or model.data.sequence
-    resolved = resolve(parse_layout(layout), devices)
-    plan = make_plan(model.model, resolved, batch, sequence=sequence, method=method)
+    changed = replace(
+        model, batch=batch, method=method, data=replace(model.data, sequence=sequence)
+    )
+    plan = plan_of(changed, resolve(parse_layout(layout), devices))
     return Drafted(model.name, model.model, sequence, plan)
 
 
@@ -292,12 +294,22 @@ def _precision(word: str) -> Precision:
 # -- resolving -------------------------------------------------------------------
 
 
+def check_run(run: Run, layout: Layout) -> list[str]:
+    """Everything that keeps `run` from starting on any machine, as sentences."""
+    sequence = run.data.sequence
+    problems = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
+    return [*problems, *_check_pace(run.pace), *unsupported(run.model, layout)]
+
+
+def plan_of(run: Run, layout: Layout) -> Plan:
+    """The plan of `run` on a layout whose dp is known. Raises BadInput."""
+    return make_plan(run.model, layout, run.batch, sequence=run.data.sequence, method=run.method)
+
+
 def resolve_run(run: Run, machine: Machine) -> Job:
     """The Job of `run` on `machine`. Raises BadInput with every problem, a sentence each."""
     layout = resolve(parse_layout(run.layout), machine.world)
-    sequence = run.data.sequence
-    problems = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
-    problems += [*_check_pace(run.pace), *unsupported(run.model, layout)]
+    problems = check_run(run, layout)
     if run.device == "cuda" and not machine.cuda:
         problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
     local = machine.local_world or layout.world
@@ -308,7 +320,7 @@ def resolve_run(run: Run, machine: Machine) -> Job:
         name=run.name,
         folder=(run.folder or Path("runs") / run.name).absolute(),
         cache=machine.cache,
-        plan=make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method),
+        plan=plan_of(run, layout),
         data=run.data,
         pace=run.pace,
         seed=run.seed,

@@ -20,9 +20,10 @@ and the true gradient is their sum. Or they did the very same work, and hold the
     weight                    same box on             summed over
     a slice                   dp×cp                   dp×cp
     a shared key-value head   dp×cp, tp/k ranks       both
-    norm, router, row bias    dp×cp, tp               dp×cp; tp too under sp, which cuts tokens
+    norm, row bias            dp×cp, tp               dp×cp; tp too under sp, which cuts tokens
     norm of each head         dp×cp, tp               both: other heads
     latent projections        dp×cp, tp               both: gradients arrive from other heads
+    router                    dp×cp, tp               both: from other columns of the experts
     an expert                 dp×cp÷ep                dp×cp÷ep: its tokens came from all of ep
     a tied weight             dp×cp, its stages       both
 """
@@ -74,9 +75,16 @@ def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
         return None
     box = _box(weight, plan.shape, plan.layout, rank)
     same = _same_box(weight, plan.shape, plan.layout, rank)
-    partial = same if _partial(weight, plan.layout, len(same)) else (_tp(plan.layout, rank),)
+    partial = summed_over_tp(weight, plan, rank)
     holders = tuple(_ranks(weight, plan.layout, rank, stages, same))
     return Placement(box, holders, tuple(_ranks(weight, plan.layout, rank, stages, partial)))
+
+
+def summed_over_tp(weight: Weight, plan: Plan, rank: int) -> tuple[int, ...]:
+    """The parts of tp whose gradients of `weight` add up to the true one; itself, if only it."""
+    same = _same_box(weight, plan.shape, plan.layout, rank)
+    partial = _partial(weight, plan.layout, len(same))
+    return same if partial else (_tp(plan.layout, rank),)
 
 
 def held(plan: Plan, rank: int) -> dict[str, Box]:

@@ -11,28 +11,42 @@ the pointer on either tells its name and seconds.
 """
 
 from collections.abc import Iterator
-from math import floor, log10
 from typing import NamedTuple
 
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.lowering import Verb
 from howdah.sim.draw_schedule import NAMES, Box, boxes, figures, title
+from howdah.sim.palette import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    GRID,
+    GROUND,
+    INK,
+    ORANGE,
+    PINK,
+    PURPLE,
+    RED,
+    TEAL,
+    TOP,
+    head,
+    ticks,
+)
 from howdah.sim.svg import blend, document, element, hint, words
 from howdah.sim.timeline import Timeline
 
-# These differ in lightness too, for people who see few colors and for printers.
 COLORS = {
-    Kind.FORWARD: "#6fa8dc",
-    Kind.BACKWARD: "#f0a04b",
-    Kind.INPUT: "#dd6b55",
-    Kind.WEIGHT: "#86c28f",
-    Kind.UPDATE: "#a9b1ba",
+    Kind.FORWARD: BLUE,
+    Kind.BACKWARD: ORANGE,
+    Kind.INPUT: RED,
+    Kind.WEIGHT: GREEN,
+    Kind.UPDATE: GREY,
 }
-STRIPS = {Verb.GATHER: "#8e6fb5", Verb.REDUCE: "#2f7f79", Verb.TIE: "#b5557f"}
-INK, FAINT, GROUND, GRID = "#1f2933", "#6b7683", "#eef1f4", "#d5dae0"
+STRIPS = {Verb.GATHER: PURPLE, Verb.REDUCE: TEAL, Verb.TIE: PINK}
 
-LEFT, PLOT, RIGHT, TOP = 76, 1180, 64, 84  # pixels
+LEFT, PLOT, RIGHT = 76, 1180, 64  # pixels
 
 
 class Frame(NamedTuple):
@@ -69,8 +83,7 @@ def draw_svg(timeline: Timeline) -> str:
 
 
 def _head(timeline: Timeline) -> Iterator[str]:
-    yield words(LEFT, 36, title(timeline.schedule), font_size=20, font_weight=600, fill=INK)
-    yield words(LEFT, 60, figures(timeline), font_size=13, fill=FAINT)
+    yield from head(LEFT, title(timeline.schedule), figures(timeline))
     yield words(LEFT + PLOT + 12, TOP - 8, "held", font_size=11, fill=FAINT)
 
 
@@ -91,11 +104,9 @@ def _axis(timeline: Timeline, frame: Frame) -> Iterator[str]:
     makespan, bottom = timeline.makespan, frame.y(len(timeline.spans))
     if not makespan:
         return
-    power = 10.0 ** floor(log10(makespan / 6))
-    step = max(factor for factor in (1, 2, 5) if factor * power <= makespan / 6) * power
-    for tick in range(floor(makespan / step * (1 + 1e-9)) + 1):
-        x = frame.x(tick * step)
-        seconds = f"{tick * step:.6g}{' s' if tick == 0 else ''}"
+    for tick in ticks(makespan):
+        x = frame.x(tick)
+        seconds = f"{tick:.6g}{' s' if tick == 0 else ''}"
         yield element("line", x1=x, x2=x, y1=TOP, y2=bottom + 6, stroke=GRID, stroke_width=1)
         yield words(x, bottom + 21, seconds, font_size=11, fill=FAINT, text_anchor="middle")
 

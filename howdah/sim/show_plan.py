@@ -24,8 +24,9 @@ def show_model(name: str, shape: ModelShape, sequence: int) -> list[str]:
     """Parameters, and flops per token as the four conventions count them."""
     count, flops = parameters(shape), conventions(shape, sequence)
     active = f", {_count(count.active)} active" if count.active != count.total else ""
+    about = f" ({_count(count.total)}{active})" if count.total >= 1e6 else ""
     return [
-        f"{name}: {count.total:,} parameters ({_count(count.total)}{active})",
+        f"{name}: {count.total:,} parameters{about}",
         f"flops per token, forward and backward, sequences of {sequence:,}: "
         f"6N {_flop(flops.by_parameters)}, all pairs {_flop(flops.model)}, "
         f"causal {_flop(flops.causal_model)}",
@@ -48,7 +49,9 @@ def show_prediction(prediction: Prediction, *, why: bool = False) -> list[str]:
 
 
 def _devices(prediction: Prediction) -> str:
-    return prediction.cluster.device.name if prediction.cluster else "devices"
+    if prediction.cluster:
+        return prediction.cluster.device.name
+    return "device" if prediction.plan.layout.world == 1 else "devices"
 
 
 def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:

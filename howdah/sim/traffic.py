@@ -17,7 +17,8 @@ The forms, A micro-batches a step, T tokens of a micro-batch on a rank, h the wi
                  zero2: the reduce-scatter A times, unless gradients accumulate whole
                  zero3: A times two all-gathers of weights and a reduce-scatter
                  shardG: all of it inside G ranks; then all-reduce of the shares across groups
-    tp           per sub-layer and micro-batch an all-reduce of T·h each way; with sp an
+    tp           gradients of weights that tp does not cut, where its parts have parts of them;
+                 per sub-layer and micro-batch an all-reduce of T·h each way; with sp an
                  all-gather and a reduce-scatter each way, and the input gathered once more
     cp           ring: keys and values of the others pass by, and again with their gradients
     pp           T·h per boundary and direction; a tied weight's gradient between its stages
@@ -40,9 +41,11 @@ from howdah.plan.plan import Plan
 from howdah.plan.ranks import Stride, axis
 from howdah.plan.sharding import (
     heads,
+    held,
     kv_heads,
     local_buffers,
     replicas_of,
+    summed_over_tp,
     tokens,
 )
 
@@ -124,6 +127,7 @@ def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int
 def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
     layout = plan.layout
     reduces = plan.micros if layout.accumulate == "shard" else 1
+    _tensor_sums(plan, rank, reduces, sender)
     for buffer in local_buffers(plan, rank):
         experts = replicas_of(buffer.unit) == "expert_replicas"
         inside = axis(layout, "expert_shard" if experts else "shard")
@@ -138,6 +142,24 @@ def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
         else:
             gathers = 2 * plan.micros if layout.zero == 3 else 1
             sender.all_gather("dp", inside, sizes * plan.narrow * gathers)
+
+
+def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
+    """Gradients of which each part of tp has a part, before they are reduced: a message for each
+    unit and group of parts.
+    """
+    boxes, tp = held(plan, rank), axis(plan.layout, "tp")
+    elements: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for weight in plan.weights:
+        if weight.name in boxes:
+            parts = summed_over_tp(weight, plan, rank)
+            elements[weight.unit, parts] += boxes[weight.name].elements
+    for (_, parts), count in elements.items():
+        peers = [rank + part - tp.place(rank) for part in parts]
+        sizes = shares(count, len(parts)) * plan.wide * reduces
+        sender.send("tp", "reduce_scatter", peers, sizes)
+        own = int(sizes[parts.index(tp.place(rank))])
+        sender.send("tp", "all_gather", peers, own)
 
 
 def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:

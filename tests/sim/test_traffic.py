@@ -126,9 +126,18 @@ def test_sequence_parallelism_sends_ten_units_for_eight(t):
     h, f, tokens = EVEN.width, (t - 1) / t, 64
     unit = f * tokens * h * 2
     found = sent(plan_of(f"tp{t} sp x1"))
-    loss = 3 * f * tokens * 4
-    assert found["tp", "all_gather"] == EVEN.layers * 6 * unit + 3 * unit + loss
-    assert found["tp", "reduce_scatter"] == EVEN.layers * 4 * unit + 2 * unit + loss
+    norms = (2 * EVEN.layers + 1) * h * 4 * f  # saw other tokens: their gradients are summed
+    rest = 3 * f * tokens * 4 + norms
+    assert found["tp", "all_gather"] == EVEN.layers * 6 * unit + 3 * unit + rest
+    assert found["tp", "reduce_scatter"] == EVEN.layers * 4 * unit + 2 * unit + rest
+
+
+def test_gradients_of_shared_key_value_heads_are_summed_over_their_sharers():
+    """Eight parts, four heads: each head's keys and values are on two parts."""
+    both = [sent(plan_of(f"tp8 {words}")) for words in ("", "x3")]
+    heads = EVEN.layers * 2 * EVEN.d * EVEN.width * 4 // 2
+    activations = [found["tp", "reduce_scatter"] - heads for found in both]
+    assert activations[1] == 3 * activations[0]  # of every micro-batch; the sum is once a step
 
 
 @pytest.mark.parametrize("c", [2, 4, 8])

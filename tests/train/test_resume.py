@@ -39,7 +39,7 @@ def going_on_changes_nothing(workers, job):
     assert losses(job.folder) == whole_losses
 
 
-@pytest.mark.parametrize("layout", ["single", "dp2"])
+@pytest.mark.parametrize("layout", ["single", "dp2", "dp2 zero2"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_going_on_is_equal_bit_for_bit(workers, make_job, layout, precision):
     job = make_job("a", f"layout={layout}", f"method.precision={precision}", "method.dropout=0.1")
@@ -69,10 +69,19 @@ def test_every_optimizer_goes_on(workers, make_job, tmp_path, optimizer, states)
 def test_going_on_with_other_ranks_reads_the_same_samples(workers, make_job, tmp_path, batch):
     train_on(workers, make_job("a", "layout=dp2", *batch))
     never_changed, sample = losses(tmp_path / "a"), opened(tmp_path / "a", 20).samples
-    for layout in ("single", "dp3", "dp4"):
+    for layout in ("single", "dp3", "dp4", "dp3 zero1", "dp4 zero2"):
         folder = copy_until(tmp_path / "a", tmp_path / layout, 10)
         train_on(workers, make_job(layout, f"layout={layout}", *batch))
         assert opened(folder, 20).samples == sample
+        assert losses(folder) == pytest.approx(never_changed, rel=1e-6)
+
+
+def test_a_run_on_shares_goes_on_without_them(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "layout=dp3 zero2"))
+    never_changed = losses(tmp_path / "a")
+    for layout in ("single", "dp2 zero1", "dp4"):
+        folder = copy_until(tmp_path / "a", tmp_path / layout, 10)
+        train_on(workers, make_job(layout, f"layout={layout}"))
         assert losses(folder) == pytest.approx(never_changed, rel=1e-6)
 
 

@@ -1,0 +1,165 @@
+"""ZeRO 1 and 2: what is shared out is held once, and weights are there when they are needed."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tiny import SHAPE, TIED, micro
+
+from howdah.comm.transport import Alone
+from howdah.parallel.apply import apply
+from howdah.parallel.flatten import fresh
+from howdah.parallel.mesh import connect_mesh
+from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
+from howdah.plan.flat import share
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Method
+from howdah.plan.weights import weights
+from howdah.train.step import Stepper, accumulate, train_step
+
+ZERO = ["zero1", "zero2 accumulate=whole", "zero2"]
+MICROS = 3
+
+
+def stepper_on(transport, words, shape=SHAPE, precision="float64"):
+    layout = resolve(parse_layout(f"dp{transport.size} {words}"), transport.size)
+    mesh, method = connect_mesh(layout, transport, torch.device("cpu")), Method(precision)
+    fill = fresh(weights(shape), 5)
+    return Stepper(apply(shape, mesh=mesh, method=method, fill=fill), mesh, method, seed=5)
+
+
+def batch(transport, shape, *, micros=MICROS, first=0):
+    """This rank's micro-batches of a global batch that is the same for every number of ranks."""
+    return [micro(first + n * transport.size + transport.rank, shape=shape) for n in range(micros)]
+
+
+def run(transport, words, shape, steps=2):
+    """Everything of a few steps by name: parameters, gradients, moments; and what is held."""
+    stepper = stepper_on(transport, words, shape)
+    placed = stepper.placed
+    for step in range(steps):
+        train_step(stepper, batch(transport, shape, first=100 * step), step=step, rate=1e-2)
+    names = parameter_names(placed)
+    found = {
+        **{f"weight {n}": full_parameter(placed, n).numpy() for n in names},
+        **{f"gradient {n}": full_gradient(placed, n).numpy() for n in names},
+        **{f"moment {n}": full_state(placed, n, "exp_avg_sq").numpy() for n in names},
+    }
+    placed.settle()
+    bits = {name: unit.weights.numpy().copy() for name, unit in placed.units.items()}
+    stepper.mesh.close()
+    return found, bits
+
+
+@pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize("words", ZERO)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_steps_are_those_of_plain_data_parallelism(workers, words, ranks, shape):
+    plain = workers.run(run, "", shape, ranks=ranks)
+    shared = workers.run(run, words, shape, ranks=ranks)
+    for found, bits in shared:
+        for name, value in plain[0][0].items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-13, err_msg=name)
+        for unit, value in shared[0][1].items():
+            np.testing.assert_array_equal(bits[unit], value)
+
+
+def held(transport, words, precision):
+    """Of every unit: its length, the own range, and the elements of each kind of tensor."""
+    stepper = stepper_on(transport, words, precision=precision)
+    rows = []
+    for unit in stepper.placed.units.values():
+        gradients = unit.gradients
+        apart = 0 if unit.masters.dtype == unit.weights.dtype else len(unit.masters)
+        whole = 0 if gradients is None else len(gradients)
+        kept = len(unit.summed) if gradients is None else whole
+        rows.append((unit.buffer.length, (unit.start, unit.stop), len(unit.weights), apart, kept))
+    moments = sum(state["exp_avg"].numel() for state in stepper.placed.optimizer.state.values())
+    stepper.mesh.close()
+    return rows, moments
+
+
+@pytest.mark.parametrize("words", ZERO)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_each_rank_holds_its_share_alone(workers, words, precision):
+    results = workers.run(held, words, precision, ranks=3)
+    for rank, (rows, moments) in enumerate(results):
+        for length, own, kept_weights, masters, gradients in rows:
+            start, stop = own
+            assert own == share(length, 3, rank)
+            assert kept_weights == length
+            assert masters == (stop - start if precision == "bf16" else 0)
+            assert gradients == (stop - start if words == "zero2" else length)
+        assert moments == sum(stop - start for _, (start, stop), *_ in rows)
+    for units in zip(*(rows for rows, _ in results), strict=True):
+        ends = [own for _, own, *_ in units]
+        assert ends[0][0] == 0 and ends[-1][1] == units[0][0]
+        assert all(a[1] == b[0] for a, b in pairwise(ends))
+
+
+def late(transport):
+    """Weights right after an update, and as the next forward pass finds them."""
+    stepper = stepper_on(transport, "zero1")
+    placed = stepper.placed
+    before = {name: unit.weights.clone() for name, unit in placed.units.items()}
+    train_step(stepper, batch(transport, SHAPE), step=0, rate=1e-2)
+    counted = dict(stepper.mesh.counters.sent())
+    stale = sum(
+        torch.equal(
+            unit.weights[share(len(unit.weights), 2, 1 - transport.rank)[0] :][:8],
+            before[name][share(len(unit.weights), 2, 1 - transport.rank)[0] :][:8],
+        )
+        for name, unit in placed.units.items()
+    )
+    accumulate(stepper, batch(transport, SHAPE, micros=1), step=1, tokens=10)
+    after = dict(stepper.mesh.counters.sent())
+    gathered = [row for row in after if row.operation == "all_gather"]
+    whole = {
+        name: full_parameter(placed, s.name).numpy().ravel()
+        for name, unit in placed.units.items()
+        for s in unit.buffer.segments[:1]
+    }
+    seen = {name: placed.units[name].weights[: len(value)].numpy() for name, value in whole.items()}
+    stepper.mesh.close()
+    return stale, any(row.operation == "all_gather" for row in counted), gathered, whole, seen
+
+
+def test_weights_come_with_the_forward_pass_that_needs_them(workers):
+    for stale, early, gathered, whole, seen in workers.run(late, ranks=2):
+        assert stale == 4 and not early  # the other rank's ranges are those of before the update
+        assert gathered
+        for name, value in whole.items():
+            np.testing.assert_array_equal(seen[name], value)
+
+
+def buffers_in_flight(transport):
+    """The most whole gradients that exist at one time while shares add up."""
+    stepper = stepper_on(transport, "zero2")
+    reducer = stepper.placed.reducer
+    reducer.buckets[:] = [[buffer] for bucket in reducer.buckets for buffer in bucket]
+    reducer._of = {s.name: i for i, b in enumerate(reducer.buckets) for u in b for s in u.segments}
+    reducer._missing = reducer._counts()
+    most, start = [0], reducer._start
+
+    def watched(*, whole):
+        most[0] = max(most[0], len(reducer._whole))
+        start(whole=whole)
+
+    reducer._start = watched
+    accumulate(stepper, batch(transport, SHAPE), step=0, tokens=100)
+    left = len(reducer._whole)
+    stepper.mesh.close()
+    return most[0], left
+
+
+def test_two_buckets_of_whole_gradients_exist_at_most(workers):
+    assert workers.run(buffers_in_flight, ranks=2) == [(2, 0)] * 2
+
+
+@pytest.mark.parametrize("words", ZERO)
+def test_one_replica_has_nobody_to_share_with(words):
+    stepper = stepper_on(Alone(), words)
+    assert stepper.placed.reducer is None and stepper.placed.gatherer is None
+    result = train_step(stepper, batch(Alone(), SHAPE), step=0, rate=1e-2)
+    assert result.norm > 0
