@@ -11,17 +11,22 @@ from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import Transport
 from howdah.plan.layout import Layout
+from howdah.sim.traffic import Wires
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A resolved layout seen from one rank."""
+    """A resolved layout seen from one rank.
+
+    wires  the classes of link that the counters tell apart
+    """
 
     layout: Layout
     rank: int
     device: torch.device
     dp: Group
     counters: Counters
+    wires: Wires
 
     def close(self) -> None:
         """Ends the groups' progress threads."""
@@ -33,4 +38,5 @@ def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> 
     assert layout.world == transport.size, f"{layout} on {transport.size} ranks"
     counters = Counters()
     dp = Group(transport, axis="dp", counters=counters)
-    return Mesh(layout, transport.rank, device, dp, counters)
+    wires = Wires(transport.link, transport.link)
+    return Mesh(layout, transport.rank, device, dp, counters, wires)

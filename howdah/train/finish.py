@@ -81,7 +81,7 @@ def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
 
 def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     """What this rank's gradients send in `steps` steps, by the simulator."""
-    rows = step_traffic(job.plan, mesh.rank)
+    rows = step_traffic(job.plan, mesh.rank, mesh.wires)
     return {row: count * steps for row, count in rows.items() if row.operation in WIRE}
 
 

@@ -29,7 +29,7 @@ def foretell(plan: Plan, mesh: Mesh) -> list[str]:
     """The predicted memory of this rank, and what it sends in a step."""
     held = predicted_memory(plan, mesh.rank)
     parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
-    sent = sum(step_traffic(plan, mesh.rank).values())
+    sent = sum(step_traffic(plan, mesh.rank, mesh.wires).values())
     return [
         f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
         f"sends {sent / MIB:,.1f} MiB a step"

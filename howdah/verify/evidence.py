@@ -19,7 +19,7 @@ from howdah.parallel.flatten import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
 from howdah.plan.weights import weights
-from howdah.sim.traffic import Traffic
+from howdah.sim.traffic import TCP, Traffic, Wires
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.train.step import Stepper, accumulate, train_step
 from howdah.verify.case import Case, corpus_of
@@ -36,7 +36,7 @@ class Evidence:
     losses, norms  of each step; norms before clipping
     gradients      of the first step, before clipping
     parameters     after the last step
-    sent           bytes that this rank sent in the steps
+    sent           bytes that this rank sent in the steps, and over which wires
     checksum       of the weights after the last step
     """
 
@@ -46,6 +46,7 @@ class Evidence:
     parameters: Arrays
     sent: dict[Traffic, int] = field(default_factory=dict)
     checksum: int = 0
+    wires: Wires = TCP
 
 
 def gather(
@@ -87,6 +88,7 @@ def gather(
         parameters=parameters if keep else {},
         sent={traffic: count - before.get(traffic, 0) for traffic, count in after.items()},
         checksum=checksum,
+        wires=mesh.wires,
     )
 
 

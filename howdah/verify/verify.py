@@ -96,7 +96,7 @@ def _equal_bits(ranks: list[Evidence]) -> Iterator[str]:
 def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     """Bytes predicted equal bytes counted, row by row."""
     for rank, evidence in enumerate(ranks):
-        expected = step_traffic(case.plan, rank)
+        expected = step_traffic(case.plan, rank, evidence.wires)
         predicted = {row: count * case.steps for row, count in expected.items() if count}
         counted = {row: count for row, count in evidence.sent.items() if count}
         if predicted != counted:

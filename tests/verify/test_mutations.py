@@ -57,9 +57,16 @@ def test_a_sum_skipped_changes_one_gradient_alone(workers):
     assert changed == ["embedding.weight"]
 
 
-def test_replicas_that_did_not_sum_no_longer_hold_equal_bits(workers):
+def nudge(stepper):
+    """Rank 1 begins with other weights."""
+    unit = next(iter(stepper.placed.units.values()))
+    unit.weights[0] += stepper.mesh.rank
+    return stepper
+
+
+def test_replicas_with_other_weights_do_not_hold_equal_bits(workers):
     case = case_of("dp2 x1", steps=1)
-    one, two = workers.run(gather, case, skip_a_sum, ranks=2)
+    one, two = workers.run(gather, case, nudge, ranks=2)
     assert one.checksum != two.checksum
 
 
