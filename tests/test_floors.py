@@ -209,7 +209,12 @@ def files_open_with_a_docstring(source: Source) -> Iterator[str]:
         yield f"{source.path} does not say what it is for"
 
 
+USED_ALONE = ("comm/__init__.py",)  # has a lazy name for programs that use this floor alone
+
+
 def floors_open_with_a_docstring_alone(source: Source) -> Iterator[str]:
+    if source.path in USED_ALONE:
+        return
     if source.path.endswith("/__init__.py") and len(source.tree.body) > 1:
         yield f"{source.path} holds more than a docstring; import from the floor's files"
 

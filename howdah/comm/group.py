@@ -1,181 +1,298 @@
 """Group: the collectives of the ranks along one axis, every byte counted.
 
-Both halves of an all-reduce are one direct exchange each. For three ranks and a buffer cut
-into the shares a b c (`plan.flat.share`: sizes differ by at most one element, so any length
-works):
+    group.all_reduce(x)              in place: the sum over the ranks, on every rank
+    group.reduce_scatter(out, x)     out: this rank's part of the sum of x
+    group.all_gather(out, x)         out: the parts x of all ranks, in rank order
+    group.broadcast(x, root)         in place
+    group.all_to_all(out, x)         part p of x goes to rank p, part p of out comes from it
 
-    reduce-scatter      rank 0: a₀ b₀ c₀      sends b₀ to 1, c₀ to 2; receives a₁, a₂
-                                              and keeps a = a₀ + a₁ + a₂, added in rank order
-    all-gather          rank 0: a . .         sends a to 1 and 2; receives b, c
+Tensors are cut along their first dim into shares (`plan.flat.share`: sizes differ by at most one,
+so any length works). Where `x` is left out, a part is the own share of the whole, in place, as
+flat buffers of gradients and weights need it; several buffers go in one call:
 
-Sent per rank: Ψ - |own| elements, then (N-1)·|own|. One owner adds up each share and the others
-copy it, so all ranks hold equal bits.
+    reduce_scatter([f])     rank 0: a₀ b₀ c₀      a = a₀ + a₁ + a₂, the rest is left as it was
+    all_gather([f])         rank 0: a . .         a b c
+
+An all-reduce is one and then the other, and is counted as such. One owner adds up each share, in
+rank order, and the others copy it: all ranks hold equal bits.
 
 Operations of a group happen in one order on all ranks. Asynchronous ones run on the group's
 progress thread, first come first served; a synchronous one waits for them, then runs on the
-caller's thread, without a hop.
+caller's thread, without a hop. Each returns a future, which for a synchronous one is done.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from howdah.comm.counters import Counters
-from howdah.comm.transport import Message, Transport
+from howdah.comm.lend import check_tensor, give_back, lend
+from howdah.comm.reduction import check_reduction
+from howdah.comm.signature import caller
+from howdah.comm.transport import Transport, shares
 from howdah.plan.flat import share
+from howdah.plan.problems import BadInput
 from howdah.sim.traffic import Traffic
+
+Tensors = Tensor | Sequence[Tensor]
+DONE: Future[None] = Future()
+DONE.set_result(None)
 
 
 class Group:
-    """Collectives over flat, contiguous buffers, in place. Several buffers go in one call."""
+    """Collectives over tensors of any device and shape. All ranks call the same ones."""
 
     def __init__(self, transport: Transport, *, axis: str, counters: Counters) -> None:
-        self.axis, self.rank, self.size = axis, transport.rank, transport.size
+        self.axis, self.link = axis, transport.link
+        self.rank, self.size = transport.rank, transport.size
         self._transport, self._counters = transport, counters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
         self._last: Future[None] | None = None
-        self._scratch: Tensor | None = None
 
-    def own(self, flat: Tensor, rank: int | None = None) -> Tensor:
-        """The share of a flat buffer that `rank` (this one by default) owns: a view."""
-        start, stop = share(flat.numel(), self.size, self.rank if rank is None else rank)
-        return flat[start:stop]
+    def own(self, whole: Tensor, rank: int | None = None) -> Tensor:
+        """The share of `whole`, along its first dim, that `rank` (or this one) owns: a view."""
+        start, stop = share(len(whole), self.size, self.rank if rank is None else rank)
+        return whole[start:stop]
 
     # -- collectives
 
-    def reduce_scatter(self, flats: Sequence[Tensor]) -> None:
-        """Sums over the ranks; afterwards each rank's own share holds the sum.
+    def all_reduce(self, x: Tensors, *, op: str = "sum", async_op: bool = False) -> Future[None]:
+        """`x` becomes the sum (mean, min, max, product) over the ranks."""
+        wholes = _listed(x)
+        for whole in wholes:
+            check_tensor("all_reduce", whole, written=True)
+            check_reduction(whole.dtype, op)
 
-        The rest of each buffer is left as it was.
+        def work() -> None:
+            hosts, began = [lend(whole) for whole in wholes], perf_counter()
+            sent = self._together([partial(self._transport.all_reduce, h, op) for h in hosts])
+            first = sum(self._others(host) for host in hosts)
+            halves = {"reduce_scatter": first, "all_gather": sent - first}
+            self._count(halves, perf_counter() - began)
+            for whole, host in zip(wholes, hosts, strict=True):
+                give_back(whole, host)
+
+        return self._run(work, async_op)
+
+    def reduce_scatter(
+        self, out: Tensors, x: Tensor | None = None, *, op: str = "sum", async_op: bool = False
+    ) -> Future[None]:
+        """`out` becomes this rank's share of the sum of `x` over the ranks.
+
+        Without `x`, the own share of `out` does, and the rest is left as it was.
         """
-        self._run(lambda: self._reduce_scatter(flats))
+        outs, wholes = self._parts("reduce_scatter", out, x)
+        for whole in wholes:
+            check_reduction(whole.dtype, op)
 
-    def all_gather(self, flats: Sequence[Tensor]) -> None:
-        """Every rank's own share reaches all ranks."""
-        self._run(lambda: self._all_gather(flats))
+        def work() -> None:
+            hosts, began = [lend(whole) for whole in wholes], perf_counter()
+            cuts = [self._cut(*pair) for pair in zip(wholes, hosts, strict=True)]
+            parts = [host.split(cut)[self.rank] for host, cut in zip(hosts, cuts, strict=True)]
+            if x is not None:
+                parts = [lend(part) for part in outs]
+            reduce = self._transport.reduce_scatter
+            jobs = zip(parts, hosts, cuts, strict=True)
+            sent = self._together([partial(reduce, *job, op) for job in jobs])
+            self._count({"reduce_scatter": sent}, perf_counter() - began)
+            for part, host in zip(outs, hosts if x is None else parts, strict=True):
+                give_back(part, host)
 
-    def reduce_scatter_async(self, flats: Sequence[Tensor]) -> Future[None]:
-        """Starts a reduce-scatter on the progress thread."""
-        self._last = self._thread.submit(self._reduce_scatter, flats)
-        return self._last
+        return self._run(work, async_op)
 
-    def all_gather_async(self, flats: Sequence[Tensor]) -> Future[None]:
-        """Starts an all-gather on the progress thread."""
-        self._last = self._thread.submit(self._all_gather, flats)
-        return self._last
+    def all_gather(
+        self, out: Tensors, x: Tensor | None = None, *, async_op: bool = False
+    ) -> Future[None]:
+        """`out` becomes the `x` of all ranks, in rank order, each its rank's share of `out`.
 
-    def all_reduce(self, flats: Sequence[Tensor]) -> None:
-        """The sum over the ranks, in every rank's buffer: reduce-scatter, then all-gather."""
-        self.all_reduce_async(flats).result()
+        Without `x`, the own share of `out` reaches all ranks.
+        """
+        parts, wholes = self._parts("all_gather", out, x)
 
-    def all_reduce_async(self, flats: Sequence[Tensor]) -> Future[None]:
-        """Starts an all-reduce on the progress thread; `result()` of the future waits for it."""
+        def work() -> None:
+            hosts, began = [lend(whole) for whole in wholes], perf_counter()
+            cuts = [self._cut(*pair) for pair in zip(wholes, hosts, strict=True)]
+            owns = [host.split(cut)[self.rank] for host, cut in zip(hosts, cuts, strict=True)]
+            if x is not None:
+                owns = [lend(part) for part in parts]
+            jobs = zip(hosts, owns, cuts, strict=True)
+            sent = self._together([partial(self._transport.all_gather, *job) for job in jobs])
+            self._count({"all_gather": sent}, perf_counter() - began)
+            for whole, host in zip(wholes, hosts, strict=True):
+                give_back(whole, host)
 
-        def both() -> None:
-            self._reduce_scatter(flats)
-            self._all_gather(flats)
+        return self._run(work, async_op)
 
-        self._last = self._thread.submit(both)
-        return self._last
+    def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Future[None]:
+        """`x` becomes the root's."""
+        check_tensor("broadcast", x, written=True)
+        if not 0 <= root < self.size:
+            raise BadInput(f"broadcast: there is no rank {root} among {self.size} ranks")
+
+        def work() -> None:
+            host, began = lend(x), perf_counter()
+            sent = self._transport.broadcast(host, root)
+            self._count({"broadcast": sent}, perf_counter() - began)
+            give_back(x, host)
+
+        return self._run(work, async_op)
+
+    def all_to_all(
+        self,
+        out: Tensor,
+        x: Tensor,
+        *,
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Future[None]:
+        """Part p of `x` goes to rank p; part p of `out` comes from rank p.
+
+        sent, received  rows for and from each rank; left out, `x` is cut into shares, and is
+                        equally long on all ranks
+        """
+        rows = shares(_rows(x), self.size) if sent is None else list(sent)
+        back = [rows[self.rank]] * self.size if received is None else list(received)
+        for tensor, cut in ((x, rows), (out, back)):
+            check_tensor("all_to_all", tensor, written=tensor is out)
+            if len(cut) != self.size or sum(cut) != _rows(tensor) or tensor.dtype != x.dtype:
+                name = "out" if tensor is out else "x"
+                raise BadInput(
+                    f"all_to_all: {name} is {_spell(tensor)}, and {cut} rows of {x.dtype} are to "
+                    f"{'come from' if tensor is out else 'go to'} {self.size} ranks"
+                )
+
+        def work() -> None:
+            landing, host, began = lend(out), lend(x), perf_counter()
+            width = host.numel() // max(sum(rows), 1), landing.numel() // max(sum(back), 1)
+            counts = [n * width[0] for n in rows], [n * width[1] for n in back]
+            self._count(
+                {"all_to_all": self._transport.all_to_all(landing, host, *counts)},
+                perf_counter() - began,
+            )
+            give_back(out, landing)
+
+        return self._run(work, async_op)
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """Sums of a few numbers over the ranks, in float64 and in rank order on every rank."""
         mine = torch.tensor(list(values), dtype=torch.float64)
-        heard = [torch.empty_like(mine) for _ in range(self.size)]
-        heard[self.rank] = mine
+        heard = torch.empty(self.size, len(mine), dtype=torch.float64)
 
-        def swap() -> None:
-            sends = [(mine, peer) for peer in self._peers()]
-            self._exchange("scalars", sends, [(heard[peer], peer) for peer in self._peers()])
+        def work() -> None:
+            began, counts = perf_counter(), [len(mine)] * self.size
+            sent = self._transport.all_gather(heard.view(-1), mine, counts)
+            self._count({"scalars": sent}, perf_counter() - began)
 
-        self._run(swap)
-        return [sum(column) for column in zip(*(row.tolist() for row in heard), strict=True)]
-
-    def broadcast(self, flat: Tensor, *, root: int) -> None:
-        """The root's buffer reaches all ranks."""
-
-        def send_or_receive() -> None:
-            if self.rank == root:
-                self._exchange("broadcast", [(flat, peer) for peer in self._peers()], [])
-            else:
-                self._exchange("broadcast", [], [(flat, root)])
-
-        self._run(send_or_receive)
+        self._run(work, async_op=False)
+        return [sum(column) for column in zip(*heard.tolist(), strict=True)]
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
-        self.sum_scalars([0.0])
+
+        def work() -> None:
+            began = perf_counter()
+            self._transport.barrier()
+            self._count({"barrier": 0}, perf_counter() - began)
+
+        self._run(work, async_op=False)
 
     def close(self) -> None:
         """Ends the progress thread. What was started is finished first."""
         self._thread.shutdown()
 
+    # -- flat buffers, asynchronously
+
+    def all_reduce_async(self, flats: Sequence[Tensor]) -> Future[None]:
+        """Starts an all-reduce on the progress thread; `result()` waits for it."""
+        return self.all_reduce(flats, async_op=True)
+
+    def reduce_scatter_async(self, flats: Sequence[Tensor]) -> Future[None]:
+        """Starts a reduce-scatter in place on the progress thread."""
+        return self.reduce_scatter(flats, async_op=True)
+
+    def all_gather_async(self, flats: Sequence[Tensor]) -> Future[None]:
+        """Starts an all-gather in place on the progress thread."""
+        return self.all_gather(flats, async_op=True)
+
     # -- how they run
 
-    def _run(self, operation: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], None], async_op: bool) -> Future[None]:
+        if async_op:
+            self._last = self._thread.submit(self._for, caller(), work)
+            return self._last
         if self._last is not None:
             self._last.result()
             self._last = None
-        operation()
+        work()
+        return DONE
 
-    def _peers(self) -> list[int]:
-        return [(self.rank + hop) % self.size for hop in range(1, self.size)]
+    def _for(self, site: str, work: Callable[[], None]) -> None:
+        """On the progress thread: an operation that was asked for at `site`."""
+        self._transport.site = site
+        try:
+            work()
+        finally:
+            self._transport.site = ""
 
-    def _reduce_scatter(self, flats: Sequence[Tensor]) -> None:
-        parts: list[dict[int, Tensor]] = []  # for each buffer: rank → its part of our share
-        receives: list[Message] = []
-        owns = [self.own(flat) for flat in flats]
-        landing = self._land([own for own in owns for _ in self._peers()])
-        for own in owns:
-            part = {peer: next(landing) for peer in self._peers()}
-            receives += [(tensor, peer) for peer, tensor in part.items()]
-            parts.append({**part, self.rank: own})
-        sends = [(self.own(flat, peer), peer) for flat in flats for peer in self._peers()]
-        self._exchange("reduce_scatter", sends, receives)
-        for part in parts:
-            _add_in_rank_order(part[self.rank], part)
+    def _together(self, calls: list[Callable[[], int]]) -> int:
+        """Runs the calls, started together where there are several; the bytes they sent."""
+        if len(calls) == 1:
+            return calls[0]()
+        with self._transport.group() as batch:
+            sent = sum(call() for call in calls)
+        return sent + batch.sent
 
-    def _land(self, likes: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Room for one tensor like each of `likes`, used again by the next call.
+    def _parts(
+        self, operation: str, out: Tensors, x: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The parts and the wholes they are shares of; in place, the wholes are both."""
+        if x is None:
+            for whole in _listed(out):
+                check_tensor(operation, whole, written=True)
+            return _listed(out), _listed(out)
+        if not isinstance(out, Tensor):
+            raise BadInput(f"{operation}: several buffers go in place, without x")
+        part, whole = (out, x) if operation == "reduce_scatter" else (x, out)
+        check_tensor(operation, out, written=True)
+        check_tensor(operation, x, written=False)
+        own = self._cut(whole, whole)[self.rank]
+        if part.numel() != own or part.dtype != whole.dtype:
+            raise BadInput(
+                f"{operation}: rank {self.rank} of {self.size} has {own} elements of "
+                f"{_spell(whole)}, but its part is {_spell(part)}"
+            )
+        return [part], [whole]
 
-        Fresh memory would be mapped, page by page, at every call.
-        """
-        total = sum(like.numel() for like in likes)
-        if not likes:
-            return iter(())
-        scratch = self._scratch
-        if scratch is None or scratch.dtype != likes[0].dtype or scratch.numel() < total:
-            scratch = self._scratch = likes[0].new_empty(total)
-        return iter(scratch[:total].split([like.numel() for like in likes]))
+    def _cut(self, whole: Tensor, host: Tensor) -> list[int]:
+        """Elements of `host`, the flat form of `whole`, that are each rank's rows."""
+        width = host.numel() // max(_rows(whole), 1)
+        return [rows * width for rows in shares(_rows(whole), self.size)]
 
-    def _all_gather(self, flats: Sequence[Tensor]) -> None:
-        sends = [(self.own(flat), peer) for flat in flats for peer in self._peers()]
-        receives = [(self.own(flat, peer), peer) for flat in flats for peer in self._peers()]
-        self._exchange("all_gather", sends, receives)
+    def _others(self, flat: Tensor) -> int:
+        """Bytes of all shares but the own."""
+        return (flat.numel() - shares(flat.numel(), self.size)[self.rank]) * flat.element_size()
 
-    def _exchange(
-        self, operation: str, sends: Sequence[Message], receives: Sequence[Message]
-    ) -> None:
-        began = perf_counter()
-        sent = self._transport.exchange(
-            [(tensor, peer) for tensor, peer in sends if tensor.numel()],
-            [(tensor, peer) for tensor, peer in receives if tensor.numel()],
-        )
-        traffic = Traffic(self.axis, operation, self._transport.link)
-        self._counters.add(traffic, bytes=sent, seconds=perf_counter() - began)
+    def _count(self, sent: dict[str, int], seconds: float) -> None:
+        """One call; its seconds are shared out by bytes."""
+        total = sum(sent.values())
+        for operation, count in sent.items():
+            part = seconds * count / total if total else seconds / len(sent)
+            traffic = Traffic(self.axis, operation, self._transport.link)
+            self._counters.add(traffic, bytes=count, seconds=part)
 
 
-def _add_in_rank_order(own: Tensor, parts: dict[int, Tensor]) -> None:
-    """own = parts[0] + parts[1] + …, where one of the parts is `own` itself."""
-    if parts[0] is own or len(parts) == 2:  # a + b = b + a to the last bit
-        for rank in sorted(parts):
-            if parts[rank] is not own:
-                own += parts[rank]
-        return
-    total = parts[0]
-    for rank in range(1, len(parts)):
-        total += parts[rank]
-    own.copy_(total)
+def _listed(x: Tensors) -> list[Tensor]:
+    return [x] if isinstance(x, Tensor) else list(x)
+
+
+def _rows(x: Tensor) -> int:
+    return x.shape[0] if x.ndim else 1
+
+
+def _spell(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"

@@ -17,7 +17,7 @@ import logging
 import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -25,9 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from howdah.comm.transport import Alone, Transport, torch_transport
+from howdah.comm.rendezvous import Kind, choose
+from howdah.comm.transport import Alone, Transport
 
 HOST = "127.0.0.1"
+PATIENCE = 120  # seconds for a worker that does not come or is silent
 
 
 class WorkerError(RuntimeError):
@@ -55,10 +57,15 @@ class Workers:
             self._processes.append(process)
 
     def run(
-        self, function: Callable[..., Any], *arguments: Any, ranks: int | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        ranks: int | None = None,
+        transport: Kind | None = None,
     ) -> list[Any]:
         """Calls function(transport, *arguments) on the first `ranks` workers at once.
 
+        `transport` is the kind they get, by default the best that there is.
         Returns their results in rank order. Raises WorkerError with the first traceback that
         arrives; the workers of a failed run may wait for each other, so they are ended, and
         later runs are refused.
@@ -70,7 +77,7 @@ class Workers:
         self._runs += 1
         for rank, pipe in enumerate(pipes):
             with suppress(BrokenPipeError):  # it died: reading its answer says so
-                pipe.send((function, arguments, rank, ranks, self._runs))
+                pipe.send((function, arguments, rank, ranks, self._runs, transport))
         results: dict[int, Any] = {}
         while len(results) < len(pipes):
             silent = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
@@ -124,16 +131,15 @@ def _serve(pipe: Connection, port: int, threads: int) -> None:
     store = dist.TCPStore(HOST, port, is_master=False)
     while True:
         try:
-            function, arguments, rank, size, run = pipe.recv()
+            function, arguments, rank, size, run, kind = pipe.recv()
         except EOFError:
             return
         try:
-            transport: Transport = Alone()
-            if size > 1:
-                transport = torch_transport(
-                    dist.PrefixStore(f"run{run}", store), rank=rank, size=size, seconds=120
-                )
-            pipe.send((False, function(transport, *arguments)))
+            met = dist.PrefixStore(f"run{run}", store)
+            with closing(
+                choose(met, rank=rank, size=size, transport=kind, seconds=PATIENCE)
+            ) as transport:
+                pipe.send((False, function(transport, *arguments)))
         except Exception:
             pipe.send((True, f"rank {rank} of {size}:\n{traceback.format_exc()}"))
 
@@ -176,4 +182,4 @@ def join(*, rank: int, size: int, seconds: float = 600) -> Transport:
         return Alone()
     rendezvous = dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds))
     store, rank, size = next(iter(rendezvous))
-    return torch_transport(dist.PrefixStore("howdah", store), rank=rank, size=size, seconds=seconds)
+    return choose(dist.PrefixStore("howdah", store), rank=rank, size=size, seconds=seconds)

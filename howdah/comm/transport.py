@@ -1,78 +1,174 @@
-"""Transports: how bytes get from one rank to another.
+"""Transports: what carries collectives between the ranks of one group.
 
-A transport does one thing, `exchange`: it sends some tensors to peers and receives others, and
-returns when all have arrived. Collectives are built on it in `group.py`. `Alone` is the
-transport of one process. `TorchTransport` is the point-to-point half of a torch process group;
-gloo's own reduce-scatter is a whole all-reduce, so it is not used.
+All ranks of a group call the same operations in the same order. Tensors are flat, contiguous and
+on the CPU; `group.py` makes them so. There are three ways, with one interface and equal bits:
+
+    engine.py           shared memory inside a host, by a small C library
+    fallback.py         shared memory inside a host, by torch alone
+    torch_transport.py  messages of a torch process group, between hosts too
+
+Every operation returns the bytes that this rank sent, counted as if each rank talked to every
+other directly. With `counts` elements for the ranks, of w bytes:
+
+    reduce_scatter   (sum(counts) - own)·w         broadcast    (N - 1)·n·w on the root
+    all_gather       (N - 1)·own·w                 reduce       n·w but on the root
+    all_reduce       both, over shares             scatter      the others' counts on the root
+    all_to_all       sum(sent) but to itself       gather       own·w but on the root
 """
 
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-Message = tuple[Tensor, int]  # a contiguous tensor, and the peer it goes to or comes from
+from howdah.plan.flat import share
+
+Counts = Sequence[int]  # elements, one number for each rank
+
+
+class PeerLost(RuntimeError):
+    """A rank of the group has ended, is silent, or gave up; the sentence names it."""
+
+
+class Batch(Protocol):
+    """Operations that were started together."""
+
+    sent: int
+
+
+@dataclass
+class Nothing:
+    """A batch whose operations have told themselves what they sent."""
+
+    sent: int = 0
 
 
 class Transport(Protocol):
-    """The ranks of one group and the wire between them."""
+    """The ranks of one group and the wire between them.
+
+    In every operation `out` may be the own slice of `x`, or `x` the own slice of `out`. `op` is
+    one of sum, mean, min, max and product.
+    """
 
     rank: int
     size: int
-    link: str
+    link: str  # shared, tcp; none for a group of one
+    site: str  # `file:line` on whose behalf another thread calls; empty: the caller's own line
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> int:
-        """Send and receive together; returns the bytes sent. Order per pair of ranks counts."""
+    def all_reduce(self, x: Tensor, op: str = "sum") -> int:
+        """`x` becomes the reduction over the ranks."""
+        ...
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
+        """`out`, counts[rank] elements, becomes this rank's part of the reduction of `x`."""
+        ...
+
+    def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        """`out` becomes the parts of all ranks, `x` being this rank's, in rank order."""
+        ...
+
+    def broadcast(self, x: Tensor, root: int) -> int:
+        """`x` becomes the root's."""
+        ...
+
+    def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        """The root's `x` becomes the reduction; the others' stays as it was."""
+        ...
+
+    def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        """The root's `out` becomes the parts of all ranks."""
+        ...
+
+    def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        """`out` becomes this rank's part of the root's `x`."""
+        ...
+
+    def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
+        """Part p of `x` goes to rank p; part p of `out` comes from it."""
+        ...
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        ...
+
+    def send(self, x: Tensor, to: int) -> int:
+        """One tensor to one peer, which receives it."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """One tensor from one peer."""
+        ...
+
+    def group(self) -> AbstractContextManager[Batch]:
+        """The operations called inside may run together; they are done when the block ends.
+
+        Each returns what it sent already; what was sent later, the batch tells.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of memory and connections."""
         ...
 
 
+def shares(length: int, size: int) -> list[int]:
+    """How many of `length` elements each of `size` ranks owns."""
+    return [stop - start for start, stop in (share(length, size, r) for r in range(size))]
+
+
+def keep(into: Tensor, part: Tensor) -> None:
+    """Copies a rank's own part, where it is not in its place already."""
+    if into.data_ptr() != part.data_ptr():
+        into.copy_(part)
+
+
 class Alone:
-    """A group of one: there is nobody to talk to."""
+    """A group of one: every operation is a copy, or nothing."""
 
-    rank, size, link = 0, 1, "none"
+    rank, size, link, site = 0, 1, "none", ""
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> int:
-        """Nothing to send."""
-        assert not sends and not receives, "a group of one has no peers"
+    def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         return 0
 
+    def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
+        return self.all_gather(out, x, counts)
 
-class TorchTransport:
-    """Point-to-point messages of torch's gloo process group, over TCP.
+    def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        keep(out, x)
+        return 0
 
-    Tensors of an accelerator are staged through host memory.
-    """
+    def broadcast(self, x: Tensor, root: int) -> int:
+        return 0
 
-    link = "tcp"
+    def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        return 0
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self.rank, self.size = group.rank(), group.size()
+    def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        assert out is not None
+        return self.all_gather(out, x, counts)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> int:
-        """Posts every message, then waits for all. Raises RuntimeError when a peer is gone."""
-        staged = [(_landing(tensor), peer) for tensor, peer in receives]
-        work = [self._group.recv([tensor], peer, 0) for tensor, peer in staged]
-        outgoing = [(tensor.cpu(), peer) for tensor, peer in sends]
-        work += [self._group.send([tensor], peer, 0) for tensor, peer in outgoing]
-        for one in work:
-            one.wait()
-        for (tensor, _), (landed, _) in zip(receives, staged, strict=True):
-            if tensor is not landed:
-                tensor.copy_(landed)
-        return sum(tensor.nbytes for tensor, _ in sends)
+    def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        assert x is not None
+        return self.all_gather(out, x, counts)
 
+    def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
+        return self.all_gather(out, x, sent)
 
-def _landing(tensor: Tensor) -> Tensor:
-    return tensor if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+    def barrier(self) -> None:
+        """There is nobody to wait for."""
 
+    def send(self, x: Tensor, to: int) -> int:
+        """There is nobody to send to."""
+        raise AssertionError("a group of one has no peers")
 
-def torch_transport(
-    store: dist.Store, *, rank: int, size: int, seconds: float = 600
-) -> TorchTransport:
-    """Connects `size` ranks that share a store. A silent peer is given up after `seconds`."""
-    gloo: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
-    return TorchTransport(gloo)
+    def receive(self, x: Tensor, source: int) -> None:
+        """There is nobody to receive from."""
+        raise AssertionError("a group of one has no peers")
+
+    def group(self) -> AbstractContextManager[Batch]:
+        return nullcontext(Nothing())
+
+    def close(self) -> None:
+        """There is nothing to let go of."""

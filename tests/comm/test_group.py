@@ -12,29 +12,34 @@ import torch.distributed as dist
 
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
+from howdah.comm.rendezvous import choose
 from howdah.comm.spawn import HOST
-from howdah.comm.transport import Alone, torch_transport
+from howdah.comm.transport import Alone
 from howdah.plan.flat import share
+from howdah.plan.problems import BadInput
 from howdah.sim.traffic import Traffic
 
 LENGTHS = [0, 1, 2, 3, 5, 1000]  # not divisible, shorter than the group, empty
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [1, 2, 3, 4]
+KINDS = ["engine", "fallback", "torch"]
+LINKS = {"engine": "shared", "fallback": "shared", "torch": "tcp"}
 
 
 def numbers(rank, length, dtype):
     """Numbers of very different size, so that the order of adding shows in the last bits."""
     draw = torch.Generator().manual_seed(1000 * length + rank)
     wide = torch.randn(length, generator=draw, dtype=torch.float64)
-    return (wide * 10 ** torch.randint(-4, 4, (length,), generator=draw)).to(dtype)
+    return (wide * 10.0 ** torch.randint(-4, 4, (length,), generator=draw)).to(dtype)
 
 
 def plain_sum(size, length, dtype):
-    """What every collective must equal to the last bit: the sum in rank order."""
-    total = numbers(0, length, dtype)
+    """What every collective must equal to the last bit: the sum in rank order, rounded once."""
+    wide = torch.promote_types(dtype, torch.float32)
+    total = numbers(0, length, dtype).to(wide)
     for rank in range(1, size):
-        total = total + numbers(rank, length, dtype)
-    return total
+        total = total + numbers(rank, length, dtype).to(wide)
+    return total.to(dtype)
 
 
 def bits(tensor):
@@ -60,9 +65,9 @@ def collect(transport, operation, dtype):
     return [bits(flat) for flat in flats], counters.sent()
 
 
-def sent_rows(size, rank, dtype, operation):
+def sent_rows(size, rank, dtype, operation, kind):
     """Ψ - |own| for the reduce-scatter and (N-1)·|own| for the all-gather, in bytes."""
-    link = "none" if size == 1 else "tcp"
+    link = "none" if size == 1 else LINKS[kind]
     scattered = gathered = 0
     for length in LENGTHS:
         start, stop = share(length, size, rank)
@@ -78,21 +83,23 @@ def sent_rows(size, rank, dtype, operation):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_reduce_scatter_sums_the_own_share_and_leaves_the_rest(workers, size, dtype):
-    results = workers.run(collect, "reduce_scatter", dtype, ranks=size)
+@pytest.mark.parametrize("kind", KINDS)
+def test_reduce_scatter_sums_the_own_share_and_leaves_the_rest(workers, size, dtype, kind):
+    results = workers.run(collect, "reduce_scatter", dtype, ranks=size, transport=kind)
     for rank, (flats, sent) in enumerate(results):
         for length, flat in zip(LENGTHS, flats, strict=True):
             start, stop = share(length, size, rank)
             expected = numbers(rank, length, dtype)
             expected[start:stop] = plain_sum(size, length, dtype)[start:stop]
             np.testing.assert_array_equal(flat, bits(expected))
-        assert sent == sent_rows(size, rank, dtype, "reduce_scatter")
+        assert sent == sent_rows(size, rank, dtype, "reduce_scatter", kind)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_all_gather_brings_every_share_everywhere(workers, size, dtype):
-    results = workers.run(collect, "all_gather", dtype, ranks=size)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_gather_brings_every_share_everywhere(workers, size, dtype, kind):
+    results = workers.run(collect, "all_gather", dtype, ranks=size, transport=kind)
     for rank, (flats, sent) in enumerate(results):
         for length, flat in zip(LENGTHS, flats, strict=True):
             expected = torch.empty(length, dtype=dtype)
@@ -100,18 +107,19 @@ def test_all_gather_brings_every_share_everywhere(workers, size, dtype):
                 start, stop = share(length, size, owner)
                 expected[start:stop] = numbers(owner, length, dtype)[start:stop]
             np.testing.assert_array_equal(flat, bits(expected))
-        assert sent == sent_rows(size, rank, dtype, "all_gather")
+        assert sent == sent_rows(size, rank, dtype, "all_gather", kind)
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_reduce_async"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_all_reduce_gives_every_rank_the_same_bits(workers, size, dtype, operation):
-    results = workers.run(collect, operation, dtype, ranks=size)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_reduce_gives_every_rank_the_same_bits(workers, size, dtype, operation, kind):
+    results = workers.run(collect, operation, dtype, ranks=size, transport=kind)
     for rank, (flats, sent) in enumerate(results):
         for length, flat in zip(LENGTHS, flats, strict=True):
             np.testing.assert_array_equal(flat, bits(plain_sum(size, length, dtype)))
-        assert sent == sent_rows(size, rank, dtype, operation)
+        assert sent == sent_rows(size, rank, dtype, operation, kind)
 
 
 SCALARS = [[0.1, 1e16, 3.0], [0.2, 1.0, 5.0], [0.3, -1e16, 7.0], [0.4, 1.0, 9.0]]
@@ -133,17 +141,18 @@ def scalars_and_broadcasts(transport):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_scalars_and_broadcasts(workers, size):
+@pytest.mark.parametrize("kind", KINDS)
+def test_scalars_and_broadcasts(workers, size, kind):
     """Scalars are added in rank order on every rank: 1e16 + 1 - 1e16 shows another order."""
-    link = "none" if size == 1 else "tcp"
+    link = "none" if size == 1 else LINKS[kind]
     scalars, broadcast = Traffic("dp", "scalars", link), Traffic("dp", "broadcast", link)
     expected = [sum(column) for column in zip(*SCALARS[:size], strict=True)]
-    results = workers.run(scalars_and_broadcasts, ranks=size)
+    results = workers.run(scalars_and_broadcasts, ranks=size, transport=kind)
     for summed, after_scalars, heard, sent in results:
         assert summed == expected
         assert heard == [[float(root)] * 5 for root in range(size)]
         assert after_scalars.get(scalars, 0) == 3 * 8 * (size - 1)
-        assert sent.get(scalars, 0) == (3 + 1) * 8 * (size - 1)  # a barrier is one scalar
+        assert sent.get(scalars, 0) == 3 * 8 * (size - 1)  # a barrier sends nothing
         assert sent.get(broadcast, 0) == 5 * 4 * (size - 1)  # each was the root once
 
 
@@ -169,24 +178,25 @@ def test_calls_run_in_the_order_they_were_made(workers, size):
 
 
 class Held(Alone):
-    """Holds its first exchange until told, and then a moment longer if nobody comes in."""
+    """Holds its first operation until told, and then a moment longer if nobody comes in."""
 
     def __init__(self):
         self.go, self.second = threading.Event(), threading.Event()
-        self.entered, self.overlapped = 0, False
+        self.entered, self.overlapped = [], False
 
-    def exchange(self, sends, receives):
-        self.entered += 1
-        if self.entered == 1:
-            self.go.wait()
-            self.overlapped = self.second.wait(0.05)
-        else:
-            self.second.set()
-        return super().exchange(sends, receives)
+    def all_reduce(self, x, op="sum"):
+        self.entered.append("all_reduce")
+        self.go.wait()
+        self.overlapped = self.second.wait(0.05)
+        return 0
+
+    def barrier(self):
+        self.entered.append("barrier")
+        self.second.set()
 
 
 def test_a_synchronous_call_waits_for_the_asynchronous_ones():
-    """Two exchanges at once would mix up the order of messages between two ranks."""
+    """Two operations at once would mix up the order of messages between two ranks."""
     transport = Held()
     group = Group(transport, axis="dp", counters=Counters())
     future = group.all_reduce_async([torch.zeros(3)])
@@ -194,12 +204,12 @@ def test_a_synchronous_call_waits_for_the_asynchronous_ones():
     transport.go.set()
     group.barrier()
     assert future.done() and not transport.overlapped
-    assert transport.entered == 3  # reduce-scatter, all-gather, scalars
+    assert transport.entered == ["all_reduce", "barrier"]
     group.close()
 
 
 class Cut(Alone):
-    def exchange(self, sends, receives):
+    def all_reduce(self, x, op="sum"):
         raise RuntimeError("the wire was cut")
 
 
@@ -219,10 +229,145 @@ def test_an_error_that_nobody_asked_for_reaches_the_next_call():
     group.close()
 
 
-def lose_a_peer(pipe, port, rank, *, through_thread):
+# -- single tensors, of any shape and layout
+
+
+def strided(transport):
+    """Every operation on tensors that are not contiguous, and what lies beside them."""
+    group = Group(transport, axis="dp", counters=Counters())
+    rank, size, found = group.rank, group.size, []
+    base = torch.arange(24.0).view(4, 6) + 100 * rank
+    group.all_reduce(base[:, ::2], op="max")
+    turned = torch.full((2, 3), float(rank)).t()
+    group.broadcast(turned, size - 1)
+    part = torch.zeros(2, 2 * len(group.own(torch.empty(7)))).t()[::2]
+    group.reduce_scatter(part, torch.ones(2, 7).t(), op="mean")
+    whole = torch.zeros(2, 7).t()
+    group.all_gather(whole, part + rank)
+    flat = torch.full((7, 4), rank + 1.0)[:, 1]
+    group.reduce_scatter([flat], op="product")
+    group.close()
+    found += [base, turned, part, whole, flat]
+    return [tensor.numpy() for tensor in found]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_strided_tensors_are_read_and_written_in_place(workers, size, kind):
+    owner = [r for r in range(size) for _ in range(*share(7, size, r))]
+    for rank, found in enumerate(workers.run(strided, ranks=size, transport=kind)):
+        base, turned, part, whole, flat = found
+        expected = np.arange(24.0).reshape(4, 6) + 100 * rank
+        expected[:, ::2] += 100 * (size - 1 - rank)
+        np.testing.assert_array_equal(base, expected)
+        np.testing.assert_array_equal(turned, np.full((3, 2), size - 1.0))
+        np.testing.assert_array_equal(part, np.ones((owner.count(rank), 2)))
+        np.testing.assert_array_equal(whole, np.repeat([[1.0 + r] for r in owner], 2, axis=1))
+        factorial = float(np.prod(np.arange(1, size + 1)))
+        mine = [factorial if r == rank else rank + 1.0 for r in owner]
+        np.testing.assert_array_equal(flat, mine)
+
+
+MOVED = [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16]
+
+
+def moved(transport):
+    """Dtypes that nobody adds, but that can be moved."""
+    group, found = Group(transport, axis="dp", counters=Counters()), []
+    for dtype in MOVED:
+        x = torch.arange(12.0).mul(group.rank).to(dtype).view(6, 2)
+        whole, out = torch.zeros(12, 2, dtype=dtype), torch.zeros(6, 2, dtype=dtype)
+        group.all_gather(whole, x)
+        group.all_to_all(out, x)
+        group.broadcast(x, 1)
+        found.append(
+            [t.float().numpy() if dtype != torch.complex64 else t.numpy() for t in (whole, out, x)]
+        )
+    group.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dtypes_that_cannot_be_added_can_be_moved(workers, kind):
+    for rank, found in enumerate(workers.run(moved, ranks=2, transport=kind)):
+        for dtype, (whole, out, cast) in zip(MOVED, found, strict=True):
+            zero, one = (torch.arange(12.0).mul(r).to(dtype).view(6, 2) for r in range(2))
+            wide = dtype if dtype == torch.complex64 else torch.float32
+            zero, one = zero.to(wide).numpy(), one.to(wide).numpy()
+            np.testing.assert_array_equal(whole, np.concatenate([zero, one]))
+            rows = slice(3 * rank, 3 * rank + 3)
+            np.testing.assert_array_equal(out, np.concatenate([zero[rows], one[rows]]))
+            np.testing.assert_array_equal(cast, one)
+
+
+REFUSED = [
+    (lambda g: g.all_reduce(torch.zeros(3, dtype=torch.bool)), "torch.bool cannot be reduced"),
+    (lambda g: g.all_reduce(torch.zeros(3), op="avg"), "no reduction 'avg'"),
+    (lambda g: g.all_reduce(torch.zeros(3, dtype=torch.int32), op="mean"), "the mean of"),
+    (lambda g: g.all_reduce(torch.zeros(1).expand(3)), "all_reduce: an expanded tensor"),
+    (lambda g: g.broadcast(torch.zeros(3).to_sparse(), 0), "broadcast: a torch.sparse_coo tensor"),
+    (lambda g: g.broadcast(torch.zeros(3, device="meta"), 0), "broadcast: a meta tensor"),
+    (lambda g: g.broadcast(torch.zeros(3), 1), "no rank 1 among 1 ranks"),
+    (lambda g: g.reduce_scatter(torch.zeros(2), torch.zeros(3)), r"3 elements of float32 \[3\]"),
+    (lambda g: g.all_gather(torch.zeros(3), torch.zeros(3).int()), r"its part is int32 \[3\]"),
+    (lambda g: g.all_gather([torch.zeros(3)], torch.zeros(3)), "go in place, without x"),
+    (lambda g: g.all_to_all(torch.zeros(3), torch.zeros(3), sent=[2]), "x is float32"),
+    (lambda g: g.all_to_all(torch.zeros(2), torch.zeros(3)), "out is float32"),
+]
+
+
+@pytest.mark.parametrize(("call", "sentence"), REFUSED)
+def test_what_cannot_work_is_refused_at_the_call(call, sentence):
+    group = Group(Alone(), axis="dp", counters=Counters())
+    with pytest.raises(BadInput, match=sentence):
+        call(group)
+    group.close()
+
+
+def differ_later(transport):
+    """Rank 1 has another size, in a call that runs on the progress thread."""
+    group = Group(transport, axis="dp", counters=Counters())
+    future = group.all_reduce_async([torch.ones(5 + group.rank), torch.ones(3)])
+    try:
+        future.result()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disagreement_names_the_place_that_asked_for_it(workers, kind):
+    """Not the line of the progress thread, which is the same for all."""
+    for text in workers.run(differ_later, ranks=2, transport=kind):
+        assert text.count("test_group.py:") == 2, text
+
+
+def uneven_blocks(transport):
+    """Rows to each rank: as many as its number, from every rank."""
+    group = Group(transport, axis="ep", counters=Counters())
+    sent, received = list(range(group.size)), [group.rank] * group.size
+    x = torch.full((sum(sent), 2), float(group.rank))
+    out = torch.empty(sum(received), 2)
+    group.all_to_all(out, x, sent=sent, received=received)
+    group.close()
+    return out.numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_to_all_of_uneven_rows(workers, kind):
+    for rank, out in enumerate(workers.run(uneven_blocks, ranks=3, transport=kind)):
+        expected = np.repeat([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], rank, axis=0)
+        np.testing.assert_array_equal(out, expected)
+
+
+# -- a peer that dies
+
+
+def lose_a_peer(pipe, port, rank, *, kind, through_thread):
     """Rank 1 dies without a word; rank 0 tells what its all-reduce said."""
     store = dist.TCPStore(HOST, port, is_master=False)
-    transport = torch_transport(store, rank=rank, size=2, seconds=300)
+    transport = choose(store, rank=rank, size=2, transport=kind, seconds=300)
     group = Group(transport, axis="dp", counters=Counters())
     group.barrier()
     if rank == 1:
@@ -235,14 +380,15 @@ def lose_a_peer(pipe, port, rank, *, through_thread):
             group.all_reduce(flats)
             group.all_reduce(flats)
     except RuntimeError as error:
-        pipe.send(f"RuntimeError: {error}")
+        pipe.send(f"{type(error).__name__}: {error}")
     else:
         pipe.send("no error")
     pipe.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("through_thread", [False, True])
-def test_a_dead_peer_is_told_soon(through_thread):
+def test_a_dead_peer_is_told_soon(through_thread, kind):
     """Long before the 300 seconds after which a silent peer is given up."""
     context = multiprocessing.get_context("forkserver")
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
@@ -251,7 +397,7 @@ def test_a_dead_peer_is_told_soon(through_thread):
         context.Process(
             target=lose_a_peer,
             args=(theirs, store.port, rank),
-            kwargs={"through_thread": through_thread},
+            kwargs={"kind": kind, "through_thread": through_thread},
         )
         for rank in range(2)
     ]
@@ -260,7 +406,8 @@ def test_a_dead_peer_is_told_soon(through_thread):
     theirs.close()
     try:
         assert ours.poll(60), "the survivor hangs"
-        assert ours.recv().startswith("RuntimeError")
+        told = ours.recv()
+        assert told.startswith("RuntimeError" if kind == "torch" else "PeerLost: rank 1 "), told
     finally:
         for process in ranks:
             process.kill()

@@ -1,53 +1,307 @@
-"""Transports: what is sent arrives, in order for each pair of ranks, and is counted."""
+"""Transports: every operation of every kind against plain torch, bit for bit, and its bytes.
+
+kinds    engine, fallback, torch      ranks   1 to 4
+sizes    empty, one element, fewer than ranks, not divisible, more than fits in one turn
+"""
 
 import numpy as np
 import pytest
 import torch
 
-from howdah.comm.transport import Alone
+from howdah.comm.reduction import REDUCIBLE
+from howdah.comm.rendezvous import Kind
+from howdah.comm.transport import Alone, shares
+
+KINDS = ["engine", "fallback", "torch"]
+SIZES = [1, 2, 3, 4]
+LENGTHS = [0, 1, 2, 5, 1000, 300_001]  # the last: several turns through shared memory
+OPS = ["sum", "mean", "min", "max", "product"]
+FLOATS = [dtype for dtype in REDUCIBLE if dtype.is_floating_point]
 
 
-def test_alone_has_nobody_to_talk_to():
+def numbers(rank, length, dtype):
+    """Numbers of very different size, so that the order of adding shows in the last bits."""
+    draw = torch.Generator().manual_seed(1000 * length + rank)
+    if not dtype.is_floating_point:
+        return torch.randint(0, 9, (length,), generator=draw).to(dtype)
+    wide = torch.randn(length, generator=draw, dtype=torch.float64)
+    return (wide * 10.0 ** torch.randint(-2, 2, (length,), generator=draw)).to(dtype)
+
+
+def plain(size, length, dtype, op):
+    """What every reduction must equal to the last bit: in rank order, rounded once."""
+    wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+    combine = {"min": torch.minimum, "max": torch.maximum, "product": torch.mul}
+    total = numbers(0, length, dtype).to(wide)
+    for rank in range(1, size):
+        total = combine.get(op, torch.add)(total, numbers(rank, length, dtype).to(wide))
+    return (total / size if op == "mean" else total).to(dtype)
+
+
+def bits(tensor):
+    """Any dtype as bytes: bf16 does not exist in numpy, and NaN equals itself."""
+    return tensor.contiguous().view(torch.uint8).numpy().copy()
+
+
+def same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, bits(other))
+
+
+def uneven(length, size):
+    """Counts that are no shares: everything beyond one element each belongs to rank 1."""
+    counts = [min(1, length // size)] * size
+    counts[1 % size] += length - sum(counts)
+    return counts
+
+
+# -- reductions
+
+
+def reductions(transport, dtype, op):
+    """all_reduce, reduce_scatter and reduce of every length; then what was sent."""
+    found, sent = [], []
+    for length in LENGTHS:
+        x = numbers(transport.rank, length, dtype)
+        counts = uneven(length, transport.size)
+        whole, kept, root = x.clone(), x.clone(), transport.size - 1
+        sent.append(transport.all_reduce(whole, op))
+        out = torch.empty(counts[transport.rank], dtype=dtype)
+        sent.append(transport.reduce_scatter(out, kept, counts, op))
+        assert torch.equal(kept.nan_to_num(), x.nan_to_num())
+        within = x.clone()
+        transport.reduce_scatter(within.split(counts)[transport.rank], within, counts, op)
+        one = x.clone()
+        sent.append(transport.reduce(one, root, op))
+        found += [bits(tensor) for tensor in (whole, out, within, one)]
+    return found, sent
+
+
+def check_reductions(results, size, dtype, op):
+    for rank, (found, sent) in enumerate(results):
+        expected, total = [], []
+        for length in LENGTHS:
+            whole, counts = plain(size, length, dtype, op), uneven(length, size)
+            x, own = numbers(rank, length, dtype), shares(length, size)[rank]
+            part = whole.split(counts)[rank]
+            within = x.clone()
+            within.split(counts)[rank].copy_(part)
+            expected += [whole, part, within, whole if rank == size - 1 else x]
+            total += [length - own + (size - 1) * own, length - counts[rank]]
+            total += [0 if rank == size - 1 else length]
+        same(found, expected)
+        assert sent == [count * dtype.itemsize for count in total]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_in_every_float(workers, size, kind):
+    for dtype in FLOATS:
+        results = workers.run(reductions, dtype, "sum", ranks=size, transport=kind)
+        check_reductions(results, size, dtype, "sum")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", OPS)
+def test_every_reduction(workers, op, kind):
+    for dtype in (torch.float32, torch.bfloat16):
+        results = workers.run(reductions, dtype, op, ranks=3, transport=kind)
+        check_reductions(results, 3, dtype, op)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_whole_number(workers, kind):
+    for dtype in REDUCIBLE:
+        if not dtype.is_floating_point:
+            results = workers.run(reductions, dtype, "sum", ranks=3, transport=kind)
+            check_reductions(results, 3, dtype, "sum")
+
+
+# -- moves
+
+
+def moves(transport, dtype):
+    """all_gather, gather, scatter, broadcast and all_to_all of every length."""
+    rank, size, found, sent = transport.rank, transport.size, [], []
+    for length in LENGTHS:
+        counts, root = uneven(length, size), length % size
+        whole = numbers(7, length, dtype)
+        part = whole.split(counts)[rank].clone()
+        everywhere = torch.empty(length, dtype=dtype)
+        sent.append(transport.all_gather(everywhere, part, counts))
+        within = torch.zeros(length, dtype=dtype)
+        within.split(counts)[rank].copy_(part)
+        transport.all_gather(within, within.split(counts)[rank], counts)
+        at_root = torch.zeros(length, dtype=dtype)
+        sent.append(transport.gather(at_root if rank == root else None, part, root, counts))
+        back = torch.empty_like(part)
+        sent.append(transport.scatter(back, whole if rank == root else None, root, counts))
+        cast = numbers(rank, length, dtype)
+        sent.append(transport.broadcast(cast, root))
+        found += [bits(tensor) for tensor in (everywhere, within, at_root, back, cast)]
+    return found, sent
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_moves(workers, size, kind):
+    dtype = torch.bfloat16
+    for rank, (found, sent) in enumerate(workers.run(moves, dtype, ranks=size, transport=kind)):
+        expected, total = [], []
+        for length in LENGTHS:
+            counts, root, whole = uneven(length, size), length % size, numbers(7, length, dtype)
+            at_root = whole if rank == root else torch.zeros_like(whole)
+            part, cast = whole.split(counts)[rank], numbers(root, length, dtype)
+            expected += [whole, whole, at_root, part, cast]
+            total.append((size - 1) * counts[rank])
+            total.append(0 if rank == root else counts[rank])
+            total.append(length - counts[rank] if rank == root else 0)
+            total.append((size - 1) * length if rank == root else 0)
+        same(found, expected)
+        assert sent == [count * dtype.itemsize for count in total]
+
+
+def pairs(size, scale):
+    """Elements that each rank sends to each; some send nothing."""
+    return [[scale * ((3 * i + 5 * j) % 4) for j in range(size)] for i in range(size)]
+
+
+def exchange(transport, scale):
+    table, rank = pairs(transport.size, scale), transport.rank
+    sent, received = table[rank], [row[rank] for row in table]
+    x = torch.cat([torch.full((n,), 10.0 * rank + peer) for peer, n in enumerate(sent)])
+    out = torch.empty(sum(received))
+    return transport.all_to_all(out, x, sent, received), out.numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [0, 1, 200_000])
+def test_all_to_all(workers, size, scale, kind):
+    table = pairs(size, scale)
+    results = workers.run(exchange, scale, ranks=size, transport=kind)
+    for rank, (sent, out) in enumerate(results):
+        values = [10.0 * peer + rank for peer in range(size)]
+        np.testing.assert_array_equal(out, np.repeat(values, [row[rank] for row in table]))
+        assert sent == 4 * (sum(table[rank]) - table[rank][rank])
+
+
+def around(transport, length):
+    """Every rank sends to the next, the even ones first; two messages, so that order counts."""
+    rank, size = transport.rank, transport.size
+    after, before = (rank + 1) % size, (rank - 1) % size
+    heard = []
+    for message in range(2):
+        x, out = torch.full((length,), 10.0 * rank + message), torch.empty(length)
+        calls = [lambda x=x: transport.send(x, after), lambda o=out: transport.receive(o, before)]
+        for call in calls if rank % 2 == 0 else reversed(calls):
+            call()
+        heard.append(out.numpy())
+    return heard
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("length", [0, 3, 100_000])
+def test_messages_of_a_pair_arrive_in_order(workers, size, length, kind):
+    for rank, heard in enumerate(workers.run(around, length, ranks=size, transport=kind)):
+        before = (rank - 1) % size
+        for message, out in enumerate(heard):
+            np.testing.assert_array_equal(out, np.full(length, 10.0 * before + message))
+
+
+def together(transport):
+    """Operations that are started together; the same operations one by one."""
+    found = []
+    for start in (transport.group, torch.no_grad):  # the second starts nothing together
+        flats = [numbers(transport.rank, length, torch.float32) for length in LENGTHS]
+        root, out = numbers(transport.rank, 9, torch.float32), torch.empty(4 * transport.size)
+        with start():
+            for flat in flats:
+                transport.all_reduce(flat)
+            transport.broadcast(root, 1)
+            transport.all_gather(out, torch.full((4,), 1.0), [4] * transport.size)
+        found.append([bits(tensor) for tensor in (*flats, root, out)])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_that_are_started_together(workers, kind):
+    for one, other in workers.run(together, ranks=3, transport=kind):
+        for found, expected in zip(one, other, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+# -- ranks that disagree
+
+
+def disagree(transport, case):
+    """What this rank is told; the calls stand on lines of their own, which it must name."""
+    x, odd = torch.ones(10), transport.rank == 1
+    transport.barrier()
+    try:
+        if case == "operation" and odd:
+            transport.broadcast(x, 0)
+        elif case == "operation":
+            transport.all_reduce(x)
+        elif case == "size":
+            transport.all_reduce(x[: 7 if odd else 10])
+        elif case == "dtype":
+            transport.all_reduce(x.to(torch.int32 if odd else torch.float32))
+        elif case == "op":
+            transport.all_reduce(x, "max" if odd else "sum")
+        elif case == "root":
+            transport.broadcast(x, int(odd))
+        elif case == "pair":
+            mine, theirs = (3, 4) if odd else (5, 5)
+            out, x = torch.ones(theirs + 1), torch.ones(mine + 1)
+            pair = [[mine, 1], [theirs, 1]] if odd else [[1, mine], [1, theirs]]
+            transport.all_to_all(out, x, *pair)
+        elif case == "more":
+            for _ in range(2 if odd else 1):
+                transport.all_reduce(x)
+            transport.barrier()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+CASES = {
+    "operation": ("all_reduce(float32 [10], sum)", "broadcast(float32 [10], root 0)"),
+    "size": ("all_reduce(float32 [10], sum)", "all_reduce(float32 [7], sum)"),
+    "dtype": ("all_reduce(float32 [10], sum)", "all_reduce(int32 [10], sum)"),
+    "op": ("all_reduce(float32 [10], sum)", "all_reduce(float32 [10], max)"),
+    "root": ("broadcast(float32 [10], root 0)", "broadcast(float32 [10], root 1)"),
+    "more": ("barrier", "all_reduce(float32 [10], sum)"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_that_disagree_are_told_by_whom_and_where(workers, case, kind):
+    told = workers.run(disagree, case, ranks=2, transport=kind)
+    calls = CASES[case]
+    for text in told:
+        one, _, other = text.partition(", but ")
+        first = int(one.startswith("Disagreement: rank 1 called "))
+        assert one.startswith(f"Disagreement: rank {first} called "), text
+        assert other.startswith(f"rank {1 - first} ")
+        assert calls[first] in one and calls[1 - first] in other
+        assert "test_transport.py:" in one and "test_transport.py:" in other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_that_disagree_are_told(workers, kind):
+    told = workers.run(disagree, "pair", ranks=2, transport=kind)
+    assert all(text.startswith("Disagreement: ") for text in told), told
+
+
+def test_alone_everything_is_a_copy():
     transport = Alone()
     assert (transport.rank, transport.size, transport.link) == (0, 1, "none")
-    assert transport.exchange([], []) == 0
     with pytest.raises(AssertionError):
-        transport.exchange([(torch.zeros(1), 0)], [])
+        transport.send(torch.zeros(1), 0)
 
 
-def everyone_to_everyone(transport):
-    """Two messages to each peer: [me, peer, 0] and the longer [me, peer, 1, 1]."""
-    peers = [peer for peer in range(transport.size) if peer != transport.rank]
-    sends, receives = [], []
-    for peer in peers:
-        sends.append((torch.tensor([transport.rank, peer, 0]), peer))
-        sends.append((torch.tensor([transport.rank, peer, 1, 1]), peer))
-        receives += [(torch.zeros(3, dtype=torch.int64), peer)]
-        receives += [(torch.zeros(4, dtype=torch.int64), peer)]
-    sent = transport.exchange(sends, receives)
-    heard = [tensor.tolist() for tensor, _ in receives]
-    return (transport.rank, transport.size, transport.link), sent, heard
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_messages_of_a_pair_arrive_in_order(workers, size):
-    for rank, (place, sent, heard) in enumerate(workers.run(everyone_to_everyone, ranks=size)):
-        peers = [peer for peer in range(size) if peer != rank]
-        assert place == (rank, size, "tcp")
-        assert sent == len(peers) * (3 + 4) * 8
-        assert heard == [m for p in peers for m in ([p, rank, 0], [p, rank, 1, 1])]
-
-
-def across(transport, dtype):
-    """Rank 0 sends a view into the middle of a buffer; rank 1 receives into the middle."""
-    buffer = torch.arange(10).to(dtype) if transport.rank == 0 else torch.zeros(10, dtype=dtype)
-    middle = [(buffer[3:7], 1 - transport.rank)]
-    sent = transport.exchange(*((middle, []) if transport.rank == 0 else ([], middle)))
-    return sent, buffer.to(torch.float64).numpy()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_views_are_sent_and_filled_in_place(workers, dtype):
-    (sent, _), (unsent, heard) = workers.run(across, dtype, ranks=2)
-    assert (sent, unsent) == (4 * dtype.itemsize, 0)
-    np.testing.assert_array_equal(heard, [0, 0, 0, 3, 4, 5, 6, 0, 0, 0])
+def test_every_kind_is_tested():
+    assert sorted(KINDS) == sorted(Kind.__args__)

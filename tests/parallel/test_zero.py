@@ -52,9 +52,10 @@ def run(transport, words, shape, steps=2):
     return found, bits
 
 
-@pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
 @pytest.mark.parametrize("words", ZERO)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("ranks", "shape"), [(2, SHAPE), (3, TIED), (4, SHAPE)], ids=["2", "3 tied", "4"]
+)
 def test_steps_are_those_of_plain_data_parallelism(workers, words, ranks, shape):
     plain = workers.run(run, "", shape, ranks=ranks)
     shared = workers.run(run, words, shape, ranks=ranks)

@@ -38,7 +38,7 @@ def table(plan, rank=0):
     return {weight.name: placement(weight, plan, rank) for weight in weights(plan.shape)}
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(plans())
 def test_the_pieces_of_all_ranks_cover_every_tensor_once_per_replica(plan):
     for weight in weights(plan.shape):
@@ -54,7 +54,7 @@ def window(box):
     return tuple(slice(c, c + n) for c, n in zip(box.corner, box.size, strict=True))
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(plans())
 def test_holders_are_the_ranks_with_equal_boxes_and_sums_are_parts_of_them(plan):
     for weight in weights(plan.shape):
@@ -78,7 +78,7 @@ def test_holders_are_the_ranks_with_equal_boxes_and_sums_are_parts_of_them(plan)
             assert set(copies) <= set(placed.summed)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(plans())
 def test_a_rank_holds_what_is_placed_on_it(plan):
     for rank in range(plan.layout.world):
@@ -93,7 +93,7 @@ def test_a_rank_holds_what_is_placed_on_it(plan):
         assert laid == boxes
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(plans())
 def test_the_ranks_of_cp_share_out_every_position(plan):
     for rank in range(plan.layout.world):

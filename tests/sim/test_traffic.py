@@ -238,8 +238,10 @@ def one_step(transport, plan, dtype):
 def test_predicted_equals_counted(workers, ranks, precision):
     plan = plan_of(f"dp{ranks}", UNEVEN, sequence=32, method=Method(precision=precision))
     dtype = torch.float64 if precision == "float64" else torch.float32
-    for rank, counted in enumerate(workers.run(one_step, plan, dtype, ranks=ranks)):
-        assert step_traffic(plan, rank) == counted
+    for kind, link in (("engine", "shared"), ("fallback", "shared"), ("torch", "tcp")):
+        results = workers.run(one_step, plan, dtype, ranks=ranks, transport=kind)
+        for rank, counted in enumerate(results):
+            assert step_traffic(plan, rank, Wires(link, link)) == counted
 
 
 def crossed_loopback():
@@ -264,7 +266,7 @@ def test_the_kernel_counts_the_same_bytes(workers, ranks):
     assert predicted > 45 * MIB
     for _ in range(5):
         before = crossed_loopback()
-        counted = workers.run(one_step, plan, torch.float32, ranks=ranks)
+        counted = workers.run(one_step, plan, torch.float32, ranks=ranks, transport="torch")
         crossed = crossed_loopback() - before
         assert sum(sum(sent.values()) for sent in counted) == predicted
         assert crossed >= predicted

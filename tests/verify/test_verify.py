@@ -59,7 +59,7 @@ def test_other_bits_on_a_rank_are_told(workers):
 
 
 def test_one_byte_too_many_is_told(workers):
-    row = Traffic("dp", "all_gather", "tcp")
+    row = Traffic("dp", "all_gather", "shared")
 
     def forge(ranks):
         return [ranks[0], replace(ranks[1], sent={**ranks[1].sent, row: ranks[1].sent[row] + 1})]
@@ -69,7 +69,7 @@ def test_one_byte_too_many_is_told(workers):
 
 
 def test_an_unpredicted_kind_of_traffic_is_told(workers):
-    row = Traffic("dp", "broadcast", "tcp")
+    row = Traffic("dp", "broadcast", "shared")
 
     def forge(ranks):
         return [replace(rank, sent={**rank.sent, row: 8}) for rank in ranks]

@@ -1,0 +1,367 @@
+"""Shared memory between the ranks of one host, by torch and Python alone.
+
+Taken where the engine cannot be built: the same operations and the same bits, some times slower
+than the engine and some times faster than messages.
+
+    shared file    | words | records | slots of rank 0: A B | slots of rank 1: A B | … | mail |
+
+A collective is a row of turns. In each, a rank writes to its own slot, says so in its word, waits
+until all have said so, and reads the slots of the others. Turns use the slots A and B by turns:
+who writes to A again has seen everyone finish the turn of B, and so the reading of A before it.
+
+    all_reduce, rank 0 of 2     turn A   write its part of b, read rank 1's part of a, add
+                                turn B   write a, read b
+
+Words are polled, with yields and then short sleeps. Each rank holds a lock on a byte of the file,
+which the system lets go when the process ends, however it ends: a rank that waits long looks at
+it, and at the word in which a rank that gave up says so. The file has no name, or loses it when
+all have opened it, so nothing is left behind.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, lockf
+from mmap import mmap
+from threading import Lock
+from time import monotonic, sleep
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from howdah.comm.reduction import reduce_in_order
+from howdah.comm.signature import RECORD, Disagreement, caller, compare, pack, spell
+from howdah.comm.transport import Batch, Counts, Nothing, PeerLost, keep, shares
+from howdah.plan.problems import BadInput
+
+SLOT, MAIL = 1 << 20, 1 << 16  # bytes: most that a rank writes in a turn, and in a message
+ONE_SHOT = 1 << 14  # bytes: up to here everyone adds everything, and a turn is saved
+LINE = 8  # words of a cache line
+YIELDS, NAP, LOOK = 300, 5e-5, 0.02  # yields before the first nap; seconds: a nap, between looks
+
+give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: sleep(0))
+
+
+class Plan:
+    """Where things lie in the shared file: words by number, the rest in bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.abort = size * LINE
+        self.table = self.abort + LINE
+        self.mail_words = self.table + 2 * size * size
+        self.records = (self.mail_words + size * size * 2 * LINE) * 8
+        self.slots = -(-(self.records + 2 * size * RECORD) // 4096) * 4096
+        self.mail = self.slots + 2 * size * SLOT
+        self.total = self.mail + size * size * (MAIL + RECORD)
+
+
+class Fallback:
+    """The ranks of one host that share a file."""
+
+    link = "shared"
+
+    def __init__(self, fd: int, *, rank: int, size: int, seconds: float) -> None:
+        self.rank, self.size, self.site = rank, size, ""
+        self._fd, self._seconds, self._at = fd, seconds, Plan(size)
+        self._map = mmap(fd, self._at.total)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._words = memoryview(self._map)[: self._at.records].cast("q")
+        self._peers = [(rank + hop) % size for hop in range(1, size)]
+        self._lane = SLOT // size // 64 * 64  # bytes: a slot's part for one reader
+        self._turns = self._calls = 0
+        self._record = b""  # of a call that is not compared yet
+        self._sent, self._received = [0] * size, [0] * size  # messages, with each peer
+        self._bolt = Lock()
+        self._bolt.acquire()
+
+    # -- collectives
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> int:
+        self._begin(spell("all_reduce", x.dtype, [x.numel()], op))
+        if x.nbytes <= ONE_SHOT:
+            reduce_in_order(x, self._everyone(x), op)
+        else:
+            for chunk in x.split(self.size * self._lane // x.element_size()):
+                pieces = chunk.split(shares(len(chunk), self.size))
+                self._reduce(pieces[self.rank], pieces, op)
+                self._gather(pieces, pieces[self.rank])
+        own = shares(x.numel(), self.size)[self.rank]
+        return (x.numel() + (self.size - 2) * own) * x.element_size()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
+        self._begin(spell("reduce_scatter", x.dtype, counts, op))
+        pieces = x.split(list(counts))
+        for part in _steps(max(counts), self._lane // x.element_size()):
+            self._reduce(out[part], [piece[part] for piece in pieces], op)
+        return (x.numel() - counts[self.rank]) * x.element_size()
+
+    def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        self._begin(spell("all_gather", x.dtype, counts))
+        pieces = out.split(list(counts))
+        for part in _steps(max(counts), SLOT // x.element_size()):
+            self._gather([piece[part] for piece in pieces], x[part])
+        return (self.size - 1) * x.nbytes
+
+    def broadcast(self, x: Tensor, root: int) -> int:
+        self._begin(spell("broadcast", x.dtype, [x.numel()], f"root {root}"))
+        for part in _steps(x.numel(), SLOT // x.element_size()):
+            side = self._turn([(0, x[part])] if self.rank == root else [])
+            if self.rank != root:
+                x[part].copy_(self._slot(root, side, x[part]))
+        return (self.size - 1) * x.nbytes if self.rank == root else 0
+
+    def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        self._begin(spell("reduce", x.dtype, [x.numel()], f"{op}, root {root}"))
+        for part in _steps(x.numel(), SLOT // x.element_size()):
+            slots = self._everyone(x[part])
+            if self.rank == root:
+                reduce_in_order(x[part], slots, op)
+        return 0 if self.rank == root else x.nbytes
+
+    def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        self._begin(spell("gather", x.dtype, counts, f"root {root}"))
+        pieces = [x[:0]] * self.size
+        if out is not None and self.rank == root:
+            pieces = list(out.split(list(counts)))
+        for part in _steps(max(counts), SLOT // x.element_size()):
+            self._gather([piece[part] for piece in pieces], x[part])
+        return 0 if self.rank == root else x.nbytes
+
+    def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        self._begin(spell("scatter", out.dtype, counts, f"root {root}"))
+        pieces = [out[:0]] * self.size
+        if x is not None and self.rank == root:
+            pieces = list(x.split(list(counts)))
+        incoming = [out if peer == root else out[:0] for peer in range(self.size)]
+        self._swap(incoming, pieces, max(counts))
+        return sum(piece.nbytes for piece in pieces) - pieces[self.rank].nbytes
+
+    def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
+        """What each sends to each stands in a table, for the ranks know their own part only."""
+        self._begin(spell("all_to_all", x.dtype, []))
+        size, table = self.size, self._at.table + self._calls % 2 * self.size**2
+        for peer, count in enumerate(sent):
+            self._words[table + self.rank * size + peer] = count
+        self._turn()
+        for peer in range(size):
+            count = self._words[table + peer * size + self.rank]
+            if count != received[peer]:
+                self._give_up()
+                raise Disagreement(
+                    f"rank {self.rank} called all_to_all to receive {received[peer]} elements "
+                    f"from rank {peer} at {self.site or caller()}, but rank {peer} sends {count}"
+                )
+        longest = max(self._words[table : table + size**2])
+        self._swap(out.split(list(received)), x.split(list(sent)), longest)
+        return (x.numel() - sent[self.rank]) * x.element_size()
+
+    def barrier(self) -> None:
+        self._begin("barrier")
+        self._turn()
+
+    def group(self) -> AbstractContextManager[Batch]:
+        """One after the other: nothing is gained by starting them together."""
+        return nullcontext(Nothing())
+
+    # -- one peer: a mailbox for each ordered pair, which holds one message
+
+    def send(self, x: Tensor, to: int) -> int:
+        self._sent[to] += 1
+        call = spell("send", x.dtype, [x.numel()], f"{self.rank} to {to}")
+        words, record, box = self._mailbox(self.rank, to)
+        for part in _steps(x.numel(), MAIL // x.element_size()):
+            number = self._words[words]  # of messages put in; the other word: taken out
+            self._wait(to, words + LINE, number)
+            self._map[record : record + RECORD] = pack(self._sent[to], call, self.site or caller())
+            self._view(box, x[part]).copy_(x[part])
+            self._tell(words, number + 1)
+        return x.nbytes
+
+    def receive(self, x: Tensor, source: int) -> None:
+        self._received[source] += 1
+        call = spell("send", x.dtype, [x.numel()], f"{source} to {self.rank}")
+        words, record, box = self._mailbox(source, self.rank)
+        for part in _steps(x.numel(), MAIL // x.element_size()):
+            number = self._words[words + LINE]
+            self._wait(source, words, number + 1)
+            self._compare(source, pack(self._received[source], call, self.site or caller()), record)
+            x[part].copy_(self._view(box, x[part]))
+            self._tell(words + LINE, number + 1)
+
+    def _mailbox(self, source: int, to: int) -> tuple[int, int, int]:
+        """Its first word, and where its record and its message lie."""
+        pair = source * self.size + to
+        place = self._at.mail + pair * (MAIL + RECORD)
+        return self._at.mail_words + pair * 2 * LINE, place + MAIL, place
+
+    def close(self) -> None:
+        """Lets go of the file. Its memory goes when the last rank has."""
+        self._words.release()
+        del self._bytes
+        self._map.close()
+        os.close(self._fd)
+
+    # -- what operations are made of
+
+    def _reduce(self, out: Tensor, pieces: Sequence[Tensor], op: str) -> None:
+        """One turn: every piece to its rank, which reduces what it got; each fits a lane."""
+        side = self._turn((peer * self._lane, pieces[peer]) for peer in self._peers)
+        lane = self.rank * self._lane
+        parts = [self._slot(peer, side, out, lane) for peer in range(self.size)]
+        parts[self.rank] = pieces[self.rank]
+        reduce_in_order(out, parts, op)
+
+    def _gather(self, pieces: Sequence[Tensor], own: Tensor) -> None:
+        """One turn: the own piece to all; it fits a slot."""
+        side = self._turn([(0, own)])
+        for peer in self._peers:
+            pieces[peer].copy_(self._slot(peer, side, pieces[peer]))
+        if pieces[self.rank].numel():
+            keep(pieces[self.rank], own)
+
+    def _swap(self, incoming: Sequence[Tensor], outgoing: Sequence[Tensor], longest: int) -> None:
+        """A piece from everyone to everyone."""
+        keep(incoming[self.rank], outgoing[self.rank])
+        for part in _steps(longest, self._lane // incoming[0].element_size()):
+            side = self._turn((peer * self._lane, outgoing[peer][part]) for peer in self._peers)
+            for peer in self._peers:
+                into = incoming[peer][part]
+                into.copy_(self._slot(peer, side, into, self.rank * self._lane))
+
+    def _everyone(self, x: Tensor) -> list[Tensor]:
+        """One turn: everyone's `x`, which all may read."""
+        side = self._turn([(0, x)])
+        return [self._slot(peer, side, x) for peer in range(self.size)]
+
+    def _slot(self, rank: int, side: int, like: Tensor, start: int = 0) -> Tensor:
+        return self._view(self._at.slots + (2 * rank + side) * SLOT + start, like)
+
+    def _view(self, start: int, like: Tensor) -> Tensor:
+        return self._bytes[start : start + like.nbytes].view(like.dtype)
+
+    # -- turns
+
+    def _begin(self, call: str) -> None:
+        """Says what comes; the first turn compares it."""
+        self._calls += 1
+        self._record = pack(self._calls, call, self.site or caller())
+        place = self._record_of(self.rank)
+        self._map[place : place + RECORD] = self._record
+
+    def _record_of(self, rank: int) -> int:
+        return self._at.records + (self._calls % 2 * self.size + rank) * RECORD
+
+    def _turn(self, writes: Iterable[tuple[int, Tensor]] = ()) -> int:
+        """Writes to the own slot and waits until all have; the side they wrote to."""
+        side = self._turns % 2
+        for start, tensor in writes:
+            self._slot(self.rank, side, tensor, start).copy_(tensor)
+        self._turns += 1
+        self._tell(self.rank * LINE, self._turns)
+        for peer in self._peers:
+            self._wait(peer, peer * LINE, self._turns)
+        if self._record:
+            for peer in self._peers:
+                self._compare(peer, self._record, self._record_of(peer))
+            self._record = b""
+        return side
+
+    def _compare(self, peer: int, mine: bytes, theirs: int) -> None:
+        try:
+            compare(self.rank, mine, peer, self._map[theirs : theirs + RECORD])
+        except Disagreement:
+            self._give_up()
+            raise
+
+    def _tell(self, word: int, value: int) -> None:
+        self._fence()
+        self._words[word] = value
+
+    def _fence(self) -> None:
+        """Keeps memory in order: on some processors others may see a word before what it tells."""
+        self._bolt.release()
+        self._bolt.acquire()
+
+    def _wait(self, peer: int, word: int, value: int) -> None:
+        """Until `peer` has set a word to `value`."""
+        words = self._words
+        for _ in range(YIELDS):
+            if words[word] >= value:
+                return self._fence()
+            give_way()
+        began = looked = monotonic()
+        while words[word] < value:
+            sleep(NAP)
+            if (now := monotonic()) - looked > LOOK:
+                looked = now
+                self._look(peer, word, value, now - began)
+        return self._fence()
+
+    def _look(self, peer: int, word: int, value: int, waited: float) -> None:
+        if by := self._words[self._at.abort]:
+            raise PeerLost(f"rank {by - 1} of {self.size} gave up; what it says tells why")
+        gone = self._ended(peer) and self._words[word] < value
+        if gone or waited > self._seconds:
+            self._give_up()
+            how = "has ended" if gone else f"has been silent for {waited:.0f} s"
+            raise PeerLost(f"rank {peer} of {self.size} {how}; rank {self.rank} waits for it")
+
+    def _ended(self, peer: int) -> bool:
+        """The lock of a process that lives cannot be had, not even to share it."""
+        try:
+            lockf(self._fd, LOCK_SH | LOCK_NB, 1, peer)
+        except OSError:
+            return False
+        lockf(self._fd, LOCK_UN, 1, peer)
+        return True
+
+    def _give_up(self) -> None:
+        self._words[self._at.abort] = self.rank + 1
+
+
+def _steps(length: int, step: int) -> list[slice]:
+    """[0, length) in slices; one empty slice when there is nothing, for calls to be compared."""
+    return [slice(start, min(start + step, length)) for start in range(0, max(length, 1), step)]
+
+
+def connect_fallback(store: dist.Store, *, rank: int, size: int, seconds: float = 600) -> Fallback:
+    """Connects `size` processes of one host that share a store.
+
+    A rank that is silent for `seconds` is given up. Raises BadInput when memory is short.
+    """
+    if rank == 0:
+        fd, path = _create(Plan(size).total)
+        store.set("file", path)
+    else:
+        path = store.get("file").decode()
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    lockf(fd, LOCK_EX, 1, rank)
+    transport = Fallback(fd, rank=rank, size=size, seconds=seconds)
+    store.set(f"open/{rank}", "")
+    store.wait([f"open/{peer}" for peer in range(size)], timedelta(seconds=seconds))
+    if rank == 0 and not path.startswith("/proc"):
+        os.unlink(path)
+    return transport
+
+
+def _create(total: int) -> tuple[int, str]:
+    """A file in memory of `total` bytes, and the path by which other processes open it."""
+    unnamed = hasattr(os, "memfd_create")
+    fd, path = (
+        (os.memfd_create("howdah-fallback"), "") if unnamed else tempfile.mkstemp(prefix="howdah")
+    )
+    try:
+        if unnamed:
+            os.ftruncate(fd, total)
+        else:  # written, for a hole in a file on a full disk is a crash, later
+            os.write(fd, bytes(total))
+    except OSError as error:
+        os.close(fd)
+        raise BadInput(
+            f"{total >> 20} MiB of shared memory are needed and not there ({error.strerror}): "
+            "free some memory, start fewer ranks, or take transport=torch"
+        ) from error
+    return fd, path or f"/proc/{os.getpid()}/fd/{fd}"

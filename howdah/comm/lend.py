@@ -1,0 +1,38 @@
+"""Lending: any tensor as what a transport takes, flat, contiguous and on the CPU.
+
+A tensor that is all of this already is lent as it is; another one as a copy, which is given back
+where the operation wrote to it. Reading a strided tensor as if it were contiguous, which some
+backends do, would send its neighbours.
+
+What cannot be reduced can still be moved: it is lent as bytes.
+"""
+
+import torch
+from torch import Tensor
+
+from howdah.comm.reduction import REDUCIBLE
+from howdah.plan.problems import BadInput
+
+
+def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
+    """Raises BadInput, at the call, for a tensor that cannot be lent."""
+    if x.layout is not torch.strided or x.is_quantized or x.is_meta:
+        kind = "meta" if x.is_meta else "quantized" if x.is_quantized else str(x.layout)
+        raise BadInput(f"{operation}: a {kind} tensor has no elements to send: make it dense")
+    if written and any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
+        raise BadInput(f"{operation}: an expanded tensor cannot be written to: clone it first")
+
+
+def lend(x: Tensor) -> Tensor:
+    """The elements of `x` in row-major order, without a copy where that is possible."""
+    x = x.detach()
+    if x.is_conj() or x.is_neg():
+        x = x.resolve_conj().resolve_neg()
+    flat = x.cpu().contiguous().view(-1)
+    return flat if flat.dtype in REDUCIBLE else flat.view(torch.uint8)
+
+
+def give_back(x: Tensor, lent: Tensor) -> None:
+    """Writes what was lent back to `x`, where it was a copy."""
+    if x.device.type != "cpu" or x.data_ptr() != lent.data_ptr():
+        x.detach().copy_(lent.view(x.dtype).view(x.shape))

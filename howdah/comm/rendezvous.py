@@ -1,0 +1,157 @@
+"""Rendezvous: the ranks meet, and agree on what carries their collectives.
+
+    every rank    says in the store where it is and what it can     machine, engine or why not
+    every rank    waits for what the others say                     a missing one is named
+    all           choose the same                                   from the same words
+
+    one machine, engine built    engine
+    one machine, no compiler     fallback, said in a sentence
+    several machines             torch
+
+Used alone, in a program that torchrun started:
+
+    from howdah.comm import connect
+    group = connect()
+    group.all_reduce(x)
+"""
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Literal, get_args
+
+import torch.distributed as dist
+
+from howdah.comm.build import NoCompiler, engine_library
+from howdah.comm.counters import Counters
+from howdah.comm.engine import connect_engine
+from howdah.comm.fallback import connect_fallback
+from howdah.comm.group import Group
+from howdah.comm.settings import read_settings
+from howdah.comm.torch_transport import torch_transport
+from howdah.comm.transport import Alone, Transport
+from howdah.plan.problems import BadInput, nearest
+
+Kind = Literal["engine", "torch", "fallback"]
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a rank says of itself.
+
+    machine  where processes can share memory; wish  the kind it asks for, or empty
+    lack     why it cannot have the engine, or empty
+    """
+
+    machine: str
+    wish: str
+    lack: str
+
+
+def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
+    """The group of all ranks that torchrun, or another launcher that sets its variables, started.
+
+    transport  engine: shared memory on one machine; fallback: the same without a compiler; torch:
+               messages over TCP. Left out, the best there is
+    seconds    after which a rank that does not come, or is silent, is given up
+
+    Raises BadInput.
+    """
+    try:
+        store, rank, size = next(iter(dist.rendezvous("env://")))
+    except ValueError as error:
+        raise BadInput(
+            f"no launcher says who the ranks are; start with torchrun ({error})"
+        ) from None
+    number = store.add(f"howdah/connected/{rank}", 1)
+    store = dist.PrefixStore(f"howdah/{number}", store)
+    carrier = choose(store, rank=rank, size=size, transport=transport, seconds=seconds)
+    return Group(carrier, axis="world", counters=Counters())
+
+
+def choose(
+    store: dist.Store,
+    *,
+    rank: int,
+    size: int,
+    transport: Kind | None = None,
+    seconds: float = 600,
+) -> Transport:
+    """What carries the collectives of `size` ranks that share a store. Raises BadInput."""
+    if transport is not None and transport not in get_args(Kind):
+        raise BadInput(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
+    if size == 1:
+        return Alone()
+    words = meet(store, _word(transport), rank=rank, size=size, seconds=seconds)
+    kind, why = agree(words)
+    if why and rank == 0:
+        logging.getLogger("howdah").warning(why)
+    if kind == "engine":
+        return connect_engine(store, rank=rank, size=size, deadline=seconds)
+    if kind == "fallback":
+        return connect_fallback(store, rank=rank, size=size, seconds=seconds)
+    return torch_transport(store, rank=rank, size=size, seconds=seconds)
+
+
+def agree(words: list[Word]) -> tuple[Kind, str]:
+    """The kind that all ranks take, and a sentence where it is not the best. Raises BadInput."""
+    first = words[0]
+    for rank, word in enumerate(words):
+        if word.wish != first.wish:
+            wishes = first.wish or "the best transport", word.wish or "the best transport"
+            raise BadInput(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
+    apart = [rank for rank, word in enumerate(words) if word.machine != first.machine]
+    lacking = [word.lack for word in words if word.lack]
+    match first.wish:
+        case "torch":
+            return "torch", ""
+        case "" if apart:
+            return "torch", ""
+        case "engine" | "fallback" if apart:
+            raise BadInput(
+                f"rank {apart[0]} shares no memory with rank 0 (another machine or container): "
+                f"take transport=torch instead of {first.wish}"
+            )
+        case "engine" if lacking:
+            raise BadInput(f"{lacking[0]}; or take transport=fallback")
+        case "" if lacking:
+            return "fallback", f"{lacking[0]}; until then the slower fallback is taken"
+    return ("fallback" if first.wish == "fallback" else "engine"), ""
+
+
+def meet(store: dist.Store, word: Word, *, rank: int, size: int, seconds: float) -> list[Word]:
+    """What all ranks say. Raises BadInput naming those that do not come within `seconds`."""
+    store.set(f"word/{rank}", "\n".join([word.machine, word.wish, word.lack]))
+    until, keys = monotonic() + seconds, [f"word/{peer}" for peer in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
+    except RuntimeError:
+        missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        raise BadInput(
+            f"{who} of {size} did not come within {seconds:g} s: start as many as the launcher "
+            "was told, or see why they ended"
+        ) from None
+    return [Word(*store.get(key).decode().split("\n")) for key in keys]
+
+
+def _word(wish: Kind | None) -> Word:
+    lack = ""
+    if wish in (None, "engine"):
+        try:
+            engine_library(read_settings())
+        except NoCompiler as error:
+            lack = " ".join(str(error).split())
+    return Word(_machine(), wish or "", lack)
+
+
+def _machine() -> str:
+    """The same for processes that can open each other's memory, where the system tells."""
+    if not BOOT.exists():
+        return platform.node()
+    return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"

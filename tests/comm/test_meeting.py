@@ -1,0 +1,109 @@
+"""Rendezvous: all ranks choose the same transport, and who does not come is named."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from howdah.comm import connect
+from howdah.comm.rendezvous import Word, agree, choose, meet
+from howdah.comm.spawn import HOST, launch
+from howdah.plan.problems import BadInput
+
+HERE, THERE = Word("a", "", ""), Word("b", "", "")
+BARE = Word("a", "", "there is no C compiler")
+
+
+def wishing(wish, word=HERE):
+    return Word(word.machine, wish, word.lack)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        ([HERE, HERE], "engine", ""),
+        ([HERE, THERE], "torch", ""),
+        ([BARE, THERE], "torch", ""),
+        ([HERE, BARE], "fallback", "no C compiler; until then the slower fallback"),
+        ([wishing("torch")] * 2, "torch", ""),
+        ([wishing("fallback")] * 2, "fallback", ""),
+        ([wishing("engine")] * 2, "engine", ""),
+    ],
+)
+def test_what_the_ranks_agree_on(words, kind, said):
+    found, why = agree(words)
+    assert found == kind
+    assert said in why and bool(said) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([wishing("torch"), HERE], "rank 0 asks for torch and rank 1 for the best transport"),
+        ([wishing("engine"), wishing("engine", THERE)], "rank 1 shares no memory with rank 0"),
+        ([wishing("fallback"), wishing("fallback", THERE)], "instead of fallback"),
+        ([wishing("engine"), wishing("engine", BARE)], "no C compiler; or take transport=fallback"),
+    ],
+)
+def test_what_the_ranks_cannot_agree_on(words, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        agree(words)
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+
+
+def test_who_does_not_come_is_named(store):
+    store.set("word/2", "a\n\n")
+    with pytest.raises(BadInput, match=r"^ranks 1, 3 of 4 did not come within 0\.2 s: "):
+        meet(store, HERE, rank=0, size=4, seconds=0.2)
+    store.set("word/3", "a\n\n")
+    with pytest.raises(BadInput, match=r"^rank 1 of 4 did not come"):
+        meet(store, HERE, rank=0, size=4, seconds=0.2)
+
+
+def test_an_unknown_transport_is_refused(store):
+    with pytest.raises(BadInput, match="no transport 'gloo'; known are: engine, fallback, torch"):
+        choose(store, rank=0, size=2, transport="gloo")
+
+
+def test_without_a_launcher_it_is_said_how_to_start(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(BadInput, match="start with torchrun"):
+        connect()
+
+
+def alone(kinds):
+    """As in a program of one's own: every call of the group, on each kind in turn."""
+    found = []
+    for kind in kinds:
+        group = connect(transport=kind, seconds=60)
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        x = torch.full((3, 2), rank + 1.0)
+        group.all_reduce(x)
+        part, whole = torch.empty(2, 2), torch.empty(4, 2)
+        group.reduce_scatter(part, torch.arange(8.0).view(4, 2))
+        group.all_gather(whole, part, async_op=True).result()
+        turned = torch.empty(4)
+        group.all_to_all(turned, 10.0 * rank + torch.arange(4.0))
+        group.broadcast(part, 1)
+        group.barrier()
+        group.close()
+        found.append([t.numpy() for t in (x, whole, turned, part)])
+    return rank, size, found
+
+
+def test_a_launched_program_connects_by_itself():
+    kinds = ["engine", "fallback", "torch", None]
+    for rank, (own, size, found) in enumerate(launch(alone, [kinds], ranks=2, save_seconds=10)):
+        assert (own, size) == (rank, 2)
+        for summed, gathered, turned, cast in found:
+            np.testing.assert_array_equal(summed, np.full((3, 2), 3.0))
+            np.testing.assert_array_equal(gathered, 2 * np.arange(8.0).reshape(4, 2))
+            np.testing.assert_array_equal(turned, [2 * rank + n for n in (0, 1, 10, 11)])
+            np.testing.assert_array_equal(cast, [[8, 10], [12, 14]])
