@@ -34,7 +34,7 @@ from torch import Tensor
 
 from howdah.comm.reduction import reduce_in_order
 from howdah.comm.signature import RECORD, Disagreement, caller, compare, pack, spell
-from howdah.comm.transport import Batch, Counts, Nothing, PeerLost, keep, shares
+from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
 from howdah.plan.problems import BadInput
 
 SLOT, MAIL = 1 << 20, 1 << 16  # bytes: most that a rank writes in a turn, and in a message
@@ -62,6 +62,7 @@ class Fallback:
     """The ranks of one host that share a file."""
 
     link = "shared"
+    among: Among
 
     def __init__(self, fd: int, *, rank: int, size: int, seconds: float) -> None:
         self.rank, self.size, self.site = rank, size, ""

@@ -60,8 +60,13 @@ class Group:
 
     # -- collectives
 
-    def all_reduce(self, x: Tensors, *, op: str = "sum", async_op: bool = False) -> Future[None]:
-        """`x` becomes the sum (mean, min, max, product) over the ranks."""
+    def all_reduce(
+        self, x: Tensors, *, op: str = "sum", async_op: bool = False, after: Future[None] = DONE
+    ) -> Future[None]:
+        """`x` becomes the sum (mean, min, max, product) over the ranks.
+
+        after  what must be done before, such as an operation of another group on the same tensors
+        """
         wholes = _listed(x)
         for whole in wholes:
             check_tensor("all_reduce", whole, written=True)
@@ -76,7 +81,7 @@ class Group:
             for whole, host in zip(wholes, hosts, strict=True):
                 give_back(whole, host)
 
-        return self._run(work, async_op)
+        return self._run(work, async_op, after)
 
     def reduce_scatter(
         self, out: Tensors, x: Tensor | None = None, *, op: str = "sum", async_op: bool = False
@@ -205,34 +210,24 @@ class Group:
         """Ends the progress thread. What was started is finished first."""
         self._thread.shutdown()
 
-    # -- flat buffers, asynchronously
-
-    def all_reduce_async(self, flats: Sequence[Tensor]) -> Future[None]:
-        """Starts an all-reduce on the progress thread; `result()` waits for it."""
-        return self.all_reduce(flats, async_op=True)
-
-    def reduce_scatter_async(self, flats: Sequence[Tensor]) -> Future[None]:
-        """Starts a reduce-scatter in place on the progress thread."""
-        return self.reduce_scatter(flats, async_op=True)
-
-    def all_gather_async(self, flats: Sequence[Tensor]) -> Future[None]:
-        """Starts an all-gather in place on the progress thread."""
-        return self.all_gather(flats, async_op=True)
-
     # -- how they run
 
-    def _run(self, work: Callable[[], None], async_op: bool) -> Future[None]:
+    def _run(
+        self, work: Callable[[], None], async_op: bool, after: Future[None] = DONE
+    ) -> Future[None]:
         if async_op:
-            self._last = self._thread.submit(self._for, caller(), work)
+            self._last = self._thread.submit(self._for, caller(), work, after)
             return self._last
+        after.result()
         if self._last is not None:
             self._last.result()
             self._last = None
         work()
         return DONE
 
-    def _for(self, site: str, work: Callable[[], None]) -> None:
+    def _for(self, site: str, work: Callable[[], None], after: Future[None]) -> None:
         """On the progress thread: an operation that was asked for at `site`."""
+        after.result()
         self._transport.site = site
         try:
             work()

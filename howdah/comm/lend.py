@@ -33,6 +33,12 @@ def lend(x: Tensor) -> Tensor:
 
 
 def give_back(x: Tensor, lent: Tensor) -> None:
-    """Writes what was lent back to `x`, where it was a copy."""
+    """Writes what was lent back to `x`, where it was a copy.
+
+    Autograd is told of a change either way: a backward pass that had saved the old numbers
+    refuses instead of using the new ones.
+    """
     if x.device.type != "cpu" or x.data_ptr() != lent.data_ptr():
         x.detach().copy_(lent.view(x.dtype).view(x.shape))
+    else:
+        torch.autograd.graph.increment_version(x)

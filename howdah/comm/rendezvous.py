@@ -18,6 +18,8 @@ Used alone, in a program that torchrun started:
 import logging
 import os
 import platform
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +35,7 @@ from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.settings import read_settings
 from howdah.comm.torch_transport import torch_transport
-from howdah.comm.transport import Alone, Transport
+from howdah.comm.transport import Alone, Among, Transport
 from howdah.plan.problems import BadInput, nearest
 
 Kind = Literal["engine", "torch", "fallback"]
@@ -82,7 +84,10 @@ def choose(
     transport: Kind | None = None,
     seconds: float = 600,
 ) -> Transport:
-    """What carries the collectives of `size` ranks that share a store. Raises BadInput."""
+    """What carries the collectives of `size` ranks that share a store. Raises BadInput.
+
+    Its `among` joins some of them in the same way, when all of those call it.
+    """
     if transport is not None and transport not in get_args(Kind):
         raise BadInput(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
     if size == 1:
@@ -91,11 +96,32 @@ def choose(
     kind, why = agree(words)
     if why and rank == 0:
         logging.getLogger("howdah").warning(why)
+    carrier: Transport
     if kind == "engine":
-        return connect_engine(store, rank=rank, size=size, deadline=seconds)
-    if kind == "fallback":
-        return connect_fallback(store, rank=rank, size=size, seconds=seconds)
-    return torch_transport(store, rank=rank, size=size, seconds=seconds)
+        carrier = connect_engine(store, rank=rank, size=size, deadline=seconds)
+    elif kind == "fallback":
+        carrier = connect_fallback(store, rank=rank, size=size, seconds=seconds)
+    else:
+        carrier = torch_transport(store, rank=rank, size=size, seconds=seconds)
+    carrier.among = _among(store, rank, transport, seconds)
+    return carrier
+
+
+def _among(store: dist.Store, rank: int, wish: Kind | None, seconds: float) -> Among:
+    """Joins some of the ranks that share a store. The same ones may meet again: each time under
+    another number.
+    """
+    times: Counter[tuple[int, ...]] = Counter()
+
+    def among(ranks: Sequence[int]) -> Transport:
+        members = tuple(ranks)
+        times[members] += 1
+        name = f"{'-'.join(map(str, members))}/{times[members]}"
+        place = members.index(rank)
+        inner = dist.PrefixStore(name, store)
+        return choose(inner, rank=place, size=len(members), transport=wish, seconds=seconds)
+
+    return among
 
 
 def agree(words: list[Word]) -> tuple[Kind, str]:

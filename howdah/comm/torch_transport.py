@@ -27,7 +27,7 @@ from torch import Tensor
 
 from howdah.comm.reduction import reduce_in_order
 from howdah.comm.signature import CALL, RECORD, caller, compare, pack, spell
-from howdah.comm.transport import Batch, Counts, Nothing, keep, shares
+from howdah.comm.transport import Among, Batch, Counts, Nothing, keep, shares
 
 ALIGN = 64  # bytes: a cache line
 
@@ -47,6 +47,7 @@ class TorchTransport:
     """The ranks of a torch process group."""
 
     link = "tcp"
+    among: Among
 
     def __init__(self, wire: dist.ProcessGroup) -> None:
         self._wire, self.site = wire, ""

@@ -16,7 +16,7 @@ other directly. With `counts` elements for the ranks, of w bytes:
     all_to_all       sum(sent) but to itself       gather       own·w but on the root
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +26,7 @@ from torch import Tensor
 from howdah.plan.flat import share
 
 Counts = Sequence[int]  # elements, one number for each rank
+Among = Callable[[Sequence[int]], "Transport"]
 
 
 class PeerLost(RuntimeError):
@@ -56,6 +57,7 @@ class Transport(Protocol):
     size: int
     link: str  # shared, tcp; none for a group of one
     site: str  # `file:line` on whose behalf another thread calls; empty: the caller's own line
+    among: Among  # joins some of these ranks, by number, in a transport of their own
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         """`x` becomes the reduction over the ranks."""
@@ -128,6 +130,7 @@ class Alone:
     """A group of one: every operation is a copy, or nothing."""
 
     rank, size, link, site = 0, 1, "none", ""
+    among: Among = staticmethod(lambda ranks: Alone())
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         return 0

@@ -10,6 +10,7 @@ last product, so that no logarithm can round differently on another machine. The
 3.46 deviations, as with the truncated normal that is usual for weights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 
@@ -39,9 +40,9 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def normal(key: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """Elements [start, stop) of the endless row of normal numbers named `key`: float32."""
-    bits = mix(key, torch.arange(start, stop, device=device))
+def normal(key: int, places: Tensor) -> Tensor:
+    """The elements at `places` (int64) of the endless row of normal numbers named `key`: float32."""
+    bits = mix(key, places)
     total = sum((bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48))
     assert isinstance(total, Tensor)
     # Four uniform integers below 2^16: mean 2·(2^16 - 1), variance (2^32 - 1)/3.
@@ -49,13 +50,23 @@ def normal(key: int, start: int, stop: int, device: torch.device) -> Tensor:
     return centred * (1 / sqrt((2**32 - 1) / 3))
 
 
-def fill_normal(out: Tensor, *, key: int, start: int, mean: float, spread: float) -> None:
-    """Fill a 1-D `out` with mean + spread · normal[start, start + len(out)), cast at the end."""
+def fill_normal(
+    out: Tensor,
+    *,
+    key: int,
+    mean: float,
+    spread: float,
+    places: Callable[[Tensor], Tensor] = lambda index: index,
+) -> None:
+    """Fill a 1-D `out` with mean + spread · normal, cast at the end.
+
+    places  the place in the row of normal numbers of each index of `out`
+    """
     for first in range(0, out.numel(), CHUNK):
         part = out[first : first + CHUNK]
         if spread:
-            drawn = normal(key, start + first, start + first + part.numel(), out.device)
-            part.copy_(mean + spread * drawn)
+            index = torch.arange(first, first + part.numel(), device=out.device)
+            part.copy_(mean + spread * normal(key, places(index)))
         else:
             part.fill_(mean)
 

@@ -16,11 +16,15 @@ Phases of a step:
   4. `finish` starts what backward never reached and waits for everything.
 
 Under ZeRO-1 the all-reduce is its first half alone, the reduce-scatter; `zero.py` has the rest.
+Where several groups each share out a copy of the states, a rank's share is then summed over those
+who hold the same one (hybrid shards, Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -32,8 +36,33 @@ from howdah.plan.flat import Buffer
 BUCKET_BYTES = 4 << 20
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """The ranks over which gradients are summed: `shard` in one copy, then `across` copies."""
+
+    shard: Group
+    across: Group
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to sum with."""
+        return self.shard.size == self.across.size == 1
+
+    def sum_share(self, flats: list[Tensor]) -> Future[None]:
+        """Starts to make the own shares of `flats` those of the sum."""
+        inside = self.shard.reduce_scatter(flats, async_op=True)
+        if self.across.size == 1:
+            return inside
+        owns = [self.shard.own(flat) for flat in flats]
+        return self.across.all_reduce(owns, async_op=True, after=inside)
+
+    def sum_whole(self, flats: list[Tensor]) -> Future[None]:
+        """Starts to make `flats` the sum."""
+        return self.shard.all_reduce(flats, async_op=True)
+
+
 class Reducer:
-    """Sums the whole gradients of flat units over a group while backward still runs.
+    """Sums the whole gradients of flat units over the replicas while backward still runs.
 
     scatter  only the own share of the sum is wanted (ZeRO-1)
     """
@@ -41,15 +70,17 @@ class Reducer:
     def __init__(
         self,
         units: dict[str, FlatUnit],
-        group: Group,
+        replicas: Replicas,
         *,
         scatter: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._reduce = group.reduce_scatter_async if scatter else group.all_reduce_async
+        assert scatter or replicas.across.size == 1, "without shares there is one group"
+        self._reduce = replicas.sum_share if scatter else replicas.sum_whole
         self.buckets = buckets_of(units, bucket_bytes)
         self._flats = [[whole_gradient(units[b.unit]) for b in bucket] for bucket in self.buckets]
         self._of = {s.name: i for i, b in enumerate(self.buckets) for u in b for s in u.segments}
+        self._views = whole_gradients(units)
         self._missing: list[int] = []
         self._started: list[Future[None]] = []
         self.exposed = 0.0  # seconds that `finish` has waited, over the whole run
@@ -58,6 +89,14 @@ class Reducer:
         """The next backward is the step's last: reduce buckets as they become ready."""
         self._missing = [sum(len(u.segments) for u in bucket) for bucket in self.buckets]
         self._started = []
+
+    def target(self, name: str) -> Tensor:
+        """Where the gradient of `name` is added."""
+        return self._views[name]
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """Backward has added to the parameter's gradient, which lies where it belongs."""
+        self.ready(name)
 
     def ready(self, name: str) -> None:
         """The gradient of `name` is complete for this micro-batch."""
@@ -94,25 +133,30 @@ def whole_gradient(unit: FlatUnit) -> Tensor:
     return unit.gradients
 
 
-def replicate(
-    model: nn.Module,
-    units: dict[str, FlatUnit],
-    group: Group,
-    *,
-    scatter: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> Reducer | None:
-    """Makes `model` one of `group.size` replicas; None when it is the only one."""
-    if group.size == 1:
-        return None
-    reducer = Reducer(units, group, scatter=scatter, bucket_bytes=bucket_bytes)
+def whole_gradients(units: dict[str, FlatUnit]) -> dict[str, Tensor]:
+    """The views, by name, of the gradients that units keep whole."""
+    views: dict[str, Tensor] = {}
+    for unit in units.values():
+        views |= unit.views(whole_gradient(unit))
+    return views
+
+
+def listen_to_parameters(model: nn.Module, reducer: "TakesGradients") -> None:
+    """Makes every backward through the parameters of `model` tell the reducer."""
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(_tell(reducer, name))
-    return reducer
 
 
-def _tell(reducer: Reducer, name: str) -> Callable[[Tensor], None]:
-    def gradient_is_ready(_: Tensor) -> None:
-        reducer.ready(name)
+class TakesGradients(Protocol):
+    """A reducer, as a parameter's hook sees it."""
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """The gradient of `parameter` is complete for this micro-batch."""
+        ...
+
+
+def _tell(reducer: TakesGradients, name: str) -> Callable[[Tensor], None]:
+    def gradient_is_ready(parameter: Tensor) -> None:
+        reducer.take(name, parameter)
 
     return gradient_is_ready

@@ -18,6 +18,7 @@ The own range is everything where each replica updates everything; ZeRO makes it
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -127,16 +128,30 @@ def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
 
 
 def fresh(weights: tuple[Weight, ...], seed: int) -> Fill:
-    """Fills pieces with fresh weights: a function of (seed, name, place in the tensor) alone.
-
-    For pieces of whole boxes, whose elements follow each other in the tensor.
-    """
+    """Fills pieces with fresh weights: a function of (seed, name, place in the tensor) alone."""
     table = {weight.name: weight for weight in weights}
 
     def fill(piece: Piece, out: Tensor) -> None:
-        assert piece.box.size == piece.shape, "fresh weights are drawn for whole boxes"
-        weight = table[piece.name]
-        name = key(seed, "weight", piece.name)
-        fill_normal(out, key=name, start=piece.start, mean=weight.mean, spread=weight.spread)
+        weight, name = table[piece.name], key(seed, "weight", piece.name)
+        places = places_of(piece)
+        fill_normal(out, key=name, places=places, mean=weight.mean, spread=weight.spread)
 
     return fill
+
+
+def places_of(piece: Piece) -> Callable[[Tensor], Tensor]:
+    """Where in the whole tensor, row by row, the elements of a piece stand (int64, 1-D)."""
+    corner, size = piece.box.corner, piece.box.size
+    strides = [prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
+
+    def places(index: Tensor) -> Tensor:
+        rest, found = index + piece.start, torch.zeros_like(index)
+        for first, length, stride in reversed(list(zip(corner, size, strides, strict=True))):
+            found += (rest % length + first) * stride
+            rest = rest // length
+        return found
+
+    if size[1:] == piece.shape[1:]:  # whole rows follow each other
+        offset = piece.start + (corner[0] * strides[0] if corner else 0)
+        return lambda index: index + offset
+    return places

@@ -4,61 +4,67 @@
     full_gradient(placed, ...)                                summed over the ranks, after a step
     full_state(placed, ..., "exp_avg")                        optimizer state
 
-Each returns a fresh tensor of the global shape. All ranks of the layout call together.
+Each returns a fresh tensor of the global shape. All ranks of the layout call together: every
+element is counted by one rank, so each writes what it counts into zeros, and the sum is the whole.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from howdah.parallel.apply import Placed
-from howdah.parallel.flatten import FlatUnit
-from howdah.plan.flat import Segment
+from howdah.parallel.flatten import FlatUnit, places_of
+from howdah.plan.flat import pieces
 from howdah.plan.problems import BadInput, nearest
+
+Own = Callable[[FlatUnit], Tensor]  # a tensor of the unit's own range
 
 
 def full_parameter(placed: Placed, name: str) -> Tensor:
     """The master weight `name`, at least float32."""
-    unit, segment = _find(placed, name)
-    return _whole(placed, unit, segment, unit.masters)
+    return _whole(placed, name, lambda unit: unit.masters)
 
 
 def full_gradient(placed: Placed, name: str) -> Tensor:
     """The gradient of the global batch for `name`, at least float32; after clipping."""
-    unit, segment = _find(placed, name)
-    return _whole(placed, unit, segment, unit.summed)
+    return _whole(placed, name, lambda unit: unit.summed)
 
 
 def full_state(placed: Placed, name: str, state: str) -> Tensor:
     """The optimizer's `state` of `name`: exp_avg, exp_avg_sq, momentum_buffer or square_avg."""
-    unit, segment = _find(placed, name)
-    own = torch.zeros_like(unit.masters)
-    for part in placed.ranges:
-        if part.unit != unit.buffer.unit or not part.master.numel():
+    names = placed.plan.method.optimizer.states
+    if state not in names:
+        raise BadInput(f"no state {state!r} of {name}{nearest(state, names)}")
+
+    def own(unit: FlatUnit) -> Tensor:
+        found = torch.zeros_like(unit.masters)
+        for part in placed.ranges:
+            if part.unit == unit.buffer.unit and part.master.numel():
+                values = placed.optimizer.state[part.master][state]
+                found[part.start - unit.start : part.stop - unit.start] = values
+        return found
+
+    return _whole(placed, name, own)
+
+
+def _whole(placed: Placed, name: str, own: Own) -> Tensor:
+    if name not in parameter_names(placed):
+        raise BadInput(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
+    weight = placed.plan.weight(name)
+    like = next(iter(placed.units.values())).masters
+    out = like.new_zeros(weight.elements)
+    for unit, first, last in placed.counted():
+        if unit.buffer.unit != weight.unit:
             continue
-        states = placed.optimizer.state[part.master]
-        if state not in states:
-            raise BadInput(f"no state {state!r} of {name}{nearest(state, states)}")
-        own[part.start - unit.start : part.stop - unit.start] = states[state]
-    return _whole(placed, unit, segment, own)
-
-
-def _whole(placed: Placed, unit: FlatUnit, segment: Segment, own: Tensor) -> Tensor:
-    """A tensor of the unit, from every rank's own range of it."""
-    flat = own.new_zeros(unit.buffer.length)
-    flat[unit.start : unit.stop] = own
-    if placed.gatherer:
-        placed.mesh.dp.all_gather([flat])
-    return flat[segment.start : segment.stop].view(segment.shape).clone()
+        for piece, start, stop in pieces(unit.buffer, first, last):
+            if piece.name == name:
+                index = torch.arange(piece.elements, device=out.device)
+                out[places_of(piece)(index)] = own(unit)[start - unit.start : stop - unit.start]
+    placed.mesh.world.all_reduce(out)
+    return out.view(weight.shape)
 
 
 def parameter_names(placed: Placed) -> list[str]:
     """All names, in forward order."""
-    return [s.name for unit in placed.units.values() for s in unit.buffer.segments]
-
-
-def _find(placed: Placed, name: str) -> tuple[FlatUnit, Segment]:
-    for unit in placed.units.values():
-        for segment in unit.buffer.segments:
-            if segment.name == name:
-                return unit, segment
-    raise BadInput(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
+    return [weight.name for weight in placed.plan.weights]

@@ -11,6 +11,9 @@ https://arxiv.org/abs/1910.02054).
 
 The bytes are those of plain data parallelism, an all-reduce cut in its two halves, for once per
 step: with shares that add up (`accumulate=shard`) the first half is paid for each micro-batch.
+
+`shardG` shares out inside groups of G ranks, each with a copy of everything: weights are gathered
+inside a group, where the wires may be faster, and shares of gradients are summed across groups.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from howdah.comm.group import Group
-from howdah.parallel.data import BUCKET_BYTES, buckets_of
+from howdah.parallel.data import BUCKET_BYTES, Replicas, buckets_of
 from howdah.parallel.flatten import FlatUnit
 
 IN_FLIGHT = 2  # buckets of whole gradients at one time: one fills up while one is reduced
@@ -34,31 +37,46 @@ class ShareReducer:
        which exists from its first gradient on.
     2. When all gradients of a bucket are there, its reduce-scatter starts.
     3. When that is done, the own range is added to the unit's sum and the buffers are let go.
+    4. Where others hold copies of the share, the sums of the last micro-batch are summed with them.
     """
 
     def __init__(
-        self, units: dict[str, FlatUnit], group: Group, *, bucket_bytes: int = BUCKET_BYTES
+        self, units: dict[str, FlatUnit], replicas: Replicas, *, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
-        self._units, self._group = units, group
+        self._units, self._replicas = units, replicas
         self.buckets = buckets_of(units, bucket_bytes)
         self._of = {s.name: i for i, b in enumerate(self.buckets) for u in b for s in u.segments}
         self._unit_of = {s.name: u for u, unit in units.items() for s in unit.buffer.segments}
         self._whole: dict[str, Tensor] = {}
+        self._views: dict[str, dict[str, Tensor]] = {}
         self._missing = self._counts()
         self._begun = 0
+        self._last = False
         self._started: list[tuple[int, Future[None]]] = []
+        self._across: list[Future[None]] = []
         self.exposed = 0.0  # seconds that this rank has waited, over the whole run
 
     def arm(self) -> None:
-        """Nothing: every backward is reduced."""
+        """The next backward is the step's last."""
+        self._last = True
 
-    def ready(self, name: str, parameter: Tensor) -> None:
-        """The gradient of `name` has come: takes it."""
-        assert parameter.grad is not None
+    def target(self, name: str) -> Tensor:
+        """Where the gradient of `name` is added: a view of zeros, until it is ready."""
         unit = self._unit_of[name]
-        segment = next(s for s in self._units[unit].buffer.segments if s.name == name)
-        self._buffer(unit)[segment.start : segment.stop].copy_(parameter.grad.reshape(-1))
+        if unit not in self._views:
+            flat = self._buffer(unit)
+            self._views[unit] = self._units[unit].views(flat)
+        return self._views[unit][name]
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """Backward has given the parameter a gradient: moves it."""
+        assert parameter.grad is not None
+        self.target(name).copy_(parameter.grad)
         parameter.grad = None
+        self.ready(name)
+
+    def ready(self, name: str) -> None:
+        """The gradient of `name` is where it belongs."""
         self._missing[self._of[name]] -= 1
         self._start(whole=False)
 
@@ -67,7 +85,11 @@ class ShareReducer:
         self._start(whole=True)
         while self._started:
             self._land()
-        self._missing, self._begun = self._counts(), 0
+        began = perf_counter()
+        for future in self._across:
+            future.result()
+        self.exposed += perf_counter() - began
+        self._missing, self._begun, self._last, self._across = self._counts(), 0, False, []
 
     def _counts(self) -> list[int]:
         return [sum(len(buffer.segments) for buffer in bucket) for bucket in self.buckets]
@@ -85,7 +107,8 @@ class ShareReducer:
             while len(self._started) >= IN_FLIGHT - 1:
                 self._land()
             flats = [self._buffer(buffer.unit) for buffer in self.buckets[self._begun]]
-            self._started.append((self._begun, self._group.reduce_scatter_async(flats)))
+            future = self._replicas.shard.reduce_scatter(flats, async_op=True)
+            self._started.append((self._begun, future))
             self._begun += 1
 
     def _land(self) -> None:
@@ -94,9 +117,13 @@ class ShareReducer:
         began = perf_counter()
         future.result()
         self.exposed += perf_counter() - began
-        for buffer in self.buckets[bucket]:
-            unit = self._units[buffer.unit]
-            unit.summed.add_(self._whole.pop(buffer.unit)[unit.start : unit.stop])
+        units = [self._units[buffer.unit] for buffer in self.buckets[bucket]]
+        for unit in units:
+            unit.summed.add_(self._whole.pop(unit.buffer.unit)[unit.start : unit.stop])
+            self._views.pop(unit.buffer.unit, None)
+        if self._last and self._replicas.across.size > 1:
+            sums = [unit.summed for unit in units]
+            self._across.append(self._replicas.across.all_reduce(sums, async_op=True))
 
 
 class Gatherer:
@@ -126,7 +153,8 @@ class Gatherer:
             return
         self._stale = False
         for bucket in self._buckets:
-            future = self._group.all_gather_async([self._units[unit].weights for unit in bucket])
+            weights = [self._units[unit].weights for unit in bucket]
+            future = self._group.all_gather(weights, async_op=True)
             self._coming.update(dict.fromkeys(bucket, future))
 
     def wait(self, *units: str) -> None:
@@ -139,14 +167,6 @@ class Gatherer:
             if future := self._coming.pop(unit, None):
                 future.result()
         self.exposed += perf_counter() - began
-
-
-def reduce_shares(model: nn.Module, units: dict[str, FlatUnit], group: Group) -> ShareReducer:
-    """Makes backward hand its gradients over, parameter by parameter."""
-    reducer = ShareReducer(units, group)
-    for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(_hand_over(reducer, name))
-    return reducer
 
 
 def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -> Gatherer:
@@ -164,13 +184,6 @@ def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -
         block.register_forward_pre_hook(_await(gatherer, unit))
     block.register_forward_hook(lambda *_: gatherer.wait(*last) if last else None)
     return gatherer
-
-
-def _hand_over(reducer: ShareReducer, name: str) -> Callable[[Tensor], None]:
-    def gradient_is_ready(parameter: Tensor) -> None:
-        reducer.ready(name, parameter)
-
-    return gradient_is_ready
 
 
 def _await(gatherer: Gatherer, unit: str) -> Callable[[nn.Module, Any], None]:

@@ -45,6 +45,11 @@ class Buffer:
     decay_stop: int
     length: int
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its weights, as they lie."""
+        return tuple(segment.name for segment in self.segments)
+
 
 def buffers(
     weights: Iterable[Weight], boxes: Mapping[str, Box] | None = None

@@ -104,6 +104,11 @@ class Layout:
         return self.shard or self.replicas
 
 
+def has_whole_norm(layout: Layout) -> bool:
+    """Whether each rank holds the whole gradient, and can tell its norm alone."""
+    return layout.zero == 0 and layout.world == layout.replicas and layout.ep == 1
+
+
 # -- words ---------------------------------------------------------------------
 
 NUMBERS = {

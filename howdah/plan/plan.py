@@ -71,6 +71,14 @@ class Plan:
         """Every weight of the model, in forward order."""
         return weights(self.shape)
 
+    def weight(self, name: str) -> Weight:
+        """The weight of that name."""
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Weight]:
+        return {weight.name: weight for weight in self.weights}
+
     @cached_property
     def unit_homes(self) -> dict[str, tuple[int, ...]]:
         """The pipeline ranks that hold each unit: several where it is tied."""

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
+from typing import Literal
 
 from howdah.plan.boxes import Box
 from howdah.plan.dims import CHUNK, Local, Per
@@ -105,6 +106,53 @@ def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
 def replicas_of(unit: str) -> Axis:
     """The axis along which a unit's weights are copies of one another."""
     return "expert_replicas" if unit.endswith(".experts") else "replicas"
+
+
+def own_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
+    """What `rank` updates of a buffer: everything, or under ZeRO its share."""
+    if layout.zero == 0:
+        return 0, buffer.length
+    return _cut_along(0, buffer.length, buffer, (layout, rank), "shard")
+
+
+def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
+    """What `rank` counts of a buffer, in norms and files: each element of the model is counted
+    by one rank. Copies share out what they hold; what parts of tp or stages hold alike, the first
+    of them counts.
+    """
+    place = plan.layout, rank
+    start, stop = _cut_along(0, buffer.length, buffer, place, "shard")
+    start, stop = _cut_along(start, stop, buffer, place, "across")
+    if all(_first(name, plan, rank) for name in buffer.names):
+        yield start, stop
+        return
+    for segment in buffer.segments:
+        first, last = max(start, segment.start), min(stop, segment.stop)
+        if first < last and _first(segment.name, plan, rank):
+            yield first, last
+
+
+def _cut_along(
+    start: int,
+    stop: int,
+    buffer: Buffer,
+    place: tuple[Layout, int],
+    name: Literal["shard", "across"],
+) -> Range:
+    layout, rank = place
+    experts: dict[str, Axis] = {"shard": "expert_shard", "across": "expert_across"}
+    chosen: Axis = experts[name] if replicas_of(buffer.unit) == "expert_replicas" else name
+    along = axis(layout, chosen)
+    first, last = share(stop - start, along.size, along.place(rank))
+    return start + first, start + last
+
+
+def _first(name: str, plan: Plan, rank: int) -> bool:
+    """Whether no earlier stage or part of tp holds the same box."""
+    weight = plan.weight(name)
+    tp, pp = axis(plan.layout, "tp"), axis(plan.layout, "pp")
+    same = _same_box(weight, plan.shape, plan.layout, rank)
+    return tp.place(rank) == same[0] and pp.place(rank) == plan.unit_homes[weight.unit][0]
 
 
 # -- cuts ------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from howdah.plan.flat import share
+from howdah.plan.layout import has_whole_norm
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import Stride, axis
 from howdah.plan.sharding import (
@@ -314,9 +315,7 @@ def scalars(plan: Plan) -> int:
     """Numbers that every step sums over all ranks: token count, stop flag, loss; and the squared
     norm of the gradient where no rank has the whole of it.
     """
-    layout = plan.layout
-    whole = layout.zero == 0 and layout.world == layout.replicas and layout.ep == 1
-    return 3 if whole else 4
+    return 3 if has_whole_norm(plan.layout) else 4
 
 
 def _scalars(plan: Plan, rank: int, sender: Sender) -> None:

@@ -32,8 +32,8 @@ def evaluate(
 
     Of a part, bits per byte are estimated from the bytes per token of the whole.
     """
-    dp = stepper.mesh.dp
-    rows = Rows(micro, dp.size, dp.rank)
+    mesh = stepper.mesh
+    rows = Rows(micro, mesh.layout.replicas, mesh.place("replicas"))
     loss, tokens = held_out_loss(
         stepper, held_out_micros(corpus, rows, sequence=sequence, limit=limit)
     )

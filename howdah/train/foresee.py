@@ -66,10 +66,10 @@ def _tensors(placed: Placed) -> dict[str, int]:
 
 
 def _activations(stepper: Stepper, micro: Micro) -> int:
-    model = stepper.placed.model
+    placed = stepper.placed
     noise = Noise(stepper.seed, 0, torch.from_numpy(micro.samples))
-    with SavedBytes(model.parameters()) as kept:
-        loss = micro_loss(model, micro, noise=noise)
+    with SavedBytes(placed.model.parameters()) as kept:
+        loss = micro_loss(placed, micro, noise=noise)
     return kept.count(loss)
 
 

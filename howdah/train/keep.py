@@ -84,7 +84,7 @@ class Keeper:
         return held_out
 
     def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
-        job, mesh = self.job, self.stepper.mesh
+        job = self.job
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:
             self._best = held_out.loss
@@ -100,7 +100,7 @@ class Keeper:
         about = About(job.name, str(job.layout), samples, meta)
         self._saver.save(
             step=step,
-            entries=entries(self.stepper.placed, mesh, job.method),
+            entries=entries(self.stepper.placed),
             about=about,
             best=best,
         )

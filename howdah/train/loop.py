@@ -107,8 +107,8 @@ def device_of(job: Job, local_rank: int) -> torch.device:
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
     """Raises BadInput when the ranks do not all have the same tokens: machines may differ."""
     mine = float(int(corpus.folder.name[:12], 16))  # the folder's name is a hash of the contents
-    (total,) = mesh.dp.sum_scalars([mine])
-    if total != mine * mesh.dp.size:
+    (total,) = mesh.world.sum_scalars([mine])
+    if total != mine * mesh.world.size:
         raise BadInput(
             "the ranks have different text: their sources differ between machines; give all of "
             "them the same files in data.sources"
@@ -128,9 +128,9 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> Placed:
     """The model on its place in the layout, filled, with its optimizer state."""
     if start.checkpoint:
         check_match(start.checkpoint, job, corpus)
-    placed = apply(job.shape, mesh=mesh, method=job.method, fill=start.fill)
+    placed = apply(job.plan, mesh=mesh, fill=start.fill)
     if start.checkpoint:
-        restore_states(placed, job.method, start.checkpoint)
+        restore_states(placed, start.checkpoint)
     if job.compile:
         for block in placed.model.layers.values():
             block.compile()
@@ -149,7 +149,7 @@ def read_batches(
     """The micro-batches of this rank, step after step, prepared ahead."""
     order = order_of(corpus, sequence=job.data.sequence, seed=job.seed)
     assert job.batch.micro_batch is not None
-    rows = Rows(job.batch.micro_batch, mesh.dp.size, mesh.dp.rank)
+    rows = Rows(job.batch.micro_batch, job.layout.replicas, mesh.place("replicas"))
 
     def read(step: int) -> list[Micro]:
         at = min(step - start.step, len(firsts) - 1)  # reading ahead may pass the end

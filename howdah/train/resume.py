@@ -61,7 +61,7 @@ def find_start(job: Job, mesh: Mesh, say: Say) -> Start:
         clean(checkpoints)
         newest_whole = choose(checkpoints, say)
         chosen = newest_whole.step if newest_whole else -1
-    (total,) = mesh.dp.sum_scalars([chosen + 1 if mesh.rank == 0 else 0])
+    (total,) = mesh.world.sum_scalars([chosen + 1 if mesh.rank == 0 else 0])
     if total:
         checkpoint = open_checkpoint(step_folder(checkpoints, int(total) - 1))
         say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
@@ -102,7 +102,9 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
         )
 
     def fill(piece: Piece, out: Tensor) -> None:
-        out.copy_(tensor(piece.name).reshape(-1)[piece.start : piece.stop])
+        corner, size = piece.box.corner, piece.box.size
+        box = tuple(slice(start, start + n) for start, n in zip(corner, size, strict=True))
+        out.copy_(tensor(piece.name)[box].reshape(-1)[piece.start : piece.stop])
 
     return fill
 

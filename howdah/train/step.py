@@ -17,14 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from howdah.model.loss import cross_entropy_sum
 from howdah.model.noise import Noise
-from howdah.model.transformer import Transformer
 from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import Placed
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import MASKED
+from howdah.plan.layout import has_whole_norm
 from howdah.plan.method import Method
 from howdah.text.batches import Micro
 
@@ -68,23 +67,32 @@ def train_step(
     stepper: Stepper, micros: Sequence[Micro], *, step: int, rate: float, stop: bool = False
 ) -> StepResult:
     """One update of the model from this rank's micro-batches of the global batch."""
-    placed, dp = stepper.placed, stepper.mesh.dp
-    tokens, stops = dp.sum_scalars([stepper.count(micros), float(stop)])  # 1
+    placed, world = stepper.placed, stepper.mesh.world
+    tokens, stops = world.sum_scalars([stepper.count(micros), float(stop)])  # 1
     loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
-    gradients = [unit.summed for unit in placed.units.values()]
-    square = stepper.square(gradients)  # 4
-    if placed.gatherer:  # each rank has the squares of its share
-        (square,) = dp.sum_scalars([square])
-    norm = total_norm([square])
-    clip(gradients, norm=norm, limit=stepper.method.optimizer.clip)
+    norm = total_norm([_square(stepper)])  # 4
+    clip(placed.gradients(), norm=norm, limit=stepper.method.optimizer.clip)
     set_rate(placed.optimizer, rate)  # 5
     placed.optimizer.step()
     for unit in placed.units.values():
         unit.publish()
     if placed.gatherer:
         placed.gatherer.updated()
-    (total,) = dp.sum_scalars([loss])  # 6
+    (total,) = world.sum_scalars([loss])  # 6
     return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
+
+
+def _square(stepper: Stepper) -> float:
+    """The squared norm of the whole gradient."""
+    placed = stepper.placed
+    if has_whole_norm(placed.plan.layout):
+        return stepper.square(placed.gradients())
+    counted = (
+        unit.summed[start - unit.start : stop - unit.start]
+        for unit, start, stop in placed.counted()
+    )
+    (square,) = stepper.mesh.world.sum_scalars([stepper.square(counted)])
+    return square
 
 
 def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
@@ -97,7 +105,7 @@ def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: 
         if placed.reducer and number == len(micros) - 1:
             placed.reducer.arm()
         noise = Noise(stepper.seed, step, torch.from_numpy(micro.samples))
-        loss = micro_loss(placed.model, micro, noise=noise)
+        loss = micro_loss(placed, micro, noise=noise)
         (loss / max(tokens, 1)).backward()
         total = total + loss.detach()
         if placed.reducer and (
@@ -107,16 +115,16 @@ def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: 
     return float(total)
 
 
-def micro_loss(model: Transformer, micro: Micro, *, noise: Noise | None = None) -> Tensor:
+def micro_loss(placed: Placed, micro: Micro, *, noise: Noise | None = None) -> Tensor:
     """The summed loss of one micro-batch."""
-    device = model.head_weight.device
+    device = placed.mesh.device
     tokens, positions, labels = (
         torch.from_numpy(array).to(device, non_blocking=True)
         for array in (micro.tokens, micro.positions, micro.labels)
     )
     documents = torch.from_numpy(micro.documents)
-    hidden = model(tokens, positions, documents, noise=noise)
-    return cross_entropy_sum(hidden, model.head_weight, labels)
+    hidden = placed.model(tokens, positions, documents, noise=noise)
+    return placed.loss(hidden, labels)
 
 
 @torch.no_grad()
@@ -124,7 +132,7 @@ def held_out_loss(stepper: Stepper, micros: Iterable[Micro]) -> tuple[float, int
     """Mean loss over held-out tokens and their number, over all ranks; no noise."""
     total, tokens = 0.0, 0
     for micro in micros:
-        total += float(micro_loss(stepper.placed.model, micro))
+        total += float(micro_loss(stepper.placed, micro))
         tokens += count_tokens([micro])
-    total, count = stepper.mesh.dp.sum_scalars([total, tokens])
+    total, count = stepper.mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)

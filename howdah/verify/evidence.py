@@ -58,13 +58,13 @@ def gather(
     """
     mesh = connect_mesh(case.layout, transport, torch.device("cpu"))
     fill = fresh(weights(case.shape), case.seed)
-    placed = apply(case.shape, mesh=mesh, method=case.method, fill=fill)
+    placed = apply(case.plan, mesh=mesh, fill=fill)
     stepper = Stepper(placed, mesh, case.method, case.seed)
     stepper = mutate(stepper) if mutate else stepper
-    batches = [_batch(case, step, rank=mesh.rank) for step in range(case.steps)]
+    batches = [_batch(case, step, rank=mesh.place("replicas")) for step in range(case.steps)]
     batches = [shift(batch, mesh.rank) if shift else batch for batch in batches]
 
-    (tokens,) = mesh.dp.sum_scalars([stepper.count(batches[0])])
+    (tokens,) = mesh.world.sum_scalars([stepper.count(batches[0])])
     accumulate(stepper, batches[0], step=0, tokens=tokens)
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
 
@@ -111,7 +111,7 @@ def rows_of(case: Case, step: int) -> Micro:
 def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
     corpus = corpus_of(case)
     order = order_of(corpus, sequence=case.sequence, seed=case.seed)
-    rows = Rows(case.micro, case.layout.world, rank)
+    rows = Rows(case.micro, case.layout.replicas, rank)
     return micros(corpus, order, rows, first=step * case.samples, size=case.samples)
 
 

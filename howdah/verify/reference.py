@@ -58,7 +58,7 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
         parameter = parameters[weight.name]
         master = torch.empty(weight.elements, dtype=promoted(parameter.dtype))
         name = key(case.seed, "weight", weight.name)
-        fill_normal(master, key=name, start=0, mean=weight.mean, spread=weight.spread)
+        fill_normal(master, key=name, mean=weight.mean, spread=weight.spread)
         masters[weight.name] = master.view(weight.shape)
         parameter.data.copy_(masters[weight.name])
         if parameter.dtype != master.dtype:

@@ -9,14 +9,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from howdah.comm.rendezvous import Kind
 from howdah.comm.spawn import Workers
 from howdah.plan.weights import weights
 from howdah.sim.traffic import step_traffic
 from howdah.verify.case import Case
 from howdah.verify.compare import Difference, compare
 from howdah.verify.evidence import Evidence, gather
-from howdah.verify.mutations import Mutation, mutations
+from howdah.verify.mutations import mutations
 from howdah.verify.reference import reference
 
 WORST = 5  # tensors that the report names
@@ -41,16 +43,23 @@ class Verdict:
         return not self.problems
 
 
-def verify(case: Case, workers: Workers, *, controls: bool = True) -> Verdict:
-    """Runs the case on `workers`, which are at least as many as the layout's ranks."""
+def verify(
+    case: Case, workers: Workers, *, controls: bool = True, transport: Kind | None = None
+) -> Verdict:
+    """Runs the case on `workers`, which are at least as many as the layout's ranks.
+
+    transport  what carries their collectives, by default the best there is
+    """
+    run = partial(workers.run, gather, case, ranks=case.layout.world, transport=transport)
     theirs = reference(case)
     noise = reference(case, backwards=True) if case.method.precision == "bf16" else None
-    ranks = workers.run(gather, case, ranks=case.layout.world)
+    ranks = run()
     differences = compare(case, ranks[0], theirs, noise)
     problems = [*_diverged(differences), *_equal_bits(ranks), *_bytes(case, ranks)]
     noticed = []
     for mutation in mutations(case.layout) if controls else []:
-        failing = _try(case, mutation, workers, theirs, noise)
+        broken = run(mutation.mutate, mutation.shift)
+        failing = _worst_failing(compare(case, broken[0], theirs, noise))
         noticed.append((mutation.name, failing))
         if failing is None:
             problems.append(
@@ -59,16 +68,9 @@ def verify(case: Case, workers: Workers, *, controls: bool = True) -> Verdict:
     return Verdict(case, differences, problems, noticed)
 
 
-def _try(
-    case: Case,
-    mutation: Mutation,
-    workers: Workers,
-    theirs: Evidence,
-    noise: Evidence | None,
-) -> Difference | None:
-    """The comparison that a mutation fails worst, or None."""
-    broken = workers.run(gather, case, mutation.mutate, mutation.shift, ranks=case.layout.world)
-    failing = [d for d in compare(case, broken[0], theirs, noise) if not d.used <= 1]
+def _worst_failing(differences: list[Difference]) -> Difference | None:
+    """The comparison that fails worst, or None."""
+    failing = [d for d in differences if not d.used <= 1]
     return max(failing, key=lambda difference: difference.used, default=None)
 
 

@@ -58,7 +58,7 @@ def collect(transport, operation, dtype):
             flat.fill_(float("nan"))
             group.own(flat).copy_(own)
     if operation == "all_reduce_async":
-        group.all_reduce_async(flats).result()
+        group.all_reduce(flats, async_op=True).result()
     else:
         getattr(group, operation)(flats)
     group.close()
@@ -160,11 +160,11 @@ def mixed(transport):
     """Asynchronous and synchronous calls on one buffer: each sees what the one before left."""
     group = Group(transport, axis="dp", counters=Counters())
     flat = torch.full((7,), group.rank + 1.0, dtype=torch.float64)
-    group.all_reduce_async([flat])
-    group.all_reduce_async([flat])
+    group.all_reduce([flat], async_op=True)
+    group.all_reduce([flat], async_op=True)
     group.reduce_scatter([flat])
     group.all_gather([flat])
-    last = group.all_reduce_async([flat])
+    last = group.all_reduce([flat], async_op=True)
     group.close()  # finishes what was started
     assert last.done()
     return flat.numpy()
@@ -199,7 +199,7 @@ def test_a_synchronous_call_waits_for_the_asynchronous_ones():
     """Two operations at once would mix up the order of messages between two ranks."""
     transport = Held()
     group = Group(transport, axis="dp", counters=Counters())
-    future = group.all_reduce_async([torch.zeros(3)])
+    future = group.all_reduce([torch.zeros(3)], async_op=True)
     assert not future.done()
     transport.go.set()
     group.barrier()
@@ -215,7 +215,7 @@ class Cut(Alone):
 
 def test_an_error_of_the_progress_thread_reaches_the_caller():
     group = Group(Cut(), axis="dp", counters=Counters())
-    future = group.all_reduce_async([torch.zeros(3)])
+    future = group.all_reduce([torch.zeros(3)], async_op=True)
     with pytest.raises(RuntimeError, match="the wire was cut"):
         future.result()
     group.close()
@@ -223,7 +223,7 @@ def test_an_error_of_the_progress_thread_reaches_the_caller():
 
 def test_an_error_that_nobody_asked_for_reaches_the_next_call():
     group = Group(Cut(), axis="dp", counters=Counters())
-    group.all_reduce_async([torch.zeros(3)])
+    group.all_reduce([torch.zeros(3)], async_op=True)
     with pytest.raises(RuntimeError, match="the wire was cut"):
         group.barrier()
     group.close()
@@ -327,7 +327,7 @@ def test_what_cannot_work_is_refused_at_the_call(call, sentence):
 def differ_later(transport):
     """Rank 1 has another size, in a call that runs on the progress thread."""
     group = Group(transport, axis="dp", counters=Counters())
-    future = group.all_reduce_async([torch.ones(5 + group.rank), torch.ones(3)])
+    future = group.all_reduce([torch.ones(5 + group.rank), torch.ones(3)], async_op=True)
     try:
         future.result()
     except RuntimeError as error:
@@ -375,7 +375,7 @@ def lose_a_peer(pipe, port, rank, *, kind, through_thread):
     flats = [torch.ones(1000)]
     try:
         if through_thread:
-            group.all_reduce_async(flats).result()
+            group.all_reduce(flats, async_op=True).result()
         else:
             group.all_reduce(flats)
             group.all_reduce(flats)

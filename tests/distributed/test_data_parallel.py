@@ -3,7 +3,7 @@
 Every case has documents of different length and a last micro-batch that is one sample short, and
 runs its controls: a verification that would not notice a break fails here.
 
-    layouts   dp 1, 2, 3, 4  ×  1 and 3 micro-batches     one form of model
+    layouts   dp 1 to 8, zero 0 to 2, hybrid shards, three transports     one form of model
     forms     biases, tied or not, norms, positions        two layouts
 """
 
@@ -15,6 +15,7 @@ from small_cases import FORMS, case_of
 from typer.testing import CliRunner
 
 from howdah.cli import app
+from howdah.comm.spawn import Workers
 from howdah.parallel import data
 from howdah.parallel.data import Reducer
 from howdah.verify.evidence import gather
@@ -41,6 +42,35 @@ def test_every_layout_equals_one_device(workers, dp, micros):
 @pytest.mark.parametrize("zero", ["zero1", "zero2", "zero2 accumulate=whole"])
 def test_every_stage_of_zero_equals_one_device(workers, zero, ranks):
     prove(case_of(f"{ranks} {zero}"), workers)
+
+
+@pytest.mark.parametrize("zero", ["zero1", "zero2", "zero2 accumulate=whole"])
+def test_groups_with_copies_of_the_shares_equal_one_device(workers, zero):
+    prove(case_of(f"dp4 {zero} shard2 x2"), workers)
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp2 x2", "dp3 zero1 x1", "dp2 zero2 x2", "dp4 zero2 shard2 x2"]
+)
+@pytest.mark.parametrize("transport", ["torch", "fallback"])
+def test_every_transport_carries_every_stage(workers, transport, layout):
+    verdict = verify(case_of(layout), workers, controls=False, transport=transport)
+    assert verdict.proved, "\n".join(report(verdict))
+
+
+@pytest.fixture(scope="module")
+def eight():
+    """Eight processes."""
+    with Workers(8) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp7 x1", "dp8 zero1 x1", "dp8 zero2 x2", "dp8 zero2 shard4 x2"]
+)
+def test_eight_ranks_equal_one_device(eight, layout):
+    verdict = verify(case_of(layout), eight, controls=False)
+    assert verdict.proved, "\n".join(report(verdict))
 
 
 @pytest.mark.parametrize("zero", ["zero1", "zero2"])
@@ -94,7 +124,7 @@ class With:
     def __init__(self, workers, kind):
         self._workers, self._kind = workers, kind
 
-    def run(self, function, *arguments, ranks=None):
+    def run(self, function, *arguments, ranks=None, transport=None):
         assert function is gather
         return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
 

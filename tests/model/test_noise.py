@@ -1,5 +1,7 @@
 """Noise without state: bits, slices, moments, and dropout that sees samples and not batches."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -26,11 +28,13 @@ def test_mix_equals_the_published_splitmix64():
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1000), (3, 4), (500, 1000), (999, 1000)])
 def test_a_slice_of_the_normal_numbers_is_the_slice_of_the_whole(start, stop):
-    assert torch.equal(normal(5, start, stop, CPU), normal(5, 0, 1000, CPU)[start:stop])
+    assert torch.equal(
+        normal(5, torch.arange(start, stop)), normal(5, torch.arange(1000))[start:stop]
+    )
 
 
 def test_normal_numbers_have_the_moments_of_their_distribution():
-    drawn = normal(seeds.key("moments"), 0, 1 << 20, CPU).double()
+    drawn = normal(seeds.key("moments"), torch.arange(1 << 20)).double()
     count = len(drawn)
     assert abs(drawn.mean()) < 4 / count**0.5
     assert abs(drawn.var() - 1) < 4 * (2 / count) ** 0.5
@@ -41,26 +45,30 @@ def test_normal_numbers_have_the_moments_of_their_distribution():
     assert abs(neighbours) < 4 / count**0.5
 
 
+def after(start, index):
+    return index + start
+
+
 def test_keys_name_different_numbers():
-    assert not torch.equal(normal(1, 0, 100, CPU), normal(2, 0, 100, CPU))
+    assert not torch.equal(normal(1, torch.arange(100)), normal(2, torch.arange(100)))
 
 
 def test_fill_normal_is_the_same_in_parts_and_over_the_chunk(monkeypatch):
     monkeypatch.setattr("howdah.model.noise.CHUNK", 64)
     assert CHUNK > 64
     whole = torch.empty(300)
-    fill_normal(whole, key=9, start=0, mean=0.5, spread=0.02)
-    assert torch.equal(whole, 0.5 + 0.02 * normal(9, 0, 300, CPU))
+    fill_normal(whole, key=9, mean=0.5, spread=0.02)
+    assert torch.equal(whole, 0.5 + 0.02 * normal(9, torch.arange(300)))
     parts = [torch.empty(stop - start) for start, stop in ((0, 70), (70, 71), (71, 300))]
     for part, start in zip(parts, (0, 70, 71), strict=True):
-        fill_normal(part, key=9, start=start, mean=0.5, spread=0.02)
+        fill_normal(part, key=9, places=partial(after, start), mean=0.5, spread=0.02)
     assert torch.equal(torch.cat(parts), whole)
 
 
 def test_fill_normal_casts_at_the_end_and_knows_constants():
     half, wide = torch.empty(50, dtype=torch.bfloat16), torch.empty(50)
     for out in (half, wide):
-        fill_normal(out, key=3, start=8, mean=0.0, spread=0.02)
+        fill_normal(out, key=3, places=lambda index: index + 8, mean=0.0, spread=0.02)
     assert torch.equal(half, wide.bfloat16())
     fill_normal(wide, key=3, start=0, mean=1.0, spread=0.0)
     assert (wide == 1).all()

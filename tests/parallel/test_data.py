@@ -11,7 +11,7 @@ from tiny import SHAPE, micro, place
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import Alone
-from howdah.parallel.data import Reducer, replicate
+from howdah.parallel.data import Reducer, Replicas, listen_to_parameters
 from howdah.parallel.flatten import FlatUnit
 from howdah.plan.flat import buffers
 from howdah.plan.weights import weights
@@ -25,10 +25,15 @@ class Noted(Group):
         super().__init__(Alone(), axis="dp", counters=Counters())
         self.units, self.asked = units, []
 
-    def all_reduce_async(self, flats):
+    def all_reduce(self, flats, **how):
         names = {id(unit.gradients): name for name, unit in self.units.items()}
         self.asked.append([names[id(flat)] for flat in flats])
-        return super().all_reduce_async(flats)
+        return super().all_reduce(flats, **how)
+
+
+def alone(shard):
+    """One copy of the states."""
+    return Replicas(shard, Group(Alone(), axis="dp", counters=Counters()))
 
 
 def units_of(shape=SHAPE):
@@ -52,7 +57,7 @@ def group():
 @pytest.fixture
 def reducer(group):
     """Armed, with a bucket for each unit."""
-    reducer = Reducer(group.units, group, bucket_bytes=1)
+    reducer = Reducer(group.units, alone(group), bucket_bytes=1)
     reducer.arm()
     return reducer
 
@@ -108,7 +113,7 @@ def test_micro_batches_but_the_last_reduce_nothing(reducer, group):
 
 def test_small_units_share_a_bucket(group):
     everything = sum(unit.gradients.nbytes for unit in group.units.values())
-    reducer = Reducer(group.units, group, bucket_bytes=everything)
+    reducer = Reducer(group.units, alone(group), bucket_bytes=everything)
     reducer.arm()
     reducer.finish()
     assert group.asked == [BACKWARD]
@@ -117,7 +122,7 @@ def test_small_units_share_a_bucket(group):
 class Slow(Group):
     """A group whose reductions end a little after they were asked for."""
 
-    def all_reduce_async(self, flats):
+    def all_reduce(self, flats, **how):
         future = Future()
         threading.Timer(0.03, future.set_result, [None]).start()
         return future
@@ -125,7 +130,7 @@ class Slow(Group):
 
 def test_waiting_is_counted():
     group = Slow(Alone(), axis="dp", counters=Counters())
-    reducer = Reducer(units_of(), group)
+    reducer = Reducer(units_of(), alone(group))
     for step in range(1, 3):
         reducer.arm()
         reducer.finish()
@@ -134,7 +139,7 @@ def test_waiting_is_counted():
 
 
 class Broken(Group):
-    def all_reduce_async(self, flats):
+    def all_reduce(self, flats, **how):
         future = Future()
         future.set_exception(RuntimeError("the wire was cut"))
         return future
@@ -142,7 +147,7 @@ class Broken(Group):
 
 def test_an_error_of_a_reduction_reaches_the_step():
     group = Broken(Alone(), axis="dp", counters=Counters())
-    reducer = Reducer(units_of(), group)
+    reducer = Reducer(units_of(), alone(group))
     reducer.arm()
     with pytest.raises(RuntimeError, match="the wire was cut"):
         reducer.finish()
@@ -155,11 +160,13 @@ def test_an_error_of_a_reduction_reaches_the_step():
 def summed(transport, micros, bucket_bytes):
     """Gradients of all micro-batches of all ranks; buckets, those begun early, and calls."""
     mesh, placed = place(transport)
-    reducer = replicate(placed.model, placed.units, mesh.dp, bucket_bytes=bucket_bytes)
+    replicas = Replicas(mesh.shard, mesh.across)
+    reducer = Reducer(placed.units, replicas, bucket_bytes=bucket_bytes)
+    listen_to_parameters(placed.model, reducer)
     for number in range(micros):
         if number == micros - 1:
             reducer.arm()
-        micro_loss(placed.model, micro(number * transport.size + mesh.rank)).backward()
+        micro_loss(placed, micro(number * transport.size + mesh.rank)).backward()
     early = len(reducer._started)
     reducer.finish()
     mesh.close()
@@ -170,7 +177,7 @@ def summed(transport, micros, bucket_bytes):
 def one_device(micros):
     _, placed = place(Alone())
     for number in range(micros):
-        micro_loss(placed.model, micro(number)).backward()
+        micro_loss(placed, micro(number)).backward()
     return {name: unit.gradients.numpy() for name, unit in placed.units.items()}
 
 
@@ -205,5 +212,5 @@ def test_a_parameter_without_a_gradient_holds_nobody_up(workers):
 
 
 def test_one_replica_needs_no_reducer():
-    mesh, placed = place(Alone())
-    assert replicate(placed.model, placed.units, mesh.dp) is None
+    _, placed = place(Alone())
+    assert placed.reducer is None

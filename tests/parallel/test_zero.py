@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from tiny import SHAPE, TIED, micro
+from tiny import SHAPE, TIED, micro, plan_of
 
 from howdah.comm.transport import Alone
 from howdah.parallel.apply import apply
@@ -13,7 +13,6 @@ from howdah.parallel.flatten import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
 from howdah.plan.flat import share
-from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method
 from howdah.plan.weights import weights
 from howdah.train.step import Stepper, accumulate, train_step
@@ -23,10 +22,11 @@ MICROS = 3
 
 
 def stepper_on(transport, words, shape=SHAPE, precision="float64"):
-    layout = resolve(parse_layout(f"dp{transport.size} {words}"), transport.size)
-    mesh, method = connect_mesh(layout, transport, torch.device("cpu")), Method(precision)
-    fill = fresh(weights(shape), 5)
-    return Stepper(apply(shape, mesh=mesh, method=method, fill=fill), mesh, method, seed=5)
+    method = Method(precision)
+    plan = plan_of(shape, f"dp{transport.size} {words}", method)
+    mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
+    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
+    return Stepper(placed, mesh, method, seed=5)
 
 
 def batch(transport, shape, *, micros=MICROS, first=0):

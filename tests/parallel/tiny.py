@@ -3,11 +3,14 @@
 import numpy as np
 import torch
 
+from howdah.model.loss import cross_entropy_sum
 from howdah.parallel.apply import apply
 from howdah.parallel.flatten import fresh
 from howdah.parallel.mesh import connect_mesh
-from howdah.plan.layout import Layout
+from howdah.plan.batch import Batch
+from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.method import Method, Optimizer
+from howdah.plan.plan import make_plan
 from howdah.plan.shapes import ModelShape
 from howdah.plan.weights import weights
 from howdah.text.batches import Micro
@@ -30,9 +33,24 @@ TIED = ModelShape(
 
 def place(transport, *, shape=SHAPE, precision="float64", seed=5, optimizer="adamw"):
     """The mesh and the placed model, with fresh weights, on the transport's ranks."""
-    mesh = connect_mesh(Layout(dp=transport.size), transport, torch.device("cpu"))
     method = Method(precision, Optimizer(optimizer))
-    return mesh, apply(shape, mesh=mesh, method=method, fill=fresh(weights(shape), seed))
+    plan = plan_of(shape, Layout(dp=transport.size), method)
+    mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
+    return mesh, apply(plan, mesh=mesh, fill=fresh(weights(shape), seed))
+
+
+def plan_of(shape, layout, method):
+    """A plan for micro-batches of two rows of nine tokens."""
+    if isinstance(layout, str):
+        layout = resolve(parse_layout(layout), None)
+    return make_plan(shape, layout, Batch(micro_batch=2), sequence=9, method=method)
+
+
+def loss_of(model, given):
+    """The summed loss of a micro-batch."""
+    arrays = given.tokens, given.positions, given.documents, given.labels
+    tokens, positions, documents, labels = map(torch.from_numpy, arrays)
+    return cross_entropy_sum(model(tokens, positions, documents), model.head_weight, labels)
 
 
 def micro(number, *, shape=SHAPE, rows=2, length=9):

@@ -342,7 +342,7 @@ def test_the_laptop_s_recipe_allocates_what_is_planned(precision, optimizer):
         shape, Layout(), Batch(micro_batch=rows, global_batch=rows), sequence=length, method=method
     )
     mesh = connect_mesh(plan.layout, Alone(), torch.device("cpu"))
-    placed = apply(shape, mesh=mesh, method=method, fill=fresh(weights(shape), 1))
+    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 1))
     mesh.close()
     units = placed.units.values()
     found = held(plan, kernels=howdah(compute=plan.narrow))

@@ -227,7 +227,9 @@ def one_step(transport, plan, dtype):
     group = Group(transport, axis="dp", counters=counters)
     group.sum_scalars([100.0, 0.0])
     lengths = [buffer.length for buffer in local_buffers(plan, transport.rank)]
-    group.all_reduce_async([torch.ones(length, dtype=dtype) for length in lengths]).result()
+    group.all_reduce(
+        [torch.ones(length, dtype=dtype) for length in lengths], async_op=True
+    ).result()
     group.sum_scalars([5.0])
     group.close()
     return counters.sent()

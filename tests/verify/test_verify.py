@@ -41,7 +41,7 @@ class Forger:
     def __init__(self, workers, forge):
         self._workers, self._forge = workers, forge
 
-    def run(self, function, *arguments, ranks=None):
+    def run(self, function, *arguments, ranks=None, transport=None):
         return self._forge(self._workers.run(function, *arguments, ranks=ranks))
 
 

@@ -1,0 +1,250 @@
+"""Own operations: linear, embedding and norm that know their weight by a handle, not by tensor.
+
+A tensor that autograd has saved cannot be let go, cannot be replaced by a newer version, and gets
+its gradient when autograd likes. A handle can: it names the weight, and whoever keeps the weights
+is asked for the numbers when they are needed, and told what to add to the gradient.
+
+    forward     weight = handle.value()                      gathered, if it was let go
+                y = x · weightᵀ                              saved: x and the handle
+    backward    dx = dy · handle.value()
+                handle.add(out ↦ out += dyᵀ · x)             at once, or later
+
+One mechanism serves ZeRO-3 (weights come and go), zero-bubble pipelines (weight gradients wait),
+pipelines with several versions of a weight, and layers that live on the host: each is a Keeper.
+
+The weight gradient is added right where it is kept, in at least float32; no tensor of its size is
+made for it where the formats agree.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from howdah.model.embedding import Embedding
+from howdah.model.loss import cross_entropy_sum
+from howdah.model.norm import LayerNorm, RMSNorm, promoted
+
+Add = Callable[[Tensor], object]  # adds a weight's gradient to a tensor of its shape
+
+
+class Keeper(Protocol):
+    """Whoever keeps weights and their gradients."""
+
+    def value(self, name: str) -> Tensor:
+        """The weight, in the dtype of computing; valid until the operation ends."""
+        ...
+
+    def used(self, name: str) -> None:
+        """A forward pass has used the weight: one more `add` will come."""
+        ...
+
+    def add(self, name: str, add: Add) -> None:
+        """Part of the weight's gradient is known: `add` adds it, now or when it suits."""
+        ...
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A weight by name."""
+
+    name: str
+    keeper: Keeper
+
+    def value(self) -> Tensor:
+        """See Keeper."""
+        return self.keeper.value(self.name)
+
+    def used(self) -> None:
+        """See Keeper."""
+        self.keeper.used(self.name)
+
+    def add(self, add: Add) -> None:
+        """See Keeper."""
+        self.keeper.add(self.name, add)
+
+
+def linear(x: Tensor, weight: Handle, bias: Handle | None = None) -> Tensor:
+    """x [..., in] · weightᵀ [out, in] + bias [out] → [..., out]."""
+    _note_use(x, weight, bias)
+    return _Linear.apply(x, weight, bias)
+
+
+def embedding(tokens: Tensor, weight: Handle, anchor: Tensor) -> Tensor:
+    """Rows of weight [V, h] for tokens [...] → [..., h].
+
+    anchor  any tensor that requires a gradient: tokens do not, and backward would not come here
+    """
+    _note_use(anchor, weight)
+    return _Embedding.apply(anchor, tokens, weight)
+
+
+def norm(x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tensor:
+    """RMSNorm of x [..., h], or with a bias LayerNorm."""
+    _note_use(x, weight, bias)
+    return _Norm.apply(x, weight, bias, epsilon)
+
+
+def head_loss(hidden: Tensor, weight: Handle, labels: Tensor) -> Tensor:
+    """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...]."""
+    leaf = weight.value().detach().requires_grad_()
+    leaf.grad_dtype = promoted(leaf.dtype)
+    _note_use(hidden, weight)
+    if torch.is_grad_enabled() and hidden.requires_grad:
+        leaf.register_hook(lambda gradient: weight.add(lambda out: out.add_(gradient)))
+    return cross_entropy_sum(hidden, leaf, labels)
+
+
+def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left [m, k] · right [k, n] to out [m, n], which may be wider than they are."""
+    if out.dtype == left.dtype:
+        out.addmm_(left, right)
+    else:
+        out.add_(left @ right)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias = weight, bias
+        return F.linear(x, weight.value(), bias.value() if bias else None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
+        d_x = gradient @ ctx.weight.value()
+        if ctx.bias:
+            ctx.bias.add(lambda out: out.add_(rows.sum(0, dtype=out.dtype)))
+        ctx.weight.add(lambda out: add_product(out, rows.T, inputs))
+        return d_x, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tokens: Tensor, weight: Handle) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight = weight
+        return F.embedding(tokens, weight.value())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+
+        def add(out: Tensor) -> None:
+            out.index_add_(0, tokens.reshape(-1), rows.to(out.dtype))
+
+        ctx.weight.add(add)
+        return None, None, None
+
+
+class _Norm(torch.autograd.Function):
+    """The norms of `model/norm.py` with n = normalised x, s = its scale, g the gradient of y:
+
+    dw = Σ over tokens of g·n         db = Σ g
+    dx = s · (g·w - mean(g·w) - n · mean(g·w·n))          RMSNorm has no mean(g·w)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tensor:
+        wide = x.to(promoted(x.dtype))
+        mean = wide.mean(-1, keepdim=True) if bias else wide.new_zeros(())
+        scale = torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, mean, scale)
+        ctx.weight, ctx.bias = weight, bias
+        out = ((wide - mean) * scale).mul_(weight.value())
+        return (out.add_(bias.value()) if bias else out).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, mean, scale = ctx.saved_tensors
+        normed, wide = (x - mean) * scale, gradient.to(scale.dtype)
+        if ctx.bias:
+            ctx.bias.add(lambda out: out.add_(wide.flatten(0, -2).sum(0)))
+        ctx.weight.add(lambda out: out.add_((wide * normed).flatten(0, -2).sum(0)))
+        inner = wide * ctx.weight.value()
+        d_x = inner - normed * (inner * normed).mean(-1, keepdim=True)
+        if ctx.bias:
+            d_x -= inner.mean(-1, keepdim=True)
+        return d_x.mul_(scale).to(x.dtype), None, None, None
+
+
+def _note_use(through: Tensor, *handles: Handle | None) -> None:
+    """Tells the keepers, where a backward pass will follow."""
+    if torch.is_grad_enabled() and through.requires_grad:
+        for handle in handles:
+            if handle:
+                handle.used()
+
+
+# -- modules, in the place of those of a plain model ---------------------------------
+
+
+class OwnLinear(nn.Module):
+    """Takes the place of nn.Linear."""
+
+    def __init__(self, weight: Handle, bias: Handle | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., in] → [..., out]."""
+        return linear(x, self.weight, self.bias)
+
+
+class OwnEmbedding(nn.Module):
+    """Takes the place of Embedding."""
+
+    def __init__(self, weight: Handle) -> None:
+        super().__init__()
+        self.weight = weight
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def forward(self, index: Tensor) -> Tensor:
+        """Rows for index [...] → [..., h]."""
+        return embedding(index, self.weight, self.anchor)
+
+
+class OwnNorm(nn.Module):
+    """Takes the place of RMSNorm and LayerNorm."""
+
+    def __init__(self, weight: Handle, bias: Handle | None, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.epsilon = weight, bias, epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., h]."""
+        return norm(x, self.weight, self.bias, self.epsilon)
+
+
+def own_operations(model: nn.Module, keeper: Keeper) -> None:
+    """Puts own operations in the place of all linears, embeddings and norms of `model`, which then
+    has no parameters; `keeper` knows their weights by the names they had.
+    """
+    for path, module in list(model.named_modules()):
+        own = _own(path, module, keeper)
+        if own is not None:
+            parent, _, leaf = path.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, own)
+
+
+def _own(path: str, module: nn.Module, keeper: Keeper) -> nn.Module | None:
+    weight = Handle(f"{path}.weight", keeper)
+    has_bias = getattr(module, "bias", None) is not None
+    bias = Handle(f"{path}.bias", keeper) if has_bias else None
+    if isinstance(module, nn.Linear):
+        return OwnLinear(weight, bias)
+    if isinstance(module, Embedding):
+        return OwnEmbedding(weight)
+    if isinstance(module, RMSNorm | LayerNorm):
+        return OwnNorm(weight, bias, module.epsilon)
+    return None
