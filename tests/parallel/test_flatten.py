@@ -177,3 +177,23 @@ def test_fresh_weights_of_a_box_are_those_of_the_whole(corner, size):
     part = torch.empty(size[0] * size[1] - 3)
     fill(Piece("head.weight", shape, Box(corner, size), 2, size[0] * size[1] - 1), part)
     assert torch.equal(part, box.reshape(-1)[2:-1])
+
+
+def checksum():
+    total = 0
+    for unit in laid(dtype=torch.float32)[1].values():
+        total = crc32(unit.masters.numpy().tobytes(), total)
+    return total
+
+
+def test_fresh_weights_do_not_depend_on_the_process():
+    """Python's own `hash` of a name differs from process to process."""
+    script = "import test_flatten; print(test_flatten.checksum())"
+    told = run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "4242"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(told.stdout) == checksum()
