@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howdah import cli_plan
+from howdah import cli_bench, cli_plan
 from howdah.plan.problems import BadInput
 from howdah.run import Machine, Run, load_run, resolve_run, resolved, save_run
 from howdah.train.job import Job
@@ -32,6 +32,7 @@ app.command()(cli_plan.simulate)
 app.command()(cli_plan.check)
 app.add_typer(cli_plan.draw_app, name="draw")
 app.add_typer(cli_plan.cluster_app, name="cluster")
+app.add_typer(cli_bench.bench_app, name="bench")
 
 STOPPED = (130, 143)  # exit codes of ranks that were asked to stop, and have said so
 SAVE_SECONDS = 600  # how long a stopped run may take to save before its processes are killed

@@ -27,12 +27,12 @@ FLOORS = (
     *("plan", "collectives", "sim", "search", "text", "comm", "model", "optim", "checkpoint"),
     *("parallel", "server", "train", "verify", "report"),
 )
-TOP = ("run", "cli_plan", "cli")
+TOP = ("run", "cli_plan", "cli_bench", "cli")
 LIGHT = ("plan", "collectives", "sim", "search", "text", "report")  # never load torch
 LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
 
 LONGEST = 400  # lines of a file
-ENVIRONMENT_READERS = ("cli.py", "comm/settings.py")
+ENVIRONMENT_READERS = ("cli.py", "cli_bench.py", "comm/settings.py")
 
 
 @dataclass(frozen=True)

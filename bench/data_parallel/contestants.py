@@ -1,177 +1,71 @@
-"""The contestants: four ways to do one step of the same training on this rank.
+"""Who takes part, as a table, and at which stage of ZeRO each is compared.
 
-    howdah       flat gradients, summed bucket by bucket while backward runs
-    DDP          torch's DistributedDataParallel over gloo, a plain training loop
-    Accelerate   Hugging Face's Accelerator around the same model and optimizer, its own loop
-    bound        howdah's step on each rank for itself: no gradient is exchanged, so nobody who
-                 takes the same step can be faster
+    stage 0   howdah   howdah over gloo                      DDP    Accelerate           bound
+    stage 1   howdah zero1                                   FSDP2  DeepSpeed ZeRO-1     bound
+    stage 2   howdah zero2   howdah zero2 accumulate=whole   FSDP2  DeepSpeed ZeRO-2     bound
 
-Each is a function that builds its model and returns the step. All start from equal weights. The
-peers get what favours them: no all-reduce of token counts and losses, because here every
-micro-batch has as many labels as any other.
+A stage is judged by its first contestant. FSDP2 is its own stage 2; told to reduce once per step
+it does what stage 1 does. With one micro-batch per step that is the same program, which then
+runs once and stands in both tables; so are howdah's two ways to accumulate.
 """
 
-import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
-import torch
-from cases import RATE, SEED, Case, method
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from cases import Case
+from deepspeed_peer import AVAILABLE, deepspeed_zero
+from howdahs import Place, alone, on_engine, over_gloo, silent
+from peers import Step, accelerate, ddp, fsdp2
 
-from howdah.comm.transport import Alone, Transport
-from howdah.model.loss import cross_entropy_sum
-from howdah.model.transformer import Transformer
-from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
-from howdah.parallel.mesh import connect_mesh
-from howdah.plan.boxes import whole_piece
-from howdah.plan.layout import Layout
-from howdah.plan.sharding import weights
-from howdah.text.batches import Micro
-from howdah.train.step import Stepper, train_step
-
-Step = Callable[[Sequence[Micro]], float]  # one step of this rank → its loss per token
-
-CPU = torch.device("cpu")
+Kind = Literal["ours", "variant", "peer", "bound"]
 
 
-# -- howdah, with and without an exchange -------------------------------------------
+@dataclass(frozen=True)
+class Contestant:
+    """One way to take the step.
 
-
-def howdah(case: Case, transport: Transport) -> Step:
-    return _howdah(case, case.layout, transport)
-
-
-def bound(case: Case, transport: Transport) -> Step:
-    return _howdah(case, Layout(1, case.micros), Alone())
-
-
-def _howdah(case: Case, layout: Layout, transport: Transport) -> Step:
-    mesh, recipe = connect_mesh(layout, transport, CPU), method(case)
-    fill = fresh(weights(case.shape), SEED)
-    placed = apply(case.shape, mesh=mesh, method=recipe, fill=fill)
-    stepper, done = Stepper(placed, mesh, recipe, SEED), 0
-
-    def step(micros: Sequence[Micro]) -> float:
-        nonlocal done
-        done += 1
-        return train_step(stepper, micros, step=done, rate=RATE).loss
-
-    return step
-
-
-# -- the peers ----------------------------------------------------------------------
-
-
-class MeanLoss(nn.Module):
-    """howdah's Transformer and loss as one module, which is what DDP wants to wrap.
-
-    Under autocast the head is cast by hand: autocast does not reach into the backward pass of
-    howdah's loss, and the peers would multiply there in float32.
+    kind    ours: what users get by the stage's word; variant: howdah in another way; peer; bound
+    stages  the tables in which it stands
+    build   makes the step of a case on this rank
     """
 
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        with torch.device("meta"):
-            self.model = Transformer(case.shape)
-        self.dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, documents: Tensor, labels: Tensor
-    ) -> Tensor:
-        hidden = self.model(tokens, positions, documents).to(self.dtype)
-        head = self.model.head_weight.to(self.dtype)
-        return cross_entropy_sum(hidden, head, labels) / labels.numel()
+    name: str
+    kind: Kind
+    stages: tuple[int, ...]
+    build: Callable[[Case, Place], Step]
 
 
-def _peer(case: Case) -> tuple[MeanLoss, torch.optim.AdamW]:
-    """The float32 model with howdah's start, and the fused AdamW that howdah uses too."""
-    module = MeanLoss(case).to_empty(device=CPU)
-    parameters = dict(module.model.named_parameters())
-    table = weights(case.shape)
-    fill = fresh(table, SEED)
-    for weight in table:
-        flat = parameters[weight.name].data.view(-1)
-        fill(whole_piece(weight.name, weight.shape), flat)
-    constants = method(case).optimizer
-    groups = [
-        {
-            "params": [parameters[weight.name] for weight in table if weight.decay is decay],
-            "weight_decay": constants.decay if decay else 0.0,
-        }
-        for decay in (True, False)
+def contestants(case: Case) -> list[Contestant]:
+    """Those of a case, in the order of the first repeat."""
+    one = case.micros == 1
+    some = [
+        _one("howdah", "ours", 0, on_engine, words=""),
+        _one("howdah over gloo", "variant", 0, over_gloo, words=""),
+        _one("DDP", "peer", 0, ddp),
+        _one("Accelerate", "peer", 0, accelerate),
+        _one("bound", "bound", 0, alone),
+        _one("howdah zero1", "ours", 1, on_engine, words="zero1"),
+        _one("howdah zero2", "ours", 2, on_engine, words="zero2"),
+        Contestant("bound of shares", "bound", (1, 2), silent),
     ]
-    return module, torch.optim.AdamW(
-        groups, lr=RATE, betas=constants.betas, eps=constants.epsilon, fused=True
-    )
+    if one:
+        some.append(Contestant("FSDP2", "peer", (1, 2), partial(fsdp2, once=True)))
+    else:
+        words = "zero2 accumulate=whole"
+        some += [
+            _one(f"howdah {words}", "variant", 2, on_engine, words=words),
+            _one("FSDP2, reducing once", "peer", 1, fsdp2, once=True),
+            _one("FSDP2", "peer", 2, fsdp2, once=False),
+        ]
+    if AVAILABLE:
+        some += [
+            _one(f"DeepSpeed ZeRO-{stage}", "peer", stage, deepspeed_zero, stage=stage)
+            for stage in (1, 2)
+        ]
+    return some
 
 
-def _tensors(micro: Micro) -> list[Tensor]:
-    arrays = (micro.tokens, micro.positions, micro.documents, micro.labels)
-    return [torch.from_numpy(array) for array in arrays]
-
-
-def ddp(case: Case, transport: Transport) -> Step:
-    """gradient_as_bucket_view is the faster of DDP's two settings."""
-    module, optimizer = _peer(case)
-    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    limit = method(case).optimizer.clip
-
-    def step(micros: Sequence[Micro]) -> float:
-        total = 0.0
-        for number, micro in enumerate(micros):
-            last = number == len(micros) - 1
-            with nullcontext() if last else model.no_sync():
-                with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bf16"):
-                    loss = model(*_tensors(micro)) / len(micros)
-                loss.backward()
-            total += loss.item()
-        nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-        optimizer.zero_grad()
-        return total
-
-    return step
-
-
-def accelerate(case: Case, transport: Transport) -> Step:
-    """The loop of Accelerate's documentation, with its default settings."""
-    # it learns its place from what torchrun sets, and takes the process group that is there
-    place = {"RANK": transport.rank, "LOCAL_RANK": transport.rank, "OMP_NUM_THREADS": 1}
-    place |= {"WORLD_SIZE": transport.size, "LOCAL_WORLD_SIZE": transport.size}
-    os.environ.update({name: str(number) for name, number in place.items()})
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(
-        cpu=True,
-        mixed_precision="bf16" if case.precision == "bf16" else "no",
-        gradient_accumulation_steps=case.micros,
-    )
-    assert accelerator.num_processes == transport.size
-    model, optimizer = accelerator.prepare(*_peer(case))
-    limit = method(case).optimizer.clip
-
-    def step(micros: Sequence[Micro]) -> float:
-        total = 0.0
-        for micro in micros:
-            with accelerator.accumulate(model):
-                loss = model(*_tensors(micro))
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), limit)
-                optimizer.step()
-                optimizer.zero_grad()
-            total += loss.item()
-        return total / len(micros)
-
-    return step
-
-
-CONTESTANTS: dict[str, Callable[[Case, Transport], Step]] = {
-    "howdah": howdah,
-    "DDP": ddp,
-    "Accelerate": accelerate,
-    "bound": bound,
-}
+def _one(name: str, kind: Kind, at: int, build: Callable[..., Step], **more: Any) -> Contestant:
+    return Contestant(name, kind, (at,), partial(build, **more))

@@ -1,8 +1,8 @@
-"""Measuring a case: all contestants in the same two processes, block after block in turn.
+"""Measuring a case: all contestants in the same processes, block after block in turn.
 
-    repeat 0 (warm-up)   howdah  DDP  Accelerate  bound
-    repeat 1 (warm-up)   DDP  Accelerate  bound  howdah
-    repeat 2             Accelerate  bound  howdah  DDP
+    repeat 0 (warm-up)   howdah  DDP  Accelerate  bound  ...
+    repeat 1 (warm-up)   DDP  Accelerate  bound  ...  howdah
+    repeat 2             Accelerate  bound  ...  howdah  DDP
     ...
 
 Whatever the machine does meanwhile happens to neighbours alike, so speeds are compared within a
@@ -11,12 +11,15 @@ repeat and never across a run. Each repeat begins with another contestant.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, process_time
 
 import torch
 import torch.distributed as dist
-from cases import RANKS, Case, batch
-from contestants import CONTESTANTS, Step
+from cases import Case, batch
+from contestants import contestants
+from howdahs import HowdahStep, Place
+from peers import Step
 
 from howdah.comm.spawn import HOST, Workers
 from howdah.comm.transport import Transport
@@ -30,46 +33,54 @@ POOL = 16  # batches made before the clock starts; contestants read them in the 
 class Block:
     """One contestant's turn: its seconds, and its loss at each step.
 
-    busy    processor seconds of all threads of a rank. They stay when the clock is disturbed
-            by a neighbour, and what they leave of the clock is waiting.
+    busy      processor seconds of all threads of a rank. They stay when the clock is disturbed
+              by a neighbour, and what they leave of the clock is waiting.
+    loopback  bytes that went through the machine's loopback meanwhile, over all ranks
+    counted   bytes that howdah says it sent, over all ranks; None for the others
     """
 
     seconds: float
     busy: float
     losses: tuple[float, ...]
+    loopback: int
+    counted: int | None
 
 
 Blocks = dict[str, list[Block]]  # contestant → its turns, warm-up first
 
 
 def measure(case: Case) -> Blocks:
-    """Runs a case in fresh processes. A block took as long as its slower rank."""
+    """Runs a case in fresh processes. A block took as long as its slowest rank."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    with Workers(RANKS, threads=1) as workers:
+    with Workers(case.ranks, threads=1) as workers:
         ranks: list[Blocks] = workers.run(_on_each_rank, case, store.port)
     return {
         name: [_together(turns) for turns in zip(*(rank[name] for rank in ranks), strict=True)]
-        for name in CONTESTANTS
+        for name in ranks[0]
     }
 
 
 def _together(turns: Sequence[Block]) -> Block:
     losses = zip(*(turn.losses for turn in turns), strict=True)
+    counts = [turn.counted for turn in turns if turn.counted is not None]
     return Block(
         seconds=max(turn.seconds for turn in turns),
         busy=sum(turn.busy for turn in turns) / len(turns),
         losses=tuple(sum(each) / len(each) for each in losses),
+        loopback=turns[0].loopback,
+        counted=sum(counts) if counts else None,
     )
 
 
 def _on_each_rank(transport: Transport, case: Case, port: int) -> Blocks:
     store = dist.TCPStore(HOST, port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=transport.rank, world_size=transport.size)
-    steps = {name: build(case, transport) for name, build in CONTESTANTS.items()}
+    place = Place(transport, store)
+    steps = {one.name: one.build(case, place) for one in contestants(case)}
     assert torch.get_num_threads() == 1
     pool = [batch(case, step=number, rank=transport.rank) for number in range(POOL)]
-    blocks: Blocks = {name: [] for name in CONTESTANTS}
-    names = list(CONTESTANTS)
+    blocks: Blocks = {name: [] for name in steps}
+    names = list(steps)
     for repeat in range(WARM_UP + case.blocks):
         at = repeat % len(names)
         for name in names[at:] + names[:at]:
@@ -81,7 +92,25 @@ def _on_each_rank(transport: Transport, case: Case, port: int) -> Blocks:
 
 
 def _block(step: Step, stretch: Sequence[Sequence[Micro]]) -> Block:
+    """The loopback is read while no rank is in its steps; two barriers go through it as well."""
+    dist.barrier()
+    through, sent = _loopback(), _sent(step)
     dist.barrier()
     began, busy = perf_counter(), process_time()
     losses = tuple(step(micros) for micros in stretch)
-    return Block(perf_counter() - began, process_time() - busy, losses)
+    seconds, busy = perf_counter() - began, process_time() - busy
+    dist.barrier()
+    through, after = _loopback() - through, _sent(step)
+    counted = None if sent is None or after is None else after - sent
+    return Block(seconds, busy, losses, through, counted)
+
+
+def _sent(step: Step) -> int | None:
+    return step.sent() if isinstance(step, HowdahStep) else None
+
+
+def _loopback() -> int:
+    """Bytes that this machine has sent to itself. Each is received as well, and counted once."""
+    lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
+    fields = next(line.split(":")[1].split() for line in lines if line.strip().startswith("lo:"))
+    return int(fields[8])

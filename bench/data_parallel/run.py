@@ -1,4 +1,4 @@
-"""Tokens per second of howdah's data parallelism, beside its peers and the bound.
+"""Tokens per second of howdah's data parallelism and ZeRO, beside its peers and the bound.
 
     python bench/data_parallel/run.py            every case, writes results.md and results.json
     python bench/data_parallel/run.py --tiny     the same in seconds, writes nothing
@@ -9,13 +9,16 @@ Let nothing else run on the machine. README.md says what is compared with what.
 import argparse
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from cases import cases
+from deepspeed_peer import AVAILABLE
 from measure import measure
-from tables import markdown, refusals, summary
+from summary import refusals, summary
+from tables import markdown
 
 from howdah.comm.machine import allowed_cores
 
@@ -27,8 +30,20 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     kind = next((line.split(":")[1].strip() for line in lines if "model name" in line), "a CPU")
     build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
-    version = ".".join(torch.__version__.split(".")[:2])
-    return f"{allowed_cores()} cores ({kind}), {build} of torch {version}, one thread per process."
+    torch_version = ".".join(torch.__version__.split(".")[:2])
+    return (
+        f"{allowed_cores()} cores ({kind}), {build} of torch {torch_version}, "
+        "one thread per process."
+    )
+
+
+def peers() -> str:
+    """The peers that are no part of torch, in a sentence."""
+    names = ["accelerate"] + (["deepspeed"] if AVAILABLE else [])
+    found = " and ".join(f"{name} {version(name)}" for name in names)
+    return f"Peers beside torch: {found}." + (
+        "" if AVAILABLE else " DeepSpeed is not installed here and did not take part."
+    )
 
 
 def main() -> int:
@@ -44,7 +59,7 @@ def main() -> int:
         summaries.append(summary(case, measure(case)))
         print(f"{case.name}: {perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     problems = refusals(summaries)
-    text = markdown(machine(), summaries)
+    text = markdown(f"{machine()} {peers()}", summaries)
     print(text)
     if problems:
         print("\n".join(problems), file=sys.stderr)

@@ -1,0 +1,78 @@
+"""Times of howdah's collectives on one machine, beside gloo and a bound.
+
+    python bench/collectives/run.py            every case, writes results.md and results.json
+    python bench/collectives/run.py --tiny     the same in seconds, writes nothing
+
+Let nothing else run on the machine. README.md says what is compared with what.
+"""
+
+import argparse
+import json
+import sys
+from itertools import groupby
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from cases import Case, cases
+from measure import measure
+from tables import markdown, refusals, summary, verdicts
+
+from howdah.comm.machine import allowed_cores
+from howdah.comm.spawn import Workers
+
+HERE = Path(__file__).resolve().parent
+BUDGET = 300.0  # seconds for all cases; what a case leaves, the later ones may take
+
+
+def machine() -> str:
+    """The machine in a sentence, without its name."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    kind = next((line.split(":")[1].strip() for line in lines if "model name" in line), "a CPU")
+    build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
+    version = ".".join(torch.__version__.split(".")[:2])
+    return f"{allowed_cores()} cores ({kind}), {build} of torch {version}, one thread per process."
+
+
+def measured(wanted: list[Case]) -> list[dict[str, Any]]:
+    """A summary of each case, told as it is ready."""
+    summaries: list[dict[str, Any]] = []
+    began = perf_counter()
+    for ranks, group in groupby(wanted, key=lambda case: case.ranks):
+        with Workers(ranks, threads=1) as workers:
+            for case in group:
+                left = BUDGET - (perf_counter() - began)
+                share = left / (len(wanted) - len(summaries))
+                started = perf_counter()
+                summaries.append(summary(case, measure(case, workers, seconds=share)))
+                took = perf_counter() - started
+                print(f"{case.name}: {took:.0f} s", file=sys.stderr, flush=True)
+    return summaries
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that it works")
+    parser.add_argument("--only", default="", help="cases whose name holds this; writes nothing")
+    words = parser.parse_args()
+    summaries = measured([case for case in cases(tiny=words.tiny) if words.only in case.name])
+    text = markdown(machine(), summaries)
+    print(text)
+    for one in verdicts(summaries):
+        told = "met" if one["met"] else "NOT MET"
+        what = f"{one['case']}: {one['contestant']} against {one['peer']}"
+        print(f"{told:8s} {what}: {one['found']:.2f}, goal {one['goal']:g}")
+    problems = refusals(summaries)
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    if not (words.tiny or words.only):
+        results = {"machine": machine(), "goals": verdicts(summaries), "cases": summaries}
+        (HERE / "results.md").write_text(text, encoding="utf-8")
+        (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

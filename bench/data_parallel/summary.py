@@ -1,0 +1,130 @@
+"""From blocks to numbers: medians, spreads, ratios block by block, goals, and refusals."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from cases import Case
+from contestants import contestants
+from measure import WARM_UP, Block, Blocks
+
+US = "howdah"
+AGREE = {"float32": 1e-5, "bf16": 3e-2}  # relative; bf16 is rounded at other places by the peers
+OF_THE_BOUND, OF_SHARING_PEERS = 0.95, 1.2
+
+
+def summary(case: Case, blocks: Blocks) -> dict[str, Any]:
+    """What results.json holds of a case; speeds are tokens per second over all ranks."""
+    stages = [_stage(case, blocks, number) for number in (0, 1, 2)]
+    return {
+        "case": case.name,
+        "model": case.model,
+        "precision": case.precision,
+        "ranks": case.ranks,
+        "tokens per rank and step": case.rows * case.sequence,
+        "micro-batches": case.micros,
+        "steps in a block": case.steps,
+        "blocks": case.blocks,
+        "goals": [goal for stage in stages for goal in goals(stage)],
+        "stages": stages,
+        "largest loss difference": disagreement(case, blocks),
+        "seconds of each block": {name: [t.seconds for t in ts] for name, ts in blocks.items()},
+    }
+
+
+def _stage(case: Case, blocks: Blocks, stage: int) -> dict[str, Any]:
+    """One table: its first contestant beside the others of the stage."""
+    here = [one for one in contestants(case) if stage in one.stages]
+    (ours,) = (one.name for one in here if one.kind == "ours")
+    (bound,) = (one.name for one in here if one.kind == "bound")
+    speeds = {one.name: _speeds(case, blocks[one.name]) for one in here}
+    return {
+        "stage": stage,
+        "ours": ours,
+        "rows": {
+            one.name: {
+                "kind": one.kind,
+                "tokens per second": spread(speeds[one.name]),
+                "ours beside it": spread(ratios(speeds[ours], speeds[one.name])),
+                "share of the bound": spread(ratios(speeds[one.name], speeds[bound])),
+                "processor milliseconds per step": spread(
+                    [1000 * turn.busy / case.steps for turn in blocks[one.name][WARM_UP:]]
+                ),
+                **_bytes(case, blocks[one.name][WARM_UP:]),
+            }
+            for one in here
+        },
+    }
+
+
+def _speeds(case: Case, turns: Sequence[Block]) -> list[float]:
+    return [case.tokens * case.steps / turn.seconds for turn in turns[WARM_UP:]]
+
+
+def _bytes(case: Case, turns: Sequence[Block]) -> dict[str, float | None]:
+    """Per rank and step. Of the loopback the least turn: what others send only adds to it."""
+    share = case.ranks * case.steps
+    counts = {turn.counted for turn in turns}
+    assert len(counts) == 1, "howdah counted different bytes in equal turns"
+    (counted,) = counts
+    return {
+        "bytes counted": None if counted is None else counted / share,
+        "bytes on the loopback": min(turn.loopback for turn in turns) / share,
+    }
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Block by block, so that both of a pair met the same minute of the machine."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def spread(numbers: Sequence[float]) -> dict[str, float]:
+    return {"median": median(numbers), "least": min(numbers), "most": max(numbers)}
+
+
+# -- goals --------------------------------------------------------------------------
+
+
+def goals(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was aimed at in a stage: the least that meets, what came out, and whether it met."""
+    found = []
+    for name, row in stage["rows"].items():
+        aim = OF_THE_BOUND
+        if row["kind"] == "peer":
+            aim = OF_SHARING_PEERS if stage["stage"] else 1.0
+        if row["kind"] in ("bound", "peer"):
+            got = row["ours beside it"]["median"]
+            goal = {"ours": stage["ours"], "beside": name, "aim": aim, "got": got}
+            found.append(goal | {"met": got >= aim})
+    return found
+
+
+# -- whether they trained the same model ---------------------------------------------
+
+
+def disagreement(case: Case, blocks: Blocks) -> dict[str, float]:
+    """The largest relative difference of each one's losses from howdah's, over all steps.
+
+    In a bound nobody hears the others, so only its first step has their losses.
+    """
+    ours, worst = _losses(blocks, US), {}
+    for one in contestants(case):
+        bound = one.kind == "bound"
+        theirs = _losses(blocks, one.name)[: 1 if bound else None]
+        pairs = zip(theirs, ours, strict=not bound)
+        worst[one.name] = max(abs(a - b) / abs(b) for a, b in pairs)
+    return worst
+
+
+def _losses(blocks: Blocks, name: str) -> list[float]:
+    return [loss for turn in blocks[name] for loss in turn.losses]
+
+
+def refusals(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences on contestants that did not train the same model; then no speed may be quoted."""
+    return [
+        f"{one['case']}: the losses of {name} differ by {worst:.1e} from howdah's"
+        for one in summaries
+        for name, worst in one["largest loss difference"].items()
+        if not worst <= AGREE[one["precision"]]
+    ]
