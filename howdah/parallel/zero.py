@@ -19,7 +19,7 @@ inside a group, where the wires may be faster, and shares of gradients are summe
 from collections.abc import Callable
 from concurrent.futures import Future
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -28,6 +28,15 @@ from howdah.parallel.data import BUCKET_BYTES, Replicas, buckets_of
 from howdah.parallel.flatten import FlatUnit
 
 IN_FLIGHT = 2  # buckets of whole gradients at one time: one fills up while one is reduced
+
+
+class _Started(NamedTuple):
+    """A bucket that is being reduced; `last` of the step's micro-batches."""
+
+    units: list[FlatUnit]
+    flats: list[Tensor]
+    future: Future[None]
+    last: bool
 
 
 class ShareReducer:
@@ -49,10 +58,11 @@ class ShareReducer:
         self._unit_of = {s.name: u for u, unit in units.items() for s in unit.buffer.segments}
         self._whole: dict[str, Tensor] = {}
         self._views: dict[str, dict[str, Tensor]] = {}
+        self._spare: dict[int, list[Tensor]] = {}  # buffers of each length, to be used again
         self._missing = self._counts()
         self._begun = 0
         self._last = False
-        self._started: list[tuple[int, Future[None]]] = []
+        self._started: list[_Started] = []
         self._across: list[Future[None]] = []
         self.exposed = 0.0  # seconds that this rank has waited, over the whole run
 
@@ -81,15 +91,20 @@ class ShareReducer:
         self._start(whole=False)
 
     def finish(self) -> None:
-        """Waits until the micro-batch's gradients are in the sums."""
+        """The micro-batch has ended. After the last, the sums are whole when this returns; after
+        another, the next forward may begin while the last reduction still runs.
+        """
         self._start(whole=True)
+        self._missing, self._begun = self._counts(), 0
+        if not self._last:
+            return
         while self._started:
             self._land()
         began = perf_counter()
         for future in self._across:
             future.result()
         self.exposed += perf_counter() - began
-        self._missing, self._begun, self._last, self._across = self._counts(), 0, False, []
+        self._last, self._across = False, []
 
     def _counts(self) -> list[int]:
         return [sum(len(buffer.segments) for buffer in bucket) for bucket in self.buckets]
@@ -97,7 +112,10 @@ class ShareReducer:
     def _buffer(self, unit: str) -> Tensor:
         if unit not in self._whole:
             length = self._units[unit].buffer.length
-            self._whole[unit] = self._units[unit].summed.new_zeros(length)
+            if spare := self._spare.get(length):
+                self._whole[unit] = spare.pop().zero_()
+            else:
+                self._whole[unit] = self._units[unit].summed.new_zeros(length)
         return self._whole[unit]
 
     def _start(self, *, whole: bool) -> None:
@@ -106,23 +124,26 @@ class ShareReducer:
                 return
             while len(self._started) >= IN_FLIGHT - 1:
                 self._land()
-            flats = [self._buffer(buffer.unit) for buffer in self.buckets[self._begun]]
+            units = [self._units[buffer.unit] for buffer in self.buckets[self._begun]]
+            flats = [self._buffer(unit.buffer.unit) for unit in units]
             future = self._replicas.shard.reduce_scatter(flats, async_op=True)
-            self._started.append((self._begun, future))
+            self._started.append(_Started(units, flats, future, last=self._last))
             self._begun += 1
+            for unit in units:  # the next micro-batch has buffers of its own
+                self._whole.pop(unit.buffer.unit)
+                self._views.pop(unit.buffer.unit, None)
 
     def _land(self) -> None:
         """Waits for the oldest reduction, and adds what it brought."""
-        bucket, future = self._started.pop(0)
+        done = self._started.pop(0)
         began = perf_counter()
-        future.result()
+        done.future.result()
         self.exposed += perf_counter() - began
-        units = [self._units[buffer.unit] for buffer in self.buckets[bucket]]
-        for unit in units:
-            unit.summed.add_(self._whole.pop(unit.buffer.unit)[unit.start : unit.stop])
-            self._views.pop(unit.buffer.unit, None)
-        if self._last and self._replicas.across.size > 1:
-            sums = [unit.summed for unit in units]
+        for unit, flat in zip(done.units, done.flats, strict=True):
+            unit.summed.add_(flat[unit.start : unit.stop])
+            self._spare.setdefault(len(flat), []).append(flat)
+        if done.last and self._replicas.across.size > 1:
+            sums = [unit.summed for unit in done.units]
             self._across.append(self._replicas.across.all_reduce(sums, async_op=True))
 
 

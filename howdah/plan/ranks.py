@@ -21,6 +21,7 @@ The mesh counts like a clock, slowest hand first, so that tp neighbours share th
 Experts fold into dp×cp: neighbours along it hold other experts, and still see other tokens.
 """
 
+from functools import lru_cache
 from math import gcd
 from typing import Literal, NamedTuple
 
@@ -57,6 +58,7 @@ class Stride(NamedTuple):
         return range(base, base + self.size * self.stride, self.stride)
 
 
+@lru_cache(4096)  # asked for each weight and rank of large models
 def axis(layout: Layout, name: Axis) -> Stride:
     """Size and stride of an axis' groups; the layout must be resolved."""
     tp, cp, replicas, ep = layout.tp, layout.cp, layout.replicas, layout.ep

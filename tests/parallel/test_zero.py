@@ -144,12 +144,13 @@ def buffers_in_flight(transport):
     most, start = [0], reducer._start
 
     def watched(*, whole):
-        most[0] = max(most[0], len(reducer._whole))
         start(whole=whole)
+        under_way = sum(len(started.flats) for started in reducer._started)
+        most[0] = max(most[0], len(reducer._whole) + under_way)
 
     reducer._start = watched
     accumulate(stepper, batch(transport, SHAPE), step=0, tokens=100)
-    left = len(reducer._whole)
+    left = len(reducer._whole) + len(reducer._started)
     stepper.mesh.close()
     return most[0], left
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from howdah.plan.batch import Batch
+from howdah.plan.cluster import resized
 from howdah.plan.cluster_file import cluster_names, load_cluster
 from howdah.plan.layout import CHOICES, SCHEDULES, parse_layout, resolve
 from howdah.plan.method import Method
@@ -16,6 +17,7 @@ from howdah.plan.problems import BadInput
 from howdah.sim.predict import predict
 from howdah.sim.show_plan import prediction_data, show_prediction
 
+CLUSTERS = [load_cluster(name) for name in cluster_names()]
 AXES = ("pp", "cp", "tp", "ep")
 PIPES = [{"interleaved": "interleaved v2", "terapipe": "slices3"}.get(s, s) for s in SCHEDULES]
 
@@ -50,9 +52,8 @@ def numbers(data):
 
 def try_one(draw):
     """One random question; True when it was answered with a plan, False with a sentence."""
-    name, cluster_name = draw.choice([*PRESETS]), draw.choice(cluster_names())
+    name, cluster = draw.choice([*PRESETS]), draw.choice(CLUSTERS)
     try:
-        cluster = load_cluster(cluster_name)
         layout = resolve(
             parse_layout(random_words(draw)), None if draw.random() < 0.1 else cluster.devices
         )
@@ -64,9 +65,7 @@ def try_one(draw):
             sequence=draw.choice([1, 64, 511, 512]),
             method=Method(precision=draw.choice(["bf16", "bf16", "float32"])),
         )
-        prediction = predict(
-            plan, load_cluster(cluster_name, devices=plan.layout.world), tokens=1e9
-        )
+        prediction = predict(plan, resized(cluster, plan.layout.world), tokens=1e9)
     except BadInput as problem:
         assert str(problem) and "\n" not in str(problem)
         return False
