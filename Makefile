@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test slow check size clean
+.PHONY: train test slow matrix check size clean
 
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
@@ -13,6 +13,9 @@ test: .venv/dev
 
 slow: .venv/dev
 	$(BIN)/pytest -m slow
+
+matrix: .venv/dev
+	$(BIN)/python bench/matrix/run.py
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

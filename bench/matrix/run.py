@@ -1,0 +1,141 @@
+"""Runs the parity matrix and writes docs/matrix.md from what ran.
+
+    python bench/matrix/run.py                 every pair, every triple, and layouts drawn at random
+    python bench/matrix/run.py --only tensor   cells with this form; writes nothing
+
+Every cell is a layout in float64, held against plain PyTorch on one device by `verify`: losses,
+norms, every gradient and parameter, bits of all replicas, bytes predicted and counted. Exit code 1
+where one neither works nor is refused.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from howdah.comm.spawn import WorkerError, Workers
+from howdah.plan.problems import BadInput
+from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
+from howdah.verify.verify import verify
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
+ABOUT = """\
+Written by `make matrix` from what ran. Each cell is the smallest layout with both forms, in
+float64 on a small model whose sizes do not divide, held against plain PyTorch on one device:
+losses, gradient norms, every gradient and parameter, equal bits on all replicas, and bytes
+predicted equal to bytes counted. A combination works or is refused with a sentence; there is no
+third case. A dot: two choices of one kind."""
+RANKS = 16
+DRAWN = 40
+SEED = 20
+
+
+class Result(NamedTuple):
+    """kind: works, refused or fails; why: the sentence of the last two."""
+
+    kind: str
+    why: str = ""
+
+
+class Bench:
+    """Workers that are started anew after a failure, for they may wait for each other."""
+
+    def __init__(self) -> None:
+        self._workers: Workers | None = None
+
+    def run(self, words: str) -> Result:
+        try:
+            case = case_of(words)
+        except BadInput as sentence:
+            return Result("refused", str(sentence))
+        if self._workers is None:
+            self._workers = Workers(RANKS)
+        try:
+            verdict = verify(case, self._workers, controls=False)
+        except WorkerError as error:
+            self._workers = None
+            return Result("fails", str(error).strip().splitlines()[-1])
+        return Result("fails", "; ".join(verdict.problems)) if verdict.problems else Result("works")
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+
+def drawn() -> Iterable[Cell]:
+    """Layouts at random, of at most eight ranks."""
+    draw, found = random.Random(SEED), set()
+    while len(found) < DRAWN:
+        axes = {name: draw.choice([1, 1, 2, 2, 3, 4]) for name in ("dp", "tp", "pp")}
+        if axes["dp"] * axes["tp"] * axes["pp"] > 8:
+            continue
+        words = [f"{name}{size}" for name, size in axes.items() if size > 1]
+        words += [draw.choice(["", "zero1", "zero2", "zero2 accumulate=whole", "zero3"])]
+        words += [draw.choice(["", "sp"])] if axes["tp"] > 1 else []
+        if axes["pp"] > 1:
+            words += [draw.choice([FORMS[pipe].removeprefix("pp2 ") for pipe in PIPES])]
+        words += [draw.choice(["", "recompute=full", "recompute=selective"])]
+        words += [f"x{draw.choice([1, 2, 3, 4, 5, 6])}"]
+        found.add(" ".join(word for word in words if word))
+    return [Cell((), words) for words in sorted(found)]
+
+
+def page(results: dict[Cell, Result]) -> str:
+    """docs/matrix.md."""
+    reasons: dict[str, int] = {}
+
+    def short(result: Result) -> str:
+        if result.kind == "works":
+            return "works"
+        return f"{result.kind} {reasons.setdefault(result.why, len(reasons) + 1)}"
+
+    names = list(FORMS)
+    of = {frozenset(cell.forms): result for cell, result in results.items() if cell.forms}
+    lines = [
+        "# The parity matrix",
+        "",
+        *ABOUT.splitlines(),
+        "",
+        "| | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    for one in names:
+        row = [of.get(frozenset({one, other})) for other in names]
+        lines.append(f"| **{one}** | " + " | ".join(short(r) if r else "·" for r in row) + " |")
+    lines += ["", "The forms' words:", ""]
+    lines += ["| form | words |", "|---|---|"]
+    lines += [f"| {name} | `{words}` |" for name, words in FORMS.items()]
+    for title, chosen in (
+        ("Triples", [cell for cell in results if len(cell.forms) == 3]),
+        ("Drawn at random", [cell for cell in results if not cell.forms]),
+    ):
+        lines += ["", f"## {title}", "", "| layout | |", "|---|---|"]
+        lines += [f"| `{cell.words}` | {short(results[cell])} |" for cell in chosen]
+    lines += ["", "## Why", ""]
+    lines += [f"{number}. {why}" for why, number in reasons.items()] or ["Nothing is refused."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cells with this form; writes nothing")
+    wanted = parser.parse_args().only
+    cells = [*pairs(), *triples(), *drawn()]
+    cells = [cell for cell in cells if not wanted or wanted in cell.forms]
+    bench, results = Bench(), {}
+    for number, cell in enumerate(cells, 1):
+        results[cell] = bench.run(cell.words)
+        kind, why = results[cell]
+        print(f"{number}/{len(cells)} {cell.words}: {kind} {why[:160]}", flush=True)
+    bench.close()
+    if not wanted:
+        PAGE.write_text(page(results), encoding="utf-8")
+    kinds = [result.kind for result in results.values()]
+    print({kind: kinds.count(kind) for kind in sorted(set(kinds))})
+    return 1 if "fails" in kinds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

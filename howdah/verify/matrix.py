@@ -1,0 +1,124 @@
+"""The parity matrix: which forms work together, asked of every pair of them.
+
+    form          the words of the layout that it adds          needs
+    zero2         zero2                                         dp2
+    tensor        tp2
+    interleaved   pp2 interleaved v2                            more micro-batches
+
+A cell is the smallest layout that has both forms. It works, which means that `verify` proves it,
+or it is refused with a sentence before anything starts. There is no third case.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, combinations_with_replacement
+
+from howdah.plan.batch import Batch
+from howdah.plan.check import check_plan
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.presets import preset
+from howdah.plan.problems import BadInput
+from howdah.plan.support import unsupported
+from howdah.verify.case import Case, small_shape
+
+SEQUENCE = 18
+FORMS = {
+    "dp": "dp2",
+    "zero1": "dp2 zero1",
+    "zero2": "dp2 zero2",
+    "zero2 whole": "dp2 zero2 accumulate=whole",
+    "zero3": "dp2 zero3",
+    "hybrid": "dp4 zero2 shard2",
+    "tensor": "tp2",
+    "sequence": "tp2 sp",
+    "naive": "pp2 naive",
+    "gpipe": "pp2 gpipe",
+    "1f1b": "pp2 1f1b",
+    "interleaved": "pp2 interleaved v2",
+    "zb-h1": "pp2 zb-h1",
+    "zb-h2": "pp2 zb-h2",
+    "zb-v": "pp2 zb-v",
+    "recompute": "recompute=full",
+    "selective": "recompute=selective",
+    "accumulation": "x3",
+}
+STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "hybrid")  # one at a time
+SLICES = ("tensor", "sequence")
+PIPES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+AGAIN = ("recompute", "selective")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Forms together, and the words of the smallest layout that has them all."""
+
+    forms: tuple[str, ...]
+    words: str
+
+
+def pairs() -> Iterator[Cell]:
+    """Every form alone and every pair that is not two choices of one kind."""
+    for one, other in combinations_with_replacement(FORMS, 2):
+        forms = (one,) if one == other else (one, other)
+        if not _exclude(forms):
+            yield Cell(forms, together(forms))
+
+
+def triples() -> Iterator[Cell]:
+    """Data, tensor and pipeline parallelism at once, in every choice of each."""
+    for forms in combinations(FORMS, 3):
+        kinds = [any(form in kind for form in forms) for kind in (STAGES, SLICES, PIPES, AGAIN)]
+        if sum(kinds) == len(forms) and not _exclude(forms):
+            yield Cell(forms, together(forms))
+
+
+def _exclude(forms: tuple[str, ...]) -> bool:
+    """Whether two of the forms are choices of one kind."""
+    kinds = (STAGES, SLICES, PIPES, AGAIN)
+    return any(sum(form in kind for form in forms) > 1 for kind in kinds)
+
+
+def together(forms: tuple[str, ...]) -> str:
+    """The words of all forms; the larger where an axis is named twice.
+
+    >>> together(("hybrid", "tensor"))
+    'dp4 zero2 shard2 tp2 x2'
+    """
+    words: dict[str, str] = {}
+    for form in forms:
+        for word in FORMS[form].split():
+            axis = word.rstrip("0123456789") if word[:2] in ("dp", "tp", "pp") else word
+            words[axis] = max(words.get(axis, ""), word)
+    words.setdefault("x", "x4" if "pp" in words else "x2")
+    if "accumulation" in forms:
+        words["x"] = words.pop("x3")
+        if "interleaved" in forms:
+            words["x"] = "x4"  # x3 is refused: not a multiple of the ranks
+    return " ".join(words.values())
+
+
+def case_of(words: str) -> Case:
+    """A case on that layout, in float64, whose last micro-batch is one sample short.
+
+    Raises BadInput where the layout is refused.
+    """
+    layout = parse_layout(words)
+    shape = replace(small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn=28)
+    samples = 2 * layout.replicas * (layout.micros or 1) - 1
+    method = Method("float64")
+    batch = Batch(global_batch=samples, micro_batch=2)
+    problems = check_plan(shape, layout, batch, method, sequence=SEQUENCE)
+    problems += unsupported(shape, layout)
+    if problems:
+        raise BadInput("; ".join(problems))
+    return Case(
+        shape=shape,
+        layout=layout,
+        method=method,
+        samples=samples,
+        micro=2,
+        sequence=SEQUENCE,
+        steps=2,
+        seed=3,
+    )
