@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from ctypes import CDLL, c_int
 from typing import NoReturn
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -38,12 +39,13 @@ from howdah.comm.library import (
 from howdah.comm.reduction import check_reduction
 from howdah.comm.settings import read_settings
 from howdah.comm.signature import caller
-from howdah.comm.transport import Counts
+from howdah.comm.transport import Among, Counts
 from howdah.plan.problems import BadInput
 
 RANKS = 64  # the most; as in engine.c
 LINE = 64  # bytes: tensors in the arena start on a cache line
 DEADLINE = 600.0  # seconds: longer than one rank saves or compiles while the others wait for it
+STOPPED_FOR = 5.0  # seconds: a shorter stop, as by a debugger, is waited for
 ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST, SCATTER = range(7)
 ALL_TO_ALL, BARRIER, SEND, RECEIVE, SIGNAL, WAIT = range(7, len(KINDS))
 
@@ -55,13 +57,14 @@ def connect_engine(
     size: int,
     arena_bytes: int | None = None,
     deadline: float = DEADLINE,
+    stopped_for: float = STOPPED_FOR,
 ) -> "Engine":
     """Joins the `size` ranks that share a store. Raises NoCompiler, or BadInput: who is missing.
 
     arena_bytes  that each rank can allocate, by default its part of the machine's memory. Only
                  what is written takes memory.
-    deadline     seconds after which a rank that lives but does not come is given up; one that is
-                 stopped is given up after five, one that is dead at once
+    deadline     seconds after which a rank that lives but does not come is given up
+    stopped_for  seconds after which one that is stopped (SIGSTOP) is; one that is dead, at once
     """
     if size > RANKS:
         raise BadInput(f"the engine joins at most {RANKS} ranks, not {size}")
@@ -71,7 +74,8 @@ def connect_engine(
     processes = meet(store, rank=rank, size=size, deadline=deadline)
     total = functions.howdah_arena_bytes(size, arena_bytes)
     memory = map_arena(store, rank=rank, size=size, bytes=total, deadline=deadline)
-    return Engine(functions, Arena(memory, rank, processes, arena_bytes), deadline=deadline)
+    arena = Arena(memory, rank, processes, arena_bytes)
+    return Engine(functions, arena, deadline=deadline, stopped_for=stopped_for)
 
 
 class Engine:
@@ -84,25 +88,29 @@ class Engine:
     """
 
     link = "shared"
+    among: Among
 
-    def __init__(self, functions: CDLL, arena: Arena, *, deadline: float) -> None:
+    def __init__(
+        self, functions: CDLL, arena: Arena, *, deadline: float, stopped_for: float
+    ) -> None:
         self.rank, self.size, self.site = arena.rank, len(arena.processes), ""
-        self._functions, self._arena = functions, arena
+        self._functions, self._processes = functions, arena.processes
         self._bytes = torch.frombuffer(arena.memory, dtype=torch.uint8)
-        self._used = 0  # of this rank's heap
+        self._heap, self._used = arena.heap, 0  # this rank's, in bytes
         self._batch: Batch | None = None
-        self._interruption: BaseException | None = None
-        heed = self._heed_signals()
+        self._interruptions: list[BaseException] = []
+        heed = _heed_signals(self._interruptions)
         self._pulse = PULSE(heed.__next__)
         next(heed)
-        self._watched = [os.pidfd_open(process) for process in arena.processes]
+        watched = [os.pidfd_open(process) for process in arena.processes]
         ints = c_int * self.size
         self._run_ops: Callable[..., int] = functions.howdah_run
         self._handle = functions.howdah_open(
             self._bytes.data_ptr(),
             *(arena.heap, self.rank, self.size),
-            *(ints(*arena.processes), ints(*self._watched), deadline, self._pulse),
+            *(ints(*arena.processes), ints(*watched), deadline, stopped_for, self._pulse),
         )
+        self._leave = finalize(self, _leave, functions, self._handle, watched, self._bytes)
 
     # -- reductions, in rank order
 
@@ -225,15 +233,18 @@ class Engine:
     def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
         """A tensor of zeros in the arena, which operations read without copying it there first.
 
-        It lives as long as the engine: allocate large ones, once.
+        Its place is not given to another one when it goes, for other ranks may read it still:
+        allocate large ones, once.
         """
-        needed, free = count * dtype.itemsize, self._arena.heap - self._used
+        if self._handle is None:
+            _closed()
+        needed, free = count * dtype.itemsize, self._heap - self._used
         if needed > free:
             raise BadInput(
                 f"{needed} bytes do not fit into the {free} that are free of this rank's arena of "
-                f"{self._arena.heap}: connect with arena_bytes={self._used + needed} or more"
+                f"{self._heap}: connect with arena_bytes={self._used + needed} or more"
             )
-        start = self._functions.howdah_heap_offset(self.size, self._arena.heap, self.rank)
+        start = self._functions.howdah_heap_offset(self.size, self._heap, self.rank)
         place = start + self._used
         self._used += -(-needed // LINE) * LINE
         return self._bytes[place : place + needed].view(dtype)
@@ -245,19 +256,18 @@ class Engine:
         """
         self._know(rank)
         at, heap = x.data_ptr() - self._bytes.data_ptr(), self._functions.howdah_heap_offset
-        start, other = (heap(self.size, self._arena.heap, r) for r in (self.rank, rank))
+        start, other = (heap(self.size, self._heap, r) for r in (self.rank, rank))
         if not x.is_contiguous() or not start <= at <= start + self._used - x.nbytes:
             raise BadInput("there() takes a contiguous tensor that allocate() gave")
         place = at - start + other
         return self._bytes[place : place + x.nbytes].view(x.dtype).view(x.shape)
 
     def close(self) -> None:
-        """Leaves the group. Tensors of the arena stay valid while they are held."""
+        """Leaves the group, and lets go of the arena, which lives while tensors of it are held."""
         if self._handle is not None:
-            self._functions.howdah_close(self._handle)
-            self._handle, self._run_ops = None, _closed
-            for watched in self._watched:
-                os.close(watched)
+            self._leave()
+            self._handle, self._run_ops, self._heap = None, _closed, 0
+            self._bytes = torch.empty(0, dtype=torch.uint8)
 
     # -- how they run
 
@@ -270,29 +280,12 @@ class Engine:
         return sent if sent >= 0 else self._fail(sent, call)
 
     def _fail(self, code: int, calls: bytes) -> NoReturn:
-        interruption, self._interruption = self._interruption, None
-        if interruption is not None:
-            raise interruption
+        if self._interruptions:
+            raise self._interruptions.pop()
         kind, dtype, op, _, root, count = OP.unpack_from(calls)[:6]
         call, site = words(kind, dtype, op, root, count), self.site or caller()
-        failure = Failure(self._functions, self._handle, call, site, self._arena.processes)
+        failure = Failure(self._functions, self._handle, call, site, self._processes)
         raise failure.explain(code)
-
-    def _heed_signals(self) -> Generator[int, None, None]:
-        """A sleeping rank resumes this now and then, and Python handles its signals here.
-
-        Python does so as it enters a frame. What a handler raises would be lost if that were a
-        function's frame, which ctypes calls; a generator is entered inside its try.
-        """
-        while True:
-            try:
-                while True:
-                    yield 0
-            except GeneratorExit:
-                raise
-            except BaseException as raised:
-                self._interruption = raised
-            yield 1
 
     # -- what can be wrong with a call
 
@@ -370,6 +363,32 @@ def _reducible(x: Tensor, op: str) -> tuple[int, int, int]:
 def _apart(x: Tensor, y: Tensor) -> bool:
     a, b = x.data_ptr(), y.data_ptr()
     return a + x.nbytes <= b or b + y.nbytes <= a
+
+
+def _heed_signals(raised: list[BaseException]) -> Generator[int, None, None]:
+    """A sleeping rank resumes this now and then, and Python handles its signals here.
+
+    Python does so as it enters a frame. What a handler raises would be lost if that were a
+    function's frame, which ctypes calls; a generator is entered inside its try. It does not know
+    the engine: a cycle of references would keep an arena until the collector happens to come by,
+    and then free those of many engines at once, in the middle of anything.
+    """
+    while True:
+        try:
+            while True:
+                yield 0
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            raised.append(error)
+        yield 1
+
+
+def _leave(functions: CDLL, handle: int, watched: list[int], memory: Tensor) -> None:
+    """Takes leave of the others, at `close` or when the program ends; `memory` lives until then."""
+    functions.howdah_close(handle)
+    for process in watched:
+        os.close(process)
 
 
 def _closed(*_: object) -> NoReturn:

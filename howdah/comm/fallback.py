@@ -40,6 +40,7 @@ from howdah.plan.problems import BadInput
 SLOT, MAIL = 1 << 20, 1 << 16  # bytes: most that a rank writes in a turn, and in a message
 ONE_SHOT = 1 << 14  # bytes: up to here everyone adds everything, and a turn is saved
 LINE = 8  # words of a cache line
+GIVEN_UP = 1 << 16  # in the abort word: 1 + who gave up, and times this 1 + about whom
 YIELDS, NAP, LOOK = 300, 5e-5, 0.02  # yields before the first nap; seconds: a nap, between looks
 
 give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: sleep(0))
@@ -302,11 +303,14 @@ class Fallback:
         return self._fence()
 
     def _look(self, peer: int, word: int, value: int, waited: float) -> None:
-        if by := self._words[self._at.abort]:
-            raise PeerLost(f"rank {by - 1} of {self.size} gave up; what it says tells why")
+        if told := self._words[self._at.abort]:
+            by, about = told % GIVEN_UP - 1, told // GIVEN_UP - 1
+            if about in (-1, self.rank):
+                raise PeerLost(f"rank {by} of {self.size} gave up; what it says tells why")
+            raise PeerLost(f"rank {about} of {self.size} is lost; rank {by} waited for it")
         gone = self._ended(peer) and self._words[word] < value
         if gone or waited > self._seconds:
-            self._give_up()
+            self._give_up(about=peer)
             how = "has ended" if gone else f"has been silent for {waited:.0f} s"
             raise PeerLost(f"rank {peer} of {self.size} {how}; rank {self.rank} waits for it")
 
@@ -319,8 +323,9 @@ class Fallback:
         lockf(self._fd, LOCK_UN, 1, peer)
         return True
 
-    def _give_up(self) -> None:
-        self._words[self._at.abort] = self.rank + 1
+    def _give_up(self, about: int = -1) -> None:
+        """Ends the waits of all others; `about` is the rank that is lost, if one is."""
+        self._words[self._at.abort] = 1 + self.rank + (1 + about) * GIVEN_UP
 
 
 def _steps(length: int, step: int) -> list[slice]:

@@ -1,5 +1,6 @@
 """Faults: ranks that disagree, die, stop, leave or never come are named, and nothing leaks."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -203,11 +204,11 @@ def running():
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     started = []
 
-    def start(name, size):
+    def start(name, size, target=loop):
         ranks = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=loop, args=(store.port, name, rank, size, theirs))
+            process = context.Process(target=target, args=(store.port, name, rank, size, theirs))
             process.start()
             theirs.close()
             ranks.append((process, ours))
@@ -267,6 +268,80 @@ def test_a_stopped_rank_is_given_up_after_the_deadline_and_a_short_stop_is_not(r
     assert f"rank 1 (process {second.pid}) is stopped" in said
     assert count > 0
     first.join()
+
+
+def receive_from_all(port, name, rank, size, pipe):
+    """Rank 0 receives from all others at once; they are there and send nothing."""
+    store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
+    engine = connect_engine(store, rank=rank, size=size, deadline=20, stopped_for=0.3)
+    pipe.send(arena_number())
+    if rank:
+        pipe.recv()
+    heard = [torch.zeros(1) for _ in range(1, size)]
+    try:
+        with engine.group():
+            for peer, x in enumerate(heard, start=1):
+                engine.receive(x, peer)
+    except PeerLost as error:
+        pipe.send(str(error))
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("victim", [1, 2, 3])
+def test_the_right_one_of_several_awaited_ranks_is_named(running, fault, victim):
+    ranks, _ = running(f"several{fault}{victim}", 4, receive_from_all)
+    pids = [process.pid for process, _ in ranks]
+    os.kill(pids[victim], getattr(signal, fault))
+    happened = "died" if fault == "SIGKILL" else "is stopped"
+    assert f"rank {victim} (process {pids[victim]}) {happened}" in ranks[0][1].recv()
+
+
+def wait_for_rank_1(port, name, rank, size, pipe):
+    """Rank 0 waits for rank 1, which signals when it is told to; rank 2 leaves when it is."""
+    store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
+    engine = connect_engine(store, rank=rank, size=size, deadline=20)
+    pipe.send(arena_number())
+    try:
+        if rank == 0:
+            engine.wait(1)
+            pipe.send("signalled")
+        else:
+            pipe.recv()
+            (engine.signal if rank == 1 else lambda _: engine.close())(0)
+    except PeerLost as error:
+        pipe.send(str(error))
+
+
+def test_the_death_of_a_rank_that_nobody_awaits_ends_all_waits(running):
+    ranks, _ = running("unawaited", 3, wait_for_rank_1)
+    os.kill(ranks[2][0].pid, signal.SIGKILL)
+    assert f"rank 2 (process {ranks[2][0].pid}) died" in ranks[0][1].recv()
+
+
+def test_the_others_go_on_when_one_has_left_and_ended(running):
+    ((_, first), (_, second), (process, third)), _ = running("goodbye", 3, wait_for_rank_1)
+    third.send("leave")
+    process.join()
+    assert not first.poll(0.1)
+    second.send("signal")
+    assert first.recv() == "signalled"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_the_arena_is_given_back_without_the_collector(closed):
+    """Engines in cycles were freed dozens at once, in the middle of anything: stalls of seconds."""
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    gc.disable()
+    try:
+        engine = connect_engine(store, rank=0, size=1, arena_bytes=1 << 20)
+        number = arena_number()
+        if closed:
+            engine.close()
+        else:
+            del engine
+        assert left_behind(number, []) == []
+    finally:
+        gc.enable()
 
 
 def leave(engine):
