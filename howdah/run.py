@@ -24,9 +24,12 @@ from howdah.plan.check import check_plan
 from howdah.plan.hub_config import model_of
 from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.method import Method, Precision
+from howdah.plan.pipeline import with_schedule
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput, nearest
+from howdah.plan.schedule.actions import Schedule
+from howdah.plan.schedule.text import parse_schedule
 from howdah.plan.shapes import ModelShape
 from howdah.plan.support import unsupported
 from howdah.text.sources import STDLIB, Data
@@ -42,6 +45,7 @@ class Run:
     model      a ModelShape, or `preset = NAME` with the sizes that differ from it; left out,
                it is that of init_from
     layout     how it is split, such as "dp2 x4"
+    schedule   a file with a pipeline schedule of one's own, in place of the layout's
     device     auto takes CUDA where there is some
     threads    of torch in each process; 0 shares the cores out
     compile    blocks through torch.compile
@@ -58,6 +62,7 @@ class Run:
     compile: bool = False
     folder: Path | None = None
     init_from: Path | None = None
+    schedule: Path | None = None
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     method: Method = field(default_factory=Method)
@@ -303,7 +308,17 @@ def check_run(run: Run, layout: Layout) -> list[str]:
 
 def plan_of(run: Run, layout: Layout) -> Plan:
     """The plan of `run` on a layout whose dp is known. Raises BadInput."""
-    return make_plan(run.model, layout, run.batch, sequence=run.data.sequence, method=run.method)
+    sequence = run.data.sequence
+    plan = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
+    return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
+
+
+def read_schedule(path: Path) -> Schedule:
+    """A schedule of one's own from a file. Raises BadInput."""
+    try:
+        return parse_schedule(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"schedule {path} cannot be read: {error}; give a text file") from None
 
 
 def resolve_run(run: Run, machine: Machine) -> Job:
@@ -345,6 +360,7 @@ def resolved(run: Run, job: Job) -> Run:
         batch=replace(run.batch, global_batch=job.batch.global_batch),
         folder=job.folder,
         init_from=job.init_from,
+        schedule=run.schedule.absolute() if run.schedule else None,
         data=replace(
             run.data, sources=sources, tokenizer=_absolute(tokenizer) if tokenizer else None
         ),

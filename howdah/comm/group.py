@@ -5,6 +5,8 @@
     group.all_gather(out, x)         out: the parts x of all ranks, in rank order
     group.broadcast(x, root)         in place
     group.all_to_all(out, x)         part p of x goes to rank p, part p of out comes from it
+    group.send(x, to)                one tensor to one rank, which calls
+    group.receive(x, source)         … with a tensor of that size and dtype
 
 Tensors are cut along their first dim into shares (`plan.flat.share`: sizes differ by at most one,
 so any length works). Where `x` is left out, a part is the own share of the whole, in place, as
@@ -183,6 +185,31 @@ class Group:
 
         return self._run(work, async_op)
 
+    def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Future[None]:
+        """`x` goes to rank `to`, and may be changed when the future is done."""
+        check_tensor("send", x, written=False)
+        self._check_peer("send", to)
+
+        def work() -> None:
+            host, began = lend(x), perf_counter()
+            sent = self._transport.send(host, to)
+            self._count({"send": sent}, perf_counter() - began)
+
+        return self._run(work, async_op)
+
+    def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Future[None]:
+        """`x` becomes the next tensor that rank `source` sends to this one."""
+        check_tensor("receive", x, written=True)
+        self._check_peer("receive", source)
+
+        def work() -> None:
+            host, began = lend(x), perf_counter()
+            self._transport.receive(host, source)
+            self._count({"receive": 0}, perf_counter() - began)
+            give_back(x, host)
+
+        return self._run(work, async_op)
+
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """Sums of a few numbers over the ranks, in float64 and in rank order on every rank."""
         mine = torch.tensor(list(values), dtype=torch.float64)
@@ -267,6 +294,12 @@ class Group:
         """Elements of `host`, the flat form of `whole`, that are each rank's rows."""
         width = host.numel() // max(_rows(whole), 1)
         return [rows * width for rows in shares(_rows(whole), self.size)]
+
+    def _check_peer(self, operation: str, peer: int) -> None:
+        if not 0 <= peer < self.size or peer == self.rank:
+            raise BadInput(
+                f"{operation}: rank {self.rank} of {self.size} names rank {peer} as its peer"
+            )
 
     def _others(self, flat: Tensor) -> int:
         """Bytes of all shares but the own."""

@@ -11,6 +11,7 @@ document only. How that mask is best applied depends on the device:
 `cut_documents` decides that once per micro-batch; all blocks share its answer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import cast
@@ -36,6 +37,7 @@ class Spans:
 
 
 Mask = Spans | Tensor | None
+Core = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
 
 
 def cut_documents(documents: Tensor, device: torch.device) -> Mask:
@@ -86,16 +88,16 @@ class Attention(nn.Module):
         if shape.query_key_norm:
             self.q_norm = build_norm("rmsnorm", d, shape.epsilon)
             self.k_norm = build_norm("rmsnorm", d, shape.epsilon)
+        self.core: Core = attend  # what a layout puts another in place of
 
     def forward(
         self, x: Tensor, turn: Tensor | None, mask: Mask, cache: Cache | None = None
     ) -> Tensor:
         """Map x [b, s, h] → [b, s, h]; `turn` are the angles of `rotary_turns`."""
-        b, s, _ = x.shape
-        d = self.shape.d
-        q = self.q(x).view(b, s, -1, d)
-        k = self.k(x).view(b, s, -1, d)
-        v = self.v(x).view(b, s, -1, d).transpose(1, 2)
+        by_head = (-1, self.shape.d)  # how many heads, and tokens, is the layout's business
+        q = self.q(x).unflatten(-1, by_head)
+        k = self.k(x).unflatten(-1, by_head)
+        v = self.v(x).unflatten(-1, by_head).transpose(1, 2)
         if self.shape.query_key_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -103,8 +105,8 @@ class Attention(nn.Module):
             q, k = rotate(q, turn), rotate(k, turn)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        out = attend(q, k, v, mask)
-        return cast(Tensor, self.o(out.transpose(1, 2).reshape(b, s, -1)))
+        out = self.core(q, k, v, mask)
+        return cast(Tensor, self.o(out.transpose(1, 2).flatten(2)))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:

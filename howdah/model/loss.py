@@ -11,12 +11,24 @@ So the memory is one chunk's, and a sequence that fits in one chunk computes not
 Softmax and gradient overwrite the logits: on a CPU a fresh tensor of that size costs as much
 time as the exponentials themselves.
 
-The loss is a *sum* over tokens (numerics: counted over the global batch and divided once):
+The loss is a *sum* over tokens (numerics: counted over the global batch and divided once). With
+logits x and their log-sum-exp L = log Σⱼ exp xⱼ over all V entries of the vocabulary:
 
-    loss = Σ over tokens with a label of (log Σⱼ exp xⱼ - x_label)
+    loss = Σ over tokens with a label of  L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ + z·L²
+    its gradient by xⱼ                    (1 + 2·z·L)·softmaxⱼ - (1 - ε)·[j is the label] - ε/V
+
+ε smooths labels (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567), z holds L near zero (de
+Brébisson and Vincent 2016, https://arxiv.org/abs/1604.08859); both are 0 if nothing is said.
+
+The rows of the head may be shared out. Then each part knows the largest of its logits, their sum
+of exponentials, and its own terms of what is subtracted; three sums over the parts of a number
+for each token, and no logits travel (`Parts`).
 """
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,93 +39,239 @@ from howdah.plan.batch import MASKED
 
 CHUNK = 2048  # tokens
 
+Add = Callable[[Tensor], object]  # adds a weight's gradient to a tensor of its shape
+
+
+class Matrix(Protocol):
+    """A head that is no tensor of autograd: it is asked for its rows, and given their gradient."""
+
+    def value(self) -> Tensor:
+        """The rows that are here [V, h]."""
+        ...
+
+    def add(self, add: Add) -> None:
+        """Part of their gradient: once for each chunk, in the backward pass."""
+        ...
+
+
+class Parts(Protocol):
+    """Those who hold the rows of the head, each some of them."""
+
+    @property
+    def first(self) -> int:
+        """The number of the first row that is here."""
+        ...
+
+    @property
+    def vocab(self) -> int:
+        """The rows of all parts together."""
+        ...
+
+    def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
+        """`x` becomes the largest, or the sum, over the parts."""
+        ...
+
+    def whole(self, hidden: Tensor, length: int) -> Tensor:
+        """The hidden states of all `length` positions, where only a slice of them is here."""
+        ...
+
+    def sum(self, gradient: Tensor) -> Callable[[], Tensor]:
+        """Starts to sum the gradient of what `whole` gave; the sum, or its slice, when called."""
+        ...
+
+
+class All:
+    """Every row is here, and so is every hidden state."""
+
+    def __init__(self, vocab: int) -> None:
+        self.first, self.vocab = 0, vocab
+
+    def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
+        """Nothing."""
+
+    def whole(self, hidden: Tensor, length: int) -> Tensor:
+        """As it is."""
+        return hidden
+
+    def sum(self, gradient: Tensor) -> Callable[[], Tensor]:
+        """As it is."""
+        return lambda: gradient
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is added to plain cross-entropy: `smoothing` is ε, `z` is z of the formula above."""
+
+    smoothing: float = 0.0
+    z: float = 0.0
+
+
+NONE = Terms()
+
 
 def cross_entropy_sum(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, chunk: int = CHUNK
+    hidden: Tensor,
+    weight: Tensor | Matrix,
+    labels: Tensor,
+    *,
+    parts: Parts | None = None,
+    terms: Terms = NONE,
+    chunk: int = CHUNK,
 ) -> Tensor:
     """The summed loss of all tokens, a scalar of at least float32.
 
-    hidden  [..., h] hidden states
-    weight  [V, h] the head
-    labels  [...] the token to predict, or MASKED
+    hidden  [..., s, h] hidden states; where there are `parts`, maybe a slice of the positions
+    weight  [V, h] the head, or the rows of it that are here
+    labels  [..., s] the token to predict, or MASKED
     chunk   tokens whose logits exist at one time
     """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    loss = _ChunkedCrossEntropy.apply(flat, weight, labels.reshape(-1), chunk)
+    if parts is None:
+        parts = All(len(weight if isinstance(weight, Tensor) else weight.value()))
+    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, _How(parts, terms, chunk))
     assert isinstance(loss, Tensor)
     return loss
 
 
+def chunks(tokens: int, chunk: int = CHUNK) -> list[slice]:
+    """The chunks in which so many tokens are worked on."""
+    return [slice(start, start + chunk) for start in range(0, tokens, chunk)]
+
+
+def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left [m, k] · right [k, n] to out [m, n], which may be wider than they are."""
+    if out.dtype == left.dtype:
+        out.addmm_(left, right)
+    else:
+        out.add_(left @ right)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What the operation is told, beside its tensors."""
+
+    parts: Parts
+    terms: Terms
+    chunk: int
+
+    def states(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """All hidden states, token by token [T, h], for sums that autograd does not see."""
+        return self.parts.whole(hidden.detach(), labels.shape[-1]).reshape(-1, hidden.shape[-1])
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor | Matrix, labels: Tensor, how: _How
+    ) -> Tensor:
+        states, flat = how.states(hidden, labels), labels.reshape(-1)
+        rows = weight if isinstance(weight, Tensor) else weight.value()
         wide = promoted(hidden.dtype)
-        loss = torch.zeros((), dtype=wide, device=hidden.device)
-        normalisers = torch.empty(len(labels), dtype=wide, device=hidden.device)
-        kept = None
-        for start in range(0, len(labels), chunk):
+        largest, total, taken = states.new_empty(3, len(flat), dtype=wide).unbind()
+        kept = last = None
+        for last in chunks(len(flat), how.chunk):
             kept = None  # what the chunk before kept goes before this one's logits come
-            part = slice(start, start + chunk)
-            logits = _logits(hidden[part], weight)
-            at_label = logits.gather(1, labels[part].clamp(min=0)[:, None])[:, 0]
-            normalisers[part], kept = _exponentials(logits)
-            valid = labels[part] != MASKED
-            loss += torch.where(valid, normalisers[part] - at_label, 0).sum()
+            logits = _logits(states[last], rows)
+            taken[last] = _taken(logits, flat[last], how)
+            largest[last] = logits.amax(-1)
+            kept = logits.sub_(largest[last, None]).exp_()
+            total[last] = kept.sum(-1)
             del logits
-        ctx.save_for_backward(hidden, weight, labels, normalisers)
-        ctx.chunk, ctx.kept = chunk, kept
-        return loss
+        normalisers = _combine(how.parts, largest, total, taken)
+        losses = normalisers - taken
+        if how.terms.z:
+            losses += how.terms.z * normalisers.square()
+        scale = None if last is None else (largest[last] - normalisers[last]).exp_()
+        mine = weight if isinstance(weight, Tensor) else None
+        ctx.save_for_backward(hidden, mine, labels, normalisers)
+        ctx.matrix, ctx.how = None if mine is not None else weight, how
+        ctx.kept = None if kept is None else (kept, scale)
+        return torch.where(flat != MASKED, losses, 0).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, labels, normalisers = ctx.saved_tensors
-        d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros_like(weight, dtype=promoted(weight.dtype))
+        how, matrix, flat = ctx.how, ctx.matrix, labels.reshape(-1)
+        rows = weight if matrix is None else matrix.value()
+        states = how.states(hidden, labels)
+        d_states = torch.empty_like(states)
+        d_weight = None if matrix else torch.zeros_like(rows, dtype=promoted(rows.dtype))
         kept, ctx.kept = ctx.kept, None
-        for start in reversed(range(0, len(labels), ctx.chunk)):
-            part = slice(start, start + ctx.chunk)
+        add: Add | None = None
+        for part in reversed(chunks(len(flat), how.chunk)):
+            _give(add, matrix, d_weight)
+            add = None  # its logits' gradient goes before the next logits come
             if kept is None:
-                logits = _logits(hidden[part], weight)
-                kept = logits.sub_(normalisers[part][:, None]).exp_(), None
+                logits = _logits(states[part], rows)
+                kept = logits.sub_(normalisers[part, None]).exp_(), None
                 del logits
-            d_logits = _logit_gradient(kept, labels[part], grad).to(hidden.dtype)
-            kept = None
-            torch.mm(d_logits, weight, out=d_hidden[part])
-            _add_product(d_weight, d_logits.T, hidden[part])
+            d_logits = _logit_gradient(kept, flat[part], normalisers[part], (grad, how))
+            kept, d_logits = None, d_logits.to(hidden.dtype)
+            torch.mm(d_logits, rows, out=d_states[part])
+            add = partial(add_product, left=d_logits.T, right=states[part])
             del d_logits
-        return d_hidden, d_weight, None, None
+        done = how.parts.sum(d_states.view(*labels.shape, -1))
+        _give(add, matrix, d_weight)  # while the parts' gradients are summed
+        return done().view(hidden.shape), d_weight, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    return (hidden @ weight.T).to(promoted(hidden.dtype))
+def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> None:
+    """Adds a chunk's part of the head's gradient where it is wanted."""
+    if add and matrix:
+        matrix.add(add)
+    elif add and d_weight is not None:
+        add(d_weight)
 
 
-def _exponentials(logits: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Log-sum-exp of each row, and exp(x - max) with its sum; overwrites `logits`."""
-    largest = logits.amax(-1)
-    exponentials = logits.sub_(largest[:, None]).exp_()
-    total = exponentials.sum(-1)
-    return total.log() + largest, (exponentials, total)
+def _logits(states: Tensor, rows: Tensor) -> Tensor:
+    return (states @ rows.T).to(promoted(states.dtype))
 
 
-def _logit_gradient(kept: tuple[Tensor, Tensor | None], labels: Tensor, grad: Tensor) -> Tensor:
-    """The gradient grad · (softmax - one-hot), zero where the label is masked.
+def _places(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
+    """The row of each label [n] among those that are here, and whether it is; MASKED is not."""
+    places = labels - how.parts.first
+    return places.clamp(0, rows - 1), (labels != MASKED) & (places >= 0) & (places < rows)
 
-    kept  exponentials and their row sums, whose quotient is the softmax; a sum of None stands
-          for 1. The exponentials are overwritten.
+
+def _taken(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
+    """What these logits take from each token's loss: (1 - ε)·x_label + ε/V·Σⱼ xⱼ."""
+    places, here = _places(labels, logits.shape[1], how)
+    smoothing = how.terms.smoothing
+    taken = torch.where(here, logits.gather(1, places[:, None])[:, 0], 0)
+    if smoothing:
+        taken.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.parts.vocab)
+    return taken
+
+
+def _combine(parts: Parts, largest: Tensor, total: Tensor, taken: Tensor) -> Tensor:
+    """The log-sum-exp of each token over all parts; `taken` becomes what all of them take."""
+    most = largest.clone()
+    parts.combine(most, "max")
+    total.mul_((largest - most).exp_())
+    parts.combine(total, "sum")
+    parts.combine(taken, "sum")
+    return total.log().add_(most)
+
+
+def _logit_gradient(
+    kept: tuple[Tensor, Tensor | None], labels: Tensor, normalisers: Tensor, of: tuple[Tensor, _How]
+) -> Tensor:
+    """The gradient of the loss by the logits of a chunk, zero where the label is masked.
+
+    kept  exponentials, and what they are to be scaled by to be the softmax; None stands for 1.
+          The exponentials are overwritten.
     """
-    exponentials, total = kept
-    factor = grad * (labels != MASKED)
-    d_logits = exponentials.mul_((factor if total is None else factor / total)[:, None])
+    exponentials, scale = kept
+    grad, how = of
+    smoothing, z = how.terms.smoothing, how.terms.z
+    wanted = grad * (labels != MASKED)
+    factor = wanted if scale is None else wanted * scale
+    if z:
+        factor = factor * (1 + 2 * z * normalisers)
+    d_logits = exponentials.mul_(factor[:, None])
+    if smoothing:
+        d_logits.sub_((wanted * (smoothing / how.parts.vocab))[:, None])
+    places, here = _places(labels, d_logits.shape[1], how)
     rows = torch.arange(len(labels), device=labels.device)
-    d_logits[rows, labels.clamp(min=0)] -= factor
+    d_logits[rows, places] -= torch.where(here, wanted * (1 - smoothing), 0)
     return d_logits
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left @ right to `total`. Chunks are summed in at least float32."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)

@@ -41,7 +41,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def normal(key: int, places: Tensor) -> Tensor:
-    """The elements at `places` (int64) of the endless row of normal numbers named `key`: float32."""
+    """Elements at `places` (int64) of the endless row of normal numbers named `key`: float32."""
     bits = mix(key, places)
     total = sum((bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48))
     assert isinstance(total, Tensor)
@@ -76,11 +76,15 @@ class Noise:
     """What the noise of one micro-batch depends on, beside the name of the place.
 
     samples  [b] global sample number of each row
+    first    the position at which what is noised begins, where that is a slice of positions
+    length   of all positions; None: nothing is cut
     """
 
     seed: int
     step: int
     samples: Tensor
+    first: int = 0
+    length: int | None = None
 
 
 def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tensor:
@@ -92,7 +96,8 @@ def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tenso
     if noise is None or share == 0:
         return x
     _, s, h = x.shape
-    rows = noise.samples.to(x.device)[:, None] * s + torch.arange(s, device=x.device)
+    positions = torch.arange(noise.first, noise.first + s, device=x.device)
+    rows = noise.samples.to(x.device)[:, None] * (noise.length or s) + positions
     counters = rows[:, :, None] * h + torch.arange(h, device=x.device)
     bits = _shift(mix(key(noise.seed, "dropout", noise.step, name), counters), 32)
     kept = bits >= int(share * 2**32)

@@ -10,6 +10,7 @@ logits of a long sequence should never exist whole. The model knows no ranks, no
 random state. Weights are named as in `plan/sharding.py`, and a test holds the two together.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,6 +23,7 @@ from howdah.model.feedforward import FeedForward
 from howdah.model.noise import Noise, dropout
 from howdah.model.norm import build_norm, promoted
 from howdah.plan.shapes import ModelShape
+from howdah.plan.weights import parts as all_parts
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,33 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model of a ModelShape. Build it on the meta device; whoever places it fills it."""
+    """The model of a ModelShape. Build it on the meta device; whoever places it fills it.
 
-    def __init__(self, shape: ModelShape, *, dropout: float = 0.0) -> None:
+    parts  of the model (`plan.weights.parts`) to build; None: all. A pipeline's rank builds its
+           own, under the names they have in the whole.
+    """
+
+    def __init__(
+        self, shape: ModelShape, *, dropout: float = 0.0, parts: Collection[str] | None = None
+    ) -> None:
         super().__init__()
         self.shape, self.dropout = shape, dropout
-        self.embedding = Embedding(shape.vocab, shape.width)
-        if shape.positions == "learned":
+        own = all_parts(shape) if parts is None else parts
+        first, last = "embedding" in own, "head" in own
+        if first or (last and shape.tied):
+            self.embedding = Embedding(shape.vocab, shape.width)
+        if first and shape.positions == "learned":
             self.positions = Embedding(shape.context, shape.width)
         self.layers = nn.ModuleDict(
-            {str(i): Block(shape, str(i), dropout) for i in range(shape.layers)}
+            {
+                str(i): Block(shape, str(i), dropout)
+                for i in range(shape.layers)
+                if f"layers.{i}" in own
+            }
         )
-        if shape.norm_at == "before":
+        if last and shape.norm_at == "before":
             self.norm = build_norm(shape.norm, shape.width, shape.epsilon)
-        if not shape.tied:
+        if last and not shape.tied:
             self.head = nn.Linear(shape.width, shape.vocab, bias=False)
 
     @property
@@ -97,17 +112,39 @@ class Transformer(nn.Module):
         noise      turns dropout on
         cache      keeps keys and values between calls: first a prompt, then token by token
         """
+        x = self.embed(tokens, positions, noise=noise)
+        around = self.around(x, positions, documents, noise=noise, cache=cache)
+        for block in self.layers.values():
+            x = block(x, around)
+        return self.final_norm(x)
+
+    # -- the pieces of a forward pass, for whoever runs them on several ranks
+
+    def embed(self, tokens: Tensor, positions: Tensor, *, noise: Noise | None = None) -> Tensor:
+        """What the first block takes, [b, s, h], of tokens and positions [b, s]."""
         x = self.embedding(tokens)
         if self.shape.positions == "learned":
             x = x + self.positions(positions)
-        x = dropout(x, "embedding", share=self.dropout, noise=noise)
+        return dropout(x, "embedding", share=self.dropout, noise=noise)
+
+    def around(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        documents: Tensor | None,
+        *,
+        noise: Noise | None = None,
+        cache: Cache | None = None,
+    ) -> Around:
+        """What all blocks share, in the dtype and on the device of hidden states x."""
         turn = None
         if self.shape.positions == "rotary":
             turn = rotary_turns(self.shape, positions, promoted(x.dtype))
         mask = None if documents is None else cut_documents(documents, x.device)
-        around = Around(turn, mask, noise, cache)
-        for block in self.layers.values():
-            x = block(x, around)
+        return Around(turn, mask, noise, cache)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The hidden states that the head takes, of what the last block gives."""
         return cast(Tensor, self.norm(x)) if self.shape.norm_at == "before" else x
 
     def logits(self, hidden: Tensor) -> Tensor:

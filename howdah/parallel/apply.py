@@ -4,28 +4,38 @@
 2. lay what this rank holds of its weights in flat units
 3. fill them: fresh, or from a checkpoint or a folder
 4. hand the masters to the optimizer, range by range
-5. where parameters of torch will not do, put own operations in their place
-6. make it a replica: gradients are summed over dp, whole or share by share, and where each
+5. where parameters of torch will not do, put own operations in their place; make blocks keep
+   what the layout says
+6. where there are stages, make them a pipeline
+7. make it a replica: gradients are summed over dp, whole or share by share, and where each
    replica updates its share alone, weights are gathered
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from howdah.model.loss import cross_entropy_sum
+from howdah.model.loss import Terms, cross_entropy_sum
 from howdah.model.transformer import Transformer
 from howdah.optim.optimizers import Range, build_optimizer, make_states
 from howdah.parallel.data import Reducer, Replicas, listen_to_parameters, whole_gradients
-from howdah.parallel.flatten import Fill, FlatUnit, fill_masters, flatten
+from howdah.parallel.flatten import Fill, FlatUnit, Whole, fill_masters, flatten
 from howdah.parallel.keeper import Resident
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, own_operations
+from howdah.parallel.part_sums import PartSums, sum_parts
+from howdah.parallel.pipeline import Pipeline, Stages
+from howdah.parallel.recompute import recompute
+from howdah.parallel.stage_sums import StageSums
+from howdah.parallel.stages import own_parts
+from howdah.parallel.tensor import head_parts, split
 from howdah.parallel.zero import Gatherer, ShareReducer, gather_weights
-from howdah.plan.layout import Layout
+from howdah.parallel.zero3 import Gathering
+from howdah.plan.layout import needs_own
 from howdah.plan.method import Precision
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import counted_ranges, local_buffers, own_range
@@ -45,9 +55,11 @@ class Placed:
     mesh      where it is
     units     the flat tensors, unit by unit
     ranges    what this rank's optimizer updates
-    reducer   sums gradients over the replicas; None where there is one
-    gatherer  brings updated weights to all replicas; None where each updates everything
+    reducer   sums gradients over the parts of tp and the replicas; None where there is neither
+    gatherer  brings updated weights to all replicas, once in a step or unit by unit when they are
+              used; None where each updates everything
     keeper    knows the weights of own operations; None where they are parameters of the model
+    pipeline  runs the stages, and sums their gradients in the reducer's place; None without pp
     """
 
     plan: Plan
@@ -56,15 +68,43 @@ class Placed:
     units: dict[str, FlatUnit]
     ranges: tuple[Range, ...]
     optimizer: torch.optim.Optimizer
-    reducer: Reducer | ShareReducer | None
-    gatherer: Gatherer | None
+    reducer: Reducer | ShareReducer | PartSums | None
+    gatherer: Gatherer | Gathering | None
     keeper: Resident | None
+    pipeline: Pipeline | None = None
 
     @property
     def exposed(self) -> float:
-        """Seconds that computation has waited for gradients and weights, over the whole run."""
-        waiting = (part.exposed for part in (self.reducer, self.gatherer) if part)
-        return sum(waiting, 0.0)
+        """Seconds that computation has waited for others, over the whole run: for gradients and
+        weights, and in a pipeline for messages.
+        """
+        line = self.pipeline
+        parts = (self.reducer, self.gatherer, line, line.sums if line else None)
+        return sum((part.exposed for part in parts if part), 0.0)
+
+    @property
+    def multiplied(self) -> list[Tensor]:
+        """The tensors that hold what the model multiplies with."""
+        window = [self.gatherer.window] if isinstance(self.gatherer, Gathering) else []
+        return [*window, *(unit.weights for unit in self.units.values())]
+
+    def whole(self, unit: FlatUnit) -> Tensor:
+        """All weights of a unit, from other ranks where they are shared out; all call together."""
+        if not unit.shared_out:
+            return unit.weights
+        flat = unit.weights.new_empty(unit.buffer.length)
+        self.mesh.shard.all_gather(flat, unit.weights)
+        return flat
+
+    @contextmanager
+    def passing(self, kind: str) -> Iterator[None]:
+        """Inside, forward and backward passes run, as they always do for this `kind`."""
+        if not isinstance(self.gatherer, Gathering):
+            yield
+            return
+        self.gatherer.begin(kind)
+        yield
+        self.gatherer.end()
 
     def settle(self) -> None:
         """The weights are those of the last update, on every rank, when this returns."""
@@ -72,10 +112,19 @@ class Placed:
             self.gatherer.wait()
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The summed loss of hidden states [b, s, h]; labels [b, s]."""
+        """The summed loss of hidden states [b, s, h], as the method has it; labels [b, s]."""
+        method = self.plan.method
+        return self._loss(hidden, labels, Terms(method.label_smoothing, method.z_loss))
+
+    def plain_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy alone: what held-out text is judged by."""
+        return self._loss(hidden, labels, Terms())
+
+    def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
         if self.keeper:
-            return head_loss(hidden, cast(Handle, self.model.head_weight), labels)
-        return cross_entropy_sum(hidden, self.model.head_weight, labels)
+            weight, parts = cast(Handle, self.model.head_weight), head_parts(self.plan, self.mesh)
+            return head_loss(hidden, weight, labels, parts=parts, terms=terms)
+        return cross_entropy_sum(hidden, self.model.head_weight, labels, terms=terms)
 
     def counted(self) -> Iterator[tuple[FlatUnit, int, int]]:
         """What this rank counts: ranges of units, in which each element of the model is once, over
@@ -94,41 +143,56 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     """The model of a plan, laid out and filled. `fill` writes each piece of weight."""
     layout, rank, method = plan.layout, mesh.rank, plan.method
     with torch.device("meta"):
-        model = Transformer(plan.shape, dropout=method.dropout)
+        model = Transformer(plan.shape, dropout=method.dropout, parts=own_parts(plan, rank))
     replicas = Replicas(mesh.shard, mesh.across)
     shares = layout.accumulate == "shard" and not replicas.alone
+    cut = layout.zero == 3 and mesh.shard.size > 1  # weights, too
     units = flatten(
         model,
         local_buffers(plan, rank),
         dtype=DTYPES[method.precision],
         device=mesh.device,
         own=lambda buffer: own_range(buffer, layout, rank),
-        whole_gradients=not shares,
+        whole=Whole(gradients=not shares, weights=not cut),
     )
     fill_masters(units, fill)
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
     optimizer = build_optimizer(method.optimizer, ranges)
     make_states(method.optimizer, optimizer, ranges, step=0)
-    reducer: Reducer | ShareReducer | None = None
-    if shares:
-        reducer = ShareReducer(units, replicas)
-    elif not replicas.alone:
-        reducer = Reducer(units, replicas, scatter=layout.zero > 0)
-    keeper = None
+    sums = StageSums(plan, mesh, units) if layout.pp > 1 else None
+    reducer = None if sums else _reducer(plan, mesh, units, shares=shares)
+    keeper, gathering = None, Gathering(units, mesh.shard) if cut else None
     if needs_own(layout):
-        target = reducer.target if reducer else whole_gradients(units).__getitem__
-        keeper = Resident(units, target, reducer.ready if reducer else lambda _: None)
+        taker = sums or reducer
+        target = taker.target if taker else whole_gradients(units).__getitem__
+        value = gathering.value if gathering else None
+        keeper = Resident(units, target, taker.ready if taker else lambda _: None, value)
+        if layout.tp > 1:
+            split(model, plan, mesh, keeper)
         own_operations(model, keeper)
     elif reducer:
         listen_to_parameters(model, reducer)
-    gathers = layout.zero > 0 and mesh.shard.size > 1
-    gatherer = gather_weights(model, units, mesh.shard) if gathers else None
-    return Placed(plan, mesh, model, units, ranges, optimizer, reducer, gatherer, keeper)
+    recompute(model, layout)
+    gathers = layout.zero > 0 and mesh.shard.size > 1 and not gathering
+    gatherer = gather_weights(model, units, mesh.shard) if gathers else gathering
+    pipeline = None
+    if sums and keeper:
+        stages = Stages(model, DTYPES[method.precision], keeper, gatherer)
+        pipeline = Pipeline(plan, mesh, stages, sums)
+    return Placed(plan, mesh, model, units, ranges, optimizer, reducer, gatherer, keeper, pipeline)
 
 
-def needs_own(layout: Layout) -> bool:
-    """Whether the model's operations must know their weights by handle (`parallel/ops.py`)."""
-    return layout.tp > 1 or layout.pp > 1 or layout.zero == 3 or layout.recompute != "none"
+def _reducer(
+    plan: Plan, mesh: Mesh, units: dict[str, FlatUnit], *, shares: bool
+) -> Reducer | ShareReducer | PartSums | None:
+    """What sums gradients over the parts of tp, then over the replicas; None where neither is."""
+    replicas = Replicas(mesh.shard, mesh.across)
+    over: Reducer | ShareReducer | None = None
+    if shares:
+        over = ShareReducer(units, replicas)
+    elif not replicas.alone:
+        over = Reducer(units, replicas, scatter=plan.layout.zero > 0)
+    return sum_parts(plan, mesh, units, over) if plan.layout.tp > 1 else over
 
 
 def _ranges(unit: FlatUnit) -> list[Range]:

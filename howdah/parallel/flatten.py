@@ -3,7 +3,8 @@
 A model is built on the meta device, where it costs nothing. `flatten` allocates the buffers of
 the plan and makes every parameter a view into them:
 
-    weights     compute dtype        what the model multiplies with, whole
+    weights     compute dtype        what the model multiplies with: whole, or the own range, and
+                                     whole only while they are used (`zero3.py`)
     masters     at least float32     what this rank's optimizer updates: its own range of the unit.
                                      Where the weights are wide, a view of them
     gradients   at least float32     what backward adds to, whole; parameter.grad is a view of it
@@ -19,6 +20,7 @@ The own range is everything where each replica updates everything; ZeRO makes it
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +36,19 @@ Fill = Callable[[Piece, Tensor], None]  # writes a piece's elements into a 1-D t
 Own = Callable[[Buffer], tuple[int, int]]  # the range [start, stop) that this rank updates
 
 
+class Whole(NamedTuple):
+    """What is kept whole; of the rest, the own range alone is kept."""
+
+    gradients: bool = True
+    weights: bool = True
+
+
 @dataclass(frozen=True)
 class FlatUnit:
     """The flat tensors of one unit: whole ones, and those of the own range from `start` on.
 
-    gradients  None where only the own share is kept between micro-batches
+    weights     whole, or the own range alone
+    gradients   None where only the own share is kept between micro-batches
     """
 
     buffer: Buffer
@@ -53,6 +63,11 @@ class FlatUnit:
         """Where the own range ends."""
         return self.start + len(self.masters)
 
+    @property
+    def shared_out(self) -> bool:
+        """Whether weights are the own range alone."""
+        return len(self.weights) < self.buffer.length
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors inside one of the unit's whole flat tensors."""
         return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
@@ -60,7 +75,9 @@ class FlatUnit:
     def publish(self) -> None:
         """Casts the masters to the own range of the weights, after an update or a load."""
         if self.weights.dtype != self.masters.dtype:
-            self.weights[self.start : self.stop].copy_(self.masters)
+            whole = not self.shared_out
+            own = self.weights[self.start : self.stop] if whole else self.weights
+            own.copy_(self.masters)
 
 
 def everything(buffer: Buffer) -> tuple[int, int]:
@@ -75,30 +92,40 @@ def flatten(
     dtype: torch.dtype,
     device: torch.device,
     own: Own = everything,
-    whole_gradients: bool = True,
+    whole: Whole = Whole(),
 ) -> dict[str, FlatUnit]:
-    """Moves a model from the meta device into flat units, in forward order; not yet filled."""
-    units = {}
+    """Moves a model from the meta device into flat units, in forward order; not yet filled.
+
+    Without whole weights, what is cut stays behind on the meta device, as names alone.
+    """
+    units: dict[str, FlatUnit] = {}
+    names: set[str] = set()
     for buffer in buffers:
-        unit = _allocate(buffer, dtype, device, own(buffer), whole_gradients)
+        unit = units[buffer.unit] = _allocate(buffer, dtype, device, own(buffer), whole)
+        names.update(buffer.names)
+        if unit.shared_out:
+            continue
         gradients = unit.views(unit.gradients) if unit.gradients is not None else {}
         for name, view in unit.views(unit.weights).items():
             _replace(model, name, view, gradients.get(name), unit.summed.dtype)
-        units[buffer.unit] = unit
-    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    left = [name for name, _ in model.named_parameters() if name not in names]
     assert not left, f"the table does not list {left}"
     return units
 
 
 def _allocate(
-    buffer: Buffer, dtype: torch.dtype, device: torch.device, own: tuple[int, int], whole: bool
+    buffer: Buffer,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: tuple[int, int],
+    whole: Whole,
 ) -> FlatUnit:
-    start, stop = own
-    wide = promoted(dtype)
-    weights = torch.zeros(buffer.length, dtype=dtype, device=device)
-    same = weights.dtype == wide
-    masters = weights[start:stop] if same else weights.new_zeros(stop - start, dtype=wide)
-    gradients = weights.new_zeros(buffer.length, dtype=wide) if whole else None
+    (start, stop), wide = own, promoted(dtype)
+    length = buffer.length if whole.weights else stop - start
+    weights = torch.zeros(length, dtype=dtype, device=device)
+    mine = weights[start:stop] if whole.weights else weights
+    masters = mine if dtype == wide else mine.new_zeros(stop - start, dtype=wide)
+    gradients = weights.new_zeros(buffer.length, dtype=wide) if whole.gradients else None
     summed = masters.new_zeros(stop - start) if gradients is None else gradients[start:stop]
     return FlatUnit(buffer, start, weights, masters, gradients, summed)
 
@@ -115,11 +142,16 @@ def _replace(
 
 
 def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
-    """Fills masters and weights piece by piece; weights of other ranks' ranges too, so that
-    nothing has to be sent before the first step.
+    """Fills masters and weights piece by piece; weights of other ranks' ranges too where they are
+    kept, so that nothing has to be sent before the first step.
     """
     for unit in units.values():
         masters = unit.masters
+        if unit.shared_out:
+            for piece, start, stop in pieces(unit.buffer, unit.start, unit.stop):
+                fill(piece, masters[start - unit.start : stop - unit.start])
+            unit.publish()
+            continue
         whole = masters.new_zeros(unit.buffer.length)
         for piece, start, stop in pieces(unit.buffer, 0, unit.buffer.length):
             fill(piece, whole[start:stop])

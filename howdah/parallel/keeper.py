@@ -1,4 +1,4 @@
-"""Keepers of weights for own operations: here the simplest, to whom all weights are resident.
+"""The keeper of weights for own operations: here what is the same whoever has the weights.
 
     used   layers.0.attention.q.weight      1    a gradient will come
     add    layers.0.attention.q.weight      0    it has: ready
@@ -13,6 +13,7 @@ computes weight gradients apart from those of its inputs holds them back:
 from collections import Counter
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from howdah.parallel.flatten import FlatUnit
@@ -27,18 +28,25 @@ class Resident:
 
     target  where the gradient of a weight is added, by name
     ready   is called with the name of a weight whose gradients have all come
+    value   gives a weight, by name, where units have shares of theirs; None: they lie in the units
     """
 
-    def __init__(self, units: dict[str, FlatUnit], target: Target, ready: Ready) -> None:
-        self._weights = {n: v for u in units.values() for n, v in u.views(u.weights).items()}
+    def __init__(
+        self,
+        units: dict[str, FlatUnit],
+        target: Target,
+        ready: Ready,
+        value: Target | None = None,
+    ) -> None:
+        self._value = value or whole_weights(units).__getitem__
         self._target = target
         self._awaited: Counter[str] = Counter()
         self._held: list[Callable[[], None]] | None = None
         self._ready = ready
 
     def value(self, name: str) -> Tensor:
-        """The weight."""
-        return self._weights[name]
+        """The weight, for the operation that asks; afterwards it may be let go."""
+        return self._value(name)
 
     def used(self, name: str) -> None:
         """One more gradient will come."""
@@ -60,8 +68,19 @@ class Resident:
         held, self._held = self._held, None
         return held or []
 
+    def forget(self) -> None:
+        """No gradient will come of what was used so far: it was only to be looked at."""
+        self._awaited.clear()
+
     def _add(self, name: str, add: Add) -> None:
-        add(self._target(name))
+        with torch.no_grad():  # what waited is added outside of a backward pass
+            add(self._target(name))
         self._awaited[name] -= 1
         if not self._awaited[name]:
             self._ready(name)
+
+
+def whole_weights(units: dict[str, FlatUnit]) -> dict[str, Tensor]:
+    """The weights, by name, of units that have them whole."""
+    whole = (unit for unit in units.values() if not unit.shared_out)
+    return {name: view for unit in whole for name, view in unit.views(unit.weights).items()}

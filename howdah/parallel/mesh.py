@@ -9,14 +9,14 @@ Which ranks talk along an axis is decided in `plan/ranks.py`; here they are join
 spans all ranks under the same label is the world itself.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.comm.transport import Alone, Transport
+from howdah.comm.transport import Alone, Among, Transport
 from howdah.plan.layout import Layout
 from howdah.plan.ranks import Axis, axis
 from howdah.sim.traffic import Wires
@@ -33,6 +33,7 @@ class Mesh:
     groups      along each axis
     wires       the classes of link that the counters tell apart
     transports  those that were joined for the groups
+    among       joins some of all ranks in a transport of their own
     """
 
     layout: Layout
@@ -43,6 +44,8 @@ class Mesh:
     counters: Counters
     wires: Wires
     transports: tuple[Transport, ...]
+    among: Among
+    joined: list[tuple[Group, Transport]] = field(default_factory=list)
 
     @property
     def tp(self) -> Group:
@@ -64,15 +67,29 @@ class Mesh:
         """The ranks that hold the same share in other copies."""
         return self.groups["across"]
 
+    @property
+    def counts_batch(self) -> bool:
+        """Whether this rank counts its replica's tokens, which all stages and parts see alike."""
+        return self.place("pp") == self.place("tp") == 0
+
     def place(self, name: Axis) -> int:
         """Where this rank stands along an axis."""
         return axis(self.layout, name).place(self.rank)
 
+    def join(self, ranks: Sequence[int], *, label: str) -> Group:
+        """A group of these ranks beside those of the axes, counted under `label`; they all call
+        together, and those who are in several groups join them in one order.
+        """
+        transport = self.among(ranks)
+        group = Group(transport, axis=label, counters=self.counters)
+        self.joined.append((group, transport))
+        return group
+
     def close(self) -> None:
         """Ends the groups' progress threads, and lets go of what joined them."""
-        for group in {self.world, *self.groups.values()}:
+        for group in {self.world, *self.groups.values(), *(group for group, _ in self.joined)}:
             group.close()
-        for transport in self.transports:
+        for transport in (*self.transports, *(transport for _, transport in self.joined)):
             transport.close()
 
 
@@ -93,4 +110,5 @@ def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> 
         joined.append(part)
         groups[name] = Group(part, axis=counted, counters=counters)
     wires = Wires(transport.link, transport.link)
-    return Mesh(layout, rank, device, world, groups, counters, wires, tuple(joined))
+    transports, among = tuple(joined), transport.among
+    return Mesh(layout, rank, device, world, groups, counters, wires, transports, among)

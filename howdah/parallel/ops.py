@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model.embedding import Embedding
-from howdah.model.loss import cross_entropy_sum
+from howdah.model.loss import NONE, Parts, Terms, chunks, cross_entropy_sum
 from howdah.model.norm import LayerNorm, RMSNorm, promoted
 
 Add = Callable[[Tensor], object]  # adds a weight's gradient to a tensor of its shape
@@ -89,14 +89,21 @@ def norm(x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tens
     return _Norm.apply(x, weight, bias, epsilon)
 
 
-def head_loss(hidden: Tensor, weight: Handle, labels: Tensor) -> Tensor:
-    """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...]."""
-    leaf = weight.value().detach().requires_grad_()
-    leaf.grad_dtype = promoted(leaf.dtype)
-    _note_use(hidden, weight)
-    if torch.is_grad_enabled() and hidden.requires_grad:
-        leaf.register_hook(lambda gradient: weight.add(lambda out: out.add_(gradient)))
-    return cross_entropy_sum(hidden, leaf, labels)
+def head_loss(
+    hidden: Tensor,
+    weight: Handle,
+    labels: Tensor,
+    *,
+    parts: Parts | None = None,
+    terms: Terms = NONE,
+) -> Tensor:
+    """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...].
+
+    parts  who holds the other rows of the weight; None: nobody
+    """
+    for _ in chunks(labels.numel()):  # each adds its part of the gradient
+        _note_use(hidden, weight)
+    return cross_entropy_sum(hidden, weight, labels, parts=parts, terms=terms)
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
@@ -158,7 +165,7 @@ class _Norm(torch.autograd.Function):
         wide = x.to(promoted(x.dtype))
         mean = wide.mean(-1, keepdim=True) if bias else wide.new_zeros(())
         scale = torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + epsilon)
-        ctx.save_for_backward(x, mean, scale)
+        ctx.save_for_backward(x, scale, *([mean] if bias else []))
         ctx.weight, ctx.bias = weight, bias
         out = ((wide - mean) * scale).mul_(weight.value())
         return (out.add_(bias.value()) if bias else out).to(x.dtype)
@@ -166,8 +173,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, mean, scale = ctx.saved_tensors
-        normed, wide = (x - mean) * scale, gradient.to(scale.dtype)
+        x, scale, *mean = ctx.saved_tensors
+        normed, wide = (x - mean[0] if mean else x) * scale, gradient.to(scale.dtype)
         if ctx.bias:
             ctx.bias.add(lambda out: out.add_(wide.flatten(0, -2).sum(0)))
         ctx.weight.add(lambda out: out.add_((wide * normed).flatten(0, -2).sum(0)))

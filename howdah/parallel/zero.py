@@ -203,7 +203,8 @@ def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -
     model.register_forward_pre_hook(lambda *_: gatherer.wait(*first))
     for unit, block in blocks.items():
         block.register_forward_pre_hook(_await(gatherer, unit))
-    block.register_forward_hook(lambda *_: gatherer.wait(*last) if last else None)
+    for block in list(blocks.values())[-1:]:  # a pipeline's rank may have none
+        block.register_forward_hook(lambda *_: gatherer.wait(*last) if last else None)
     return gatherer
 
 

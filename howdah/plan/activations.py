@@ -41,7 +41,9 @@ FIXED = {"float32": 4, "int64": 8, "byte": 1}
 class Saved:
     """A tensor that is kept: one number for each `per` and place of `dims`.
 
-    core  made between the queries and the output of attention; selective recomputation drops it
+    core   made between the queries and the output of attention; selective recomputation drops it
+    again  the output of attention where it lies as the projection takes it: kept, and yet made
+           once more by selective recomputation
     """
 
     name: str
@@ -49,6 +51,7 @@ class Saved:
     dims: tuple[Dim, ...] = ()
     kind: Kind = "compute"
     core: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Kernels:
     small       also what is small: norms' statistics, rotary angles, token numbers
     narrow      formats of 16 bits are widened or copied where howdah's model says why: LayerNorm
                 keeps its input in float32, and grouped heads are repeated
+    own         operations of `parallel/ops.py`: LayerNorm keeps its input as it is
     packed      a row of tokens holds several documents, each attended to by itself
     """
 
@@ -71,6 +75,7 @@ class Kernels:
     activated: bool = False
     small: bool = False
     narrow: bool = False
+    own: bool = False
     packed: bool = False
 
 
@@ -80,30 +85,52 @@ FLASH = Kernels(
 )
 
 
-def howdah(*, compute: int, dropout: bool = False, packed: bool = False) -> Kernels:
+def howdah(
+    *, compute: int, dropout: bool = False, packed: bool = False, own: bool = False
+) -> Kernels:
     """What howdah's own model keeps, computing in formats of `compute` bytes on a CPU."""
-    narrow = compute < 4
-    return Kernels(dropout=dropout, activated=True, small=True, narrow=narrow, packed=packed)
+    return Kernels(
+        dropout=dropout, activated=True, small=True, narrow=compute < 4, own=own, packed=packed
+    )
 
 
 def saved(
     shape: ModelShape, part: str, kernels: Kernels, recompute: Recompute = "none"
 ) -> tuple[Saved, ...]:
     """What one part keeps. Recomputation is about blocks: `selective` drops the attention core,
-    `full` all but the block's input. (howdah's model does neither yet: there it is a formula.)
+    `full` all but the block's input.
     """
     stack, _, layer = part.partition(".")
     if stack == "head":
         return tuple(_head(shape, kernels))
-    kept = _block(shape, stack, int(layer), kernels) if layer else _embedding(shape, kernels)
+    selective = recompute == "selective"
     if layer and recompute == "full":
-        kept = iter([Saved("block input", "sp_token", (_width(shape),))])
-    listed = [one for one in kept if not (one.core and recompute == "selective")]
+        listed = [Saved("block input", "sp_token", (_width(shape),))]
+    elif layer:
+        kept = _block(shape, stack, int(layer), kernels, selective=selective)
+        listed = [one for one in kept if not (one.core and selective)]
+    else:
+        listed = list(_embedding(shape, kernels))
     if part == f"encoder.{shape.encoder_layers - 1}" and shape.norm_at == "before":
         listed += _norm(shape, kernels, "encoder norm")
     if stack == "encoder" or (stack == "embedding" and shape.encoder_layers):
         return tuple(replace(one, per=OF_SOURCE.get(one.per, one.per)) for one in listed)
     return tuple(listed)
+
+
+def made_again(
+    shape: ModelShape, part: str, kernels: Kernels, recompute: Recompute
+) -> tuple[Saved, ...]:
+    """What the second run of one part makes, beside what was kept: it is there until the part's
+    backward pass is done.
+    """
+    if recompute == "none" or "." not in part:
+        return ()
+    whole = saved(shape, part, kernels)
+    if recompute == "selective":
+        return tuple(one for one in whole if one.core or one.again)
+    block_input = "attention norm input" if shape.norm_at == "before" else "attention input"
+    return tuple(one for one in whole if one.name not in (block_input, "encoder norm input"))
 
 
 def shared(shape: ModelShape, kernels: Kernels) -> tuple[Saved, ...]:
@@ -133,13 +160,18 @@ def _width(shape: ModelShape) -> Dim:
     return Dim("width", shape.width)
 
 
-def _block(shape: ModelShape, stack: str, layer: int, kernels: Kernels) -> Iterator[Saved]:
+def _block(
+    shape: ModelShape, stack: str, layer: int, kernels: Kernels, *, selective: bool
+) -> Iterator[Saved]:
     """Norms in front keep their sub-layer's input as output, norms behind the block's input."""
     yield from _sublayer(shape, kernels, "attention")
-    yield from _latent(shape, kernels) if shape.latent else _attention(shape, kernels)
+    if shape.latent:
+        yield from _latent(shape, kernels)
+    else:
+        yield from _attention(shape, kernels, selective=selective)
     if stack == "layers" and shape.family == "encoder-decoder":
         yield from _sublayer(shape, kernels, "cross")
-        yield from _cross(shape, kernels)
+        yield from _cross(shape, kernels, selective=selective)
     yield from _sublayer(shape, kernels, "feedforward")
     if stack == "layers" and shape.sparse(layer):
         yield from _experts(shape, kernels)
@@ -157,7 +189,7 @@ def _sublayer(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]
 
 def _norm(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
     width, layernorm = _width(shape), shape.norm == "layernorm"
-    widened = kernels.narrow and layernorm
+    widened = kernels.narrow and layernorm and not kernels.own
     yield Saved(f"{name} input", "sp_token", (width,), "wide" if widened else "compute")
     if kernels.small:
         yield Saved(f"{name} scale", "sp_token", (), "wide")
@@ -167,7 +199,8 @@ def _norm(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
             yield Saved(f"{name} weight and bias", "once", (Dim("both", 2), width), "wide")
 
 
-def _attention(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
+    """Keys and values that are repeated are kept so, and only so, unless they are made again."""
     query, key = Dim("query", shape.heads * shape.d), Dim("key", shape.k * shape.d)
     if shape.query_key_norm:
         yield Saved("q norm input", "token", (query,))
@@ -175,17 +208,19 @@ def _attention(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
         if kernels.small:
             yield Saved("q norm scale", "token", (Dim("heads", shape.heads),), "wide")
             yield Saved("k norm scale", "token", (Dim("kv_heads", shape.k),), "wide")
-    if kernels.narrow and shape.k < shape.heads:
-        key = query  # repeated
+    repeated = kernels.narrow and shape.k < shape.heads
     yield Saved("q", "token", (query,))
-    yield Saved("k", "token", (key,))
-    yield Saved("v", "token", (key,))
+    for name in "kv":
+        if repeated:
+            yield Saved(f"{name} repeated", "token", (query,), core=True)
+        if selective or not repeated:
+            yield Saved(name, "token", (key,))
     yield from _core(shape, kernels, query)
 
 
-def _cross(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+def _cross(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
     """The same, but keys and values are the source's, and pairs a target's with a source's."""
-    for one in _attention(shape, kernels):
+    for one in _attention(shape, kernels, selective=selective):
         elsewhere: dict[Per, Per] = {"pair": "cross_pair"}
         if one.name[0] in "kv":
             elsewhere["token"] = "source"
@@ -212,10 +247,11 @@ def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
 
 def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
     heads = (Dim("heads", shape.heads),)
+    # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and the
+    # projection keeps a copy that lies token by token.
+    by_head = kernels.small and (shape.positions == "rotary" or kernels.packed)
     if kernels.flash:
-        # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and
-        # the projection keeps a copy that lies token by token.
-        if kernels.small and (shape.positions == "rotary" or kernels.packed):
+        if by_head:
             yield Saved("attention output by head", "token", (output,), core=True)
         yield Saved("log-sum-exps", "token", heads, "wide", core=True)
     else:
@@ -223,7 +259,7 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
         if kernels.dropout:
             yield Saved("probabilities dropout", "pair", heads, "byte", core=True)
             yield Saved("probabilities dropped", "pair", heads, core=True)
-    yield Saved("attention output", "token", (output,))
+    yield Saved("attention output", "token", (output,), again=kernels.flash and not by_head)
 
 
 def _inner(

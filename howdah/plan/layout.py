@@ -109,6 +109,11 @@ def has_whole_norm(layout: Layout) -> bool:
     return layout.zero == 0 and layout.world == layout.replicas and layout.ep == 1
 
 
+def needs_own(layout: Layout) -> bool:
+    """Whether the model's operations must know their weights by handle (`parallel/ops.py`)."""
+    return layout.tp > 1 or layout.pp > 1 or layout.zero == 3 or layout.recompute != "none"
+
+
 # -- words ---------------------------------------------------------------------
 
 NUMBERS = {

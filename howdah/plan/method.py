@@ -67,13 +67,21 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Method:
-    """Precision, optimizer, learning rate and dropout.
+    """Precision, optimizer, learning rate, dropout, and what is added to plain cross-entropy.
 
     precision  of weights and compute. bf16 keeps float32 master weights, moments and gradients.
     dropout    the share of activations set to zero, in the residual stream
+    label_smoothing   ε: each label is 1 - ε of what is to be predicted, all V entries of the
+                      vocabulary together are ε. The loss of a token with logits x and their
+                      log-sum-exp L is L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ
+    z_loss            z: a token's loss has z·L² more, which holds L near zero
+
+    Losses are summed over tokens and divided once, by the tokens of the global batch.
     """
 
     precision: Precision = "float32"
     optimizer: Optimizer = field(default_factory=Optimizer)
     rate: Rate = field(default_factory=Rate)
     dropout: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0

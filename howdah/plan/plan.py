@@ -14,6 +14,7 @@ from howdah.plan.flops import part_flops
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
 from howdah.plan.problems import BadInput
+from howdah.plan.schedule.actions import Schedule
 from howdah.plan.shapes import ModelShape
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
 from howdah.plan.weights import Weight, parts, parts_of, weights
@@ -29,6 +30,7 @@ class Plan:
     batch     resolved too, in samples
     sequence  tokens of a sample
     stages    the parts of the model on each stage, and the pipeline rank of each stage
+    schedule  of one's own, in place of the one that the layout names (`plan/pipeline.py`)
     """
 
     shape: ModelShape
@@ -37,6 +39,7 @@ class Plan:
     sequence: int
     method: Method
     stages: Stages
+    schedule: Schedule | None = None
 
     @property
     def micro_batch(self) -> int:
@@ -113,12 +116,16 @@ def make_plan(
     return Plan(shape, layout, batch, sequence, method, make_stages(shape, layout, sequence))
 
 
-def make_stages(shape: ModelShape, layout: Layout, sequence: int) -> Stages:
+def make_stages(
+    shape: ModelShape, layout: Layout, sequence: int, where: tuple[int, ...] | None = None
+) -> Stages:
     """The parts of each stage, so that the slowest takes as few flops as can be.
 
-    Embedding and head are parts of their own cost. Raises BadInput for more stages than parts.
+    Embedding and head are parts of their own cost. Each stage's rank is where[stage], or what the
+    layout's schedule says. Raises BadInput for more stages than parts.
     """
     costs = {part: float(part_flops(shape, part, sequence)) for part in parts(shape)}
-    folded = layout.schedule == "zb-v"
-    where = v_shaped(layout.pp) if folded else looped(layout.pp, layout.virtual)
+    if where is None:
+        folded = layout.schedule == "zb-v"
+        where = v_shaped(layout.pp) if folded else looped(layout.pp, layout.virtual)
     return by_cost(costs, where)

@@ -17,9 +17,8 @@ def unsupported(shape: ModelShape, layout: Layout) -> list[str]:
 
 
 def _layout_words(layout: Layout) -> list[str]:
-    words = [f"{axis}{n}" for axis in ("pp", "cp", "tp") if (n := getattr(layout, axis)) > 1]
-    words += ["zero3"] if layout.zero == 3 else []
-    words += [f"recompute={layout.recompute}"] if layout.recompute != "none" else []
+    words = [f"cp{layout.cp}"] if layout.cp > 1 else []
+    words += [f"terapipe slices{layout.slices}"] if layout.slices > 1 else []
     homes = ("weights", "gradients", "optimizer", "activations")
     return words + [f"{n}={home}" for n in homes if (home := getattr(layout, n)) != "device"]
 

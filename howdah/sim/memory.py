@@ -27,13 +27,13 @@ an allocator. `bench/memory/` says how much those are in published runs.
 
 from typing import Literal, NamedTuple
 
-from howdah.plan.activations import Kernels, bytes_of, saved, shared
+from howdah.plan.activations import Kernels, bytes_of, made_again, saved, shared
 from howdah.plan.flat import Buffer, share
 from howdah.plan.layout import Home, Layout, Recompute
+from howdah.plan.pipeline import schedule_of
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import axis
 from howdah.plan.schedule.held import peak_held
-from howdah.plan.schedule.registry import build
 from howdah.plan.sharding import local_buffers, local_of, replicas_of
 from howdah.plan.stages import stages_of
 
@@ -160,9 +160,10 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
         blocks = any("." in part for part in parts)
         per_stage[stage] = sum(kept(part, layout.recompute) for part in parts) + blocks * once
 
-    stays = layout.activations == "device"
+    elsewhere = layout.activations != "device"
     again = max(
-        kept(part, "none") - stays * kept(part, layout.recompute)
+        bytes_of(made_again(plan.shape, part, kernels, layout.recompute), of, compute=plan.narrow)
+        + elsewhere * kept(part, layout.recompute)
         for stage in mine
         for part in plan.stages.parts[stage]
     )
@@ -177,13 +178,7 @@ def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:
     layout, micros = plan.layout, plan.micros
     if layout.schedule is None:
         return sum(per_stage)
-    if layout.schedule in STEADY:
+    if layout.schedule in STEADY and not plan.schedule:
         micros = min(micros, 4 * layout.pp * layout.virtual)
-    schedule = build(
-        layout.schedule,
-        ranks=layout.pp,
-        micros=micros,
-        virtual=layout.virtual,
-        slices=layout.slices,
-    )
+    schedule = schedule_of(plan, micros)
     return peak_held(schedule, axis(layout, "pp").place(rank), sizes=per_stage)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from howdah.plan.activations import Kernels, howdah
 from howdah.plan.cluster import Cluster
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Layout, needs_own
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.problems import BadInput
 from howdah.plan.ranks import axis
@@ -78,7 +78,8 @@ def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) ->
 
 def kernels_of(plan: Plan) -> Kernels:
     """What the operations of this project's own model keep for the backward pass."""
-    return howdah(compute=plan.narrow, dropout=plan.method.dropout > 0, packed=True)
+    noise, own = plan.method.dropout > 0, needs_own(plan.layout)
+    return howdah(compute=plan.narrow, dropout=noise, packed=True, own=own)
 
 
 # -- what fits -----------------------------------------------------------------------

@@ -28,11 +28,11 @@ from howdah.plan.cluster import Cluster, attained, peak
 from howdah.plan.dims import Dim
 from howdah.plan.flops import conventions, part_flops
 from howdah.plan.network import Pattern, axis_groups, path
+from howdah.plan.pipeline import schedule_of, tied_stages
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import Axis, axis
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
-from howdah.plan.schedule.registry import build
 from howdah.plan.sharding import local_buffers, local_of
 from howdah.sim.timeline import Timeline, simulate
 from howdah.sim.traffic import step_traffic
@@ -148,14 +148,7 @@ def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
     def transfer(instruction: Instruction) -> float:
         return reduces[instruction.action.stage] if instruction.verb is Verb.REDUCE else send
 
-    schedule = build(
-        layout.schedule or "1f1b",
-        ranks=layout.pp,
-        micros=plan.micros,
-        virtual=layout.virtual,
-        slices=layout.slices,
-    )
-    timeline = simulate(lower(schedule, tied=_tied(plan)), seconds, transfer)
+    timeline = simulate(lower(schedule_of(plan), tied=tied_stages(plan)), seconds, transfer)
     return _summed(plan, cluster, timeline, costs, updates)
 
 
@@ -212,16 +205,6 @@ def _boundary(plan: Plan) -> float:
     layout = plan.layout
     tokens = plan.micro_batch * plan.sequence / (layout.cp * layout.slices)
     return tokens * plan.shape.width * plan.narrow / (layout.tp if layout.sp else 1)
-
-
-def _tied(plan: Plan) -> tuple[int, int] | None:
-    """The two stages that hold one embedding, if two ranks do."""
-    if not plan.shape.tied or len(plan.unit_homes["tied"]) != 2:
-        return None
-    stages = list(plan.stages.parts)
-    first = next(s for s, parts in enumerate(stages) if "embedding" in parts)
-    last = next(s for s, parts in enumerate(stages) if "head" in parts)
-    return first, last
 
 
 def _last_reduce(

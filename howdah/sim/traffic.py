@@ -15,7 +15,8 @@ The forms, A micro-batches a step, T tokens of a micro-batch on a rank, h the wi
     replicas     zero0: reduce-scatter and all-gather of gradients, once
                  zero1: reduce-scatter of gradients, all-gather of updated weights
                  zero2: the reduce-scatter A times, unless gradients accumulate whole
-                 zero3: A times two all-gathers of weights and a reduce-scatter
+                 zero3: A times a reduce-scatter, and an all-gather of every unit in every
+                        pass that asks for its weights (`plan/uses.py`)
                  shardG: all of it inside G ranks; then all-reduce of the shares across groups
     tp           gradients of weights that tp does not cut, where its parts have parts of them;
                  per sub-layer and micro-batch an all-reduce of T·h each way; with sp an
@@ -49,6 +50,7 @@ from howdah.plan.sharding import (
     summed_over_tp,
     tokens,
 )
+from howdah.plan.uses import gathers
 
 SCALAR_BYTES = 8
 
@@ -127,8 +129,10 @@ def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int
 
 def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
     layout = plan.layout
-    reduces = plan.micros if layout.accumulate == "shard" else 1
+    shares_add_up = layout.accumulate == "shard" and layout.replicas > 1
+    reduces = plan.micros if shares_add_up else 1
     _tensor_sums(plan, rank, reduces, sender)
+    whole = gathers(plan, rank) if layout.zero == 3 else {}
     for buffer in local_buffers(plan, rank):
         experts = replicas_of(buffer.unit) == "expert_replicas"
         inside = axis(layout, "expert_shard" if experts else "shard")
@@ -141,8 +145,8 @@ def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
         if layout.zero == 0:
             sender.all_gather("dp", inside, sizes * plan.wide)
         else:
-            gathers = 2 * plan.micros if layout.zero == 3 else 1
-            sender.all_gather("dp", inside, sizes * plan.narrow * gathers)
+            times = whole[buffer.unit] if layout.zero == 3 else 1
+            sender.all_gather("dp", inside, sizes * plan.narrow * times)
 
 
 def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:

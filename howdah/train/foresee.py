@@ -6,21 +6,23 @@ first micro-batch. Resident memory is not compared: it holds the interpreter and
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import torch
+from torch import Tensor
 
-from howdah.model.noise import Noise
 from howdah.model.saved import SavedBytes
 from howdah.parallel.apply import Placed
 from howdah.parallel.mesh import Mesh
+from howdah.parallel.stages import Given
+from howdah.plan.pipeline import schedule_of
 from howdah.plan.plan import Plan
+from howdah.plan.schedule.held import peak_held
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.sim.traffic import step_traffic
 from howdah.text.batches import Micro
 from howdah.train.records import MIB
-from howdah.train.step import Stepper, micro_loss
+from howdah.train.step import Stepper, given_of, loss_of
 
 Bytes = Mapping[str, int]  # by component
 
@@ -45,14 +47,25 @@ def predicted_memory(plan: Plan, rank: int) -> Bytes:
 
 
 def measured_memory(stepper: Stepper, micro: Micro) -> Bytes:
-    """The same, measured: on a model that has its optimizer state, with one micro-batch."""
-    return {**_tensors(stepper.placed), "activations": _activations(stepper, micro)}
+    """The same, measured: on a model that has its optimizer state, with one micro-batch. All ranks
+    call together, for a forward pass may need what others have. Of a pipeline's stages each is
+    run by itself, and what is in flight at one time is the schedule's.
+    """
+    placed, given = stepper.placed, given_of(stepper, micro, step=0)
+    measure = _in_flight if placed.pipeline else _activations
+    with stepper.mesh.counters.aside():
+        activations = measure(placed, given)
+    if placed.keeper:
+        placed.keeper.forget()
+    return {**_tensors(placed), "activations": activations}
 
 
 def _tensors(placed: Placed) -> dict[str, int]:
     units = placed.units.values()
     found = {
         "weights": sum(unit.weights.nbytes for unit in units),
+        "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
+        - sum(unit.weights.nbytes for unit in units),
         "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
         "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
         "moments": sum(
@@ -65,12 +78,23 @@ def _tensors(placed: Placed) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def _activations(stepper: Stepper, micro: Micro) -> int:
-    placed = stepper.placed
-    noise = Noise(stepper.seed, 0, torch.from_numpy(micro.samples))
-    with SavedBytes(placed.model.parameters()) as kept:
-        loss = micro_loss(placed, micro, noise=noise)
-    return kept.count(loss)
+def _activations(placed: Placed, given: Given) -> int:
+    return _saved(placed, lambda: loss_of(placed, given))
+
+
+def _in_flight(placed: Placed, given: Given) -> int:
+    plan, line = placed.plan, placed.pipeline
+    assert line is not None
+    sizes = [0] * len(plan.stages.parts)
+    for stage in line.parts:
+        sizes[stage] = _saved(placed, lambda: line.alone(stage, given, placed.loss))  # noqa: B023
+    return peak_held(schedule_of(plan), placed.mesh.place("pp"), sizes=sizes)
+
+
+def _saved(placed: Placed, run: Callable[[], Tensor]) -> int:
+    with SavedBytes([*placed.model.parameters(), *placed.multiplied]) as kept:
+        out = run()
+    return kept.count(out)
 
 
 def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:

@@ -79,7 +79,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         while step < job.pace.steps and not stopped:
             rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
             asked, batch = request.signal != 0, batches.next()
-            if step == start.step and mesh.rank == 0:
+            if step == start.step:
                 held = measured_memory(stepper, batch[0])
             result = train_step(stepper, batch, step=step, rate=rate, stop=asked)
             step, stopped = step + 1, result.stop

@@ -11,8 +11,9 @@
 Averages are never averaged: not over micro-batches, not over ranks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import Placed
 from howdah.parallel.mesh import Mesh
+from howdah.parallel.stages import Given
 from howdah.plan.batch import MASKED
 from howdah.plan.layout import has_whole_norm
 from howdah.plan.method import Method
@@ -31,6 +33,11 @@ from howdah.text.batches import Micro
 def count_tokens(micros: Sequence[Micro]) -> int:
     """Tokens of this rank that have a label."""
     return sum(int((micro.labels != MASKED).sum()) for micro in micros)
+
+
+def counted(stepper: "Stepper", micros: Sequence[Micro]) -> int:
+    """The same, if this rank is the one of its replica that counts them; else none."""
+    return stepper.count(micros) if stepper.mesh.counts_batch else 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ def train_step(
 ) -> StepResult:
     """One update of the model from this rank's micro-batches of the global batch."""
     placed, world = stepper.placed, stepper.mesh.world
-    tokens, stops = world.sum_scalars([stepper.count(micros), float(stop)])  # 1
+    tokens, stops = world.sum_scalars([counted(stepper, micros), float(stop)])  # 1
     loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
     norm = total_norm([_square(stepper)])  # 4
     clip(placed.gradients(), norm=norm, limit=stepper.method.optimizer.clip)
@@ -78,7 +85,7 @@ def train_step(
         unit.publish()
     if placed.gatherer:
         placed.gatherer.updated()
-    (total,) = world.sum_scalars([loss])  # 6
+    (total,) = world.sum_scalars([loss if stepper.mesh.place("tp") == 0 else 0.0])  # 6
     return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
 
 
@@ -100,6 +107,15 @@ def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: 
     placed = stepper.placed
     for unit in placed.units.values():
         (unit.summed if unit.gradients is None else unit.gradients).zero_()
+    with placed.passing(f"a step of {len(micros)} micro-batches"):
+        return _passes(stepper, micros, step=step, tokens=tokens)
+
+
+def _passes(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
+    placed = stepper.placed
+    if placed.pipeline:
+        given = [given_of(stepper, micro, step=step) for micro in micros]
+        return placed.pipeline.train(given, placed.loss, tokens=tokens)
     total = torch.zeros((), device=stepper.mesh.device)
     for number, micro in enumerate(micros):
         if placed.reducer and number == len(micros) - 1:
@@ -117,22 +133,60 @@ def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: 
 
 def micro_loss(placed: Placed, micro: Micro, *, noise: Noise | None = None) -> Tensor:
     """The summed loss of one micro-batch."""
-    device = placed.mesh.device
-    tokens, positions, labels = (
+    return loss_of(placed, replace(arrays_of(micro, placed.mesh.device), noise=noise))
+
+
+def loss_of(placed: Placed, given: Given, *, plain: bool = False) -> Tensor:
+    """The same, of tensors. A pipeline's rank cannot compute it alone.
+
+    plain  cross-entropy, whatever the method adds to it
+    """
+    hidden = placed.model(given.tokens, given.positions, given.documents, noise=given.noise)
+    return (placed.plain_loss if plain else placed.loss)(hidden, given.labels)
+
+
+def given_of(stepper: Stepper, micro: Micro, *, step: int) -> Given:
+    """A micro-batch of a step as stages take it, with its noise."""
+    noise = Noise(stepper.seed, step, torch.from_numpy(micro.samples))
+    return replace(arrays_of(micro, stepper.mesh.device), noise=noise)
+
+
+def arrays_of(micro: Micro, device: torch.device) -> Given:
+    """A micro-batch as tensors; documents stay on the host."""
+    tokens, labels, positions = (
         torch.from_numpy(array).to(device, non_blocking=True)
-        for array in (micro.tokens, micro.positions, micro.labels)
+        for array in (micro.tokens, micro.labels, micro.positions)
     )
-    documents = torch.from_numpy(micro.documents)
-    hidden = placed.model(tokens, positions, documents, noise=noise)
-    return placed.loss(hidden, labels)
+    return Given(tokens, labels, positions, torch.from_numpy(micro.documents), noise=None)
 
 
 @torch.no_grad()
 def held_out_loss(stepper: Stepper, micros: Iterable[Micro]) -> tuple[float, int]:
     """Mean loss over held-out tokens and their number, over all ranks; no noise."""
-    total, tokens = 0.0, 0
-    for micro in micros:
-        total += float(micro_loss(stepper.placed, micro))
-        tokens += count_tokens([micro])
+    stepper.placed.settle()
+    with stepper.mesh.counters.aside():
+        return _held_out_loss(stepper, micros)
+
+
+def _held_out_loss(stepper: Stepper, micros: Iterable[Micro]) -> tuple[float, int]:
+    total, tokens, placed = 0.0, 0, stepper.placed
+    for some in chunks(micros, placed.plan.micros if placed.pipeline else 1):
+        if placed.pipeline:
+            given = [arrays_of(micro, stepper.mesh.device) for micro in some]
+            with placed.passing(f"a held-out loss of {len(some)} micro-batches"):
+                total += placed.pipeline.evaluate(given, placed.plain_loss)
+        else:
+            with placed.passing("a held-out loss"):
+                given_one = arrays_of(some[0], stepper.mesh.device)
+                total += float(loss_of(placed, given_one, plain=True))
+        tokens += count_tokens(some) if stepper.mesh.counts_batch else 0
+    total = total if stepper.mesh.place("tp") == 0 else 0.0  # all parts have the same
     total, count = stepper.mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)
+
+
+def chunks(micros: Iterable[Micro], size: int) -> Iterator[list[Micro]]:
+    """Runs of `size` micro-batches; the last may be shorter."""
+    rest = iter(micros)
+    while some := list(islice(rest, size)):
+        yield some

@@ -15,8 +15,10 @@ import numpy as np
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
+from howdah.plan.pipeline import with_schedule
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.problems import BadInput
+from howdah.plan.schedule.actions import Schedule
 from howdah.plan.seeds import key, mix
 from howdah.plan.shapes import ModelShape
 from howdah.text.sources import Data
@@ -31,6 +33,7 @@ class Case:
     samples  of the global batch of every step
     micro    samples that a rank of the layout runs at once
     text     the run's own text and its cache, or None for made-up text
+    schedule of the user's own, in place of the layout's
     """
 
     shape: ModelShape
@@ -42,13 +45,15 @@ class Case:
     steps: int
     seed: int
     text: tuple[Data, Path] | None = None
+    schedule: Schedule | None = None
 
     @property
     def plan(self) -> Plan:
         """The case as the simulator takes it."""
         most = -(-self.samples // self.layout.replicas)
         batch = Batch(global_batch=self.samples, micro_batch=min(self.micro, most))
-        return make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
+        plan = make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
+        return with_schedule(plan, self.schedule) if self.schedule else plan
 
 
 def check_case(dtype: str, *, steps: int) -> Precision:
@@ -73,16 +78,19 @@ def full_case(job: Job, *, precision: Precision, steps: int) -> Case:
         steps=steps,
         seed=job.seed,
         text=(job.data, job.cache),
+        schedule=job.plan.schedule,
     )
 
 
 def miniature(job: Job, *, precision: Precision, steps: int) -> Case:
     """The run shrunk: see the top of this file."""
-    layout = replace(job.layout, dp=shrink(job.layout.world), micros=shrink(job.layout.micros or 1))
+    layout = small_layout(job.layout, own_schedule=job.plan.schedule is not None)
     micro, sequence = 2, 24
-    rows = micro * layout.world * (layout.micros or 1)
+    rows = micro * layout.replicas * (layout.micros or 1)
+    shape = small_shape(job.shape, context=sequence)
+    layout = replace(layout, tp=small_parts(job.layout.tp, job.shape, shape))
     return Case(
-        shape=small_shape(job.shape, context=sequence),
+        shape=replace(shape, layers=max(shape.layers, layout.pp * layout.virtual)),
         layout=layout,
         method=replace(job.method, precision=precision),
         samples=rows - 1 if rows > micro else rows,  # the last rank's last row is padding
@@ -90,7 +98,27 @@ def miniature(job: Job, *, precision: Precision, steps: int) -> Case:
         sequence=sequence,
         steps=steps,
         seed=job.seed,
+        schedule=job.plan.schedule,
     )
+
+
+def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
+    """Every axis shrunk; stages and micro-batches as a schedule of one's own has them."""
+    pp, micros = layout.pp, layout.micros or 1
+    if not own_schedule:
+        pp, micros = shrink(pp), shrink(micros)
+    virtual = shrink(layout.virtual)
+    tp, dp = shrink(layout.tp), shrink(layout.replicas)
+    return replace(layout, pp=pp, dp=dp, tp=tp, virtual=virtual, micros=micros)
+
+
+def small_parts(parts: int, shape: ModelShape, small: ModelShape) -> int:
+    """Parts of matrices in a miniature: as many as it has heads for, and key-value heads are
+    shared by several parts where the run's are.
+    """
+    if parts <= shape.k:
+        return min(shrink(parts), small.k)
+    return small.k * min(shrink(parts // shape.k), small.heads // small.k)
 
 
 def shrink(degree: int) -> int:

@@ -6,7 +6,8 @@ float64   ‖Δ‖ ≤ 1e-10·‖g‖ + 1e-13·‖g_all‖      gradients; the s
 float32   ‖Δ‖ ≤ C·4·1.03^(L+1-l)·ε·‖g‖ + 1e-9·‖g_all‖      form and growth factor from
                                                https://arxiv.org/abs/2506.09280; l is the depth
 bf16      ‖Δ‖ ≤ 4·‖noise‖ + ε·‖g‖               noise: the reference's own, with its samples
-                                               added up in the opposite order
+                                               added up in the opposite order; with tp, how far
+                                               it is from itself in float32
 
 C was measured on layouts that are right in float64, and is written down beside it.
 """

@@ -1,7 +1,7 @@
 """What one way of running leaves behind, to be held against another.
 
 Gradients are taken before clipping: clipping would hide a factor that is wrong everywhere.
-Every rank hands in a checksum of its weights: replicas must hold equal bits.
+Every rank hands in checksums of its weights: whoever holds the same boxes must hold equal bits.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
 from howdah.plan.weights import weights
 from howdah.sim.traffic import TCP, Traffic, Wires
 from howdah.text.batches import Micro, Rows, micros, order_of
-from howdah.train.step import Stepper, accumulate, train_step
+from howdah.train.step import Stepper, accumulate, counted, train_step
 from howdah.verify.case import Case, corpus_of
 
 Arrays = dict[str, npt.NDArray[np.float64]]
@@ -37,7 +37,7 @@ class Evidence:
     gradients      of the first step, before clipping
     parameters     after the last step
     sent           bytes that this rank sent in the steps, and over which wires
-    checksum       of the weights after the last step
+    checksums      of the boxes of weights after the last step, by name
     """
 
     losses: list[float]
@@ -45,7 +45,7 @@ class Evidence:
     gradients: Arrays
     parameters: Arrays
     sent: dict[Traffic, int] = field(default_factory=dict)
-    checksum: int = 0
+    checksums: dict[str, int] = field(default_factory=dict)
     wires: Wires = TCP
 
 
@@ -54,17 +54,18 @@ def gather(
 ) -> Evidence:
     """Runs the case on this rank of its layout, as training would.
 
-    mutate, shift  break a part, or a batch (given the rank), on purpose
+    mutate, shift  break a part, or a batch (given the replica), on purpose
     """
     mesh = connect_mesh(case.layout, transport, torch.device("cpu"))
     fill = fresh(weights(case.shape), case.seed)
     placed = apply(case.plan, mesh=mesh, fill=fill)
     stepper = Stepper(placed, mesh, case.method, case.seed)
     stepper = mutate(stepper) if mutate else stepper
-    batches = [_batch(case, step, rank=mesh.place("replicas")) for step in range(case.steps)]
-    batches = [shift(batch, mesh.rank) if shift else batch for batch in batches]
+    replica = mesh.place("replicas")
+    batches = [_batch(case, step, rank=replica) for step in range(case.steps)]
+    batches = [shift(batch, replica) if shift else batch for batch in batches]
 
-    (tokens,) = mesh.world.sum_scalars([stepper.count(batches[0])])
+    (tokens,) = mesh.world.sum_scalars([counted(stepper, batches[0])])
     accumulate(stepper, batches[0], step=0, tokens=tokens)
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
 
@@ -76,9 +77,11 @@ def gather(
     placed.settle()
     after = mesh.counters.sent()
     parameters = {name: _array(full_parameter(placed, name)) for name in parameter_names(placed)}
-    checksum = 0
-    for unit in placed.units.values():
-        checksum = crc32(unit.weights.view(torch.uint8).numpy().tobytes(), checksum)
+    checksums = {
+        name: crc32(weight.reshape(-1).view(torch.uint8).numpy().tobytes())
+        for unit in placed.units.values()
+        for name, weight in unit.views(placed.whole(unit)).items()
+    }
     mesh.close()
     keep = mesh.rank == 0
     return Evidence(
@@ -87,7 +90,7 @@ def gather(
         gradients=gradients if keep else {},
         parameters=parameters if keep else {},
         sent={traffic: count - before.get(traffic, 0) for traffic, count in after.items()},
-        checksum=checksum,
+        checksums=checksums,
         wires=mesh.wires,
     )
 
@@ -111,7 +114,7 @@ def rows_of(case: Case, step: int) -> Micro:
 def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
     corpus = corpus_of(case)
     order = order_of(corpus, sequence=case.sequence, seed=case.seed)
-    rows = Rows(case.micro, case.layout.replicas, rank)
+    rows = Rows(case.plan.micro_batch, case.layout.replicas, rank)
     return micros(corpus, order, rows, first=step * case.samples, size=case.samples)
 
 

@@ -24,11 +24,14 @@ from howdah.verify.case import Case
 from howdah.verify.evidence import Evidence, rate_of, rows_of
 
 
-def reference(case: Case, *, backwards: bool = False) -> Evidence:
-    """Runs the case on one device. `backwards` adds the samples up in the opposite order: what
-    then differs is the noise of rounding alone.
+def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evidence:
+    """Runs the case on one device. What differs is rounding alone, if it is run
+
+    backwards  with the samples added up in the opposite order
+    wide       with the same weights, but everything computed in at least float32
     """
     dtype = DTYPES[case.method.precision]
+    dtype = promoted(dtype) if wide else dtype
     model = Transformer(case.shape, dropout=case.method.dropout).to(dtype)
     masters = _fill(model, case)
     optimizer = _optimizer(case, masters)
@@ -45,7 +48,7 @@ def reference(case: Case, *, backwards: bool = False) -> Evidence:
             group["lr"] = rate_of(case, step)
         optimizer.step()
         for name, parameter in model.named_parameters():
-            parameter.data.copy_(masters[name])
+            parameter.data.copy_(masters[name].to(DTYPES[case.method.precision]))
         losses.append(loss)
     return Evidence(losses, norms, gradients, {n: _array(m) for n, m in masters.items()})
 
@@ -60,7 +63,7 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
         name = key(case.seed, "weight", weight.name)
         fill_normal(master, key=name, mean=weight.mean, spread=weight.spread)
         masters[weight.name] = master.view(weight.shape)
-        parameter.data.copy_(masters[weight.name])
+        parameter.data.copy_(masters[weight.name].to(DTYPES[case.method.precision]))
         if parameter.dtype != master.dtype:
             parameter.grad_dtype = master.dtype
     return masters
@@ -88,7 +91,12 @@ def _sample_loss(model: Transformer, case: Case, batch: Micro, *, row: int, step
     hidden = model(tokens, positions, documents, noise=Noise(case.seed, step, samples))
     logits = model.logits(hidden)[0]
     wide = logits.to(promoted(logits.dtype))
-    return F.cross_entropy(wide, labels[0], reduction="sum", ignore_index=MASKED)
+    smoothing, z = case.method.label_smoothing, case.method.z_loss
+    sizes = wide.logsumexp(-1).square()[labels[0] != MASKED]
+    loss = F.cross_entropy(
+        wide, labels[0], reduction="sum", ignore_index=MASKED, label_smoothing=smoothing
+    )
+    return loss + z * sizes.sum() if z else loss
 
 
 def _optimizer(case: Case, masters: dict[str, Tensor]) -> torch.optim.Optimizer:

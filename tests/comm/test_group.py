@@ -414,3 +414,34 @@ def test_a_dead_peer_is_told_soon(through_thread, kind):
             process.join()
         ours.close()
     assert ranks[1].exitcode == -signal.SIGKILL
+
+
+# -- between two ranks
+
+
+def swap(transport):
+    """Both send before they receive, of tensors that are not contiguous; then a wrong peer."""
+    counters = Counters()
+    group = Group(transport, axis="pp", counters=counters)
+    mine = torch.arange(6.0).view(2, 3).T + 10 * group.rank
+    theirs = torch.empty(3, 2)
+    sent = group.send(mine, 1 - group.rank, async_op=True)
+    group.receive(theirs, 1 - group.rank, async_op=True).result()
+    sent.result()
+    sentences = []
+    for call in (group.send, group.receive):
+        with pytest.raises(BadInput) as caught:
+            call(mine.contiguous(), group.rank)
+        sentences.append(str(caught.value))
+    group.close()
+    return theirs, counters.sent(), sentences
+
+
+def test_a_message_arrives_and_is_counted_by_who_sent_it(workers):
+    for rank, (theirs, sent, sentences) in enumerate(workers.run(swap, ranks=2)):
+        assert torch.equal(theirs, torch.arange(6.0).view(2, 3).T + 10 * (1 - rank))
+        assert [(row.operation, count) for row, count in sent.items()] == [("send", 24)]
+        assert sentences == [
+            f"{word}: rank {rank} of 2 names rank {rank} as its peer"
+            for word in ("send", "receive")
+        ]

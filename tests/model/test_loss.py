@@ -1,6 +1,8 @@
 """The chunked head and loss against logits whole and torch's cross-entropy."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from howdah.model.loss import MASKED, cross_entropy_sum
+from howdah.model.loss import MASKED, NONE, Terms, chunks, cross_entropy_sum
 
 TOKENS, WIDTH, VOCAB = 23, 8, 37
 
@@ -22,9 +24,13 @@ def draw(dtype, *, scale=1.0):
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels
 
 
-def plain(hidden, weight, labels):
+def plain(hidden, weight, labels, terms=NONE):
     logits = (hidden @ weight.T).to(torch.promote_types(hidden.dtype, torch.float32))
-    return F.cross_entropy(logits, labels, ignore_index=MASKED, reduction="sum")
+    smoothing = terms.smoothing
+    loss = F.cross_entropy(
+        logits, labels, ignore_index=MASKED, reduction="sum", label_smoothing=smoothing
+    )
+    return loss + terms.z * logits.logsumexp(-1)[labels != MASKED].square().sum()
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 22, 23, 24, 2048])
@@ -42,6 +48,90 @@ def test_value_and_gradients_equal_the_plain_loss(chunk, dtype, bound):
     for a, b in zip(mine, torch.autograd.grad(whole * factor, (hidden, weight)), strict=True):
         assert a.dtype == dtype
         assert (a - b).norm() <= bound * b.norm()
+
+
+@pytest.mark.parametrize("chunk", [5, 23, 100])
+@pytest.mark.parametrize("terms", [Terms(smoothing=0.2), Terms(z=0.3), Terms(0.1, 0.01)], ids=str)
+def test_terms_are_those_of_the_formula(chunk, terms):
+    hidden, weight, labels = draw(torch.float64)
+    chunked = cross_entropy_sum(hidden, weight, labels, chunk=chunk, terms=terms)
+    whole = plain(hidden, weight, labels, terms)
+    torch.testing.assert_close(chunked, whole, rtol=1e-13, atol=0)
+    mine = torch.autograd.grad(chunked * 0.7, (hidden, weight))
+    for a, b in zip(mine, torch.autograd.grad(whole * 0.7, (hidden, weight)), strict=True):
+        assert (a - b).norm() <= 1e-13 * b.norm()
+
+
+class Shelf:
+    """A head that is no tensor of autograd."""
+
+    def __init__(self, weight):
+        self.weight, self.sum, self.adds = weight.detach(), torch.zeros_like(weight), 0
+
+    def value(self):
+        return self.weight
+
+    def add(self, add):
+        add(self.sum)
+        self.adds += 1
+
+
+@pytest.mark.parametrize("chunk", [5, 100])
+def test_a_head_by_handle_is_given_its_gradient_chunk_by_chunk(chunk):
+    hidden, weight, labels = draw(torch.float64)
+    shelf = Shelf(weight)
+    mine = torch.autograd.grad(cross_entropy_sum(hidden, shelf, labels, chunk=chunk), hidden)
+    wanted = torch.autograd.grad(plain(hidden, weight, labels), (hidden, weight))
+    torch.testing.assert_close(mine[0], wanted[0], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(shelf.sum, wanted[1], rtol=1e-12, atol=1e-14)
+    assert shelf.adds == len(chunks(TOKENS, chunk))
+
+
+class Part:
+    """The rows of a head from `first` on; the parts meet at a board, each in a thread."""
+
+    def __init__(self, first, board, meeting):
+        self.first, self.vocab, self._board, self._meeting = first, VOCAB, board, meeting
+
+    def combine(self, x, op):
+        self._board[self.first] = x.clone()
+        self._meeting.wait()
+        both = torch.stack([self._board[first] for first in sorted(self._board)])
+        self._meeting.wait()
+        x.copy_(both.amax(0) if op == "max" else both.sum(0))
+
+    def whole(self, hidden, length):
+        return hidden
+
+    def sum(self, gradient):
+        return lambda: gradient
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("terms", [NONE, Terms(0.1, 0.01)], ids=str)
+@pytest.mark.parametrize("chunk", [5, 100])
+def test_parts_of_a_vocabulary_that_does_not_divide_make_one_loss(chunk, terms, scale):
+    """Label smoothing was silently wrong with logits in parts (Megatron-LM #7452), and so was
+    a vocabulary that the parts did not divide (#1754). Here 37 rows are 18 and 19.
+    """
+    hidden, weight, labels = draw(torch.float64, scale=scale)
+    cuts, board, meeting = [(0, 18), (18, VOCAB)], {}, Barrier(2)
+
+    def run(cut):
+        rows = weight[slice(*cut)].detach().requires_grad_()
+        part = Part(cut[0], board, meeting)
+        loss = cross_entropy_sum(hidden, rows, labels, parts=part, terms=terms, chunk=chunk)
+        return loss, torch.autograd.grad(loss, (hidden, rows))
+
+    with ThreadPoolExecutor(2) as threads:
+        (one, mine), (other, theirs) = threads.map(run, cuts)
+    whole = plain(hidden, weight, labels, terms)
+    d_hidden, d_weight = torch.autograd.grad(whole, (hidden, weight))
+    assert torch.equal(one, other)
+    torch.testing.assert_close(one, whole, rtol=1e-12, atol=0)
+    near = {"rtol": 1e-10, "atol": 1e-12 * float(d_weight.abs().max())}
+    torch.testing.assert_close(mine[0] + theirs[0], d_hidden, **near)
+    torch.testing.assert_close(torch.cat([mine[1], theirs[1]]), d_weight, **near)
 
 
 @pytest.mark.parametrize("chunk", [5, 100])

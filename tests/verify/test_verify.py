@@ -51,7 +51,8 @@ def judged(workers, forge):
 
 def test_other_bits_on_a_rank_are_told(workers):
     def forge(ranks):
-        return [ranks[0], replace(ranks[1], checksum=ranks[1].checksum ^ 1)]
+        first = next(iter(ranks[1].checksums))
+        return [ranks[0], replace(ranks[1], checksums={**ranks[1].checksums, first: -1})]
 
     verdict = judged(workers, forge)
     assert verdict.problems == ["rank 1 holds other weights than rank 0 after the last step"]

@@ -1,0 +1,143 @@
+"""Measured bubbles of pipelines beside those that the simulator has for the same programs.
+
+    python bench/pipeline/run.py [RANKS] [MICROS] [FOLDER FOR TRACES]
+
+The real executor runs on RANKS processes: schedules, messages, waits, autograd graphs of a tiny
+model. Only the length of an action is made up: whoever computes rests until its time is over, so
+that as many ranks as one likes fit on a few cores. What is measured is then what the executor
+adds: waiting for messages that could have come earlier, and what it does between two actions.
+
+Times of all ranks are of one clock, that of the machine. The bubble is the share of all ranks'
+time, from the first action of a step to the last, in which they do not compute.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from howdah.comm.spawn import Workers
+from howdah.comm.transport import Transport
+from howdah.parallel.apply import apply
+from howdah.parallel.flatten import fresh
+from howdah.parallel.mesh import connect_mesh
+from howdah.parallel.pipeline import KINDS, Pass
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Method
+from howdah.plan.pipeline import schedule_of, tied_stages
+from howdah.plan.plan import Plan, make_plan
+from howdah.plan.schedule.actions import Action, Kind
+from howdah.plan.schedule.lowering import lower
+from howdah.plan.shapes import ModelShape
+from howdah.plan.weights import weights
+from howdah.sim.timeline import Span, Timeline, simulate
+from howdah.sim.trace import trace
+from howdah.text.batches import Micro
+from howdah.train.step import Stepper, accumulate
+
+SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved v2", "zb-h1", "zb-h2", "zb-v")
+UNIT = 0.04  # seconds of a rank's forward; its backward takes two
+STEPS = 5  # of which the first is not counted
+Run = Callable[[Pass, Action], None]
+
+
+def plan_of(schedule: str, ranks: int, micros: int) -> Plan:
+    """A tiny model on two blocks for each rank."""
+    shape = ModelShape(layers=2 * ranks, width=16, heads=2, ffn=32, vocab=64, context=8)
+    layout = resolve(parse_layout(f"pp{ranks} {schedule} x{micros}"), None)
+    return make_plan(shape, layout, Batch(micro_batch=1), sequence=8, method=Method())
+
+
+def seconds_of(plan: Plan, action: Action) -> float:
+    """How long an action takes."""
+    units = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1, Kind.UPDATE: 0}
+    return UNIT * units[action.kind] / plan.layout.virtual
+
+
+def lasting(run: Run, plan: Plan) -> Run:
+    """The same action, which takes its time."""
+
+    def last(work: Pass, action: Action) -> None:
+        end = perf_counter() + seconds_of(plan, action)
+        run(work, action)
+        sleep(max(end - perf_counter(), 0.0))
+
+    return last
+
+
+def measure(transport: Transport, plan: Plan) -> list[list[Span]]:
+    """On each rank: what it computed in each step, by the machine's clock."""
+    mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
+    placed = apply(plan, mesh=mesh, fill=fresh(weights(plan.shape), seed=1))
+    stepper = Stepper(placed, mesh, plan.method, seed=1)
+    found = []
+    with patch.dict(KINDS, {kind: lasting(run, plan) for kind, run in KINDS.items()}):
+        for step in range(STEPS):
+            mesh.world.barrier()
+            accumulate(stepper, batch(plan), step=step, tokens=1.0)
+            assert placed.pipeline is not None
+            began = placed.pipeline.began
+            spans = placed.pipeline.spans
+            found.append([s._replace(start=s.start + began, end=s.end + began) for s in spans])
+    mesh.close()
+    return found
+
+
+def batch(plan: Plan) -> list[Micro]:
+    """Micro-batches of one row."""
+    row = np.arange(plan.sequence)[None]
+    documents = np.zeros_like(row, dtype=np.int32)
+    one = Micro(row, row, row, documents, np.zeros(1, dtype=np.int64))
+    return [replace(one) for _ in range(plan.micros)]
+
+
+def timeline_of(plan: Plan, ranks: list[list[Span]]) -> Timeline:
+    """One step of all ranks, from its first action on."""
+    first = min(span.start for spans in ranks for span in spans)
+    moved = (
+        tuple(s._replace(start=s.start - first, end=s.end - first) for s in spans)
+        for spans in ranks
+    )
+    return Timeline(schedule_of(plan), tuple(moved))
+
+
+def main(ranks: int, micros: int, folder: Path | None) -> None:
+    """Prints a row for each schedule; writes two traces for each, where a folder is given."""
+    print(f"{ranks} ranks, {micros} micro-batches, a forward takes {UNIT * 1e3:.0f} ms")
+    print(f"{'schedule':16s} {'simulated':>10s} {'measured':>10s} {'step':>9s} {'longer by':>10s}")
+    with Workers(ranks) as workers:
+        for schedule in SCHEDULES:
+            plan = plan_of(schedule, ranks, micros)
+            steps = zip(*workers.run(measure, plan), strict=True)
+            measured = [timeline_of(plan, list(step)) for step in steps][1:]
+            program = lower(schedule_of(plan), tied=tied_stages(plan))
+            ideal = simulate(program, partial(seconds_of, plan))
+            bubble, length = (
+                median(getattr(one, name) for one in measured) for name in ("bubble", "makespan")
+            )
+            print(
+                f"{schedule:16s} {ideal.bubble:10.1%} {bubble:10.1%} {length:8.3f}s "
+                f"{length / ideal.makespan - 1:10.1%}"
+            )
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+                name = schedule.replace(" ", "-")
+                (folder / f"{name}.measured.json").write_text(trace(measured[-1]))
+                (folder / f"{name}.simulated.json").write_text(trace(ideal))
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    main(
+        int(given[0]) if given else 4,
+        int(given[1]) if len(given) > 1 else 8,
+        Path(given[2]) if len(given) > 2 else None,
+    )

@@ -1,0 +1,80 @@
+"""Recomputation: what backward needs is made again, and not kept.
+
+    recompute=full        forward    x0 ─ block 0 ─ x1 ─ block 1 ─ x2        kept: x0, x1
+                          backward            x1 ─ block 1 again ─ its backward
+                                     x0 ─ block 0 again ─ its backward
+
+    recompute=selective   kept: q, k, v and the output of attention; not what lies between them
+
+Full keeps a block's input alone and costs a third more of its flops (Chen et al. 2016,
+https://arxiv.org/abs/1604.06174). Selective drops what attention keeps inside, which is much for
+few flops (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+
+The first run is without a graph, so that own operations await no gradient for it; the second, in
+backward, has one. Noise is a function of places (`model/noise.py`): the second run drops what the
+first did, and no state is put back. What a run sends to other ranks, the second sends again.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from howdah.model.attention import Core, Mask
+from howdah.model.transformer import Around, Block, Transformer
+from howdah.plan.layout import Layout
+
+Run = Callable[..., Tensor]  # of tensors
+
+
+def recompute(model: Transformer, layout: Layout) -> None:
+    """Makes the blocks of `model` keep what the layout says, and compute the rest twice."""
+    for block in cast(Iterable[Block], model.layers.values()):
+        if layout.recompute == "full":
+            object.__setattr__(block, "forward", _block_again(block.forward))
+        elif layout.recompute == "selective":
+            block.attention.core = _core_again(block.attention.core)
+
+
+def again(run: Run, *tensors: Tensor) -> Tensor:
+    """run(*tensors), which keeps nothing but them: it runs a second time in backward."""
+    return _Again.apply(run, *tensors)
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.run = run
+        return run(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        wanted = ctx.needs_input_grad[1:]
+        pairs = zip(ctx.saved_tensors, wanted, strict=True)
+        inputs = [tensor.detach().requires_grad_(want) for tensor, want in pairs]
+        with torch.enable_grad():
+            out = ctx.run(*inputs)
+        torch.autograd.backward(out, gradient)
+        return None, *(tensor.grad for tensor in inputs)
+
+
+def _block_again(forward: Callable[[Tensor, Around], Tensor]) -> Callable[[Tensor, Around], Tensor]:
+    def block(x: Tensor, around: Around) -> Tensor:
+        if around.turn is None:
+            return again(lambda x: forward(x, around), x)
+        # the angles are kept too, once for all blocks: named, so that they are counted
+        return again(lambda x, turn: forward(x, replace(around, turn=turn)), x, around.turn)
+
+    return block
+
+
+def _core_again(core: Core) -> Core:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        return again(lambda q, k, v: core(q, k, v, mask), q, k, v)
+
+    return attend

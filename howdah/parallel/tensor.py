@@ -1,0 +1,277 @@
+"""Tensor parallelism: every matrix of a block is cut, and its parts work on the same tokens.
+
+(Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053.) The first matrices of a sub-layer are cut
+by columns of their output, the last by rows of its input, so that nothing is exchanged between:
+
+    attention       q, k, v: some heads        →  attend  →  o: those heads      → sum
+    feed-forward    gate, up: some columns     →  act     →  down: those columns → sum
+                 f                                                               g
+    f   forward: nothing       backward: all-reduce of the gradient of the input
+    g   forward: all-reduce    backward: nothing
+
+Embedding and head are cut by rows of the vocabulary. A token's row is here, or zero, and the
+parts are summed; of the logits only the head's loss sees parts (`model/loss.py`).
+
+What each rank holds is decided in `plan/sharding.py`; a weight lies in its unit as that box. The
+model stays plain: `split` puts operations in the place of its linears and embeddings, which know
+the border of the region (`sequence.py`) and hide what they can:
+
+    q, k, v (gate and up) are one operation, so that one message serves them all
+    their backward starts the sum of the input's gradient, and adds those of the weights meanwhile
+    under sp it gathers the input once more while it computes that gradient
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from howdah.model.transformer import Transformer
+from howdah.parallel.mesh import Mesh
+from howdah.parallel.ops import Handle, Keeper, add_product, embedding
+from howdah.parallel.sequence import Border, HeadParts, noise_of_slices
+from howdah.plan.flat import share
+from howdah.plan.plan import Plan
+from howdah.plan.sharding import tokens
+
+# The linears of a block that share an input, and the one that gives the sub-layer's output.
+COLUMNS = (("attention", ("q", "k", "v")), ("feedforward", ("gate", "up")))
+ROWS = (("attention", "o"), ("feedforward", "down"))
+
+Linear = tuple[Handle, Handle | None]  # weight and bias
+
+
+def split(model: Transformer, plan: Plan, mesh: Mesh, keeper: Keeper) -> None:
+    """Puts tensor-parallel operations in the place of the linears and embeddings of `model`."""
+    border = border_of(plan, mesh)
+    for number, block in model.layers.items():
+        for name, leaves in COLUMNS:
+            inside = getattr(block, name)
+            path, present = f"layers.{number}.{name}", [n for n in leaves if hasattr(inside, n)]
+            linears = [_linear(f"{path}.{leaf}", getattr(inside, leaf), keeper) for leaf in present]
+            together = Columns(linears, border)
+            for place, leaf in enumerate(present):
+                setattr(inside, leaf, Column(together, place))
+        for name, leaf in ROWS:
+            inside = getattr(block, name)
+            linear = _linear(f"layers.{number}.{name}.{leaf}", getattr(inside, leaf), keeper)
+            setattr(inside, leaf, Row(*linear, border))
+    if hasattr(model, "embedding"):
+        model.embedding = VocabEmbedding(  # type: ignore[assignment]
+            Handle("embedding.weight", keeper), border, _first_row(plan, mesh)
+        )
+    if border.sliced:
+        if hasattr(model, "positions"):
+            model.positions = SliceEmbedding(  # type: ignore[assignment]
+                Handle("positions.weight", keeper), border
+            )
+        noise_of_slices(model, border)
+
+
+def border_of(plan: Plan, mesh: Mesh) -> Border:
+    """The border of all regions of this rank."""
+    return Border(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp)
+
+
+def head_parts(plan: Plan, mesh: Mesh) -> HeadParts | None:
+    """Who holds the other rows of the head; None where nobody does."""
+    if plan.layout.tp == 1:
+        return None
+    return HeadParts(border_of(plan, mesh), _first_row(plan, mesh), plan.shape.vocab)
+
+
+def _first_row(plan: Plan, mesh: Mesh) -> int:
+    """Of the vocabulary, the first that is here."""
+    return share(plan.shape.vocab, plan.layout.tp, mesh.place("tp"))[0]
+
+
+def _linear(path: str, plain: nn.Module, keeper: Keeper) -> Linear:
+    bias = Handle(f"{path}.bias", keeper) if getattr(plain, "bias", None) is not None else None
+    return Handle(f"{path}.weight", keeper), bias
+
+
+# -- operations ------------------------------------------------------------------
+
+
+class _Columns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, linears: Sequence[Linear], border: Border) -> Any:
+        ctx.save_for_backward(x)
+        ctx.linears, ctx.border = linears, border
+        whole = border.whole(x)()
+        return tuple(F.linear(whole, w.value(), b.value() if b else None) for w, b in linears)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        coming = ctx.border.whole(x.detach())
+        rows = [gradient.flatten(0, -2) for gradient in gradients]
+        d_x = _input_gradient(rows, ctx.linears)
+        summed = ctx.border.sum(d_x.view(*gradients[0].shape[:-1], -1))
+        inputs = coming().flatten(0, -2)
+        for (weight, bias), row in zip(ctx.linears, rows, strict=True):
+            _add_gradients(weight, bias, row, inputs)
+        return summed(), None, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, border: Border) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.border = weight, bias, border
+        out = border.sum(F.linear(x, weight.value()))()
+        return out.add_(bias.value()) if bias else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        coming = ctx.border.whole(gradient)
+        if ctx.bias:  # added behind the sum: its gradient is that of the positions that are here
+            _add_bias(ctx.bias, gradient.flatten(0, -2))
+        whole = coming()
+        d_x = whole @ ctx.weight.value()
+        _add_gradients(ctx.weight, None, whole.flatten(0, -2), x.detach().flatten(0, -2))
+        return d_x, None, None, None
+
+
+class _VocabEmbedding(torch.autograd.Function):
+    """Row t - first of the weight for a token t, or zero where another part has it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tokens: Tensor, of: "VocabEmbedding") -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.of, rows = of, of.weight.value()
+        places, elsewhere = _places(tokens, of.first, len(rows))
+        out = F.embedding(places, rows).masked_fill_(elsewhere[..., None], 0)
+        return of.border.sum(out)()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        of, whole = ctx.of, ctx.of.border.whole(gradient)()
+
+        def add(out: Tensor) -> None:
+            places, elsewhere = _places(tokens, of.first, len(out))
+            here = ~elsewhere
+            out.index_add_(0, places[here], whole[here].to(out.dtype))
+
+        of.weight.add(add)
+        return None, None, None
+
+
+def _places(tokens: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+    """The rows of tokens, and which of them are not among those that are here."""
+    places = tokens - first
+    elsewhere = (places < 0) | (places >= rows)
+    return places.masked_fill(elsewhere, 0), elsewhere
+
+
+def _input_gradient(rows: Sequence[Tensor], linears: Sequence[Linear]) -> Tensor:
+    """What each of `linears` gives to the gradient of their input, together."""
+    first, *others = zip(rows, linears, strict=True)
+    total = first[0] @ first[1][0].value()
+    for row, (weight, _) in others:
+        total.addmm_(row, weight.value())
+    return total
+
+
+def _add_gradients(weight: Handle, bias: Handle | None, rows: Tensor, inputs: Tensor) -> None:
+    if bias:
+        _add_bias(bias, rows)
+    weight.add(lambda out: add_product(out, rows.T, inputs))
+
+
+def _add_bias(bias: Handle, rows: Tensor) -> None:
+    bias.add(lambda out: out.add_(rows.sum(0, dtype=out.dtype)))
+
+
+# -- modules, in the place of those of a plain model ---------------------------------
+
+
+class Columns:
+    """Linears of one input, computed together when the first of them is called."""
+
+    def __init__(self, linears: Sequence[Linear], border: Border) -> None:
+        self.linears, self.border = linears, border
+        self._outs: dict[int, Tensor] = {}
+
+    def take(self, place: int, x: Tensor) -> Tensor:
+        """The output of the linear at `place`; each is taken once for every input."""
+        if not self._outs:
+            if torch.is_grad_enabled() and x.requires_grad:
+                for weight, bias in self.linears:
+                    _use(weight, bias)
+            self._outs = dict(enumerate(_Columns.apply(x, self.linears, self.border)))
+        return self._outs.pop(place)
+
+
+class Column(nn.Module):
+    """Takes the place of one of the linears of a shared input: [b, s, in] → [b, S, out]; under sp
+    from a slice of the positions to all.
+    """
+
+    def __init__(self, together: Columns, place: int) -> None:
+        super().__init__()
+        self.together, self.place = together, place
+        self.weight, self.bias = together.linears[place]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The columns of this rank."""
+        return self.together.take(self.place, x)
+
+
+class Row(nn.Module):
+    """Takes the place of a linear whose input is cut: [b, S, in] → [b, s, out], summed over the
+    parts; under sp from all positions to a slice. The bias is added once.
+    """
+
+    def __init__(self, weight: Handle, bias: Handle | None, border: Border) -> None:
+        super().__init__()
+        self.weight, self.bias, self.border = weight, bias, border
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum over the parts."""
+        if torch.is_grad_enabled() and x.requires_grad:
+            _use(self.weight, self.bias)
+        return _Row.apply(x, self.weight, self.bias, self.border)
+
+
+class VocabEmbedding(nn.Module):
+    """Takes the place of the embedding of tokens; `first` is the first row that is here."""
+
+    def __init__(self, weight: Handle, border: Border, first: int) -> None:
+        super().__init__()
+        self.weight, self.border, self.first = weight, border, first
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Rows for tokens [b, S] → [b, s, h]."""
+        if torch.is_grad_enabled():
+            _use(self.weight, None)
+        return _VocabEmbedding.apply(self.anchor, tokens, self)
+
+
+class SliceEmbedding(nn.Module):
+    """Takes the place of an embedding that is whole here, for the positions that are here."""
+
+    def __init__(self, weight: Handle, border: Border) -> None:
+        super().__init__()
+        self.weight, self.border = weight, border
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    def forward(self, index: Tensor) -> Tensor:
+        """Rows for index [b, S] → [b, s, h]."""
+        return embedding(self.border.own(index), self.weight, self.anchor)
+
+
+def _use(weight: Handle, bias: Handle | None) -> None:
+    """Tells the keeper that a backward pass will follow."""
+    weight.used()
+    if bias:
+        bias.used()

@@ -1,0 +1,156 @@
+"""ZeRO-3: each rank keeps a share of the weights, and a unit is whole only while it is used
+(Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054).
+
+    compute    | layers.0 | layers.1 | layers.2 | …        forward; backward the other way round
+    progress   | layers.1 | layers.2 | layers.3 | …        all-gather of the next unit
+    window     |0        1|2        1|2        3|…        one at each end
+
+A unit is in use from the moment that an operation asks for one of its weights until one asks for
+another unit's. So a unit that ends the forward pass and begins the backward is gathered once for
+both, and so is a block that is computed again and then goes backward. What an embedding's backward
+needs is not its weight: it is not gathered there.
+
+Which unit comes next is what came next before: the first pass of a kind (a step of so many
+micro-batches, a held-out loss) gathers as it is asked, and records the order. There each gather is
+preceded by a question to the other ranks, whether they want the same; so ranks that differ get a
+sentence, and not each other's weights.
+
+The window has room for the unit in use and the next, and lives as long as the run: nothing is
+allocated in a step. A tensor that `value` gave is therefore good until another unit is asked for.
+Own operations ask again in backward, and keep nothing.
+
+Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import perf_counter
+
+from torch import Tensor
+
+from howdah.comm.group import Group
+from howdah.parallel.flatten import FlatUnit
+from howdah.parallel.keeper import whole_weights
+from howdah.plan.problems import BadInput
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A unit at the left or the right end of the window; it is there when the future is done."""
+
+    unit: str
+    left: bool
+    views: dict[str, Tensor]
+    future: Future[None]
+
+
+class Gathering:
+    """The weights of `units`, of most of which each rank of `group` keeps a share.
+
+    window   what holds whole units
+    exposed  seconds that this rank has waited for weights, over the whole run
+    """
+
+    def __init__(self, units: dict[str, FlatUnit], group: Group) -> None:
+        cut = {name: unit for name, unit in units.items() if unit.shared_out}
+        self._units, self._group = cut, group
+        self._unit_of = {s.name: u for u, unit in cut.items() for s in unit.buffer.segments}
+        self._stays = whole_weights(units)
+        # two units that follow each other are two different ones
+        longest = sorted(cut.values(), key=lambda unit: -unit.buffer.length)[:2]
+        size = sum(unit.buffer.length for unit in longest)
+        self.window = longest[0].weights.new_zeros(size)
+        self._here: _Whole | None = None
+        self._coming: _Whole | None = None
+        self._orders: dict[str, list[str]] = {}  # of units, by the kind of pass
+        self._kind = ""
+        self._seen: list[str] = []
+        self.exposed = 0.0
+
+    # -- passes
+
+    def begin(self, kind: str) -> None:
+        """A pass begins; those of one kind use the units in one order."""
+        self.end()
+        self._kind = kind
+        if order := self._orders.get(kind):
+            self._coming = self._gather(order[0])
+
+    def end(self) -> None:
+        """The pass is over. No unit is whole any longer: weights may change."""
+        if self._kind:
+            self._orders.setdefault(self._kind, self._seen)
+        if self._coming:
+            self._coming.future.result()
+        self._kind, self._seen, self._here, self._coming = "", [], None, None
+
+    def updated(self) -> None:
+        """The shares have changed."""
+        self.end()
+
+    def wait(self, *units: str) -> None:
+        """The shares are there at any time."""
+
+    # -- weights
+
+    def value(self, name: str) -> Tensor:
+        """The weight `name`, whole, until a weight of another unit is asked for."""
+        if name in self._stays:
+            return self._stays[name]
+        unit = self._unit_of[name]
+        if self._here is None or self._here.unit != unit:
+            self._turn_to(unit)
+        assert self._here is not None
+        return self._here.views[name]
+
+    def _turn_to(self, unit: str) -> None:
+        """Releases the unit in use, begins to gather the one after `unit`, and waits for it."""
+        after = self._next(unit) if self._kind else None
+        here, self._here = self._coming, None
+        if here is None:
+            here = self._gather(unit)
+        self._coming = self._gather(after, besides=here) if after else None
+        began = perf_counter()
+        here.future.result()
+        self.exposed += perf_counter() - began
+        self._here = here
+
+    def _next(self, unit: str) -> str | None:
+        """The unit that was used after this one; None while the order is not known."""
+        at, order = len(self._seen), self._orders.get(self._kind)
+        self._seen.append(unit)
+        if order is None:
+            self._ask_others(unit)
+            return None
+        before = order[at] if at < len(order) else "nothing more"
+        if before != unit:
+            raise BadInput(
+                f"{self._kind} uses {unit} as its unit {at + 1} where it used {before} before: a "
+                "model that is shared out by zero3 must use its weights in one order; use zero2"
+            )
+        return order[at + 1] if at + 1 < len(order) else None
+
+    def _ask_others(self, unit: str) -> None:
+        names, size = list(self._units), self._group.size
+        mine = [0.0] * size
+        mine[self._group.rank] = names.index(unit)
+        wanted = [names[int(number)] for number in self._group.sum_scalars(mine)]
+        if len(set(wanted)) > 1:
+            raise BadInput(_differ(self._kind, len(self._seen), wanted))
+
+    def _gather(self, unit: str, besides: _Whole | None = None) -> _Whole:
+        """Begins to make `unit` whole, at the end of the window that no other is at."""
+        one, left = self._units[unit], not (besides and besides.left)
+        length = one.buffer.length
+        flat = self.window[:length] if left else self.window[-length:]
+        future = self._group.all_gather(flat, one.weights, async_op=True)
+        return _Whole(unit, left, one.views(flat), future)
+
+
+def _differ(kind: str, at: int, wanted: Sequence[str]) -> str:
+    others = ", ".join(f"rank {rank} {unit}" for rank, unit in enumerate(wanted))
+    return (
+        f"{kind}: the ranks use different weights as their unit {at}: {others}; zero3 needs the "
+        "same model and the same number of micro-batches on every rank"
+    )

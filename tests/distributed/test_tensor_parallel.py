@@ -1,0 +1,163 @@
+"""Parallel equals single: matrices cut between ranks, alone and beside replicas, in float64.
+
+layouts   tp 2 to 4, with and without sp, beside dp and zero 1 and 2; some with all controls
+forms     grouped heads shared or not, norms of heads, biases, positions, tied or not
+uneven    heads, columns, vocabulary, positions of a slice, the last micro-batch
+controls  those of every layout, and two of tensor parallelism: a verification that would not
+          notice a sum over tp that is missing fails here
+"""
+
+from dataclasses import replace
+
+import pytest
+from small_cases import FORMS, case_of
+
+from howdah.optim.clip import squared_norm
+from howdah.plan.sharding import summed_over_tp
+from howdah.verify.compare import compare
+from howdah.verify.evidence import gather
+from howdah.verify.mutations import mutations
+from howdah.verify.reference import reference
+from howdah.verify.verify import report, verify
+
+# Nothing divides by three: 3 and 2 groups of heads, 29 columns, 67 tokens, slices of 16 positions.
+UNEVEN = {
+    "grouped": replace(
+        FORMS["qwen3"], heads=8, kv_heads=4, width=40, head_size=8, ffn=29, vocab=67
+    ),
+    "biases": replace(FORMS["gpt2"], heads=5, kv_heads=5, width=40, head_size=8, ffn=29, vocab=67),
+    "shared": replace(FORMS["laptop"], heads=3, kv_heads=1, width=24, ffn=29, vocab=67),
+}
+
+
+def prove(case, workers, *, controls=False):
+    """Raises with the whole report if the layout is not proved, or a control not noticed."""
+    verdict = verify(case, workers, controls=controls)
+    assert verdict.proved, "\n".join(report(verdict))
+    if controls:
+        names = [name for name, failing in verdict.controls if failing]
+        assert names == [mutation.name for mutation in mutations(case.plan)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "breaks"),
+    [
+        ("tp2 x2", ["an input's sum skipped"]),
+        ("tp2 sp x2", ["an input's sum skipped", "a part left out"]),
+        ("dp2 tp2 zero2 sp x2", ["an input's sum skipped", "a part left out"]),
+    ],
+)
+def test_every_break_is_noticed(workers, layout, breaks):
+    case = case_of(layout)
+    assert [mutation.name for mutation in mutations(case.plan)][-len(breaks) :] == breaks
+    prove(case, workers, controls=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2"])
+def test_every_form_equals_one_device(workers, layout, form):
+    prove(case_of(layout, form=form), workers)
+
+
+@pytest.mark.parametrize("form", UNEVEN)
+@pytest.mark.parametrize("layout", ["tp3 x1", "tp3 sp x2"])
+def test_nothing_needs_to_divide(workers, layout, form):
+    prove(replace(case_of(layout), shape=UNEVEN[form]), workers)
+
+
+@pytest.mark.parametrize("layout", ["tp4 x2", "tp4 sp x1"])
+def test_key_value_heads_are_shared_by_more_parts_than_there_are_heads(workers, layout):
+    """Each head's keys are on two of four parts: their gradients are summed over those two."""
+    case = case_of(layout, form="qwen3")
+    assert mutations(case.plan)[-1].name == "a part left out"
+    prove(case, workers, controls="sp" not in layout)
+
+
+@pytest.mark.parametrize("sp", ["", "sp "])
+@pytest.mark.parametrize("zero", ["", "zero1 ", "zero2 ", "zero2 accumulate=whole "])
+def test_beside_replicas_and_what_they_share_out(workers, zero, sp):
+    prove(case_of(f"dp2 tp2 {zero}{sp}x3", form="qwen3"), workers)
+
+
+@pytest.mark.parametrize("layout", ["tp2 zero2 sp x2", "tp2 recompute=full sp x2"])
+def test_beside_shares_of_one_and_what_is_made_again(workers, layout):
+    prove(case_of(layout), workers)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("layout", ["tp2 x3", "tp4 sp x2", "dp2 tp2 zero2 sp x2"])
+def test_lower_precisions_equal_one_device_within_their_rounding(workers, layout, precision):
+    prove(case_of(layout, form="qwen3", precision=precision), workers)
+
+
+@pytest.mark.parametrize("form", ["laptop", "gpt2"])
+def test_dropout_of_a_slice_drops_what_one_device_drops(workers, form):
+    prove(case_of("tp2 sp x2", form=form, dropout=0.1), workers)
+
+
+@pytest.mark.parametrize("transport", ["torch", "fallback"])
+def test_every_transport_carries_it(workers, transport):
+    verdict = verify(case_of("tp2 sp x2"), workers, controls=False, transport=transport)
+    assert verdict.proved, "\n".join(report(verdict))
+
+
+def test_the_same_run_twice_gives_the_same_bits(workers):
+    case = case_of("dp2 tp2 zero1 sp x2", form="qwen3")
+    first, second = (workers.run(gather, case, ranks=4) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert (one.losses, one.norms, one.checksums) == (
+            other.losses,
+            other.norms,
+            other.checksums,
+        )
+
+
+# -- traps that others fell into --------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["dp2 x2", "tp2 x2", "tp3 sp x2", "dp2 tp2 zero1 x1"])
+def test_smoothed_labels_and_large_logits_are_those_of_the_whole_vocabulary(workers, layout):
+    """Smoothing divided by the part's rows, and gathered logits gave wrong gradients, at tp > 1
+    alone and silently: Megatron-LM #7452, #737.
+    """
+    case = replace(case_of(layout), shape=UNEVEN["grouped"])
+    terms = replace(case.method, label_smoothing=0.1, z_loss=1e-2)
+    prove(replace(case, method=terms), workers)
+
+
+@pytest.mark.parametrize("layout", ["tp2 sp x2", "tp4 sp x1"])
+def test_norms_between_regions_saw_a_slice_alone(workers, layout):
+    """Under sequence slices the gradients of norms differed from rank to rank until they were
+    summed, the final norm's too: Megatron-LM #1446.
+    """
+    case = case_of(layout, form="qwen3")
+    verdict = verify(case, workers, controls=False)
+    assert verdict.proved, "\n".join(report(verdict))
+    summed = [w.name for w in case.plan.weights if len(summed_over_tp(w, case.plan, 0)) > 1]
+    assert {"norm.weight", "layers.0.attention_norm.weight"} < set(summed)
+
+
+def test_micro_batches_with_other_numbers_of_tokens_are_not_averaged(workers):
+    """A loss averaged over micro-batches before it is averaged over ranks is another loss where
+    their tokens differ: torchtitan #3329, torchtune #2420. The last one here has a row of padding.
+    """
+    case = case_of("dp2 tp2 sp x3")
+    assert case.samples % (case.micro * 3)
+    prove(case, workers)
+
+
+def count_all_that_is_here(stepper):
+    """The norm as a rank that does not ask who else holds the same would sum it up."""
+    return replace(stepper, square=lambda _: squared_norm(stepper.placed.gradients()))
+
+
+@pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2"])
+def test_a_norm_that_counts_what_parts_hold_alike_twice_is_noticed(workers, layout):
+    """Parameters that were missing from the gradient norm, or in it twice, changed clipping and
+    nothing else: Megatron-LM #5916 (tensor and expert parallelism), torchtitan #2318 (8 times).
+    """
+    case = case_of(layout)
+    broken = workers.run(gather, case, count_all_that_is_here, ranks=2)[0]
+    failing = [d.what for d in compare(case, broken, reference(case), None) if d.used > 1]
+    assert failing[0] == "gradient norm of step 1"
+    assert not [what for what in failing if what.startswith("gradient of")]

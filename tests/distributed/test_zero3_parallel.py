@@ -1,0 +1,174 @@
+"""Parallel equals single: weights that are shared out, and activations that are made again,
+against plain PyTorch on one device, in float64. The bytes of every gather are predicted.
+
+    zero3        2 to 4 ranks, gradients as shares or whole, copies of the shares, three transports
+    recompute    full and selective, alone and with every stage of zero
+    forms        biases, tied or not, norms, positions
+    breaks       of the gathering itself, each of which has to be noticed
+"""
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from small_cases import FORMS, case_of
+from small_runs import copy_until, losses, metrics, opened, train_on
+
+from howdah.comm.group import DONE
+from howdah.parallel import apply as applying
+from howdah.parallel.zero3 import Gathering
+from howdah.verify.evidence import gather
+from howdah.verify.verify import report, verify
+
+
+def prove(case, workers, *, controls=False, transport=None):
+    """Raises with the whole report if the layout is not proved, or a control not noticed."""
+    verdict = verify(case, workers, controls=controls, transport=transport)
+    assert verdict.proved, "\n".join(report(verdict))
+    assert all(failing for _, failing in verdict.controls)
+
+
+@pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole"])
+@pytest.mark.parametrize("ranks", ["dp2 x1", "dp3 x3", "dp4 x2"])
+def test_shared_out_weights_equal_one_device(workers, ranks, words):
+    prove(case_of(f"{ranks} {words}"), workers, controls=ranks == "dp3 x3")
+
+
+@pytest.mark.parametrize("words", ["", "accumulate=whole", "recompute=full"])
+def test_groups_with_copies_of_the_shares_equal_one_device(workers, words):
+    prove(case_of(f"dp4 zero3 shard2 x2 {words}"), workers)
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize(
+    "layout", ["x2", "dp2 x3", "dp3 zero1 x1", "dp2 zero2 x2", "dp2 zero3 x3", "dp3 zero3 x1"]
+)
+def test_what_is_made_again_equals_one_device(workers, layout, kind):
+    prove(case_of(f"{layout} recompute={kind}"), workers, controls=layout == "dp2 x3")
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp3 zero3 recompute=selective x1", "dp2 zero3 recompute=full x2"]
+)
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "laptop"])
+def test_every_form_equals_one_device(workers, form, layout):
+    prove(case_of(layout, form=form), workers)
+
+
+@pytest.mark.parametrize("layout", ["dp2 zero3 x2", "dp2 zero3 recompute=full x2"])
+@pytest.mark.parametrize("transport", ["torch", "fallback"])
+def test_every_transport_carries_shares(workers, transport, layout):
+    prove(case_of(layout), workers, transport=transport)
+
+
+@pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full", "zero3 recompute=selective"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_lower_precisions_equal_one_device_within_their_rounding(workers, precision, words):
+    prove(case_of(f"dp2 {words} x3", precision=precision), workers)
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize("form", ["laptop", "gpt2"])
+def test_dropout_drops_the_same_when_it_is_made_again(workers, form, kind):
+    prove(case_of(f"dp2 zero3 x2 recompute={kind}", form=form, dropout=0.1), workers)
+
+
+# -- breaks --------------------------------------------------------------------------
+
+
+class Skipping(Gathering):
+    """Does not gather layers.1 in backward: what lies in its place is taken for it."""
+
+    def _gather(self, unit, besides=None):
+        gathered = [seen for seen in self._seen if seen == "layers.1"]
+        if unit != "layers.1" or len(gathered) % 2 == 0:
+            return super()._gather(unit, besides)
+        with patch.object(self._group, "all_gather", lambda *_, **__: DONE):
+            return super()._gather(unit, besides)
+
+
+class Early(Gathering):
+    """Releases a unit while it is in use: the next one takes its place."""
+
+    def _turn_to(self, unit):
+        super()._turn_to(unit)
+        if self._coming:
+            self._coming.future.result()
+
+    def _gather(self, unit, besides=None):
+        return super()._gather(unit, None)
+
+
+class Stale(Gathering):
+    """Takes the first unit of a step for what it was in the step before."""
+
+    def begin(self, kind):
+        kept = self.window.clone()
+        super().begin(kind)
+        if self._coming:
+            self._coming.future.result()
+            self.window.copy_(kept)
+
+
+class Unpublished(Gathering):
+    """Gathers shares as they were before the first update."""
+
+    def __init__(self, units, group):
+        super().__init__(units, group)
+        self._units = {n: _frozen(u) for n, u in units.items()}
+
+
+def _frozen(unit):
+    return replace(unit, weights=unit.weights.clone())
+
+
+def gather_with(transport, kind, *arguments):
+    """`gather`, with another class of gathering for as long as it runs."""
+    with patch.object(applying, "Gathering", kind):
+        return gather(transport, *arguments)
+
+
+class With:
+    """Workers on which every replica gathers like this."""
+
+    def __init__(self, workers, kind):
+        self._workers, self._kind = workers, kind
+
+    def run(self, function, *arguments, ranks=None, transport=None):
+        assert function is gather
+        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
+
+
+@pytest.mark.parametrize("kind", [Skipping, Early, Stale, Unpublished])
+def test_a_break_of_the_gathering_is_noticed(workers, kind):
+    verdict = verify(case_of("dp2 zero3 x2"), With(workers, kind), controls=False)
+    assert not verdict.proved
+    assert any(difference.used > 1 for difference in verdict.differences)
+
+
+# -- checkpoints ---------------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_and_without_shared_out_weights(workers, make_job, tmp_path):
+    train_on(workers, make_job("a", "layout=dp3 zero3"))
+    never_changed = losses(tmp_path / "a")
+    held_out = {step: row["loss"] for step, row in metrics(tmp_path / "a", "held_out").items()}
+    for layout in ("single", "dp2 zero1", "dp4 zero3", "dp2 zero3 recompute=full"):
+        folder = copy_until(tmp_path / "a", tmp_path / layout, 10)
+        train_on(workers, make_job(layout, f"layout={layout}"))
+        assert losses(folder) == pytest.approx(never_changed, rel=1e-6)
+        found = {step: row["loss"] for step, row in metrics(folder, "held_out").items()}
+        assert found == pytest.approx(held_out, rel=1e-6)
+        assert opened(folder, 20).samples == opened(tmp_path / "a", 20).samples
+
+
+def test_a_run_on_shares_ends_with_the_bytes_that_were_predicted(workers, make_job, tmp_path):
+    """Evaluations and the forward pass that measures memory gather too, and do not count."""
+    job = make_job("a", "layout=dp2 zero3", "pace.evaluate_every=7", "method.dropout=0.1")
+    train_on(workers, job)
+    told = (tmp_path / "a" / "log.txt").read_text()
+    assert "bytes, counted" in told and ": equal" in told
+    memory = next(line for line in told.splitlines() if line.startswith("memory "))
+    for part in memory.split(": ", 1)[1].split(", "):
+        found, predicted = part.rstrip(")").split(" (predicted ")
+        assert found.split()[-1] == predicted, part

@@ -1,0 +1,313 @@
+"""ZeRO-3: units are whole only while they are used, come before they are needed, and leave no
+trace. That the numbers are those of one device is proved in tests/distributed.
+"""
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from small_cases import FORMS
+from tiny import micro, plan_of
+
+from howdah.comm.transport import Alone
+from howdah.parallel import apply as applying
+from howdah.parallel import ops
+from howdah.parallel.apply import apply
+from howdah.parallel.flatten import fresh
+from howdah.parallel.mesh import connect_mesh
+from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
+from howdah.parallel.zero3 import Gathering
+from howdah.plan.method import Method
+from howdah.plan.problems import BadInput
+from howdah.plan.uses import backward_units, forward_units, gathers
+from howdah.plan.weights import parts, weights
+from howdah.sim.memory import memory
+from howdah.sim.predict import kernels_of
+from howdah.train.foresee import measured_memory
+from howdah.train.step import Stepper, held_out_loss, train_step
+
+MICROS = 2
+
+
+def stepper_on(transport, words, form="untied", precision="float64", dropout=0.0):
+    method, shape = Method(precision, dropout=dropout), FORMS[form]
+    plan = plan_of(shape, f"dp{transport.size} {words} x{MICROS}", method)
+    mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
+    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
+    return Stepper(placed, mesh, method, seed=5)
+
+
+def batch(stepper, *, first=0, micros=MICROS):
+    """This rank's micro-batches of a global batch that is the same for every number of ranks."""
+    size, rank, shape = stepper.mesh.world.size, stepper.mesh.rank, stepper.placed.plan.shape
+    return [micro(first + n * size + rank, shape=shape) for n in range(micros)]
+
+
+def steps(stepper, number, **how):
+    return [
+        train_step(stepper, batch(stepper, first=100 * step, **how), step=step, rate=1e-2)
+        for step in range(number)
+    ]
+
+
+def everything(stepper):
+    """Parameters, gradients and moments by name."""
+    placed = stepper.placed
+    return {
+        f"{what} {name}": full(placed, name).numpy()
+        for name in parameter_names(placed)
+        for what, full in (
+            ("weight", full_parameter),
+            ("gradient", full_gradient),
+            ("moment", partial(full_state, state="exp_avg_sq")),
+        )
+    }
+
+
+# -- the same training ---------------------------------------------------------------
+
+
+def train_and_look(transport, words, form="untied", precision="float64", dropout=0.1):
+    stepper = stepper_on(transport, words, form, precision, dropout)
+    losses = [result.loss for result in steps(stepper, 2)]
+    held_out = held_out_loss(stepper, iter(batch(stepper, first=900)))
+    losses += [result.loss for result in steps(stepper, 1)]
+    found = everything(stepper), losses, held_out
+    stepper.mesh.close()
+    return found
+
+
+@pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole", "zero3 recompute=full"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_evaluations_between_steps_change_nothing(workers, words, ranks):
+    plain, losses, held_out = workers.run(train_and_look, "", ranks=ranks)[0]
+    for found, mine, mine_out in workers.run(train_and_look, words, ranks=ranks):
+        np.testing.assert_allclose(mine, losses, rtol=1e-12)
+        np.testing.assert_allclose(mine_out, held_out, rtol=1e-12)
+        for name, value in plain.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+# -- what is held --------------------------------------------------------------------
+
+
+def held(transport, precision):
+    stepper = stepper_on(transport, "zero3", precision=precision)
+    steps(stepper, 1)
+    placed, rank = stepper.placed, transport.rank
+    given = batch(stepper)[0]  # a part of an array would count as the whole
+    given = replace(given, tokens=given.tokens.copy(), labels=given.labels.copy())
+    measured = measured_memory(stepper, given)
+    rows = {row.component: row.bytes for row in memory(placed.plan, rank, kernels_of(placed.plan))}
+    cut = [(len(u.weights), len(u.masters), u.buffer.length) for u in placed.units.values()]
+    meta = list(placed.model.parameters())
+    stepper.mesh.close()
+    return measured, rows, cut, meta
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
+def test_each_rank_holds_what_is_predicted(workers, precision):
+    results = workers.run(held, precision, ranks=3)
+    for measured, rows, cut, meta in results:
+        assert measured == {name: rows[name] for name in measured}
+        assert {"weights", "gathered", "gradients", "moments", "activations"} <= {*measured}
+        assert all(weights == masters for weights, masters, _ in cut)
+        assert not meta
+    for shares in zip(*(cut for _, _, cut, _ in results), strict=True):
+        assert sum(share for share, *_ in shares) == shares[0][2]
+
+
+class Watching(Gathering):
+    """Writes down what is gathered, when it was asked for, and how much is whole."""
+
+    def __init__(self, units, group):
+        super().__init__(units, group)
+        self.log, self.late, self.most, self.moved = [], [], 0, []
+
+    def begin(self, kind):
+        self.log, self.late = [], []
+        super().begin(kind)
+
+    def _gather(self, unit, besides=None):
+        whole = super()._gather(unit, besides)
+        both = [whole, *([besides] if besides else [])]
+        self.most = max(self.most, sum(v.nbytes for w in both for v in w.views.values()))
+        places = sorted(
+            (v.data_ptr(), v.data_ptr() + v.nbytes) for w in both for v in w.views.values()
+        )
+        assert all(one[1] <= two[0] for one, two in pairwise(places)), "two units overlap"
+        inside = self.window.data_ptr(), self.window.data_ptr() + self.window.nbytes
+        self.moved += [p for p in places if not inside[0] <= p[0] <= p[1] <= inside[1]]
+        self.log.append(unit)
+        return whole
+
+    def _turn_to(self, unit):
+        if self._coming is None:
+            self.late.append(unit)
+        super()._turn_to(unit)
+
+
+def watched(transport, form, words):
+    with patch.object(applying, "Gathering", Watching):
+        stepper = stepper_on(transport, words, form)
+    seen, gatherer = [], stepper.placed.gatherer
+    for _ in range(2):
+        steps(stepper, 1)
+        seen.append((gatherer.log, gatherer.late))
+    held_out_loss(stepper, iter(batch(stepper, micros=1)))
+    seen.append((gatherer.log, gatherer.late))
+    plan, window = stepper.placed.plan, gatherer.window.nbytes
+    stepper.mesh.close()
+    return plan, seen, (gatherer.most, window, gatherer.moved)
+
+
+@pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full", "zero3 recompute=selective"])
+@pytest.mark.parametrize("form", FORMS)
+def test_units_come_in_the_planned_order_and_after_the_first_step_ahead(workers, form, words):
+    for plan, (first, second, out), (most, window, moved) in workers.run(
+        watched, form, words, ranks=2
+    ):
+        counts = gathers(plan, 0)
+        once = list(forward_units(plan, parts(plan.shape)))
+        back = list(backward_units(plan, parts(plan.shape)))
+        assert once[-1] == back[0]
+        assert first[0] == second[0] == [*once, *back[1:]] * MICROS
+        assert {unit: first[0].count(unit) for unit in first[0]} == counts
+        assert first[1] == first[0] and second[1] == []  # at first as they are asked for
+        assert out == (once, once)
+        assert most <= window and not moved
+
+
+def test_what_a_model_of_each_form_asks_for():
+    """Written out: an embedding is not asked for in backward, nor the last unit twice."""
+    found = {}
+    for form in ("laptop", "untied", "gpt2", "norm after"):
+        plan = plan_of(FORMS[form], "dp2 zero3 x1", Method("float32"))
+        units = [*forward_units(plan, parts(plan.shape)), "|"]
+        found[form] = " ".join([*units, *backward_units(plan, parts(plan.shape))])
+        assert gathers(plan, 0)["layers.1"] == 2
+    assert found == {
+        "laptop": "tied layers.0 layers.1 head tied | tied head layers.1 layers.0",
+        "untied": "embedding layers.0 layers.1 head | head layers.1 layers.0",
+        "gpt2": "tied embedding layers.0 layers.1 head tied | tied head layers.1 layers.0",
+        "norm after": "tied layers.0 layers.1 tied | tied layers.1 layers.0",
+    }
+
+
+# -- what was released -----------------------------------------------------------------
+
+
+class Poisoned(Gathering):
+    """Fills everything with NaN that is no longer whole, at once and until it is gathered over."""
+
+    def _turn_to(self, unit):
+        before = self._here
+        super()._turn_to(unit)
+        for taken in (self._coming,):
+            if taken:
+                taken.future.result()
+        kept = [w for w in (self._here, self._coming) if w]
+        saved = [{n: v.clone() for n, v in w.views.items()} for w in kept]
+        assert before is None or before.unit != unit
+        self.window.fill_(float("nan"))
+        for whole, values in zip(kept, saved, strict=True):
+            for name, value in values.items():
+                whole.views[name].copy_(value)
+
+    def end(self):
+        super().end()
+        self.window.fill_(float("nan"))
+
+
+def poisoned(transport, form, words, precision, linear=None):
+    """Losses and gradients of two steps and an evaluation, in a window full of NaN."""
+    with patch.object(applying, "Gathering", Poisoned):
+        stepper = stepper_on(transport, words, form, precision)
+    with patch.object(ops._Linear, "backward", staticmethod(linear or ops._Linear.backward)):
+        losses = [result.loss for result in steps(stepper, 2)]
+    losses.append(held_out_loss(stepper, iter(batch(stepper)))[0])
+    found = [unit.summed.numpy().copy() for unit in stepper.placed.units.values()]
+    stepper.mesh.close()
+    return losses, found
+
+
+@pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full"])
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_read_of_a_unit_that_was_released(workers, form, words):
+    for losses, found in workers.run(poisoned, form, words, "float32", ranks=2):
+        assert np.isfinite(losses).all() and all(np.isfinite(one).all() for one in found)
+
+
+KEPT = {}
+
+
+def keeps_a_view(ctx, gradient):
+    """A linear that looks its weight up once, and never asks again."""
+    (x,) = ctx.saved_tensors
+    weight = KEPT.setdefault(ctx.weight.name, ctx.weight.value())
+    rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
+    ctx.weight.add(lambda out: ops.add_product(out, rows.T, inputs))
+    return gradient @ weight, None, None
+
+
+def test_an_operation_that_keeps_a_view_is_caught(workers):
+    results = workers.run(poisoned, "untied", "zero3", "float32", keeps_a_view, ranks=2)
+    assert all(np.isnan(losses[-1]) for losses, _ in results)
+
+
+# -- the order -------------------------------------------------------------------------
+
+
+def turned_round(transport):
+    """Rank 1 runs its blocks the other way round."""
+    stepper = stepper_on(transport, "zero3")
+    if transport.rank == 1:
+        layers = stepper.placed.model.layers
+        layers._modules = dict(reversed(layers._modules.items()))
+    with pytest.raises(BadInput) as raised:
+        steps(stepper, 1)
+    stepper.mesh.close()
+    return str(raised.value)
+
+
+def test_ranks_that_want_different_units_are_told_before_any_is_gathered(workers):
+    expected = (
+        "a step of 2 micro-batches: the ranks use different weights as their unit 2: "
+        "rank 0 layers.0, rank 1 layers.1; zero3 needs the same model and the same number of "
+        "micro-batches on every rank"
+    )
+    assert workers.run(turned_round, ranks=2) == [expected] * 2
+
+
+def another_order(transport):
+    stepper = stepper_on(transport, "zero3")
+    before = steps(stepper, 1)
+    layers = stepper.placed.model.layers
+    layers._modules = dict(reversed(layers._modules.items()))
+    with pytest.raises(BadInput) as raised:
+        steps(stepper, 1)
+    stepper.placed.gatherer.end()
+    layers._modules = dict(reversed(layers._modules.items()))
+    again = steps(stepper, 1, micros=1)  # another kind of pass, with an order of its own
+    stepper.mesh.close()
+    return str(raised.value), np.isfinite([before[0].loss, again[0].loss]).all()
+
+
+def test_an_order_that_changes_is_refused_and_not_guessed(workers):
+    expected = (
+        "a step of 2 micro-batches uses layers.1 as its unit 2 where it used layers.0 before: a "
+        "model that is shared out by zero3 must use its weights in one order; use zero2"
+    )
+    assert workers.run(another_order, ranks=2) == [(expected, True)] * 2
+
+
+@pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole"])
+def test_one_replica_has_nobody_to_share_with(words):
+    stepper = stepper_on(Alone(), words)
+    assert stepper.placed.reducer is None and stepper.placed.gatherer is None
+    assert steps(stepper, 1)[0].norm > 0
+    assert all(not unit.shared_out for unit in stepper.placed.units.values())
