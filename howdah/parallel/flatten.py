@@ -43,6 +43,9 @@ class Whole(NamedTuple):
     weights: bool = True
 
 
+ALL = Whole()
+
+
 @dataclass(frozen=True)
 class FlatUnit:
     """The flat tensors of one unit: whole ones, and those of the own range from `start` on.
@@ -92,7 +95,7 @@ def flatten(
     dtype: torch.dtype,
     device: torch.device,
     own: Own = everything,
-    whole: Whole = Whole(),
+    whole: Whole = ALL,
 ) -> dict[str, FlatUnit]:
     """Moves a model from the meta device into flat units, in forward order; not yet filled.
 

@@ -103,9 +103,7 @@ def _check_method(method: Method) -> list[str]:
     if not 0 <= method.dropout < 1:
         problems.append(f"method.dropout is {method.dropout}; it must be in [0, 1)")
     if not 0 <= method.label_smoothing < 1:
-        problems.append(
-            f"method.label_smoothing is {method.label_smoothing}; it must be in [0, 1)"
-        )
+        problems.append(f"method.label_smoothing is {method.label_smoothing}; it must be in [0, 1)")
     if not 0 <= method.z_loss < inf:
         problems.append(f"method.z_loss is {method.z_loss}; it must be 0 or more, and finite")
     optimizer = method.optimizer
