@@ -133,7 +133,7 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     code, _, err = howdah("check", RECIPE, "layout=tp3", "method.dropout=2", "data.sequence=300")
     assert code == 2
     assert all(word in err for word in ("tp3", "method.dropout", "data.sequence 300"))
-    assert "pp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=pp2")[2]
+    assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
 
 
 # -- draw ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cases import RATE, SEED, Case, method
 from torch import Tensor
 
-from howdah.comm.torch_transport import torch_transport
+from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Alone, Counts, Transport, keep
 from howdah.parallel.apply import apply
 from howdah.parallel.flatten import fresh
@@ -75,7 +75,7 @@ def on_engine(case: Case, place: Place, words: str) -> HowdahStep:
 
 def over_gloo(case: Case, place: Place, words: str) -> HowdahStep:
     store = dist.PrefixStore(f"over gloo {words}", place.store)
-    wire = torch_transport(store, rank=place.rank, size=place.size)
+    wire = choose(store, rank=place.rank, size=place.size, transport="torch")
     return HowdahStep(case, _layout(case, words), wire)
 
 

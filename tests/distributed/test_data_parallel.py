@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from howdah.cli import app
 from howdah.comm.spawn import Workers
-from howdah.parallel import data
 from howdah.parallel.data import Reducer
 from howdah.verify.evidence import gather
 from howdah.verify.verify import report, verify
@@ -118,7 +117,7 @@ def test_the_same_run_twice_gives_the_same_bits(workers):
 
 def gather_with(transport, kind, *arguments):
     """`gather`, with another class of reducer for as long as it runs."""
-    with patch.object(data, "Reducer", kind):
+    with patch("howdah.parallel.apply.Reducer", kind):
         return gather(transport, *arguments)
 
 

@@ -70,7 +70,7 @@ def test_fill_normal_casts_at_the_end_and_knows_constants():
     for out in (half, wide):
         fill_normal(out, key=3, places=lambda index: index + 8, mean=0.0, spread=0.02)
     assert torch.equal(half, wide.bfloat16())
-    fill_normal(wide, key=3, start=0, mean=1.0, spread=0.0)
+    fill_normal(wide, key=3, mean=1.0, spread=0.0)
     assert (wide == 1).all()
 
 

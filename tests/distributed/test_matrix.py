@@ -1,0 +1,47 @@
+"""The parity matrix, as much of it as fits a quick suite: pairs and triples of forms on four ranks.
+
+`make matrix` asks all of it, and layouts drawn at random on eight; docs/matrix.md has its result.
+"""
+
+import pytest
+
+from howdah.plan.layout import parse_layout
+from howdah.plan.problems import BadInput
+from howdah.verify.matrix import FORMS, case_of, pairs, together, triples
+from howdah.verify.verify import report, verify
+
+QUICK = [
+    ("tensor", "1f1b"),
+    ("sequence", "zb-h1"),
+    ("sequence", "recompute"),
+    ("zero3", "zb-v"),
+    ("zero3", "sequence"),
+    ("zero2", "sequence"),
+    ("zero1", "tensor"),
+    ("zero2 whole", "interleaved"),
+    ("selective", "zb-h2"),
+    ("recompute", "gpipe"),
+    ("sequence", "naive", "recompute"),
+    ("zero3", "tensor", "selective"),
+    ("zero3", "interleaved", "recompute"),
+    ("zero2", "sequence", "recompute"),
+]
+
+
+@pytest.mark.parametrize("forms", QUICK, ids="+".join)
+def test_forms_together_equal_one_device(workers, forms):
+    verdict = verify(case_of(together(forms)), workers, controls=False)
+    assert verdict.proved, "\n".join(report(verdict))
+
+
+def test_every_cell_is_a_layout_or_a_sentence():
+    cells = [*pairs(), *triples()]
+    assert len({cell.forms for cell in cells}) == len(cells)
+    for cell in cells:
+        assert str(parse_layout(cell.words))
+        try:
+            case_of(cell.words)
+        except BadInput as sentence:
+            assert len(str(sentence).split()) > 5
+    alone = {cell.forms[0] for cell in cells if len(cell.forms) == 1}
+    assert alone == set(FORMS)
