@@ -1,7 +1,7 @@
 """Measuring a case: all contestants in the same processes, block after block in turn.
 
     repeat 0 (warm-up)   howdah  DDP  Accelerate  bound  ...
-    repeat 1 (warm-up)   DDP  Accelerate  bound  ...  howdah
+    repeat 1             DDP  Accelerate  bound  ...  howdah
     repeat 2             Accelerate  bound  ...  howdah  DDP
     ...
 
@@ -25,7 +25,7 @@ from howdah.comm.spawn import HOST, Workers
 from howdah.comm.transport import Transport
 from howdah.text.batches import Micro
 
-WARM_UP = 2  # repeats that are not counted
+WARM_UP = 1  # repeats that are not counted
 POOL = 16  # batches made before the clock starts; contestants read them in the same order
 
 

@@ -141,15 +141,15 @@ class With:
 class Small(Reducer):
     """A bucket for each unit: a miniature would otherwise fit in one."""
 
-    def __init__(self, units, group, *, scatter, bucket_bytes):
-        super().__init__(units, group, scatter=scatter, bucket_bytes=1)
+    def __init__(self, units, replicas, *, scatter):
+        super().__init__(units, replicas, scatter=scatter, bucket_bytes=1)
 
 
 class Forgetful(Small):
     """The bucket of layers.1 travels, but without the unit's gradients."""
 
-    def __init__(self, units, group, *, scatter, bucket_bytes):
-        super().__init__(units, group, scatter=scatter, bucket_bytes=bucket_bytes)
+    def __init__(self, units, replicas, *, scatter):
+        super().__init__(units, replicas, scatter=scatter)
         (place,) = [n for n, bucket in enumerate(self.buckets) if bucket[0].unit == "layers.1"]
         self._flats[place] = [flat.clone() for flat in self._flats[place]]
 
