@@ -19,7 +19,7 @@ from howdah.comm.machine import memory
 from howdah.plan.problems import BadInput
 
 if TYPE_CHECKING:
-    from howdah.comm.rendezvous import Kind
+    from howdah.comm.meeting import Kind
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure collectives.")
 

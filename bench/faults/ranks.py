@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from howdah.comm.engine import connect_engine
 from howdah.comm.fallback import connect_fallback
+from howdah.comm.meeting import meet, own_word
 from howdah.comm.spawn import HOST
 from howdah.comm.transport import PeerLost, Transport
 
@@ -80,10 +81,11 @@ def serve(case: Case, rank: int, port: int, name: str, pipe: Connection) -> None
 def _connect(case: Case, store: dist.Store, rank: int) -> Transport:
     if case.transport == "fallback":
         return connect_fallback(store, rank=rank, size=case.size, seconds=SILENT_FOR)
+    words = meet(store, own_word(), rank=rank, size=case.size, seconds=SILENT_FOR)
     return connect_engine(
         store,
+        [word.process for word in words],
         rank=rank,
-        size=case.size,
         arena_bytes=1 << 24,
         deadline=SILENT_FOR,
         stopped_for=STOPPED_FOR,

@@ -4,12 +4,10 @@ It is an anonymous file of the kernel (memfd). It has no name anywhere, so the l
 ends takes it along, and the size of /dev/shm does not matter. Rank 0 makes it and hands its
 descriptor to the others over a socket that is closed again:
 
-    every rank    says in the store that it is here, with its machine and process
     rank 0        listens on an abstract Unix socket, which no folder holds, and says where
     the others    connect, and receive the descriptor (SCM_RIGHTS)
 
-Only the ranks that are here can be given it: a rank that is missing is named after the deadline,
-and one on another machine, or another user's process, is refused.
+The ranks have met before (`meeting.py`); another user's process is refused.
 """
 
 import os
@@ -20,13 +18,10 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from mmap import mmap
-from pathlib import Path
 
 from torch.distributed import Store
 
 from howdah.plan.problems import BadInput
-
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
 
 @dataclass(frozen=True)
@@ -40,24 +35,6 @@ class Arena:
     rank: int
     processes: tuple[int, ...]
     heap: int
-
-
-def meet(store: Store, *, rank: int, size: int, deadline: float) -> tuple[int, ...]:
-    """The processes of all ranks. Raises BadInput naming ranks that are missing or elsewhere."""
-    machine = f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    store.set(f"here{rank}", f"{os.getpid()} {machine}")
-    until = time.monotonic() + deadline
-    processes = []
-    for peer in range(size):
-        _await(store, f"here{peer}", until, f"rank {peer} did not come within {deadline:g} seconds")
-        process, _, place = store.get(f"here{peer}").decode().partition(" ")
-        if place != machine:
-            raise BadInput(
-                f"rank {peer} is on another machine than rank {rank}, or in another container: "
-                "the engine joins ranks that share memory; use the torch transport"
-            )
-        processes.append(int(process))
-    return tuple(processes)
 
 
 def map_arena(store: Store, *, rank: int, size: int, bytes: int, deadline: float) -> mmap:

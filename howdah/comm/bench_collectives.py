@@ -35,7 +35,8 @@ from howdah.comm.bench_trials import Memory, check, make_trial
 from howdah.comm.engine import Engine
 from howdah.comm.fallback import Fallback
 from howdah.comm.machine import gloo_address
-from howdah.comm.rendezvous import Kind, choose
+from howdah.comm.meeting import Kind
+from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Transport
 from howdah.plan.problems import BadInput
 

@@ -14,7 +14,7 @@ no use any more, and should be closed.
 
 import os
 from array import array
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL, c_int
 from typing import NoReturn
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from howdah.comm.arena import Arena, map_arena, meet
+from howdah.comm.arena import Arena, map_arena
 from howdah.comm.build import engine_library
 from howdah.comm.engine_errors import Failure
 from howdah.comm.library import (
@@ -52,29 +52,30 @@ ALL_TO_ALL, BARRIER, SEND, RECEIVE, SIGNAL, WAIT = range(7, len(KINDS))
 
 def connect_engine(
     store: Store,
+    processes: Sequence[int],
     *,
     rank: int,
-    size: int,
     arena_bytes: int | None = None,
     deadline: float = DEADLINE,
     stopped_for: float = STOPPED_FOR,
 ) -> "Engine":
-    """Joins the `size` ranks that share a store. Raises NoCompiler, or BadInput: who is missing.
+    """Joins the ranks that share a store and have met. Raises NoCompiler, or BadInput.
 
+    processes    of all ranks, in their order, on this machine
     arena_bytes  that each rank can allocate, by default its part of the machine's memory. Only
                  what is written takes memory.
     deadline     seconds after which a rank that lives but does not come is given up
     stopped_for  seconds after which one that is stopped (SIGSTOP) is; one that is dead, at once
     """
+    size = len(processes)
     if size > RANKS:
         raise BadInput(f"the engine joins at most {RANKS} ranks, not {size}")
     functions = load_library(engine_library(read_settings()))
     if arena_bytes is None:
         arena_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // size
-    processes = meet(store, rank=rank, size=size, deadline=deadline)
     total = functions.howdah_arena_bytes(size, arena_bytes)
     memory = map_arena(store, rank=rank, size=size, bytes=total, deadline=deadline)
-    arena = Arena(memory, rank, processes, arena_bytes)
+    arena = Arena(memory, rank, tuple(processes), arena_bytes)
     return Engine(functions, arena, deadline=deadline, stopped_for=stopped_for)
 
 

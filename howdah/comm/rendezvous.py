@@ -1,8 +1,5 @@
-"""Rendezvous: the ranks meet, and agree on what carries their collectives.
-
-    every rank    says in the store where it is and what it can     machine, engine or why not
-    every rank    waits for what the others say                     a missing one is named
-    all           choose the same                                   from the same words
+"""Rendezvous: the ranks meet (`meeting.py`), and agree on what carries their collectives. All
+choose the same, for all have heard the same words:
 
     one machine, engine built    engine
     one machine, no compiler     fallback, said in a sentence
@@ -16,43 +13,20 @@ Used alone, in a program that torchrun started:
 """
 
 import logging
-import os
-import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
-from time import monotonic
-from typing import Literal, get_args
+from typing import get_args
 
 import torch.distributed as dist
 
-from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.counters import Counters
 from howdah.comm.engine import connect_engine
 from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
-from howdah.comm.settings import read_settings
+from howdah.comm.meeting import Kind, Word, meet, own_word
 from howdah.comm.torch_transport import torch_transport
 from howdah.comm.transport import Alone, Among, Transport
 from howdah.plan.problems import BadInput, nearest
-
-Kind = Literal["engine", "torch", "fallback"]
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
-
-
-@dataclass(frozen=True)
-class Word:
-    """What a rank says of itself.
-
-    machine  where processes can share memory; wish  the kind it asks for, or empty
-    lack     why it cannot have the engine, or empty
-    """
-
-    machine: str
-    wish: str
-    lack: str
 
 
 def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
@@ -92,13 +66,14 @@ def choose(
         raise BadInput(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
     if size == 1:
         return Alone()
-    words = meet(store, _word(transport), rank=rank, size=size, seconds=seconds)
+    words = meet(store, own_word(transport), rank=rank, size=size, seconds=seconds)
     kind, why = agree(words)
     if why and rank == 0:
         logging.getLogger("howdah").warning(why)
     carrier: Transport
     if kind == "engine":
-        carrier = connect_engine(store, rank=rank, size=size, deadline=seconds)
+        processes = [word.process for word in words]
+        carrier = connect_engine(store, processes, rank=rank, deadline=seconds)
     elif kind == "fallback":
         carrier = connect_fallback(store, rank=rank, size=size, seconds=seconds)
     else:
@@ -148,36 +123,3 @@ def agree(words: list[Word]) -> tuple[Kind, str]:
         case "" if lacking:
             return "fallback", f"{lacking[0]}; until then the slower fallback is taken"
     return ("fallback" if first.wish == "fallback" else "engine"), ""
-
-
-def meet(store: dist.Store, word: Word, *, rank: int, size: int, seconds: float) -> list[Word]:
-    """What all ranks say. Raises BadInput naming those that do not come within `seconds`."""
-    store.set(f"word/{rank}", "\n".join([word.machine, word.wish, word.lack]))
-    until, keys = monotonic() + seconds, [f"word/{peer}" for peer in range(size)]
-    try:
-        store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
-    except RuntimeError:
-        missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
-        raise BadInput(
-            f"{who} of {size} did not come within {seconds:g} s: start as many as the launcher "
-            "was told, or see why they ended"
-        ) from None
-    return [Word(*store.get(key).decode().split("\n")) for key in keys]
-
-
-def _word(wish: Kind | None) -> Word:
-    lack = ""
-    if wish in (None, "engine"):
-        try:
-            engine_library(read_settings())
-        except NoCompiler as error:
-            lack = " ".join(str(error).split())
-    return Word(_machine(), wish or "", lack)
-
-
-def _machine() -> str:
-    """The same for processes that can open each other's memory, where the system tells."""
-    if not BOOT.exists():
-        return platform.node()
-    return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from howdah.comm.rendezvous import Kind, choose
+from howdah.comm.meeting import Kind
+from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Alone, Transport
 
 HOST = "127.0.0.1"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from howdah.comm.rendezvous import Kind
+from howdah.comm.meeting import Kind
 from howdah.comm.spawn import Workers
 from howdah.plan.boxes import Box
 from howdah.plan.plan import Plan

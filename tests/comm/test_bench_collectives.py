@@ -30,7 +30,7 @@ from howdah.comm.bench_table import (
 )
 from howdah.comm.bench_trials import MAKERS, Memory, check, make_trial, numbers
 from howdah.comm.reduction import REDUCIBLE as REDUCIBLE_BY_TORCH
-from howdah.comm.rendezvous import Kind
+from howdah.comm.meeting import Kind
 from howdah.plan.problems import BadInput
 
 HOWDAH = [sys.executable, "-m", "howdah.cli", "bench", "collectives"]

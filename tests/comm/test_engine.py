@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.comm.engine import connect_engine
+from howdah.comm.meeting import meet, own_word
 from howdah.comm.spawn import HOST
 from howdah.comm.transport import shares
 
@@ -30,12 +31,17 @@ def together(workers):
     return run
 
 
+def join(store, *, rank, size, **options):
+    """The engine of ranks that meet in `store`."""
+    words = meet(store, own_word(), rank=rank, size=size, seconds=60)
+    return connect_engine(store, [word.process for word in words], rank=rank, **options)
+
+
 def with_engine(transport, port, run, function, arguments):
     store = dist.PrefixStore(f"engine{run}", dist.TCPStore(HOST, port, is_master=False))
     deadline = getattr(function, "deadline", 60)
-    engine = connect_engine(
-        store, rank=transport.rank, size=transport.size, arena_bytes=1 << 26, deadline=deadline
-    )
+    rank, size = transport.rank, transport.size
+    engine = join(store, rank=rank, size=size, arena_bytes=1 << 26, deadline=deadline)
     try:
         return function(engine, *arguments)
     finally:

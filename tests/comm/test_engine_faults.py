@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_engine import together, with_engine  # noqa: F401
+from test_engine import join, together, with_engine  # noqa: F401
 
-from howdah.comm.engine import connect_engine
 from howdah.comm.signature import Disagreement
 from howdah.comm.spawn import HOST
 from howdah.comm.transport import PeerLost
@@ -182,7 +181,7 @@ def loop(port, name, rank, size, pipe):
     store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
     store.set(f"started{rank}", "")
     store.wait([f"started{peer}" for peer in range(size)])
-    engine = connect_engine(store, rank=rank, size=size, arena_bytes=1 << 24, deadline=1.5)
+    engine = join(store, rank=rank, size=size, arena_bytes=1 << 24, deadline=1.5)
     x, count = torch.ones(300_000), 0
     pipe.send(arena_number())
     try:
@@ -273,7 +272,7 @@ def test_a_stopped_rank_is_given_up_after_the_deadline_and_a_short_stop_is_not(r
 def receive_from_all(port, name, rank, size, pipe):
     """Rank 0 receives from all others at once; they are there and send nothing."""
     store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
-    engine = connect_engine(store, rank=rank, size=size, deadline=20, stopped_for=0.3)
+    engine = join(store, rank=rank, size=size, deadline=20, stopped_for=0.3)
     pipe.send(arena_number())
     if rank:
         pipe.recv()
@@ -299,7 +298,7 @@ def test_the_right_one_of_several_awaited_ranks_is_named(running, fault, victim)
 def wait_for_rank_1(port, name, rank, size, pipe):
     """Rank 0 waits for rank 1, which signals when it is told to; rank 2 leaves when it is."""
     store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
-    engine = connect_engine(store, rank=rank, size=size, deadline=20)
+    engine = join(store, rank=rank, size=size, deadline=20)
     pipe.send(arena_number())
     try:
         if rank == 0:
@@ -333,7 +332,7 @@ def test_the_arena_is_given_back_without_the_collector(closed):
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     gc.disable()
     try:
-        engine = connect_engine(store, rank=0, size=1, arena_bytes=1 << 20)
+        engine = join(store, rank=0, size=1, arena_bytes=1 << 20)
         number = arena_number()
         if closed:
             engine.close()
@@ -386,9 +385,3 @@ def raise_interrupt():
 
 def test_a_waiting_rank_can_be_interrupted(together):  # noqa: F811
     together(interrupt, ranks=2)
-
-
-def test_a_rank_that_does_not_come_is_named():
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    with pytest.raises(BadInput, match=r"rank 1 did not come within 0.2 seconds"):
-        connect_engine(store, rank=0, size=2, deadline=0.2)

@@ -1,6 +1,7 @@
 """Rendezvous: all ranks choose the same transport, and who does not come is named."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,16 +9,17 @@ import torch
 import torch.distributed as dist
 
 from howdah.comm import connect
-from howdah.comm.rendezvous import Word, agree, choose, meet
+from howdah.comm.meeting import Word, meet
+from howdah.comm.rendezvous import agree, choose
 from howdah.comm.spawn import HOST, launch
 from howdah.plan.problems import BadInput
 
-HERE, THERE = Word("a", "", ""), Word("b", "", "")
-BARE = Word("a", "", "there is no C compiler")
+HERE, THERE = Word("a", 1), Word("b", 1)
+BARE = Word("a", 1, lack="there is no C compiler")
 
 
 def wishing(wish, word=HERE):
-    return Word(word.machine, wish, word.lack)
+    return replace(word, wish=wish)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +60,10 @@ def store():
 
 
 def test_who_does_not_come_is_named(store):
-    store.set("word/2", "a\n\n")
+    store.set("word/2", "a\n7\n\n")
     with pytest.raises(BadInput, match=r"^ranks 1, 3 of 4 did not come within 0\.2 s: "):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
-    store.set("word/3", "a\n\n")
+    store.set("word/3", "a\n7\n\n")
     with pytest.raises(BadInput, match=r"^rank 1 of 4 did not come"):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
 

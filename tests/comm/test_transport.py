@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from howdah.comm.reduction import REDUCIBLE
-from howdah.comm.rendezvous import Kind
+from howdah.comm.meeting import Kind
 from howdah.comm.transport import Alone, shares
 
 KINDS = ["engine", "fallback", "torch"]

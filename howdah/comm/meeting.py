@@ -1,0 +1,77 @@
+"""The meeting of ranks that share a store.
+
+every rank    says where it is and what it can      machine, process, engine or why not
+every rank    waits for what the others say         a missing one is named
+"""
+
+import os
+import platform
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+from torch.distributed import Store
+
+from howdah.comm.build import NoCompiler, engine_library
+from howdah.comm.settings import read_settings
+from howdah.plan.problems import BadInput
+
+Kind = Literal["engine", "torch", "fallback"]
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a rank says of itself.
+
+    machine  where processes can share memory; process  its number there
+    wish     the kind of transport it asks for, or empty
+    lack     why it cannot have the engine, or empty
+    """
+
+    machine: str
+    process: int
+    wish: str = ""
+    lack: str = ""
+
+
+def own_word(wish: Kind | None = None) -> Word:
+    """What this process says."""
+    lack = ""
+    if wish in (None, "engine"):
+        try:
+            engine_library(read_settings())
+        except NoCompiler as error:
+            lack = " ".join(str(error).split())
+    return Word(_machine(), os.getpid(), wish or "", lack)
+
+
+def meet(store: Store, word: Word, *, rank: int, size: int, seconds: float) -> list[Word]:
+    """What all ranks say. Raises BadInput naming those that do not come within `seconds`."""
+    own = [word.machine, str(word.process), word.wish, word.lack]
+    store.set(f"word/{rank}", "\n".join(own))
+    until, keys = monotonic() + seconds, [f"word/{peer}" for peer in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
+    except RuntimeError:
+        missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        raise BadInput(
+            f"{who} of {size} did not come within {seconds:g} s: start as many as the launcher "
+            "was told, or see why they ended"
+        ) from None
+    return [_read(store.get(key).decode()) for key in keys]
+
+
+def _read(said: str) -> Word:
+    machine, process, wish, lack = said.split("\n")
+    return Word(machine, int(process), wish, lack)
+
+
+def _machine() -> str:
+    """The same for processes that can open each other's memory, where the system tells."""
+    if not BOOT.exists():
+        return platform.node()
+    return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
