@@ -1,15 +1,16 @@
-"""What was sent: calls, bytes and seconds, by axis, operation and class of link.
+"""What was sent: calls, bytes and seconds, by axis, operation and class of link; and when.
 
 Bytes are counted where a transport is told to send, so nothing can be sent uncounted. The
 simulator predicts the same table from the plan, and a test compares the two.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
+from howdah.comm.clock import Clock
 from howdah.sim.traffic import Traffic
 
 
@@ -20,14 +21,18 @@ class Counters:
     calls: Counter[Traffic] = field(default_factory=Counter)
     bytes: Counter[Traffic] = field(default_factory=Counter)
     seconds: Counter[Traffic] = field(default_factory=Counter)
+    clock: Clock = field(default_factory=Clock)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
-    def add(self, traffic: Traffic, *, bytes: int, seconds: float) -> None:
-        """One finished call."""
+    def add(self, sent: Mapping[Traffic, int], seconds: float) -> None:
+        """One finished call: what it sent, row by row. Its seconds are shared out by bytes."""
+        total = sum(sent.values())
         with self._lock:
-            self.calls[traffic] += 1
-            self.bytes[traffic] += bytes
-            self.seconds[traffic] += seconds  # type: ignore[assignment]
+            for traffic, count in sent.items():
+                part = count / total if total else 1 / len(sent)
+                self.calls[traffic] += 1
+                self.bytes[traffic] += count
+                self.seconds[traffic] += seconds * part  # type: ignore[assignment]
 
     @contextmanager
     def aside(self) -> Iterator[None]:

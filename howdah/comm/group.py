@@ -79,7 +79,7 @@ class Group:
             sent = self._together([partial(self._transport.all_reduce, h, op) for h in hosts])
             first = sum(self._others(host) for host in hosts)
             halves = {"reduce_scatter": first, "all_gather": sent - first}
-            self._count(halves, perf_counter() - began)
+            self._count("all_reduce", halves, began)
             for whole, host in zip(wholes, hosts, strict=True):
                 give_back(whole, host)
 
@@ -105,7 +105,7 @@ class Group:
             reduce = self._transport.reduce_scatter
             jobs = zip(parts, hosts, cuts, strict=True)
             sent = self._together([partial(reduce, *job, op) for job in jobs])
-            self._count({"reduce_scatter": sent}, perf_counter() - began)
+            self._count("reduce_scatter", sent, began)
             for part, host in zip(outs, hosts if x is None else parts, strict=True):
                 give_back(part, host)
 
@@ -128,7 +128,7 @@ class Group:
                 owns = [lend(part) for part in parts]
             jobs = zip(hosts, owns, cuts, strict=True)
             sent = self._together([partial(self._transport.all_gather, *job) for job in jobs])
-            self._count({"all_gather": sent}, perf_counter() - began)
+            self._count("all_gather", sent, began)
             for whole, host in zip(wholes, hosts, strict=True):
                 give_back(whole, host)
 
@@ -143,7 +143,7 @@ class Group:
         def work() -> None:
             host, began = lend(x), perf_counter()
             sent = self._transport.broadcast(host, root)
-            self._count({"broadcast": sent}, perf_counter() - began)
+            self._count("broadcast", sent, began)
             give_back(x, host)
 
         return self._run(work, async_op)
@@ -177,10 +177,7 @@ class Group:
             landing, host, began = lend(out), lend(x), perf_counter()
             width = host.numel() // max(sum(rows), 1), landing.numel() // max(sum(back), 1)
             counts = [n * width[0] for n in rows], [n * width[1] for n in back]
-            self._count(
-                {"all_to_all": self._transport.all_to_all(landing, host, *counts)},
-                perf_counter() - began,
-            )
+            self._count("all_to_all", self._transport.all_to_all(landing, host, *counts), began)
             give_back(out, landing)
 
         return self._run(work, async_op)
@@ -193,7 +190,7 @@ class Group:
         def work() -> None:
             host, began = lend(x), perf_counter()
             sent = self._transport.send(host, to)
-            self._count({"send": sent}, perf_counter() - began)
+            self._count("send", sent, began)
 
         return self._run(work, async_op)
 
@@ -205,7 +202,7 @@ class Group:
         def work() -> None:
             host, began = lend(x), perf_counter()
             self._transport.receive(host, source)
-            self._count({"receive": 0}, perf_counter() - began)
+            self._count("receive", 0, began)
             give_back(x, host)
 
         return self._run(work, async_op)
@@ -218,7 +215,7 @@ class Group:
         def work() -> None:
             began, counts = perf_counter(), [len(mine)] * self.size
             sent = self._transport.all_gather(heard.view(-1), mine, counts)
-            self._count({"scalars": sent}, perf_counter() - began)
+            self._count("scalars", sent, began)
 
         self._run(work, async_op=False)
         return [sum(column) for column in zip(*heard.tolist(), strict=True)]
@@ -229,7 +226,7 @@ class Group:
         def work() -> None:
             began = perf_counter()
             self._transport.barrier()
-            self._count({"barrier": 0}, perf_counter() - began)
+            self._count("barrier", 0, began)
 
         self._run(work, async_op=False)
 
@@ -245,7 +242,8 @@ class Group:
         if async_op:
             self._last = self._thread.submit(self._for, caller(), work, after)
             return self._last
-        after.result()
+        if after is not DONE:
+            after.result()
         if self._last is not None:
             self._last.result()
             self._last = None
@@ -303,15 +301,16 @@ class Group:
 
     def _others(self, flat: Tensor) -> int:
         """Bytes of all shares but the own."""
-        return (flat.numel() - shares(flat.numel(), self.size)[self.rank]) * flat.element_size()
+        start, stop = share(flat.numel(), self.size, self.rank)
+        return (flat.numel() - stop + start) * flat.element_size()
 
-    def _count(self, sent: dict[str, int], seconds: float) -> None:
-        """One call; its seconds are shared out by bytes."""
-        total = sum(sent.values())
-        for operation, count in sent.items():
-            part = seconds * count / total if total else seconds / len(sent)
-            traffic = Traffic(self.axis, operation, self._transport.link)
-            self._counters.add(traffic, bytes=count, seconds=part)
+    def _count(self, operation: str, sent: int | dict[str, int], began: float) -> None:
+        """A call that has just ended, and what it sent; an all-reduce counts as its halves."""
+        ended, parts = perf_counter(), {operation: sent} if isinstance(sent, int) else sent
+        rows = {Traffic(self.axis, part, self.link): count for part, count in parts.items()}
+        self._counters.add(rows, ended - began)
+        total = sum(parts.values())
+        self._counters.clock.call(self.axis, operation, sent=total, began=began, ended=ended)
 
 
 def _listed(x: Tensors) -> list[Tensor]:

@@ -19,16 +19,23 @@ def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
     if x.layout is not torch.strided or x.is_quantized or x.is_meta:
         kind = "meta" if x.is_meta else "quantized" if x.is_quantized else str(x.layout)
         raise BadInput(f"{operation}: a {kind} tensor has no elements to send: make it dense")
-    if written and any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
+    if (
+        written
+        and not x.is_contiguous()
+        and any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True))
+    ):
         raise BadInput(f"{operation}: an expanded tensor cannot be written to: clone it first")
 
 
 def lend(x: Tensor) -> Tensor:
     """The elements of `x` in row-major order, without a copy where that is possible."""
-    x = x.detach()
+    if x.requires_grad:
+        x = x.detach()
     if x.is_conj() or x.is_neg():
         x = x.resolve_conj().resolve_neg()
-    flat = x.cpu().contiguous().view(-1)
+    if not x.is_cpu or not x.is_contiguous():
+        x = x.cpu().contiguous()
+    flat = x if x.ndim == 1 else x.view(-1)
     return flat if flat.dtype in REDUCIBLE else flat.view(torch.uint8)
 
 
@@ -38,7 +45,7 @@ def give_back(x: Tensor, lent: Tensor) -> None:
     Autograd is told of a change either way: a backward pass that had saved the old numbers
     refuses instead of using the new ones.
     """
-    if x.device.type != "cpu" or x.data_ptr() != lent.data_ptr():
+    if x is not lent and (not x.is_cpu or x.data_ptr() != lent.data_ptr()):
         x.detach().copy_(lent.view(x.dtype).view(x.shape))
     else:
         torch.autograd.graph.increment_version(x)

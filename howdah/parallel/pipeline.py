@@ -40,7 +40,6 @@ from howdah.plan.pipeline import forward_only, schedule_of, stage_parts, tied_st
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.actions import Action, Kind, Value, makes
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
-from howdah.sim.timeline import Span
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # summed, of hidden states [b, s, h] and labels [b, s]
 GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
@@ -68,8 +67,6 @@ class Pipeline:
     """The stages of a rank, step after step.
 
     exposed  seconds that it has waited for messages, over the whole run
-    spans    what it computed in the last pass, with seconds since `began`
-    began    of the last pass, by the machine's clock (perf_counter)
     peak     (stage, micro-batch) that it held at one time, at most, in the last pass
     """
 
@@ -78,8 +75,6 @@ class Pipeline:
         self.links = Links(mesh, directions_of(schedule_of(plan)))
         self.parts = stage_parts(plan, mesh.place("pp"))
         self.exposed = 0.0
-        self.spans: list[Span] = []
-        self.began = 0.0
         self.peak = 0
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
 
@@ -130,6 +125,7 @@ class Pass:
         self, line: Pipeline, given: Sequence[Given], loss: Loss, *, tokens: float
     ) -> None:
         self.line, self.given, self.loss, self.tokens = line, given, loss, tokens
+        self.clock = line.mesh.counters.clock
         self.total = torch.zeros((), device=line.mesh.device)
         self.values: dict[Value, Tensor] = {}
         self.held: dict[tuple[int, int], Held] = {}
@@ -143,16 +139,9 @@ class Pass:
         for instruction in program:
             if instruction.verb is Verb.COMPUTE and instruction.action.kind in GRADIENTS:
                 self.last[instruction.action.stage] = instruction.action
-        line = self.line
-        line.spans, line.peak, line.began = [], 0, perf_counter()
+        self.line.peak = 0
         for instruction in program:
-            start = perf_counter()
             VERBS[instruction.verb](self, instruction)
-            if instruction.verb is Verb.COMPUTE:
-                line.spans.append(
-                    Span(instruction, start - line.began, perf_counter() - line.began)
-                )
-                line.peak = max(line.peak, len(self.held) + len(self.late))
         left = [*self.values, *self.held, *self.late, *self.moving]
         assert not left, f"left over at the end of the program: {left}"
 
@@ -162,7 +151,9 @@ class Pass:
         action = instruction.action
         if self.last.get(action.stage) == action:
             self.line.sums.arm(action.stage)
-        KINDS[action.kind](self, action)
+        with self.clock.span(instruction):
+            KINDS[action.kind](self, action)
+        self.line.peak = max(self.line.peak, len(self.held) + len(self.late))
 
     def forward(self, action: Action) -> None:
         x, out = self.output(action)
@@ -217,8 +208,10 @@ class Pass:
     def send(self, instruction: Instruction) -> None:
         action, peer = instruction.action, instruction.peer
         assert peer is not None
-        x = self.values.pop(makes(action)).contiguous()
-        self.moving[Verb.SEND, action] = self.line.links.send(x, peer), x
+        x, began = self.values.pop(makes(action)).contiguous(), perf_counter()
+        future = self.line.links.send(x, peer)
+        future.add_done_callback(lambda _: self.clock.note(instruction, began))
+        self.moving[Verb.SEND, action] = future, x
 
     def receive(self, instruction: Instruction) -> None:
         action, peer, line = instruction.action, instruction.peer, self.line
@@ -229,16 +222,18 @@ class Pass:
 
     def wait(self, instruction: Instruction) -> None:
         verb, action, began = instruction.started, instruction.action, perf_counter()
+        assert verb is not None
         if verb is Verb.REDUCE:
             if self.last[action.stage] == action:
-                self.line.sums.finish(action.stage)
+                with self.clock.span(Instruction(verb, action)):
+                    self.line.sums.finish(action.stage)
             return
         if verb is Verb.TIE:
             assert self.tie is not None
             self.tie.result()
             self.line.sums.tied()
+            self.clock.note(Instruction(verb, action, instruction.peer), began)
         else:
-            assert verb is not None
             future, x = self.moving.pop((verb, action))
             future.result()
             if verb is Verb.RECEIVE:

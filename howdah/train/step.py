@@ -12,12 +12,14 @@ Averages are never averaged: not over micro-batches, not over ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
+from howdah.comm.clock import Clock
 from howdah.model.noise import Noise
 from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
@@ -27,6 +29,8 @@ from howdah.parallel.stages import Given
 from howdah.plan.batch import MASKED
 from howdah.plan.layout import has_whole_norm
 from howdah.plan.method import Method
+from howdah.plan.schedule.actions import Action, Kind
+from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.text.batches import Micro
 
 
@@ -53,6 +57,11 @@ class Stepper:
     count: Callable[[Sequence[Micro]], int] = count_tokens
     square: Callable[[Iterable[Tensor]], float] = squared_norm
 
+    @property
+    def clock(self) -> Clock:
+        """When this rank did what."""
+        return self.mesh.counters.clock
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -76,17 +85,23 @@ def train_step(
     """One update of the model from this rank's micro-batches of the global batch."""
     placed, world = stepper.placed, stepper.mesh.world
     tokens, stops = world.sum_scalars([counted(stepper, micros), float(stop)])  # 1
-    loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
-    norm = total_norm([_square(stepper)])  # 4
-    clip(placed.gradients(), norm=norm, limit=stepper.method.optimizer.clip)
-    set_rate(placed.optimizer, rate)  # 5
-    placed.optimizer.step()
-    for unit in placed.units.values():
-        unit.publish()
-    if placed.gatherer:
-        placed.gatherer.updated()
-    (total,) = world.sum_scalars([loss if stepper.mesh.place("tp") == 0 else 0.0])  # 6
+    with stepper.clock.step():
+        loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
+        norm = total_norm([_square(stepper)])  # 4
+        with stepper.clock.span(_update(len(micros))):  # 5
+            clip(placed.gradients(), norm=norm, limit=stepper.method.optimizer.clip)
+            set_rate(placed.optimizer, rate)
+            placed.optimizer.step()
+            for unit in placed.units.values():
+                unit.publish()
+            if placed.gatherer:
+                placed.gatherer.updated()
+        (total,) = world.sum_scalars([loss if stepper.mesh.place("tp") == 0 else 0.0])  # 6
     return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
+
+
+def _update(micros: int) -> Instruction:
+    return Instruction(Verb.UPDATE, Action(Kind.UPDATE, 0, micros - 1))
 
 
 def _square(stepper: Stepper) -> float:
@@ -121,14 +136,22 @@ def _passes(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: flo
         if placed.reducer and number == len(micros) - 1:
             placed.reducer.arm()
         noise = Noise(stepper.seed, step, torch.from_numpy(micro.samples))
-        loss = micro_loss(placed, micro, noise=noise)
-        (loss / max(tokens, 1)).backward()
+        with _computing(stepper, Kind.FORWARD, number):
+            loss = micro_loss(placed, micro, noise=noise)
+        with _computing(stepper, Kind.BACKWARD, number):
+            (loss / max(tokens, 1)).backward()
         total = total + loss.detach()
         if placed.reducer and (
             number == len(micros) - 1 or stepper.mesh.layout.accumulate == "shard"
         ):
-            placed.reducer.finish()
+            reduce = Instruction(Verb.REDUCE, Action(Kind.BACKWARD, 0, number))
+            with stepper.clock.span(reduce):
+                placed.reducer.finish()
     return float(total)
+
+
+def _computing(stepper: Stepper, kind: Kind, micro: int) -> AbstractContextManager[None]:
+    return stepper.clock.span(Instruction(Verb.COMPUTE, Action(kind, 0, micro)))
 
 
 def micro_loss(placed: Placed, micro: Micro, *, noise: Noise | None = None) -> Tensor:

@@ -29,8 +29,8 @@ from howdah.comm.bench_table import (
     verdict,
 )
 from howdah.comm.bench_trials import MAKERS, Memory, check, make_trial, numbers
-from howdah.comm.reduction import REDUCIBLE as REDUCIBLE_BY_TORCH
 from howdah.comm.meeting import Kind
+from howdah.comm.reduction import REDUCIBLE as REDUCIBLE_BY_TORCH
 from howdah.plan.problems import BadInput
 
 HOWDAH = [sys.executable, "-m", "howdah.cli", "bench", "collectives"]

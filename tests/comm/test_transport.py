@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.comm.reduction import REDUCIBLE
 from howdah.comm.meeting import Kind
+from howdah.comm.reduction import REDUCIBLE
 from howdah.comm.transport import Alone, shares
 
 KINDS = ["engine", "fallback", "torch"]

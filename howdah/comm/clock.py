@@ -1,0 +1,76 @@
+"""When a rank did what, in its last few steps: what it computed, and what its groups called.
+
+    step       │ 0F0 │ 0F1 │   0B0   │ 0F2 │      spans: instructions of the step's program
+    pp           [send 1.0 MB]  [send 1.0 MB]     calls: on the threads of the groups
+    dp                                 [reduce_scatter 8.4 MB]
+
+Moments are seconds since the step began, which is when all ranks have agreed on its number of
+tokens: machines whose clocks differ are aligned by it to within one small exchange.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from howdah.plan.schedule.lowering import Instruction
+from howdah.sim.timeline import Span
+
+KEPT = 8  # steps
+
+
+class Call(NamedTuple):
+    """An operation of a group: its axis, and what this rank sent in it, in bytes."""
+
+    axis: str
+    operation: str
+    sent: int
+    start: float
+    end: float
+
+
+@dataclass
+class Lap:
+    """One step. `began` is of the process's clock (perf_counter)."""
+
+    began: float
+    spans: list[Span] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+
+class Clock:
+    """The last laps of one process. Outside of a step, nothing is noted."""
+
+    def __init__(self) -> None:
+        self.laps: deque[Lap] = deque(maxlen=KEPT)
+        self._lap: Lap | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """What is done inside is one lap."""
+        lap = self._lap = Lap(perf_counter())
+        try:
+            yield
+        finally:
+            self._lap = None
+        self.laps.append(lap)
+
+    @contextmanager
+    def span(self, instruction: Instruction) -> Iterator[None]:
+        """What is done inside is one instruction."""
+        began = perf_counter()
+        yield
+        self.note(instruction, began)
+
+    def note(self, instruction: Instruction, began: float) -> None:
+        """An instruction that began then, and has just ended."""
+        if lap := self._lap:
+            lap.spans.append(Span(instruction, began - lap.began, perf_counter() - lap.began))
+
+    def call(self, axis: str, operation: str, *, sent: int, began: float, ended: float) -> None:
+        """An operation of a group."""
+        if lap := self._lap:
+            call = Call(axis, operation, sent, began - lap.began, ended - lap.began)
+            lap.calls.append(call)
