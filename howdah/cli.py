@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command()(cli_plan.plan)
 app.command()(cli_plan.simulate)
 app.command()(cli_plan.check)
+app.command()(cli_plan.trace)
 app.add_typer(cli_plan.draw_app, name="draw")
 app.add_typer(cli_plan.cluster_app, name="cluster")
 app.add_typer(cli_bench.bench_app, name="bench")

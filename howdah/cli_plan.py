@@ -12,7 +12,7 @@ import typer
 
 from howdah.plan.cluster import Cluster
 from howdah.plan.cluster_file import load_cluster
-from howdah.plan.layout import parse_layout
+from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
@@ -22,6 +22,9 @@ from howdah.plan.units import parse_count
 from howdah.run import Draft, Drafted, check_run, draft, load_run, plan_of
 from howdah.sim.draw_schedule import draw as draw_timeline
 from howdah.sim.draw_schedule_svg import draw_svg as timeline_svg
+from howdah.sim.laps import FOLDER as LAPS
+from howdah.sim.laps import read_laps
+from howdah.sim.measured import beside, drawn, report, traced
 from howdah.sim.predict import closest, predict
 from howdah.sim.show_cluster import check_cluster, list_clusters, show_cluster
 from howdah.sim.show_plan import model_data, prediction_data, show_model, show_prediction
@@ -232,6 +235,24 @@ def _traffic(
 ) -> None:
     """Draw what a rank sends in a step, by axis and link."""
     _draw_plan("traffic", model, Draft(layout), cluster, svg)
+
+
+# -- measured --------------------------------------------------------------------------
+
+
+def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
+    """Show the last steps of a run as they were measured, beside the same actions simulated."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is no run folder; give the folder that howdah train has written")
+    run = load_run(folder)
+    layout = resolve(parse_layout(run.layout), None)
+    laps = read_laps(folder / LAPS, str(layout), layout.world)
+    found = beside(plan_of(run, layout), laps)
+    drawings = {"trace.json": traced(found), "trace.svg": drawn(found)}
+    for name, text in drawings.items():
+        (folder / LAPS / name).write_text(text, "utf-8")
+    print("\n".join(report(found, str(layout))))
+    print(f"written     {folder / LAPS}: trace.json for ui.perfetto.dev, trace.svg")
 
 
 # -- clusters --------------------------------------------------------------------------

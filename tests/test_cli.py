@@ -194,6 +194,8 @@ def test_folders_that_hold_no_run(refused, tmp_path):
         "whole", "best"
     )
     assert not (tmp_path / "b").exists()
+    assert refused("trace", tmp_path / "b").startswith(f"{tmp_path / 'b'} is no run folder; give")
+    assert refused("trace", tmp_path).startswith("cannot read the recipe ")
 
 
 def test_an_export_never_replaces_anything_else(trained, refused, tmp_path):
@@ -233,6 +235,10 @@ def test_a_run_is_trained_sampled_exported_and_begun_from(howdah, trained, recip
     code, out, _ = howdah("export", trained, "--to", tmp_path / "out")
     assert (code, out) == (0, f"step 20 of {trained} is in {tmp_path / 'out'}\n")
     assert howdah("export", trained, "--to", tmp_path / "out")[0] == 0  # replaces its own
+
+    code, out, _ = howdah("trace", trained)
+    assert code == 0 and out.startswith("layout      single x1, step 1")  # of 13 to 20
+    assert (trained / "trace" / "trace.svg").read_text().count("</svg>") == 1
 
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[model]")] + text[text.index("[data]") :])

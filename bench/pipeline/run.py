@@ -82,7 +82,7 @@ def measure(transport: Transport, plan: Plan) -> list[list[Span]]:
     with patch.dict(KINDS, {kind: lasting(run, plan) for kind, run in KINDS.items()}):
         for step in range(STEPS):
             mesh.world.barrier()
-            with stepper.clock.step():
+            with stepper.clock.step(step):
                 accumulate(stepper, batch(plan), step=step, tokens=1.0)
             lap = stepper.clock.laps[-1]
             computed = (span for span in lap.spans if span.lane == "compute")

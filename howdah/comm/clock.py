@@ -1,43 +1,20 @@
 """When a rank did what, in its last few steps: what it computed, and what its groups called.
 
-    step       │ 0F0 │ 0F1 │   0B0   │ 0F2 │      spans: instructions of the step's program
-    pp           [send 1.0 MB]  [send 1.0 MB]     calls: on the threads of the groups
-    dp                                 [reduce_scatter 8.4 MB]
-
-Moments are seconds since the step began, which is when all ranks have agreed on its number of
-tokens: machines whose clocks differ are aligned by it to within one small exchange.
+step       │ 0F0 │ 0F1 │   0B0   │ 0F2 │      spans: instructions of the step's program
+pp           [send 1.0 MB]  [send 1.0 MB]     calls: on the threads of the groups
+dp                                 [reduce_scatter 8.4 MB]
 """
 
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 from howdah.plan.schedule.lowering import Instruction
+from howdah.sim.laps import Call, Lap
 from howdah.sim.timeline import Span
 
 KEPT = 8  # steps
-
-
-class Call(NamedTuple):
-    """An operation of a group: its axis, and what this rank sent in it, in bytes."""
-
-    axis: str
-    operation: str
-    sent: int
-    start: float
-    end: float
-
-
-@dataclass
-class Lap:
-    """One step. `began` is of the process's clock (perf_counter)."""
-
-    began: float
-    spans: list[Span] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
 
 
 class Clock:
@@ -48,9 +25,9 @@ class Clock:
         self._lap: Lap | None = None
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, number: int) -> Iterator[None]:
         """What is done inside is one lap."""
-        lap = self._lap = Lap(perf_counter())
+        lap = self._lap = Lap(number, perf_counter())
         try:
             yield
         finally:

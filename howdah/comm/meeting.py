@@ -45,7 +45,7 @@ def own_word(wish: Kind | None = None) -> Word:
             engine_library(read_settings())
         except NoCompiler as error:
             lack = " ".join(str(error).split())
-    return Word(_machine(), os.getpid(), wish or "", lack)
+    return Word(this_machine(), os.getpid(), wish or "", lack)
 
 
 def meet(store: Store, word: Word, *, rank: int, size: int, seconds: float) -> list[Word]:
@@ -70,7 +70,7 @@ def _read(said: str) -> Word:
     return Word(machine, int(process), wish, lack)
 
 
-def _machine() -> str:
+def this_machine() -> str:
     """The same for processes that can open each other's memory, where the system tells."""
     if not BOOT.exists():
         return platform.node()

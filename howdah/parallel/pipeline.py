@@ -36,7 +36,7 @@ from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import Given, boundary, run_stage
 from howdah.parallel.zero import Gatherer
 from howdah.parallel.zero3 import Gathering
-from howdah.plan.pipeline import forward_only, schedule_of, stage_parts, tied_stages
+from howdah.plan.pipeline import forward_only, program_of, schedule_of, stage_parts
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.actions import Action, Kind, Value, makes
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
@@ -105,11 +105,10 @@ class Pipeline:
     def _program(self, micros: int, *, train: bool) -> Sequence[Instruction]:
         """The program of this rank, made once for each number of micro-batches."""
         if (micros, train) not in self._programs:
-            schedule = schedule_of(self.plan, micros)
-            lowered = lower(
-                schedule if train else forward_only(schedule),
-                reduce_each=self.plan.layout.accumulate == "shard",
-                tied=tied_stages(self.plan) if train else None,
+            lowered = (
+                program_of(self.plan, micros)
+                if train
+                else lower(forward_only(schedule_of(self.plan, micros)))
             )
             self._programs[micros, train] = lowered.programs[self.mesh.place("pp")]
         return self._programs[micros, train]

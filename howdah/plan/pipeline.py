@@ -16,6 +16,7 @@ from howdah.plan.plan import Plan, make_stages
 from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Kind, Schedule, homes
 from howdah.plan.schedule.check import check_schedule
+from howdah.plan.schedule.lowering import Lowered, lower
 from howdah.plan.schedule.registry import build
 
 
@@ -32,6 +33,17 @@ def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
         micros=micros,
         virtual=layout.virtual,
         slices=layout.slices,
+    )
+
+
+def program_of(plan: Plan, micros: int | None = None) -> Lowered:
+    """Everything that each pipeline rank does in a training step. Weights that are shared out
+    are gathered unit by unit, inside of the actions.
+    """
+    return lower(
+        schedule_of(plan, micros),
+        reduce_each=plan.layout.accumulate == "shard",
+        tied=tied_stages(plan),
     )
 
 

@@ -10,7 +10,7 @@ the micro-batch. A strip below is a collective, which passes by while the rank c
 the pointer on either tells its name and seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from howdah.plan.schedule.actions import Kind
@@ -65,25 +65,49 @@ class Frame(NamedTuple):
 
 def draw_svg(timeline: Timeline) -> str:
     """The drawing with its axis in seconds, a legend and the figures of the timeline."""
-    ranks = len(timeline.spans)
-    pitch = min(44.0, max(20.0, 560 / ranks))
-    verbs = {span.instruction.verb for spans in timeline.spans for span in spans}
-    strip = pitch / 7 if verbs & set(STRIPS) else 0.0
-    frame = Frame(PLOT / (timeline.makespan or 1.0), pitch, strip)
-    return document(
-        LEFT + PLOT + RIGHT,
-        frame.y(ranks) + 84,
-        *_head(timeline),
-        *_lanes(timeline, frame),
-        *_axis(timeline, frame),
-        *_boxes(timeline, frame),
-        *_strips(timeline, frame),
-        *_legend(timeline, verbs, frame.y(ranks) + 62),
-    )
+    frame = _frame(timeline, timeline.makespan)
+    return document(LEFT + PLOT + RIGHT, _height(timeline, frame), *_drawing(timeline, frame, ""))
 
 
-def _head(timeline: Timeline) -> Iterator[str]:
-    yield from head(LEFT, title(timeline.schedule), figures(timeline))
+def draw_beside(parts: Sequence[tuple[str, Timeline]]) -> str:
+    """Several drawings of one scale below each other, each with its name."""
+    longest = max(timeline.makespan for _, timeline in parts)
+    inside: list[str] = []
+    top = 0.0
+    for name, timeline in parts:
+        frame = _frame(timeline, longest)
+        drawing = _drawing(timeline, frame, f"{name}: ")
+        inside.append(element("g", *drawing, transform=f"translate(0 {top:g})"))
+        top += _height(timeline, frame)
+    return document(LEFT + PLOT + RIGHT, top, *inside)
+
+
+def _frame(timeline: Timeline, seconds: float) -> Frame:
+    """That in which `seconds` fill the width."""
+    pitch = min(44.0, max(20.0, 560 / len(timeline.spans)))
+    strip = pitch / 7 if _verbs(timeline) & set(STRIPS) else 0.0
+    return Frame(PLOT / (seconds or 1.0), pitch, strip)
+
+
+def _height(timeline: Timeline, frame: Frame) -> float:
+    return frame.y(len(timeline.spans)) + 84
+
+
+def _verbs(timeline: Timeline) -> set[Verb]:
+    return {span.instruction.verb for spans in timeline.spans for span in spans}
+
+
+def _drawing(timeline: Timeline, frame: Frame, name: str) -> Iterator[str]:
+    yield from _head(timeline, name)
+    yield from _lanes(timeline, frame)
+    yield from _axis(timeline, frame)
+    yield from _boxes(timeline, frame)
+    yield from _strips(timeline, frame)
+    yield from _legend(timeline, _verbs(timeline), frame.y(len(timeline.spans)) + 62)
+
+
+def _head(timeline: Timeline, name: str) -> Iterator[str]:
+    yield from head(LEFT, f"{name}{title(timeline.schedule)}", figures(timeline))
     yield words(LEFT + PLOT + 12, TOP - 8, "held", font_size=11, fill=FAINT)
 
 

@@ -4,9 +4,12 @@ Bytes that were predicted before the run stand beside the bytes that were counte
 must be equal; where they are not, it is said.
 """
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from howdah.parallel.mesh import Mesh
+from howdah.plan.batch import micro_steps
 from howdah.sim.traffic import Traffic, step_traffic
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut
@@ -20,7 +23,6 @@ from howdah.train.sample import Draw, sample_text
 from howdah.train.watch import Watch
 
 SAMPLE_TOKENS = 120
-WIRE = ("reduce_scatter", "all_gather")  # what a training step sends, beside control scalars
 
 
 def finish(job: Job, keeper: Keeper, watch: Watch, held: Bytes) -> None:
@@ -61,9 +63,10 @@ def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
     """Tokens per second, and bytes predicted beside bytes counted."""
     if not watch.last or not watch.seconds:
         return []
-    rate = watch.tokens / watch.seconds
+    rate, world = watch.tokens / watch.seconds, mesh.layout.world
+    ranks = "1 rank" if world == 1 else f"{world} ranks"
     lines = [
-        f"speed       {rate:,.0f} tokens/s on {mesh.layout} ({mesh.layout.world} ranks), "
+        f"speed       {rate:,.0f} tokens/s on {mesh.layout} ({ranks}), "
         f"mfu {watch.last.mfu:.1%} of {watch.peak / 1e9:,.0f} Gflop/s per rank "
         f"({watch.peak_source}; full attention square, {watch.last.mfu_causal:.1%} causal)"
     ]
@@ -80,9 +83,19 @@ def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
 
 
 def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
-    """What this rank's gradients send in `steps` steps, by the simulator."""
-    rows = step_traffic(job.plan, mesh.rank, mesh.wires)
-    return {row: count * steps for row, count in rows.items() if row.operation in WIRE}
+    """What this rank sends in the run's last `steps` steps, by the simulator: where the batch
+    grows, with the micro-batches that each step has.
+    """
+    plan, predicted = job.plan, Counter[Traffic]()
+    sizes = (job.batch.size(step) for step in range(job.pace.steps - steps, job.pace.steps))
+    replicas = plan.layout.replicas
+    taken = Counter(micro_steps(n, micro=plan.micro_batch, replicas=replicas) for n in sizes)
+    for micros, times in taken.items():
+        then = replace(plan, layout=replace(plan.layout, micros=micros))
+        for row, count in step_traffic(then, mesh.rank, mesh.wires).items():
+            if row.operation != "scalars":
+                predicted[row] += count * times
+    return predicted
 
 
 def sample(job: Job, opened: OpenedRun) -> str:

@@ -6,6 +6,7 @@ RUN/run.toml          the resolved run
     metrics.jsonl     one object per logged step and evaluation
     tensorboard/      the same for TensorBoard
     checkpoints/      step-00000100/ ...
+    trace/            rank-0.json ...: what each rank did in its last steps
     export/           a Hugging Face folder, when asked for
     lock              held by rank 0 while it lives; the kernel lets go when it dies
 """

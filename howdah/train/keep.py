@@ -9,7 +9,9 @@ from shutil import copyfile
 
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
+from howdah.comm.meeting import this_machine
 from howdah.plan.shapes import stated
+from howdah.sim.laps import FOLDER, Laps, write_laps
 from howdah.text.batches import order_of
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut, evaluate
@@ -61,6 +63,13 @@ class Keeper:
         self._save(step, samples, None)
         self._saver.wait()
 
+    def _write_laps(self) -> None:
+        """What this rank did in the last steps, for `howdah trace`."""
+        mesh = self.stepper.mesh
+        if laps := [*self.stepper.clock.laps]:
+            about = Laps(str(mesh.layout), this_machine(), laps)
+            write_laps(self.job.folder / FOLDER, mesh.rank, about)
+
     def evaluate(self, step: int, *, limit: int) -> HeldOut:
         """The held-out loss; on all of the text when `limit` is 0."""
         batch, data = self.job.batch, self.job.data
@@ -84,6 +93,7 @@ class Keeper:
         return held_out
 
     def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
+        self._write_laps()
         job = self.job
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:

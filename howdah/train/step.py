@@ -85,7 +85,7 @@ def train_step(
     """One update of the model from this rank's micro-batches of the global batch."""
     placed, world = stepper.placed, stepper.mesh.world
     tokens, stops = world.sum_scalars([counted(stepper, micros), float(stop)])  # 1
-    with stepper.clock.step():
+    with stepper.clock.step(step + 1):
         loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
         norm = total_norm([_square(stepper)])  # 4
         with stepper.clock.span(_update(len(micros))):  # 5

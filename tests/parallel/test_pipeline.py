@@ -189,7 +189,7 @@ def test_a_step_may_have_fewer_micro_batches(workers):
 
 def spans(transport):
     stepper = stepper_on(transport, "pp2 zb-h1 x4")
-    with stepper.clock.step():
+    with stepper.clock.step(0):
         run(stepper, 4)
     return [span for span in stepper.clock.laps[-1].spans if span.lane == "compute"]
 

@@ -73,8 +73,11 @@ def test_names_and_categories(events):
 
 
 def test_each_message_is_an_arrow_to_what_uses_it(timeline, events):
-    tails = {event["id"]: event for event in phase(events, "s")}
-    heads = {event["id"]: event for event in phase(events, "f")}
+    tails = {event["name"]: event for event in phase(events, "s")}
+    heads = {event["name"]: event for event in phase(events, "f")}
+    assert {name: event["id"] for name, event in tails.items()} == {
+        name: event["id"] for name, event in heads.items()
+    }
     assert tails.keys() == heads.keys()
     assert len(tails) == 2 * 5 * 3  # both ways over five boundaries
     assert (tails["0F1"]["pid"], heads["0F1"]["pid"]) == (0, 1)

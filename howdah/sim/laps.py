@@ -1,0 +1,138 @@
+"""Laps: what each rank did in a step, as its clock measured it, and their text.
+
+RUN/trace/rank-0.json      the last laps of one rank, in one line of JSON
+    trace/rank-1.json
+
+A rank writes its own file, and whoever draws a step reads all of them. Where all ranks ran on one
+machine, their clocks are one; elsewhere a lap's beginning is the common moment: it begins when all
+ranks have exchanged the step's number of tokens.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from howdah.plan.problems import BadInput
+from howdah.plan.schedule.actions import Action, Kind
+from howdah.plan.schedule.lowering import Instruction, Verb
+from howdah.sim.timeline import Span
+
+FOLDER = "trace"
+
+
+class Call(NamedTuple):
+    """An operation of a group: its axis, and the bytes that this rank sent in it."""
+
+    axis: str
+    operation: str
+    sent: int
+    start: float
+    end: float
+
+
+@dataclass
+class Lap:
+    """One step of one rank. Moments are seconds after `began`, by the clock of its machine.
+
+    number  of the step
+    spans   what it computed, what it waited for in the end, and when its messages travelled
+    calls   of its groups
+    """
+
+    number: int
+    began: float
+    spans: list[Span] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+
+class Laps(NamedTuple):
+    """The last laps of one rank.
+
+    layout   of the run, spelled
+    machine  the same for ranks that share a clock
+    """
+
+    layout: str
+    machine: str
+    laps: list[Lap]
+
+
+def write_laps(folder: Path, rank: int, laps: Laps) -> None:
+    """Writes the file of `rank`; a reader sees the old one or the new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"layout": laps.layout, "machine": laps.machine, "laps": [*map(_plain, laps.laps)]}
+    fresh = _path(folder, rank).with_suffix(".new")
+    fresh.write_text(json.dumps(content), encoding="utf-8")
+    fresh.replace(_path(folder, rank))
+
+
+def read_laps(folder: Path, layout: str, world: int) -> list[Laps]:
+    """Those of all ranks, of the steps that all have. Raises BadInput where there is none."""
+    found = [_read(_path(folder, rank)) for rank in range(world)]
+    for rank, laps in enumerate(found):
+        if laps.layout != layout:
+            raise BadInput(
+                f"{_path(folder, rank)} is of layout '{laps.layout}', and the run's is '{layout}'; "
+                "train a step in that layout first"
+            )
+    numbers = set.intersection(*({lap.number for lap in laps.laps} for laps in found))
+    if not numbers:
+        raise BadInput(f"the ranks' files in {folder} have no step in common; train on first")
+    return [
+        laps._replace(laps=[lap for lap in laps.laps if lap.number in numbers]) for laps in found
+    ]
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def _plain(lap: Lap) -> dict[str, object]:
+    spans = [
+        [i.verb, i.action.kind, *i.action[1:], i.peer, start, end] for i, start, end in lap.spans
+    ]
+    return {"number": lap.number, "began": lap.began, "spans": spans, "calls": lap.calls}
+
+
+def _read(path: Path) -> Laps:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Laps(content["layout"], content["machine"], [*map(_lap, content["laps"])])
+    except OSError as error:
+        raise BadInput(
+            f"cannot read {path}: {error.strerror}; a run writes it when it saves or ends"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is damaged ({error}); train on to have it written anew") from None
+
+
+def _lap(plain: dict[str, Any]) -> Lap:
+    return Lap(
+        plain["number"],
+        plain["began"],
+        [*map(_span, plain["spans"])],
+        [Call(*call) for call in plain["calls"]],
+    )
+
+
+def _span(fields: Sequence[Any]) -> Span:
+    verb, kind, stage, micro, part, peer, start, end = fields
+    action = Action(Kind(kind), stage, micro, part)
+    return Span(Instruction(Verb(verb), action, peer), start, end)
+
+
+def common(laps: Sequence[Laps], number: int) -> list[Lap]:
+    """The laps of one step, by rank, with moments counted from where the first of them began."""
+    chosen = [next(lap for lap in one.laps if lap.number == number) for one in laps]
+    if len({one.machine for one in laps}) > 1:
+        return chosen
+    first = min(lap.began for lap in chosen)
+    return [_later(lap, lap.began - first) for lap in chosen]
+
+
+def _later(lap: Lap, by: float) -> Lap:
+    spans = [s._replace(start=s.start + by, end=s.end + by) for s in lap.spans]
+    calls = [c._replace(start=c.start + by, end=c.end + by) for c in lap.calls]
+    return Lap(lap.number, lap.began - by, spans, calls)
