@@ -20,6 +20,7 @@ home = st.sampled_from(["device", "device", "host", "disk"])
 def layouts(draw, *, star=True):
     """Any layout that contradicts itself nowhere; `star` allows dp*."""
     pp, cp, tp = (draw(small) for _ in range(3))
+    sp = draw(st.booleans()) and tp > 1
     dp = draw(st.sampled_from([None, 1, 2, 6])) if star else draw(small)
     zero, divisors = draw(st.integers(0, 3)), _divisors((dp or 1) * cp)
     schedule = draw(st.sampled_from(SCHEDULES)) if pp > 1 else None
@@ -32,7 +33,7 @@ def layouts(draw, *, star=True):
         ep=draw(st.sampled_from(divisors)),
         zero=zero,
         shard=draw(st.sampled_from([None, *divisors])) if zero else None,
-        sp=draw(st.booleans()) and tp > 1,
+        sp=sp,
         schedule=schedule,
         virtual=virtual,
         micros=draw(st.none() | st.integers(1, 9)) if star else draw(st.integers(1, 9)),
@@ -40,6 +41,8 @@ def layouts(draw, *, star=True):
         accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         context=draw(st.sampled_from(["ring", "all-to-all"])) if cp > 1 else "ring",
+        inputs=draw(st.sampled_from(["sliced", "gathered"])) if sp else "sliced",
+        release=draw(st.sampled_from(["use", "step"])) if zero == 3 else "use",
         weights=draw(home),
         gradients=draw(home),
         optimizer=draw(home),

@@ -67,6 +67,11 @@ class Parts(Protocol):
         """The rows of all parts together."""
         ...
 
+    @property
+    def keeps(self) -> bool:
+        """What `whole` gave is kept for the backward pass; else it is asked for again."""
+        ...
+
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """`x` becomes the largest, or the sum, over the parts."""
         ...
@@ -84,7 +89,7 @@ class All:
     """Every row is here, and so is every hidden state."""
 
     def __init__(self, vocab: int) -> None:
-        self.first, self.vocab = 0, vocab
+        self.first, self.vocab, self.keeps = 0, vocab, False
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """Nothing."""
@@ -182,7 +187,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             losses += how.terms.z * normalisers.square()
         scale = None if last is None else (largest[last] - normalisers[last]).exp_()
         mine = weight if isinstance(weight, Tensor) else None
-        ctx.save_for_backward(hidden, mine, labels, normalisers)
+        kept_states = states if how.parts.keeps else hidden
+        ctx.save_for_backward(kept_states, mine, labels, normalisers)
         ctx.matrix, ctx.how = None if mine is not None else weight, how
         ctx.kept = None if kept is None else (kept, scale)
         return torch.where(flat != MASKED, losses, 0).sum()
@@ -193,7 +199,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden, weight, labels, normalisers = ctx.saved_tensors
         how, matrix, flat = ctx.how, ctx.matrix, labels.reshape(-1)
         rows = weight if matrix is None else matrix.value()
-        states = how.states(hidden, labels)
+        states = hidden if how.parts.keeps else how.states(hidden, labels)
         d_states = torch.empty_like(states)
         d_weight = None if matrix else torch.zeros_like(rows, dtype=promoted(rows.dtype))
         kept, ctx.kept = ctx.kept, None
@@ -212,7 +218,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             del d_logits
         done = how.parts.sum(d_states.view(*labels.shape, -1))
         _give(add, matrix, d_weight)  # while the parts' gradients are summed
-        return done().view(hidden.shape), d_weight, None, None
+        return done(), d_weight, None, None
 
 
 def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> None:

@@ -161,7 +161,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     make_states(method.optimizer, optimizer, ranges, step=0)
     sums = StageSums(plan, mesh, units) if layout.pp > 1 else None
     reducer = None if sums else _reducer(plan, mesh, units, shares=shares)
-    keeper, gathering = None, Gathering(units, mesh.shard) if cut else None
+    keeper, gathering = None, _gathering(plan, mesh, units) if cut else None
     if needs_own(layout):
         taker = sums or reducer
         target = taker.target if taker else whole_gradients(units).__getitem__
@@ -180,6 +180,10 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
         stages = Stages(model, DTYPES[method.precision], keeper, gatherer)
         pipeline = Pipeline(plan, mesh, stages, sums)
     return Placed(plan, mesh, model, units, ranges, optimizer, reducer, gatherer, keeper, pipeline)
+
+
+def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> Gathering:
+    return Gathering(units, mesh.shard, keep=plan.layout.release == "step")
 
 
 def _reducer(

@@ -12,7 +12,8 @@ holds a slice of the positions (Korthikanti et al. 2022, https://arxiv.org/abs/2
     nothing, or an all-gather, at the way out
 
 So `sp` sends what `tp` sends, in two halves at other places; it sends a quarter more because the
-slice is kept, and not what was gathered: the backward pass gathers it once more.
+slice is kept, and not what was gathered: the backward pass gathers it once more. With
+`inputs=gathered` it is kept, and nothing is sent twice.
 
 Slices are shares of the positions of each sample; their lengths may differ by one.
 """
@@ -39,11 +40,13 @@ class Border:
     group   the parts of tp
     length  positions of a sample
     sliced  each part holds a slice of them (sp)
+    keeps   what is gathered is kept for the backward pass (inputs=gathered)
     """
 
     group: Group
     length: int
     sliced: bool
+    keeps: bool = False
 
     def whole(self, x: Tensor) -> Coming:
         """Starts to bring x [b, s, h] of all positions here."""
@@ -99,6 +102,11 @@ class HeadParts:
     border: Border
     first: int
     vocab: int
+
+    @property
+    def keeps(self) -> bool:
+        """What `whole` gave is kept, and not asked for again."""
+        return self.border.keeps
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """Over the parts of tp; a number for each token."""

@@ -18,7 +18,7 @@ the border of the region (`sequence.py`) and hide what they can:
 
     q, k, v (gate and up) are one operation, so that one message serves them all
     their backward starts the sum of the input's gradient, and adds those of the weights meanwhile
-    under sp it gathers the input once more while it computes that gradient
+    under sp it gathers the input once more while it computes that gradient, unless it was kept
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,8 @@ def split(model: Transformer, plan: Plan, mesh: Mesh, keeper: Keeper) -> None:
 
 def border_of(plan: Plan, mesh: Mesh) -> Border:
     """The border of all regions of this rank."""
-    return Border(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp)
+    keeps = plan.layout.inputs == "gathered"
+    return Border(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps)
 
 
 def head_parts(plan: Plan, mesh: Mesh) -> HeadParts | None:
@@ -99,16 +100,16 @@ def _linear(path: str, plain: nn.Module, keeper: Keeper) -> Linear:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, linears: Sequence[Linear], border: Border) -> Any:
-        ctx.save_for_backward(x)
-        ctx.linears, ctx.border = linears, border
         whole = border.whole(x)()
+        ctx.save_for_backward(whole if border.keeps else x)
+        ctx.linears, ctx.border = linears, border
         return tuple(F.linear(whole, w.value(), b.value() if b else None) for w, b in linears)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        coming = ctx.border.whole(x.detach())
+        coming = (lambda: x) if ctx.border.keeps else ctx.border.whole(x.detach())
         rows = [gradient.flatten(0, -2) for gradient in gradients]
         d_x = _input_gradient(rows, ctx.linears)
         summed = ctx.border.sum(d_x.view(*gradients[0].shape[:-1], -1))

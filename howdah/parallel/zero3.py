@@ -17,7 +17,8 @@ sentence, and not each other's weights.
 
 The window has room for the unit in use and the next, and lives as long as the run: nothing is
 allocated in a step. A tensor that `value` gave is therefore good until another unit is asked for.
-Own operations ask again in backward, and keep nothing.
+Own operations ask again in backward, and keep nothing. With `release=step` the window has room for
+all units, and each is gathered once, when it is first asked for in a step.
 
 Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 """
@@ -25,6 +26,7 @@ Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter
 
 from torch import Tensor
@@ -39,7 +41,6 @@ from howdah.plan.problems import BadInput
 class _Whole:
     """A unit at the left or the right end of the window; it is there when the future is done."""
 
-    unit: str
     left: bool
     views: dict[str, Tensor]
     future: Future[None]
@@ -48,20 +49,23 @@ class _Whole:
 class Gathering:
     """The weights of `units`, of most of which each rank of `group` keeps a share.
 
+    keep     units stay until the pass is over (release=step)
     window   what holds whole units
     exposed  seconds that this rank has waited for weights, over the whole run
     """
 
-    def __init__(self, units: dict[str, FlatUnit], group: Group) -> None:
+    def __init__(self, units: dict[str, FlatUnit], group: Group, *, keep: bool = False) -> None:
         cut = {name: unit for name, unit in units.items() if unit.shared_out}
         self._units, self._group = cut, group
         self._unit_of = {s.name: u for u, unit in cut.items() for s in unit.buffer.segments}
         self._stays = whole_weights(units)
+        self._keep = keep
+        lengths = [unit.buffer.length for unit in cut.values()]
+        self._starts = dict(zip(cut, accumulate(lengths, initial=0), strict=False))
         # two units that follow each other are two different ones
-        longest = sorted(cut.values(), key=lambda unit: -unit.buffer.length)[:2]
-        size = sum(unit.buffer.length for unit in longest)
-        self.window = longest[0].weights.new_zeros(size)
-        self._here: _Whole | None = None
+        size = sum(lengths if keep else sorted(lengths)[-2:])
+        self.window = next(iter(cut.values())).weights.new_zeros(size)
+        self._here: dict[str, dict[str, Tensor]] = {}  # views of the units that are whole
         self._coming: _Whole | None = None
         self._orders: dict[str, list[str]] = {}  # of units, by the kind of pass
         self._kind = ""
@@ -83,7 +87,7 @@ class Gathering:
             self._orders.setdefault(self._kind, self._seen)
         if self._coming:
             self._coming.future.result()
-        self._kind, self._seen, self._here, self._coming = "", [], None, None
+        self._kind, self._seen, self._here, self._coming = "", [], {}, None
 
     def updated(self) -> None:
         """The shares have changed."""
@@ -95,26 +99,27 @@ class Gathering:
     # -- weights
 
     def value(self, name: str) -> Tensor:
-        """The weight `name`, whole, until a weight of another unit is asked for."""
+        """The weight `name`, whole, until a weight of another unit is asked for, or the pass is
+        over.
+        """
         if name in self._stays:
             return self._stays[name]
         unit = self._unit_of[name]
-        if self._here is None or self._here.unit != unit:
+        if unit not in self._here:
             self._turn_to(unit)
-        assert self._here is not None
-        return self._here.views[name]
+        return self._here[unit][name]
 
     def _turn_to(self, unit: str) -> None:
         """Releases the unit in use, begins to gather the one after `unit`, and waits for it."""
         after = self._next(unit) if self._kind else None
-        here, self._here = self._coming, None
-        if here is None:
-            here = self._gather(unit)
+        if not self._keep:
+            self._here = {}
+        here = self._coming or self._gather(unit)
         self._coming = self._gather(after, besides=here) if after else None
         began = perf_counter()
         here.future.result()
         self.exposed += perf_counter() - began
-        self._here = here
+        self._here[unit] = here.views
 
     def _next(self, unit: str) -> str | None:
         """The unit that was used after this one; None while the order is not known."""
@@ -140,12 +145,17 @@ class Gathering:
             raise BadInput(_differ(self._kind, len(self._seen), wanted))
 
     def _gather(self, unit: str, besides: _Whole | None = None) -> _Whole:
-        """Begins to make `unit` whole, at the end of the window that no other is at."""
+        """Begins to make `unit` whole: in its own place where all stay, else at the end of the
+        window that no other is at.
+        """
         one, left = self._units[unit], not (besides and besides.left)
         length = one.buffer.length
-        flat = self.window[:length] if left else self.window[-length:]
+        if self._keep:
+            flat = self.window[self._starts[unit] :][:length]
+        else:
+            flat = self.window[:length] if left else self.window[-length:]
         future = self._group.all_gather(flat, one.weights, async_op=True)
-        return _Whole(unit, left, one.views(flat), future)
+        return _Whole(left, one.views(flat), future)
 
 
 def _differ(kind: str, at: int, wanted: Sequence[str]) -> str:

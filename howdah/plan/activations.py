@@ -67,6 +67,7 @@ class Kernels:
                 keeps its input in float32, and grouped heads are repeated
     own         operations of `parallel/ops.py`: LayerNorm keeps its input as it is
     packed      a row of tokens holds several documents, each attended to by itself
+    gathered    linears keep all of an input that sp has gathered, instead of its slice
     """
 
     logits: tuple[tuple[str, Kind], ...] = ()
@@ -77,6 +78,7 @@ class Kernels:
     narrow: bool = False
     own: bool = False
     packed: bool = False
+    gathered: bool = False
 
 
 CLASSIC = Kernels((("logits", "float32"),), flash=False, dropout=True, activated=True)
@@ -182,7 +184,7 @@ def _block(
 def _sublayer(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
     """What surrounds a sub-layer: its norm, its input, its dropout."""
     yield from _norm(shape, kernels, f"{name} norm")
-    yield Saved(f"{name} input", "sp_token", (_width(shape),))
+    yield Saved(f"{name} input", "token" if kernels.gathered else "sp_token", (_width(shape),))
     if kernels.dropout:
         yield Saved(f"{name} dropout", "sp_token", (_width(shape),), "byte")
 
@@ -311,7 +313,7 @@ def _head(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
         yield Saved("transform input", "sp_token", (width,))
         yield Saved("transform output", "sp_token", (width,))
         yield from _norm(shape, kernels, "transform norm")
-    yield Saved("head input", "sp_token", (width,))
+    yield Saved("head input", "token" if kernels.gathered else "sp_token", (width,))
     for name, kind in kernels.logits:
         yield Saved(name, "token", (vocab,), kind)
     if not kernels.logits:

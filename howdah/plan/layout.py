@@ -28,6 +28,8 @@ Home = Literal["device", "host", "disk"]
 Accumulate = Literal["whole", "shard"]
 Recompute = Literal["none", "selective", "full"]
 Context = Literal["ring", "all-to-all"]
+Inputs = Literal["sliced", "gathered"]
+Release = Literal["use", "step"]
 
 # Schedules that keep the result; those without a flush are a Method.
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "terapipe")
@@ -54,6 +56,9 @@ class Layout:
     recompute   activations computed again in the backward pass
     context     how the parts of a sequence see each other: keys and values go round a ring, or
                 an all-to-all exchanges sequence for heads
+    inputs      what linears keep of their input under sp: its slice, which is gathered again in
+                the backward pass, or all of it
+    release     when zero3 lets go of a unit that was gathered: after each use, or after the step
     weights, gradients, optimizer, activations   where each lives between uses
     """
 
@@ -72,6 +77,8 @@ class Layout:
     accumulate: Accumulate | None = None
     recompute: Recompute = "none"
     context: Context = "ring"
+    inputs: Inputs = "sliced"
+    release: Release = "use"
     weights: Home = "device"
     gradients: Home = "device"
     optimizer: Home = "device"
@@ -132,6 +139,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "accumulate": get_args(Accumulate),
     "recompute": get_args(Recompute),
     "context": get_args(Context),
+    "inputs": get_args(Inputs),
+    "release": get_args(Release),
     **{name: get_args(Home) for name in ("weights", "gradients", "optimizer", "activations")},
 }
 MEANING = {
@@ -245,6 +254,10 @@ def _problems(layout: Layout) -> Iterator[str]:
         yield "accumulate=shard keeps shares of gradients, which begins with zero2"
     if layout.shard is not None and not layout.zero:
         yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
+    if layout.inputs != "sliced" and not layout.sp:
+        yield f"inputs={layout.inputs} keeps what sp gathers; add sp, or drop it"
+    if layout.release != "use" and layout.zero != 3:
+        yield f"release={layout.release} keeps what zero3 gathers; add zero3, or drop it"
     if layout.context != "ring" and layout.cp == 1:
         yield f"context={layout.context} needs parts of sequences; add cp2 or more"
     if layout.dp is not None:

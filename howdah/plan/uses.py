@@ -19,7 +19,9 @@ from howdah.plan.schedule.actions import Kind
 
 
 def gathers(plan: Plan, rank: int) -> Counter[str]:
-    """How often each unit is gathered in a step."""
+    """How often each unit is gathered in a step: once, where what was gathered stays."""
+    if plan.layout.release == "step":
+        return Counter(set(_step(plan, rank)))
     if plan.layout.pp == 1:  # a micro-batch begins where none ends: in the embedding
         once = Counter(_runs(_micro(plan)))
         return Counter({unit: count * plan.micros for unit, count in once.items()})
@@ -38,7 +40,9 @@ def _micro(plan: Plan) -> Iterator[str]:
 
 
 def _step(plan: Plan, rank: int) -> Iterator[str]:
-    """Of a whole step in a pipeline. What is left for the gradients of weights needs no weight."""
+    """Of a whole step, in the order of its schedule. What is left for the gradients of weights
+    needs no weight.
+    """
     place = axis(plan.layout, "pp").place(rank)
     stages = stage_parts(plan, place)
     there = {stage: list(forward_units(plan, parts)) for stage, parts in stages.items()}

@@ -128,7 +128,9 @@ def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
 
 def _windows(cuts: list[tuple[int, int]], layout: Layout, width: Width) -> list[Held]:
     """Whole units that come and go on the device, beside shares and what lives elsewhere."""
-    gathered = _comes(cuts, layout.weights, layout.zero == 3)[:WINDOW]
+    gathered = _comes(cuts, layout.weights, layout.zero == 3)
+    if layout.release == "use" or layout.weights != "device":
+        gathered = gathered[:WINDOW]
     reduced = _comes(cuts, layout.gradients, layout.accumulate == "shard")[:1]
     return [
         Held("gathered", "device", PASSES, sum(gathered) * width.gathered),

@@ -213,7 +213,8 @@ def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
         size = int(length) * samples * width
         if plan.layout.sp:
             rows = shares(int(length), group.size) * samples * width * plan.narrow
-            gathers = inner * (_passes(plan) + 2) + ends + 2 * head + cross
+            again = int(plan.layout.inputs == "sliced")
+            gathers = inner * (_passes(plan) + 1 + again) + ends + (1 + again) * head + cross
             scatters = inner * (_passes(plan) + 1) + ends + head + cross
             sender.all_gather("tp", group, rows * gathers * pieces)
             sender.reduce_scatter("tp", group, rows * scatters * pieces)

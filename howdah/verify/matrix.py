@@ -29,9 +29,11 @@ FORMS = {
     "zero2": "dp2 zero2",
     "zero2 whole": "dp2 zero2 accumulate=whole",
     "zero3": "dp2 zero3",
+    "zero3 kept": "dp2 zero3 release=step",
     "hybrid": "dp4 zero2 shard2",
     "tensor": "tp2",
     "sequence": "tp2 sp",
+    "sequence kept": "tp2 sp inputs=gathered",
     "naive": "pp2 naive",
     "gpipe": "pp2 gpipe",
     "1f1b": "pp2 1f1b",
@@ -43,8 +45,8 @@ FORMS = {
     "selective": "recompute=selective",
     "accumulation": "x3",
 }
-STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "hybrid")  # one at a time
-SLICES = ("tensor", "sequence")
+STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # one at a time
+SLICES = ("tensor", "sequence", "sequence kept")
 PIPES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
 AGAIN = ("recompute", "selective")
 

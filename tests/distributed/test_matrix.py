@@ -16,15 +16,15 @@ QUICK = [
     ("sequence", "recompute"),
     ("zero3", "zb-v"),
     ("zero3", "sequence"),
-    ("zero2", "sequence"),
+    ("zero2", "sequence kept"),
     ("zero1", "tensor"),
     ("zero2 whole", "interleaved"),
     ("selective", "zb-h2"),
     ("recompute", "gpipe"),
     ("sequence", "naive", "recompute"),
     ("zero3", "tensor", "selective"),
-    ("zero3", "interleaved", "recompute"),
-    ("zero2", "sequence", "recompute"),
+    ("zero3 kept", "interleaved", "recompute"),
+    ("zero3 kept", "sequence kept", "recompute"),
 ]
 
 

@@ -54,8 +54,11 @@ def kept_and_planned(stepper, micro):
     return kept.count(loss), sum(row.bytes for row in rows if row.component == "activations")
 
 
+KEPT = "tp2 sp x2 inputs=gathered"
+
+
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2", "tp4 x2", "tp4 sp x2"])
+@pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2", "tp4 sp x2", KEPT])
 @pytest.mark.parametrize("form", ["qwen3", "gpt2", "laptop"])
 def test_saved_activations_are_those_that_were_planned(workers, form, layout, precision):
     if form == "gpt2" and "tp4" in layout:

@@ -81,7 +81,9 @@ def train_and_look(transport, words, form="untied", precision="float64", dropout
     return found
 
 
-@pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole", "zero3 recompute=full"])
+@pytest.mark.parametrize(
+    "words", ["zero3", "zero3 accumulate=whole", "zero3 recompute=full", "zero3 release=step"]
+)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_evaluations_between_steps_change_nothing(workers, words, ranks):
     plain, losses, held_out = workers.run(train_and_look, "", ranks=ranks)[0]
@@ -124,8 +126,8 @@ def test_each_rank_holds_what_is_predicted(workers, precision):
 class Watching(Gathering):
     """Writes down what is gathered, when it was asked for, and how much is whole."""
 
-    def __init__(self, units, group):
-        super().__init__(units, group)
+    def __init__(self, units, group, *, keep):
+        super().__init__(units, group, keep=keep)
         self.log, self.late, self.most, self.moved = [], [], 0, []
 
     def begin(self, kind):
@@ -134,10 +136,10 @@ class Watching(Gathering):
 
     def _gather(self, unit, besides=None):
         whole = super()._gather(unit, besides)
-        both = [whole, *([besides] if besides else [])]
-        self.most = max(self.most, sum(v.nbytes for w in both for v in w.views.values()))
+        both = [whole.views, *([besides.views] if besides else []), *self._here.values()]
+        self.most = max(self.most, sum(v.nbytes for views in both for v in views.values()))
         places = sorted(
-            (v.data_ptr(), v.data_ptr() + v.nbytes) for w in both for v in w.views.values()
+            (v.data_ptr(), v.data_ptr() + v.nbytes) for views in both for v in views.values()
         )
         assert all(one[1] <= two[0] for one, two in pairwise(places)), "two units overlap"
         inside = self.window.data_ptr(), self.window.data_ptr() + self.window.nbytes
@@ -182,6 +184,18 @@ def test_units_come_in_the_planned_order_and_after_the_first_step_ahead(workers,
         assert most <= window and not moved
 
 
+@pytest.mark.parametrize("words", ["zero3 release=step", "zero3 release=step recompute=full"])
+def test_units_that_stay_come_once_in_a_step(workers, words):
+    for plan, (first, second, out), (most, window, moved) in workers.run(
+        watched, "laptop", words, ranks=2
+    ):
+        once = [*dict.fromkeys(forward_units(plan, parts(plan.shape)))]
+        assert first[0] == second[0] == out[0] == once
+        assert dict.fromkeys(once, 1) == gathers(plan, 0)
+        assert second[1] == []  # all ahead
+        assert most == window and not moved
+
+
 def test_what_a_model_of_each_form_asks_for():
     """Written out: an embedding is not asked for in backward, nor the last unit twice."""
     found = {}
@@ -205,18 +219,17 @@ class Poisoned(Gathering):
     """Fills everything with NaN that is no longer whole, at once and until it is gathered over."""
 
     def _turn_to(self, unit):
-        before = self._here
+        assert unit not in self._here
         super()._turn_to(unit)
-        for taken in (self._coming,):
-            if taken:
-                taken.future.result()
-        kept = [w for w in (self._here, self._coming) if w]
-        saved = [{n: v.clone() for n, v in w.views.items()} for w in kept]
-        assert before is None or before.unit != unit
+        kept = [*self._here.values()]
+        if self._coming:
+            self._coming.future.result()
+            kept.append(self._coming.views)
+        saved = [{name: view.clone() for name, view in views.items()} for views in kept]
         self.window.fill_(float("nan"))
-        for whole, values in zip(kept, saved, strict=True):
+        for views, values in zip(kept, saved, strict=True):
             for name, value in values.items():
-                whole.views[name].copy_(value)
+                views[name].copy_(value)
 
     def end(self):
         super().end()
@@ -235,7 +248,7 @@ def poisoned(transport, form, words, precision, linear=None):
     return losses, found
 
 
-@pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full"])
+@pytest.mark.parametrize("words", ["zero3", "zero3 recompute=full", "zero3 release=step"])
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_is_read_of_a_unit_that_was_released(workers, form, words):
     for losses, found in workers.run(poisoned, form, words, "float32", ranks=2):

@@ -271,6 +271,11 @@ def test_two_units_are_gathered_and_one_reduced(words):
     assert found["reduced"] == 4 * lengths[-1]
 
 
+def test_all_units_are_gathered_where_they_stay_for_the_step():
+    total = sum(unit.length for unit in buffers(weights(GPT)))
+    assert held(plan_of("dp2 zero3 release=step x1"))["gathered"] == 2 * total
+
+
 def test_experts_that_live_on_one_rank_each_are_not_gathered():
     shape = replace(GPT, bias=False, experts=Experts(4, 1, ffn=4096))
     expert = 2 * 32 * 4096
@@ -318,7 +323,7 @@ def test_shares_of_all_ranks_are_the_model(plan):
 def test_more_sharding_never_needs_more_states(plan):
     needs = []
     for zero in range(4):
-        layout = replace(plan.layout, zero=zero, accumulate=None, shard=None)
+        layout = replace(plan.layout, zero=zero, accumulate=None, shard=None, release="use")
         rows = held(replace(plan, layout=layout), 0, FLASH)
         needs.append(sum(rows.get(name, 0) for name in STATES))
     assert needs == sorted(needs, reverse=True)

@@ -101,6 +101,7 @@ def test_sharding_stages(n, micros):
         "zero2 accumulate=whole": (1, 4, 1, 2),
         "zero3": (micros, 4, asked * micros, 2),
         "zero3 accumulate=whole": (1, 4, asked * micros, 2),
+        "zero3 release=step": (micros, 4, 1, 2),
     }
     for words, (reduces, wide, gathers, narrow) in rows.items():
         found = sent(plan_of(f"dp{n} x{micros} {words}"))
