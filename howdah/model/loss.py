@@ -49,8 +49,10 @@ class Matrix(Protocol):
         """The rows that are here [V, h]."""
         ...
 
-    def add(self, add: Add) -> None:
-        """Part of their gradient: once for each chunk, in the backward pass."""
+    def add(self, add: Add, *, now: bool = False) -> None:
+        """Part of their gradient, once for each chunk, in the backward pass: `now`, or when it
+        suits.
+        """
         ...
 
 
@@ -224,7 +226,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> None:
     """Adds a chunk's part of the head's gradient where it is wanted."""
     if add and matrix:
-        matrix.add(add)
+        matrix.add(add, now=True)  # kept for later, chunks would be all logits
     elif add and d_weight is not None:
         add(d_weight)
 

@@ -8,6 +8,9 @@ computes weight gradients apart from those of its inputs holds them back:
 
     keeper.hold()          backward leaves what it would add in a queue
     queue = keeper.let()   … which whoever called runs when it suits
+
+What costs little, or would have to keep much until then, is added at once all the same; the weight
+is ready when its turn in the queue comes.
 """
 
 from collections import Counter
@@ -16,8 +19,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from howdah.model.loss import Add
 from howdah.parallel.flatten import FlatUnit
-from howdah.parallel.ops import Add
 
 Target = Callable[[str], Tensor]
 Ready = Callable[[str], None]
@@ -52,12 +55,17 @@ class Resident:
         """One more gradient will come."""
         self._awaited[name] += 1
 
-    def add(self, name: str, add: Add) -> None:
-        """Adds to the gradient, or puts that off."""
+    def add(self, name: str, add: Add, *, now: bool = False) -> None:
+        """Adds to the gradient, or puts that off, unless it is to be `now`."""
+        if now or self._held is None:
+            with torch.no_grad():
+                add(self._target(name))
         if self._held is None:
-            self._add(name, add)
+            self._added(name)
+        elif now:  # the queue must not keep what `add` keeps
+            self._held.append(lambda: self._added(name))
         else:
-            self._held.append(lambda: self._add(name, add))
+            self._held.append(lambda: self._let(name, add))
 
     def hold(self) -> None:
         """From now on, what is to be added waits."""
@@ -72,9 +80,12 @@ class Resident:
         """No gradient will come of what was used so far: it was only to be looked at."""
         self._awaited.clear()
 
-    def _add(self, name: str, add: Add) -> None:
-        with torch.no_grad():  # what waited is added outside of a backward pass
+    def _let(self, name: str, add: Add) -> None:
+        with torch.no_grad():  # this is outside of a backward pass
             add(self._target(name))
+        self._added(name)
+
+    def _added(self, name: str) -> None:
         self._awaited[name] -= 1
         if not self._awaited[name]:
             self._ready(name)

@@ -16,7 +16,6 @@ The weight gradient is added right where it is kept, in at least float32; no ten
 made for it where the formats agree.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,10 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model.embedding import Embedding
-from howdah.model.loss import NONE, Parts, Terms, chunks, cross_entropy_sum
+from howdah.model.loss import NONE, Add, Parts, Terms, add_product, chunks, cross_entropy_sum
 from howdah.model.norm import LayerNorm, RMSNorm, promoted
-
-Add = Callable[[Tensor], object]  # adds a weight's gradient to a tensor of its shape
 
 
 class Keeper(Protocol):
@@ -43,8 +40,8 @@ class Keeper(Protocol):
         """A forward pass has used the weight: one more `add` will come."""
         ...
 
-    def add(self, name: str, add: Add) -> None:
-        """Part of the weight's gradient is known: `add` adds it, now or when it suits."""
+    def add(self, name: str, add: Add, *, now: bool = False) -> None:
+        """Part of the weight's gradient is known: `add` adds it, `now` or when it suits."""
         ...
 
 
@@ -63,9 +60,9 @@ class Handle:
         """See Keeper."""
         self.keeper.used(self.name)
 
-    def add(self, add: Add) -> None:
+    def add(self, add: Add, *, now: bool = False) -> None:
         """See Keeper."""
-        self.keeper.add(self.name, add)
+        self.keeper.add(self.name, add, now=now)
 
 
 def linear(x: Tensor, weight: Handle, bias: Handle | None = None) -> Tensor:
@@ -106,12 +103,9 @@ def head_loss(
     return cross_entropy_sum(hidden, weight, labels, parts=parts, terms=terms)
 
 
-def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left [m, k] · right [k, n] to out [m, n], which may be wider than they are."""
-    if out.dtype == left.dtype:
-        out.addmm_(left, right)
-    else:
-        out.add_(left @ right)
+def add_bias(bias: Handle, rows: Tensor) -> None:
+    """Adds the sum of rows [n, out] to the bias' gradient; nothing of them is kept for it."""
+    bias.add(lambda out: out.add_(rows.sum(0, dtype=out.dtype)), now=True)
 
 
 class _Linear(torch.autograd.Function):
@@ -128,7 +122,7 @@ class _Linear(torch.autograd.Function):
         rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
         d_x = gradient @ ctx.weight.value()
         if ctx.bias:
-            ctx.bias.add(lambda out: out.add_(rows.sum(0, dtype=out.dtype)))
+            add_bias(ctx.bias, rows)
         ctx.weight.add(lambda out: add_product(out, rows.T, inputs))
         return d_x, None, None
 
@@ -149,7 +143,7 @@ class _Embedding(torch.autograd.Function):
         def add(out: Tensor) -> None:
             out.index_add_(0, tokens.reshape(-1), rows.to(out.dtype))
 
-        ctx.weight.add(add)
+        ctx.weight.add(add, now=True)
         return None, None, None
 
 
@@ -176,8 +170,8 @@ class _Norm(torch.autograd.Function):
         x, scale, *mean = ctx.saved_tensors
         normed, wide = (x - mean[0] if mean else x) * scale, gradient.to(scale.dtype)
         if ctx.bias:
-            ctx.bias.add(lambda out: out.add_(wide.flatten(0, -2).sum(0)))
-        ctx.weight.add(lambda out: out.add_((wide * normed).flatten(0, -2).sum(0)))
+            add_bias(ctx.bias, wide.flatten(0, -2))
+        add_bias(ctx.weight, (wide * normed).flatten(0, -2))
         inner = wide * ctx.weight.value()
         d_x = inner - normed * (inner * normed).mean(-1, keepdim=True)
         if ctx.bias:

@@ -29,9 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from howdah.model.loss import add_product
 from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
-from howdah.parallel.ops import Handle, Keeper, add_product, embedding
+from howdah.parallel.ops import Handle, Keeper, add_bias, embedding
 from howdah.parallel.sequence import Border, HeadParts, noise_of_slices
 from howdah.plan.flat import share
 from howdah.plan.plan import Plan
@@ -133,7 +134,7 @@ class _Row(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         coming = ctx.border.whole(gradient)
         if ctx.bias:  # added behind the sum: its gradient is that of the positions that are here
-            _add_bias(ctx.bias, gradient.flatten(0, -2))
+            add_bias(ctx.bias, gradient.flatten(0, -2))
         whole = coming()
         d_x = whole @ ctx.weight.value()
         _add_gradients(ctx.weight, None, whole.flatten(0, -2), x.detach().flatten(0, -2))
@@ -162,7 +163,7 @@ class _VocabEmbedding(torch.autograd.Function):
             here = ~elsewhere
             out.index_add_(0, places[here], whole[here].to(out.dtype))
 
-        of.weight.add(add)
+        of.weight.add(add, now=True)
         return None, None, None
 
 
@@ -184,12 +185,8 @@ def _input_gradient(rows: Sequence[Tensor], linears: Sequence[Linear]) -> Tensor
 
 def _add_gradients(weight: Handle, bias: Handle | None, rows: Tensor, inputs: Tensor) -> None:
     if bias:
-        _add_bias(bias, rows)
+        add_bias(bias, rows)
     weight.add(lambda out: add_product(out, rows.T, inputs))
-
-
-def _add_bias(bias: Handle, rows: Tensor) -> None:
-    bias.add(lambda out: out.add_(rows.sum(0, dtype=out.dtype)))
 
 
 # -- modules, in the place of those of a plain model ---------------------------------

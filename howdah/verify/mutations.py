@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from howdah.model.loss import Add
 from howdah.optim.clip import squared_norm
 from howdah.parallel.keeper import Resident
-from howdah.parallel.ops import Add
 from howdah.parallel.sequence import Border, Coming
 from howdah.parallel.tensor import Column
 from howdah.plan.plan import Plan
@@ -89,8 +89,8 @@ def _leave_out(keeper: Resident, name: str, rank: int) -> None:
     """On all ranks but 0, adds nothing to one weight's gradient."""
     kept, left_out = keeper.add, name
 
-    def leave_out(name: str, add: Add) -> None:
-        kept(name, add if rank == 0 or name != left_out else lambda out: None)
+    def leave_out(name: str, add: Add, *, now: bool = False) -> None:
+        kept(name, add if rank == 0 or name != left_out else lambda out: None, now=now)
 
     keeper.add = leave_out  # type: ignore[method-assign]
 

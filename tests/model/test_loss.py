@@ -71,7 +71,7 @@ class Shelf:
     def value(self):
         return self.weight
 
-    def add(self, add):
+    def add(self, add, *, now=False):
         add(self.sum)
         self.adds += 1
 

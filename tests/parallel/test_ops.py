@@ -31,7 +31,7 @@ class Shelf:
     def used(self, name):
         self.uses.append(name)
 
-    def add(self, name, add):
+    def add(self, name, add, *, now=False):
         add(self.sums[name])
 
     def handle(self, name):
@@ -134,13 +134,33 @@ def test_a_model_of_own_operations_has_the_same_gradients(shape, precision):
         assert (mine - other).norm() <= near * other.norm(), name
 
 
+def kept_by(function):
+    """The tensors that a function keeps in its closure, and the functions in it in theirs."""
+    found = []
+    for cell in function.__closure__ or ():
+        inside = cell.cell_contents
+        found += [inside] if isinstance(inside, torch.Tensor) else []
+        found += kept_by(inside) if hasattr(inside, "__closure__") else []
+    return found
+
+
 def test_weight_gradients_can_wait():
     plain, own, keeper, ready = both(SHAPE)
     loss_of(plain.model, micro(0)).backward()
     keeper.hold()
     loss_with_handles(own, micro(0)).backward()
     waiting = keeper.let()
-    assert not ready and not any(unit.gradients.any() for unit in own.units.values())
+    done = {
+        name
+        for unit in own.units.values()
+        for name, view in unit.views(unit.gradients).items()
+        if view.any()
+    }
+    matrices = {w.name for w in weights(SHAPE) if w.name.startswith("layers.") and len(w.shape) > 1}
+    assert not ready and done == {w.name for w in weights(SHAPE)} - matrices
+    kept = [tensor for add in waiting for tensor in kept_by(add)]
+    assert len(kept) == 2 * len(matrices)  # inputs and gradients of outputs; of logits, none
+    assert all(tensor.shape[1] <= max(SHAPE.width, SHAPE.ffn) < SHAPE.vocab for tensor in kept)
     for add in reversed(waiting):
         add()
     assert len(ready) == len(weights(SHAPE))

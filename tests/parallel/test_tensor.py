@@ -95,7 +95,7 @@ class Log:
     def used(self, name):
         self.events.append(f"use {name}")
 
-    def add(self, name, add):
+    def add(self, name, add, *, now=False):
         self.events.append(f"add {name}")
         add(self.sums[name])
 
