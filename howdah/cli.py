@@ -125,13 +125,19 @@ def _launch(job: Job) -> int:
 
 
 def _story(rank: int, failure: "ProcessFailure") -> str:
-    """A defect, as the rank that met it saw it. Raises BadInput when it was a mistake."""
-    message = failure.message
+    """A defect, as the rank that met it saw it; that a rank died is a sentence. Raises BadInput
+    when it was a mistake.
+    """
+    from howdah.comm.transport import PeerLost
+
+    message, again = failure.message, "the others were ended; go on with the same command"
     if not isinstance(message, dict):  # the rank had no time to write anything: it was killed
-        return f"howdah: rank {rank} failed: {message}"
+        return f"howdah: rank {rank} failed: {message}; {again}"
     what, _, sentence = message["message"].partition(": ")
     if what == BadInput.__name__:
         raise BadInput(sentence)
+    if what == PeerLost.__name__:
+        return f"howdah: {sentence}; {again}"
     return f"howdah: rank {rank} failed:\n{message['extraInfo']['py_callstack']}"
 
 

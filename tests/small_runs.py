@@ -2,12 +2,17 @@
 
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
+from unittest.mock import patch
+from zlib import crc32
 
 import torch
 
 from howdah.checkpoint.folders import step_folder
 from howdah.checkpoint.load import open_checkpoint
+from howdah.text.batches import NO_SAMPLE
+from howdah.train import loop
 from howdah.train.loop import train
 
 RECIPE = """
@@ -51,6 +56,32 @@ def run_jobs(transport, jobs):
 def train_on(workers, *jobs):
     """Trains jobs of one layout on as many workers as it has ranks; rank 0's outcomes."""
     return workers.run(run_jobs, jobs, ranks=jobs[0].layout.world)[0]
+
+
+def train_watched(transport, jobs):
+    """For workers: trains one job after another; each step's samples on this rank, in order, with
+    what they say, and which replica the rank is of.
+    """
+    seen, step_of = [], loop.train_step
+
+    def watched(stepper, batch, *, step, **rest):
+        rows = [row for micro in batch for row in zip(micro.samples, micro.tokens, strict=True)]
+        read = [(int(n), crc32(tokens.tobytes())) for n, tokens in rows if n != NO_SAMPLE]
+        seen.append((step, stepper.mesh.place("replicas"), read))
+        return step_of(stepper, batch, step=step, **rest)
+
+    with patch.object(loop, "train_step", watched):
+        for job in jobs:
+            loop.train(job, transport)
+    return seen
+
+
+def samples_of(ranks):
+    """Each step's samples over all replicas; the ranks of a replica must have read alike."""
+    steps = {}
+    for step, replica, read in (row for seen in ranks for row in seen):
+        assert steps.setdefault(step, {}).setdefault(replica, read) == read
+    return {step: sorted(chain(*by.values())) for step, by in steps.items()}
 
 
 def opened(folder, step):

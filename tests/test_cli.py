@@ -404,6 +404,8 @@ def test_when_a_rank_is_killed_all_end_and_the_run_goes_on(recipe, environment, 
         code, _, error = ended(process, tmp_path)
     assert code == 1
     assert error.startswith("howdah: rank ")  # the killed one, or the one that missed it
+    (sentence,) = error.splitlines()
+    assert sentence.endswith("; the others were ended; go on with the same command")
     last = steps(tmp_path / "a" / "checkpoints")[-1]
     assert last >= 8
     code, out, _ = howdah("train", tmp_path / "a", "layout=single", f"pace.steps={last + 3}")

@@ -45,6 +45,10 @@ class Case:
         """Tokens of a step, over all ranks."""
         return self.ranks * self.rows * self.sequence
 
+    def replica(self, rank: int) -> int:
+        """Whose part of the batch a rank takes: here its own."""
+        return rank
+
 
 def model(*, layers: int, width: int, ffn: int) -> ModelShape:
     return ModelShape(
@@ -84,7 +88,7 @@ def method(case: Case) -> Method:
 
 
 def batch(case: Case, *, step: int, rank: int) -> list[Micro]:
-    """The micro-batches of one rank: skewed random tokens, so that there is something to learn.
+    """The micro-batches of one replica: skewed random tokens, so that there is something to learn.
 
     Every token has a label, and every row is one document.
     """

@@ -27,13 +27,13 @@ class Contestant:
     """One way to take the step.
 
     kind    ours: what users get by the stage's word; variant: howdah in another way; peer; bound
-    stages  the tables in which it stands
+    stages  the tables in which it stands, by stage of ZeRO or by another name
     build   makes the step of a case on this rank
     """
 
     name: str
     kind: Kind
-    stages: tuple[int, ...]
+    stages: tuple[int | str, ...]
     build: Callable[[Case, Place], Step]
 
 

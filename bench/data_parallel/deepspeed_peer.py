@@ -35,7 +35,7 @@ def deepspeed_zero(case: Case, place: Place, *, stage: int) -> Step:
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     module = filled(case)
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=adamw(case, module), config=_settings(case, place, stage)
+        model=module, optimizer=adamw(case, module.model), config=_settings(case, place, stage)
     )
 
     def step(micros: Sequence[Micro]) -> float:

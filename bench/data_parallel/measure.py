@@ -9,7 +9,7 @@ Whatever the machine does meanwhile happens to neighbours alike, so speeds are c
 repeat and never across a run. Each repeat begins with another contestant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
@@ -17,7 +17,7 @@ from time import perf_counter, process_time
 import torch
 import torch.distributed as dist
 from cases import Case, batch
-from contestants import contestants
+from contestants import Contestant
 from howdahs import HowdahStep, Place
 from peers import Step
 
@@ -31,7 +31,7 @@ POOL = 16  # batches made before the clock starts; contestants read them in the 
 
 @dataclass(frozen=True)
 class Block:
-    """One contestant's turn: its seconds, and its loss at each step.
+    """One contestant's turn: its seconds, and its loss at each step, None where a rank has none.
 
     busy      processor seconds of all threads of a rank. They stay when the clock is disturbed
               by a neighbour, and what they leave of the clock is waiting.
@@ -41,7 +41,7 @@ class Block:
 
     seconds: float
     busy: float
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
     loopback: int
     counted: int | None
 
@@ -49,11 +49,11 @@ class Block:
 Blocks = dict[str, list[Block]]  # contestant → its turns, warm-up first
 
 
-def measure(case: Case) -> Blocks:
+def measure(case: Case, contestants: Sequence[Contestant]) -> Blocks:
     """Runs a case in fresh processes. A block took as long as its slowest rank."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     with Workers(case.ranks, threads=1) as workers:
-        ranks: list[Blocks] = workers.run(_on_each_rank, case, store.port)
+        ranks: list[Blocks] = workers.run(_on_each_rank, case, contestants, store.port)
     return {
         name: [_together(turns) for turns in zip(*(rank[name] for rank in ranks), strict=True)]
         for name in ranks[0]
@@ -62,23 +62,27 @@ def measure(case: Case) -> Blocks:
 
 def _together(turns: Sequence[Block]) -> Block:
     losses = zip(*(turn.losses for turn in turns), strict=True)
+    known = [[loss for loss in each if loss is not None] for each in losses]
     counts = [turn.counted for turn in turns if turn.counted is not None]
     return Block(
         seconds=max(turn.seconds for turn in turns),
         busy=sum(turn.busy for turn in turns) / len(turns),
-        losses=tuple(sum(each) / len(each) for each in losses),
+        losses=tuple(sum(each) / len(each) if each else None for each in known),
         loopback=turns[0].loopback,
         counted=sum(counts) if counts else None,
     )
 
 
-def _on_each_rank(transport: Transport, case: Case, port: int) -> Blocks:
+def _on_each_rank(
+    transport: Transport, case: Case, contestants: Iterable[Contestant], port: int
+) -> Blocks:
     store = dist.TCPStore(HOST, port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=transport.rank, world_size=transport.size)
     place = Place(transport, store)
-    steps = {one.name: one.build(case, place) for one in contestants(case)}
+    steps = {one.name: one.build(case, place) for one in contestants}
     assert torch.get_num_threads() == 1
-    pool = [batch(case, step=number, rank=transport.rank) for number in range(POOL)]
+    replica = case.replica(transport.rank)
+    pool = [batch(case, step=number, rank=replica) for number in range(POOL)]
     blocks: Blocks = {name: [] for name in steps}
     names = list(steps)
     for repeat in range(WARM_UP + case.blocks):

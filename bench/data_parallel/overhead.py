@@ -28,7 +28,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from run import HERE, machine
+from machine import machine
+from run import HERE
 
 import howdah.train.step
 from howdah.comm.transport import Alone

@@ -28,7 +28,8 @@ from howdah.plan.boxes import whole_piece
 from howdah.plan.weights import weights
 from howdah.text.batches import Micro
 
-Step = Callable[[Sequence[Micro]], float]  # one step of this rank → its loss per token
+# One step of this rank → its loss per token, None where only other ranks have one.
+Step = Callable[[Sequence[Micro]], float | None]
 
 
 class MeanLoss(nn.Module):
@@ -55,21 +56,32 @@ class MeanLoss(nn.Module):
 def filled(case: Case) -> MeanLoss:
     """The model in float32, with howdah's start."""
     module = MeanLoss(case).to_empty(device=CPU)
-    parameters = dict(module.model.named_parameters())
-    table = weights(case.shape)
-    fill = fresh(table, SEED)
-    for weight in table:
-        flat = parameters[weight.name].data.view(-1)
-        fill(whole_piece(weight.name, weight.shape), flat)
+    fill(case, module.model)
     return module
 
 
-def adamw(case: Case, module: MeanLoss) -> torch.optim.AdamW:
-    """The fused AdamW that howdah uses too, on the same two decay groups."""
-    parameters, constants = dict(module.model.named_parameters()), method(case).optimizer
+def fill(case: Case, model: nn.Module) -> None:
+    """Gives the parameters of a model, or of a part of it, howdah's start."""
+    parameters, table = dict(model.named_parameters()), weights(case.shape)
+    filling = fresh(table, SEED)
+    for weight in table:
+        if weight.name in parameters:
+            flat = parameters[weight.name].data.view(-1)
+            filling(whole_piece(weight.name, weight.shape), flat)
+
+
+def adamw(case: Case, model: nn.Module) -> torch.optim.AdamW:
+    """The fused AdamW that howdah uses too, on the same two decay groups of a model, or of a part
+    of it.
+    """
+    parameters, constants = dict(model.named_parameters()), method(case).optimizer
     groups = [
         {
-            "params": [parameters[w.name] for w in weights(case.shape) if w.decay is decay],
+            "params": [
+                parameters[w.name]
+                for w in weights(case.shape)
+                if w.decay is decay and w.name in parameters
+            ],
             "weight_decay": constants.decay if decay else 0.0,
         }
         for decay in (True, False)
@@ -88,7 +100,7 @@ def tensors(micro: Micro) -> list[Tensor]:
 def ddp(case: Case, place: Place) -> Step:
     """gradient_as_bucket_view is the faster of DDP's two settings."""
     module = filled(case)
-    optimizer = adamw(case, module)
+    optimizer = adamw(case, module.model)
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     limit = method(case).optimizer.clip
 
@@ -128,7 +140,7 @@ def accelerate(case: Case, place: Place) -> Step:
     )
     assert accelerator.num_processes == place.size
     module = filled(case)
-    model, optimizer = accelerator.prepare(module, adamw(case, module))
+    model, optimizer = accelerator.prepare(module, adamw(case, module.model))
     limit = method(case).optimizer.clip
 
     def step(micros: Sequence[Micro]) -> float:
@@ -147,30 +159,32 @@ def accelerate(case: Case, place: Place) -> Step:
     return step
 
 
-def fsdp2(case: Case, place: Place, *, once: bool) -> Step:
+def fsdp2(case: Case, place: Place, *, once: bool, release: bool = False) -> Step:
     """bf16 is FSDP2's own mixed precision: float32 shards, bf16 weights, float32 reduction.
 
-    once  gradients are kept whole and reduced with the last micro-batch alone
+    once     gradients are kept whole and reduced with the last micro-batch alone
+    release  a block's weights are let go after each of its passes, which makes it ZeRO-3
     """
     module = filled(case)
     precision = MixedPrecisionPolicy()
     if case.precision == "bf16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in module.model.layers.values():
-        fully_shard(block, reshard_after_forward=False, mp_policy=precision)
+        fully_shard(block, reshard_after_forward=release, mp_policy=precision)
     model = fully_shard(module, reshard_after_forward=False, mp_policy=precision)
     assert isinstance(model, FSDPModule)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(True)  # gloo refuses the average
-    optimizer, limit = adamw(case, module), method(case).optimizer.clip
+    optimizer, limit = adamw(case, module.model), method(case).optimizer.clip
 
     def step(micros: Sequence[Micro]) -> float:
         total = 0.0
         for number, micro in enumerate(micros):
             last = number == len(micros) - 1
             model.set_is_last_backward(last)
-            model.set_reshard_after_backward(last)  # weights are gathered once per step
+            if not release:
+                model.set_reshard_after_backward(last)  # weights are gathered once per step
             if once:
                 model.set_requires_gradient_sync(last)
             loss = module(*tensors(micro)) / len(micros)

@@ -9,41 +9,17 @@ Let nothing else run on the machine. README.md says what is compared with what.
 import argparse
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-import torch
 from cases import cases
-from deepspeed_peer import AVAILABLE
+from contestants import contestants
+from machine import machine, peers
 from measure import measure
 from summary import refusals, summary
 from tables import markdown
 
-from howdah.comm.machine import allowed_cores
-
 HERE = Path(__file__).resolve().parent
-
-
-def machine() -> str:
-    """The machine in a sentence, without its name."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    kind = next((line.split(":")[1].strip() for line in lines if "model name" in line), "a CPU")
-    build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
-    torch_version = ".".join(torch.__version__.split(".")[:2])
-    return (
-        f"{allowed_cores()} cores ({kind}), {build} of torch {torch_version}, "
-        "one thread per process."
-    )
-
-
-def peers() -> str:
-    """The peers that are no part of torch, in a sentence."""
-    names = ["accelerate"] + (["deepspeed"] if AVAILABLE else [])
-    found = " and ".join(f"{name} {version(name)}" for name in names)
-    return f"Peers beside torch: {found}." + (
-        "" if AVAILABLE else " DeepSpeed is not installed here and did not take part."
-    )
 
 
 def main() -> int:
@@ -56,10 +32,10 @@ def main() -> int:
         if words.only not in case.name:
             continue
         began = perf_counter()
-        summaries.append(summary(case, measure(case)))
+        summaries.append(summary(case, measure(case, contestants(case))))
         print(f"{case.name}: {perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     problems = refusals(summaries)
-    text = markdown(f"{machine()} {peers()}", summaries)
+    text = markdown(f"{machine()} {peers('accelerate')}", summaries)
     print(text)
     if problems:
         print("\n".join(problems), file=sys.stderr)

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from cases import Case
-from contestants import contestants
+from contestants import Contestant, contestants
 from measure import WARM_UP, Block, Blocks
 
 US = "howdah"
@@ -15,7 +15,11 @@ OF_THE_BOUND, OF_SHARING_PEERS = 0.95, 1.2
 
 def summary(case: Case, blocks: Blocks) -> dict[str, Any]:
     """What results.json holds of a case; speeds are tokens per second over all ranks."""
-    stages = [_stage(case, blocks, number) for number in (0, 1, 2)]
+    some = contestants(case)
+    stages = [
+        {"stage": number} | compared(case, blocks, [one for one in some if number in one.stages])
+        for number in (0, 1, 2)
+    ]
     return {
         "case": case.name,
         "model": case.model,
@@ -27,19 +31,17 @@ def summary(case: Case, blocks: Blocks) -> dict[str, Any]:
         "blocks": case.blocks,
         "goals": [goal for stage in stages for goal in goals(stage)],
         "stages": stages,
-        "largest loss difference": disagreement(case, blocks),
+        "largest loss difference": disagreement(blocks, some),
         "seconds of each block": {name: [t.seconds for t in ts] for name, ts in blocks.items()},
     }
 
 
-def _stage(case: Case, blocks: Blocks, stage: int) -> dict[str, Any]:
-    """One table: its first contestant beside the others of the stage."""
-    here = [one for one in contestants(case) if stage in one.stages]
+def compared(case: Case, blocks: Blocks, here: Sequence[Contestant]) -> dict[str, Any]:
+    """One table: howdah beside the others that are `here`."""
     (ours,) = (one.name for one in here if one.kind == "ours")
     (bound,) = (one.name for one in here if one.kind == "bound")
     speeds = {one.name: _speeds(case, blocks[one.name]) for one in here}
     return {
-        "stage": stage,
         "ours": ours,
         "rows": {
             one.name: {
@@ -102,16 +104,16 @@ def goals(stage: dict[str, Any]) -> list[dict[str, Any]]:
 # -- whether they trained the same model ---------------------------------------------
 
 
-def disagreement(case: Case, blocks: Blocks) -> dict[str, float]:
-    """The largest relative difference of each one's losses from howdah's, over all steps.
+def disagreement(blocks: Blocks, some: Sequence[Contestant], ours: str = US) -> dict[str, float]:
+    """The largest relative difference of each one's losses from those of `ours`, over all steps.
 
     In a bound nobody hears the others, so only its first step has their losses.
     """
-    ours, worst = _losses(blocks, US), {}
-    for one in contestants(case):
+    wanted, worst = _losses(blocks, ours), {}
+    for one in some:
         bound = one.kind == "bound"
         theirs = _losses(blocks, one.name)[: 1 if bound else None]
-        pairs = zip(theirs, ours, strict=not bound)
+        pairs = zip(theirs, wanted, strict=not bound)
         worst[one.name] = max(abs(a - b) / abs(b) for a, b in pairs)
     return worst
 

@@ -52,7 +52,7 @@ def _case(one: dict[str, Any]) -> str:
         f"{one['micro-batches']} micro-batch(es); {one['blocks']} blocks of "
         f"{one['steps in a block']} step(s). {_agreement(one)}\n"
     )
-    return "\n".join([header, *map(_table, one["stages"])])
+    return "\n".join([header, *map(table, one["stages"])])
 
 
 def _agreement(one: dict[str, Any]) -> str:
@@ -60,7 +60,8 @@ def _agreement(one: dict[str, Any]) -> str:
     return f"Largest relative difference of a loss: {worst:.1e}."
 
 
-def _table(stage: dict[str, Any]) -> str:
+def table(stage: dict[str, Any]) -> str:
+    """The contestants of a table, ours first."""
     titles = [title.format(ours=stage["ours"]) for title in COLUMNS]
     lines = [titles, ["---"] * len(titles)]
     lines += [_row(name, row, name == stage["ours"]) for name, row in stage["rows"].items()]

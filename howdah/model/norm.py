@@ -26,24 +26,38 @@ def promoted(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The norm of x [..., width], and the scale of each token [..., 1], in at least float32."""
+    wide = x.to(promoted(x.dtype))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return (wide * scale).mul_(weight).to(x.dtype), scale
+
+
+def rms_norm_backward(
+    x: Tensor, weight: Tensor, scale: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight, from that of the output."""
+    normed, grad = x * scale, grad.to(scale.dtype)
+    product = grad * normed
+    d_weight = product.flatten(0, -2).sum(0)
+    mean = (product @ weight.to(scale.dtype)).div_(x.shape[-1])
+    d_x = (grad * weight).sub_(normed.mul_(mean[..., None])).mul_(scale)
+    return d_x.to(x.dtype), d_weight
+
+
 class _RMS(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = x.to(promoted(x.dtype))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        out, scale = rms_norm(x, weight, epsilon)
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight).to(x.dtype)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        normed, grad = x * scale, grad.to(scale.dtype)
-        product = grad * normed
-        d_weight = product.flatten(0, -2).sum(0)
-        mean = (product @ weight.to(scale.dtype)).div_(x.shape[-1])
-        d_x = (grad * weight).sub_(normed.mul_(mean[..., None])).mul_(scale)
-        return d_x.to(x.dtype), d_weight.to(weight.dtype), None
+        d_x, d_weight = rms_norm_backward(x, weight, scale, grad)
+        return d_x, d_weight.to(weight.dtype), None
 
 
 class RMSNorm(nn.Module):

@@ -33,8 +33,9 @@ from howdah.parallel.recompute import recompute
 from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import own_parts
 from howdah.parallel.tensor import head_parts, split
-from howdah.parallel.zero import Gatherer, ShareReducer, gather_weights
+from howdah.parallel.zero import Gatherer, ShareReducer, Window, gather_weights
 from howdah.parallel.zero3 import Gathering
+from howdah.plan.buckets import used_by_several
 from howdah.plan.layout import needs_own
 from howdah.plan.method import Precision
 from howdah.plan.plan import Plan
@@ -58,6 +59,7 @@ class Placed:
     reducer   sums gradients over the parts of tp and the replicas; None where there is neither
     gatherer  brings updated weights to all replicas, once in a step or unit by unit when they are
               used; None where each updates everything
+    window    room for whole gradients where shares are kept
     keeper    knows the weights of own operations; None where they are parameters of the model
     pipeline  runs the stages, and sums their gradients in the reducer's place; None without pp
     """
@@ -70,6 +72,7 @@ class Placed:
     optimizer: torch.optim.Optimizer
     reducer: Reducer | ShareReducer | PartSums | None
     gatherer: Gatherer | Gathering | None
+    window: Window | None
     keeper: Resident | None
     pipeline: Pipeline | None = None
 
@@ -159,14 +162,17 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
     optimizer = build_optimizer(method.optimizer, ranges)
     make_states(method.optimizer, optimizer, ranges, step=0)
-    sums = StageSums(plan, mesh, units) if layout.pp > 1 else None
-    reducer = None if sums else _reducer(plan, mesh, units, shares=shares)
+    like = next(iter(units.values())).summed
+    window = Window(plan, rank, like) if shares else None
+    sums = StageSums(plan, mesh, units, window) if layout.pp > 1 else None
+    reducer = None if sums else _reducer(plan, mesh, units, window)
     keeper, gathering = None, _gathering(plan, mesh, units) if cut else None
     if needs_own(layout):
         taker = sums or reducer
         target = taker.target if taker else whole_gradients(units).__getitem__
         value = gathering.value if gathering else None
-        keeper = Resident(units, target, taker.ready if taker else lambda _: None, value)
+        ready = taker.ready if taker else lambda _: None
+        keeper = Resident(units, target, ready, value, shared=used_by_several(plan, rank))
         if layout.tp > 1:
             split(model, plan, mesh, keeper)
         own_operations(model, keeper)
@@ -179,7 +185,10 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     if sums and keeper:
         stages = Stages(model, DTYPES[method.precision], keeper, gatherer)
         pipeline = Pipeline(plan, mesh, stages, sums)
-    return Placed(plan, mesh, model, units, ranges, optimizer, reducer, gatherer, keeper, pipeline)
+    return Placed(
+        *(plan, mesh, model, units, ranges, optimizer),
+        *(reducer, gatherer, window, keeper, pipeline),
+    )
 
 
 def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> Gathering:
@@ -187,13 +196,13 @@ def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> Gathering:
 
 
 def _reducer(
-    plan: Plan, mesh: Mesh, units: dict[str, FlatUnit], *, shares: bool
+    plan: Plan, mesh: Mesh, units: dict[str, FlatUnit], window: Window | None
 ) -> Reducer | ShareReducer | PartSums | None:
     """What sums gradients over the parts of tp, then over the replicas; None where neither is."""
     replicas = Replicas(mesh.shard, mesh.across)
     over: Reducer | ShareReducer | None = None
-    if shares:
-        over = ShareReducer(units, replicas)
+    if window:
+        over = ShareReducer(units, replicas, window)
     elif not replicas.alone:
         over = Reducer(units, replicas, scatter=plan.layout.zero > 0)
     return sum_parts(plan, mesh, units, over) if plan.layout.tp > 1 else over

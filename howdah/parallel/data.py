@@ -28,12 +28,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from howdah.comm.buckets import fill_buckets
 from howdah.comm.group import Group
 from howdah.parallel.flatten import FlatUnit
+from howdah.plan.buckets import fill_buckets
 from howdah.plan.flat import Buffer
-
-BUCKET_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Reducer:
         replicas: Replicas,
         *,
         scatter: bool = False,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
     ) -> None:
         assert scatter or replicas.across.size == 1, "without shares there is one group"
         self._reduce = replicas.sum_share if scatter else replicas.sum_whole
@@ -120,11 +118,11 @@ class Reducer:
             self._started.append(self._reduce(self._flats[len(self._started)]))
 
 
-def buckets_of(units: dict[str, FlatUnit], bucket_bytes: int) -> list[list[Buffer]]:
+def buckets_of(units: dict[str, FlatUnit], least_bytes: int | None = None) -> list[list[Buffer]]:
     """The units in buckets, in the order in which backward finishes them."""
     element_bytes = next(iter(units.values())).summed.element_size()
     buffers = [unit.buffer for unit in units.values()]
-    return fill_buckets(buffers, element_bytes=element_bytes, least_bytes=bucket_bytes)
+    return fill_buckets(buffers, element_bytes=element_bytes, least_bytes=least_bytes)
 
 
 def whole_gradient(unit: FlatUnit) -> Tensor:

@@ -9,8 +9,13 @@ computes weight gradients apart from those of its inputs holds them back:
     keeper.hold()          backward leaves what it would add in a queue
     queue = keeper.let()   … which whoever called runs when it suits
 
-What costs little, or would have to keep much until then, is added at once all the same; the weight
-is ready when its turn in the queue comes.
+What would have to keep much until then is added at once all the same; the weight is ready when its
+turn in the queue comes.
+
+A pipeline goes forward several times before it first goes backward. What each forward awaits is
+set aside, and expected again when its own backward begins: so a weight is ready after each.
+
+    uses = keeper.set_aside()      … keeper.expect(uses)
 """
 
 from collections import Counter
@@ -32,6 +37,7 @@ class Resident:
     target  where the gradient of a weight is added, by name
     ready   is called with the name of a weight whose gradients have all come
     value   gives a weight, by name, where units have shares of theirs; None: they lie in the units
+    shared  weights that several stages of this rank use, whose gradients are awaited together
     """
 
     def __init__(
@@ -40,9 +46,11 @@ class Resident:
         target: Target,
         ready: Ready,
         value: Target | None = None,
+        shared: frozenset[str] = frozenset(),
     ) -> None:
         self._value = value or whole_weights(units).__getitem__
         self._target = target
+        self._shared = shared
         self._awaited: Counter[str] = Counter()
         self._held: list[Callable[[], None]] | None = None
         self._ready = ready
@@ -75,6 +83,17 @@ class Resident:
         """What has waited since `hold`, to be called in any order; adds are made at once again."""
         held, self._held = self._held, None
         return held or []
+
+    def set_aside(self) -> Counter[str]:
+        """What the forward pass that has just ended awaits, which is awaited no longer."""
+        uses = Counter({n: count for n, count in self._awaited.items() if n not in self._shared})
+        for name in uses:
+            del self._awaited[name]
+        return uses
+
+    def expect(self, uses: Counter[str]) -> None:
+        """The gradients that a forward pass was to have come next."""
+        self._awaited.update(uses)
 
     def forget(self) -> None:
         """No gradient will come of what was used so far: it was only to be looked at."""

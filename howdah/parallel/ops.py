@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from howdah.model.embedding import Embedding
 from howdah.model.loss import NONE, Add, Parts, Terms, add_product, chunks, cross_entropy_sum
-from howdah.model.norm import LayerNorm, RMSNorm, promoted
+from howdah.model.norm import LayerNorm, RMSNorm, promoted, rms_norm, rms_norm_backward
 
 
 class Keeper(Protocol):
@@ -83,7 +83,9 @@ def embedding(tokens: Tensor, weight: Handle, anchor: Tensor) -> Tensor:
 def norm(x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tensor:
     """RMSNorm of x [..., h], or with a bias LayerNorm."""
     _note_use(x, weight, bias)
-    return _Norm.apply(x, weight, bias, epsilon)
+    if bias:
+        return _LayerNorm.apply(x, weight, bias, epsilon)
+    return _RMSNorm.apply(x, weight, epsilon)
 
 
 def head_loss(
@@ -104,8 +106,9 @@ def head_loss(
 
 
 def add_bias(bias: Handle, rows: Tensor) -> None:
-    """Adds the sum of rows [n, out] to the bias' gradient; nothing of them is kept for it."""
-    bias.add(lambda out: out.add_(rows.sum(0, dtype=out.dtype)), now=True)
+    """Adds the sum of rows [n, out] to a gradient, of which nothing else is kept until then."""
+    total = rows.sum(0, dtype=promoted(rows.dtype))
+    bias.add(lambda out: out.add_(total))
 
 
 class _Linear(torch.autograd.Function):
@@ -143,40 +146,50 @@ class _Embedding(torch.autograd.Function):
         def add(out: Tensor) -> None:
             out.index_add_(0, tokens.reshape(-1), rows.to(out.dtype))
 
-        ctx.weight.add(add, now=True)
+        ctx.weight.add(add)
         return None, None, None
 
 
-class _Norm(torch.autograd.Function):
-    """The norms of `model/norm.py` with n = normalised x, s = its scale, g the gradient of y:
-
-    dw = Σ over tokens of g·n         db = Σ g
-    dx = s · (g·w - mean(g·w) - n · mean(g·w·n))          RMSNorm has no mean(g·w)
-    """
-
+class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tensor:
-        wide = x.to(promoted(x.dtype))
-        mean = wide.mean(-1, keepdim=True) if bias else wide.new_zeros(())
-        scale = torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + epsilon)
-        ctx.save_for_backward(x, scale, *([mean] if bias else []))
-        ctx.weight, ctx.bias = weight, bias
-        out = ((wide - mean) * scale).mul_(weight.value())
-        return (out.add_(bias.value()) if bias else out).to(x.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Handle, epsilon: float) -> Tensor:
+        out, scale = rms_norm(x, weight.value(), epsilon)
+        ctx.save_for_backward(x, scale)
+        ctx.weight = weight
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, scale, *mean = ctx.saved_tensors
-        normed, wide = (x - mean[0] if mean else x) * scale, gradient.to(scale.dtype)
-        if ctx.bias:
-            add_bias(ctx.bias, wide.flatten(0, -2))
-        add_bias(ctx.weight, (wide * normed).flatten(0, -2))
-        inner = wide * ctx.weight.value()
-        d_x = inner - normed * (inner * normed).mean(-1, keepdim=True)
-        if ctx.bias:
-            d_x -= inner.mean(-1, keepdim=True)
-        return d_x.mul_(scale).to(x.dtype), None, None, None
+        x, scale = ctx.saved_tensors
+        d_x, d_weight = rms_norm_backward(x, ctx.weight.value(), scale, gradient)
+        ctx.weight.add(lambda out: out.add_(d_weight))
+        return d_x, None, None
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle, epsilon: float) -> Tensor:
+        wide = x.to(promoted(x.dtype))
+        scale, shift = weight.value().to(wide.dtype), bias.value().to(wide.dtype)
+        normed = torch.native_layer_norm(wide, scale.shape, scale, shift, epsilon)
+        out, *statistics = normed  # the mean of each token, and 1 over its deviation
+        ctx.save_for_backward(x, *statistics)
+        ctx.weight, ctx.bias = weight, bias
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, *statistics = ctx.saved_tensors
+        wide = promoted(x.dtype)
+        weight = ctx.weight.value().to(wide)
+        d_x, d_weight, d_bias = torch.ops.aten.native_layer_norm_backward(
+            gradient.to(wide), x.to(wide), weight.shape, *statistics, weight, weight, [True] * 3
+        )
+        ctx.weight.add(lambda out: out.add_(d_weight))
+        ctx.bias.add(lambda out: out.add_(d_bias))
+        return d_x.to(x.dtype), None, None, None
 
 
 def _note_use(through: Tensor, *handles: Handle | None) -> None:

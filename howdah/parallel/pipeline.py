@@ -19,6 +19,7 @@ Sums over replicas begin with a stage's last gradients (`stage_sums.py`). The up
 for the norm of the whole gradient, and is the training step's.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from time import perf_counter
@@ -57,10 +58,20 @@ class Stages(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a forward keeps: the leaf that it began with, None at the first stage; its end."""
+    """What a forward keeps: the leaf that it began with, None at the first stage; its end; how
+    often it used each weight.
+    """
 
     x: Tensor | None
     end: GradientEdge
+    uses: Counter[str]
+
+
+class Late(NamedTuple):
+    """What I leaves for W: additions to the gradients of weights, and how often each was used."""
+
+    queue: list[Callable[[], None]]
+    uses: Counter[str]
 
 
 class Pipeline:
@@ -128,7 +139,7 @@ class Pass:
         self.total = torch.zeros((), device=line.mesh.device)
         self.values: dict[Value, Tensor] = {}
         self.held: dict[tuple[int, int], Held] = {}
-        self.late: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self.late: dict[tuple[int, int], Late] = {}
         self.moving: dict[tuple[Verb, Action], tuple[Future[None], Tensor]] = {}
         self.last: dict[int, Action] = {}  # of each stage: what completes its gradients
         self.tie: Future[None] | None = None
@@ -162,7 +173,8 @@ class Pass:
         else:
             self.values[makes(action)] = out.detach()
         if torch.is_grad_enabled():
-            self.held[action.stage, action.micro] = Held(x, get_gradient_edge(out))
+            uses = self.line.stages.keeper.set_aside()
+            self.held[action.stage, action.micro] = Held(x, get_gradient_edge(out), uses)
 
     def output(self, action: Action) -> tuple[Tensor | None, Tensor]:
         """What a stage begins with, and what it makes of it: hidden states, or the summed loss."""
@@ -176,8 +188,12 @@ class Pass:
         return x, self.loss(out, given.labels) if "head" in parts else out
 
     def backward(self, action: Action) -> None:
-        stage, micro = action.stage, action.micro
-        x, end = self.held.pop((stage, micro))
+        held = self.held.pop((action.stage, action.micro))
+        self.line.stages.keeper.expect(held.uses)
+        self._back(action, held)
+
+    def _back(self, action: Action, held: Held) -> None:
+        stage, micro, x, end = action.stage, action.micro, held.x, held.end
         gradient = self.values.pop(Value("gradient", stage + 1, micro), None)
         torch.autograd.backward(end, gradient)
         if x is not None:
@@ -185,14 +201,17 @@ class Pass:
             self.values[makes(action)] = x.grad
 
     def input_half(self, action: Action) -> None:
-        keeper = self.line.stages.keeper
+        keeper, held = self.line.stages.keeper, self.held.pop((action.stage, action.micro))
         keeper.hold()
-        self.backward(action)
-        self.late[action.stage, action.micro] = keeper.let()
+        self._back(action, held)
+        uses = held.uses + keeper.set_aside()  # what was computed again
+        self.late[action.stage, action.micro] = Late(keeper.let(), uses)
 
     def weight_half(self, action: Action) -> None:
+        queue, uses = self.late.pop((action.stage, action.micro))
+        self.line.stages.keeper.expect(uses)
         with torch.no_grad():  # as inside of a backward pass
-            for add in self.late.pop((action.stage, action.micro)):
+            for add in queue:
                 add()
 
     def _await_weights(self, parts: tuple[str, ...]) -> None:

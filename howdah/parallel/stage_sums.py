@@ -26,12 +26,11 @@ from howdah.parallel.data import Reducer, Replicas, whole_gradient, whole_gradie
 from howdah.parallel.flatten import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.part_sums import PartSums, sum_parts
-from howdah.parallel.zero import ShareReducer
-from howdah.plan.pipeline import schedule_of, stage_parts, tied_stages
+from howdah.parallel.zero import ShareReducer, Window
+from howdah.plan.buckets import summed_together
+from howdah.plan.pipeline import tied_stages
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import axis
-from howdah.plan.schedule.actions import Kind
-from howdah.plan.weights import parts_of
 
 Units = dict[str, FlatUnit]
 Sums = Reducer | ShareReducer | PartSums
@@ -40,22 +39,18 @@ Sums = Reducer | ShareReducer | PartSums
 class StageSums:
     """Sums what the stages of this rank add to their gradients."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, units: Units) -> None:
+    def __init__(self, plan: Plan, mesh: Mesh, units: Units, window: Window | None) -> None:
         self._plan, self._mesh, self._units = plan, mesh, units
         self._replicas = Replicas(mesh.shard, mesh.across)
-        self._each = plan.layout.accumulate == "shard" and not self._replicas.alone
+        self._window, self._each = window, window is not None
         self._by_stage: dict[int, list[Sums]] = {}
         self._of: dict[str, Sums] = {}
         self._views = {} if self._each else whole_gradients(units)
         self._tie = self._join_tie()
-        for stage, own in _cut(plan, mesh, units).items():
-            apart = {n: u for n, u in own.items() if n == "tied" and self._tie}
-            rest = {n: u for n, u in own.items() if n not in apart}
-            self._by_stage[stage] = [
-                reducer
-                for some in (rest, apart)
-                if some and (reducer := self._reducer(some, tied=some is apart))
-            ]
+        for stage, groups in summed_together(plan, mesh.rank).items():
+            some = [{buffer.unit: units[buffer.unit] for buffer in group} for group in groups]
+            reducers = [self._reducer(own, tied=bool(self._tie) and "tied" in own) for own in some]
+            self._by_stage[stage] = [reducer for reducer in reducers if reducer]
 
     @property
     def exposed(self) -> float:
@@ -105,8 +100,8 @@ class StageSums:
     def _reducer(self, units: Units, *, tied: bool) -> Sums | None:
         """None where there is nobody to sum with."""
         copies: Reducer | ShareReducer | None = None
-        if self._each:
-            copies = ShareReducer(units, self._replicas)
+        if self._window:
+            copies = ShareReducer(units, self._replicas, self._window)
         elif not self._replicas.alone:
             scatter = tied or self._plan.layout.zero > 0
             copies = Reducer(units, self._replicas, scatter=scatter)
@@ -131,18 +126,3 @@ class StageSums:
         if unit.gradients is None or self._plan.layout.zero > 0:
             return unit.summed
         return self._mesh.shard.own(unit.gradients)
-
-
-def _cut(plan: Plan, mesh: Mesh, units: Units) -> dict[int, Units]:
-    """The units of each stage. What several stages of a rank use is summed with the one whose
-    gradients come last.
-    """
-    place = mesh.place("pp")
-    program, mine = schedule_of(plan).programs[place], stage_parts(plan, place)
-    ends = [a.stage for a in program if a.kind in (Kind.BACKWARD, Kind.WEIGHT)]
-    last = {stage: number for number, stage in enumerate(ends)}
-    cut: dict[int, Units] = {stage: {} for stage in mine}
-    for name, unit in units.items():
-        used = [s for s, parts in mine.items() if set(parts) & set(parts_of(name, plan.shape))]
-        cut[max(used, key=last.__getitem__)][name] = unit
-    return cut

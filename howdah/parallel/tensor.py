@@ -163,7 +163,7 @@ class _VocabEmbedding(torch.autograd.Function):
             here = ~elsewhere
             out.index_add_(0, places[here], whole[here].to(out.dtype))
 
-        of.weight.add(add, now=True)
+        of.weight.add(add)
         return None, None, None
 
 

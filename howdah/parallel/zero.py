@@ -18,51 +18,94 @@ inside a group, where the wires may be faster, and shares of gradients are summe
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
 from howdah.comm.group import Group
-from howdah.parallel.data import BUCKET_BYTES, Replicas, buckets_of
+from howdah.parallel.data import Replicas, buckets_of
 from howdah.parallel.flatten import FlatUnit
+from howdah.plan.buckets import window_of
+from howdah.plan.plan import Plan
 
-IN_FLIGHT = 2  # buckets of whole gradients at one time: one fills up while one is reduced
+
+class Window:
+    """Room for whole gradients before they are cut: slots for buckets, used in turn by all
+    reducers of a rank. `plan/buckets.py` says how many slots are enough.
+
+    memory  of all slots
+    grown   slots that had to be added, 0 where the plan was right
+    """
+
+    def __init__(self, plan: Plan, rank: int, like: Tensor) -> None:
+        slots, self.length = window_of(plan, rank)
+        self.memory = like.new_empty(slots * self.length)
+        self.grown = 0
+        self._free = list(self.memory.split(self.length))
+        self._flying: list[_Flying] = []
+
+    def take(self) -> Tensor:
+        """A slot; whoever waits for the oldest reduction gives one back."""
+        while not self._free and self._flying:
+            self._flying[0].land()
+        if self._free:
+            return self._free.pop()
+        self.grown += 1
+        return self.memory.new_empty(self.length)
+
+    def fly(self, flying: "_Flying") -> None:
+        """What is in this slot is being reduced."""
+        self._flying.append(flying)
+
+    def give(self, flying: "_Flying") -> None:
+        """The slot is free again."""
+        self._flying.remove(flying)
+        self._free.append(flying.slot)
 
 
-class _Started(NamedTuple):
+@dataclass(eq=False)
+class _Flying:
     """A bucket that is being reduced; `last` of the step's micro-batches."""
 
     units: list[FlatUnit]
+    slot: Tensor
     flats: list[Tensor]
     future: Future[None]
     last: bool
+    landing: Callable[["_Flying"], None]
+
+    def land(self) -> None:
+        """Waits until it is reduced, and adds the share."""
+        self.landing(self)
 
 
 class ShareReducer:
     """Keeps the own share of gradients alone: every micro-batch is reduced as it comes.
 
-    1. Backward gives a parameter a fresh gradient. It is moved into the whole buffer of its unit,
-       which exists from its first gradient on.
+    1. Backward gives a parameter a fresh gradient. It is moved to its place in the window, where
+       its bucket has a slot from its first gradient on.
     2. When all gradients of a bucket are there, its reduce-scatter starts.
-    3. When that is done, the own range is added to the unit's sum and the buffers are let go.
+    3. When that is done, the own range is added to the unit's sum and the slot is let go.
     4. Where others hold copies of the share, the sums of the last micro-batch are summed with them.
     """
 
     def __init__(
-        self, units: dict[str, FlatUnit], replicas: Replicas, *, bucket_bytes: int = BUCKET_BYTES
+        self,
+        units: dict[str, FlatUnit],
+        replicas: Replicas,
+        window: Window,
     ) -> None:
-        self._units, self._replicas = units, replicas
-        self.buckets = buckets_of(units, bucket_bytes)
+        self._units, self._replicas, self._window = units, replicas, window
+        self.buckets = buckets_of(units)
         self._of = {s.name: i for i, b in enumerate(self.buckets) for u in b for s in u.segments}
-        self._unit_of = {s.name: u for u, unit in units.items() for s in unit.buffer.segments}
-        self._whole: dict[str, Tensor] = {}
-        self._views: dict[str, dict[str, Tensor]] = {}
-        self._spare: dict[int, list[Tensor]] = {}  # buffers of each length, to be used again
+        self._open: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: slot, units in it
+        self._views: dict[int, dict[str, Tensor]] = {}
         self._missing = self._counts()
         self._begun = 0
         self._last = False
-        self._started: list[_Started] = []
+        self._flying: list[_Flying] = []
         self._across: list[Future[None]] = []
         self.exposed = 0.0  # seconds that this rank has waited, over the whole run
 
@@ -72,11 +115,10 @@ class ShareReducer:
 
     def target(self, name: str) -> Tensor:
         """Where the gradient of `name` is added: a view of zeros, until it is ready."""
-        unit = self._unit_of[name]
-        if unit not in self._views:
-            flat = self._buffer(unit)
-            self._views[unit] = self._units[unit].views(flat)
-        return self._views[unit][name]
+        bucket = self._of[name]
+        if bucket not in self._open:
+            self._fill(bucket)
+        return self._views[bucket][name]
 
     def take(self, name: str, parameter: Tensor) -> None:
         """Backward has given the parameter a gradient: moves it."""
@@ -98,8 +140,8 @@ class ShareReducer:
         self._missing, self._begun = self._counts(), 0
         if not self._last:
             return
-        while self._started:
-            self._land()
+        while self._flying:
+            self._flying[0].land()
         began = perf_counter()
         for future in self._across:
             future.result()
@@ -109,39 +151,41 @@ class ShareReducer:
     def _counts(self) -> list[int]:
         return [sum(len(buffer.segments) for buffer in bucket) for bucket in self.buckets]
 
-    def _buffer(self, unit: str) -> Tensor:
-        if unit not in self._whole:
-            length = self._units[unit].buffer.length
-            if spare := self._spare.get(length):
-                self._whole[unit] = spare.pop().zero_()
-            else:
-                self._whole[unit] = self._units[unit].summed.new_zeros(length)
-        return self._whole[unit]
+    def _fill(self, bucket: int) -> None:
+        """Opens a slot of zeros for a bucket."""
+        units = [self._units[buffer.unit] for buffer in self.buckets[bucket]]
+        lengths = [unit.buffer.length for unit in units]
+        slot = self._window.take()
+        flats = list(slot[: sum(lengths)].zero_().split(lengths))
+        self._open[bucket] = slot, flats
+        self._views[bucket] = {}
+        for unit, flat in zip(units, flats, strict=True):
+            self._views[bucket] |= unit.views(flat)
 
     def _start(self, *, whole: bool) -> None:
         while self._begun < len(self.buckets):
             if not whole and self._missing[self._begun]:
                 return
-            while len(self._started) >= IN_FLIGHT - 1:
-                self._land()
+            if self._begun not in self._open:  # backward never came there
+                self._fill(self._begun)
             units = [self._units[buffer.unit] for buffer in self.buckets[self._begun]]
-            flats = [self._buffer(unit.buffer.unit) for unit in units]
+            slot, flats = self._open.pop(self._begun)  # the next micro-batch has another
+            self._views.pop(self._begun)
             future = self._replicas.shard.reduce_scatter(flats, async_op=True)
-            self._started.append(_Started(units, flats, future, last=self._last))
+            flying = _Flying(units, slot, flats, future, self._last, self._land)
+            self._flying.append(flying)
+            self._window.fly(flying)
             self._begun += 1
-            for unit in units:  # the next micro-batch has buffers of its own
-                self._whole.pop(unit.buffer.unit)
-                self._views.pop(unit.buffer.unit, None)
 
-    def _land(self) -> None:
-        """Waits for the oldest reduction, and adds what it brought."""
-        done = self._started.pop(0)
+    def _land(self, done: _Flying) -> None:
+        """Waits for a reduction, and adds what it brought."""
         began = perf_counter()
         done.future.result()
         self.exposed += perf_counter() - began
         for unit, flat in zip(done.units, done.flats, strict=True):
             unit.summed.add_(flat[unit.start : unit.stop])
-            self._spare.setdefault(len(flat), []).append(flat)
+        self._flying.remove(done)
+        self._window.give(done)
         if done.last and self._replicas.across.size > 1:
             sums = [unit.summed for unit in done.units]
             self._across.append(self._replicas.across.all_reduce(sums, async_op=True))
@@ -154,11 +198,9 @@ class Gatherer:
     operations between the two (the count of the next step's tokens) go first.
     """
 
-    def __init__(
-        self, units: dict[str, FlatUnit], group: Group, *, bucket_bytes: int = BUCKET_BYTES
-    ) -> None:
+    def __init__(self, units: dict[str, FlatUnit], group: Group) -> None:
         self._units, self._group = units, group
-        backward = buckets_of(units, bucket_bytes)
+        backward = buckets_of(units)
         self._buckets = [[b.unit for b in reversed(bucket)] for bucket in reversed(backward)]
         self._stale = False
         self._coming: dict[str, Future[None]] = {}

@@ -75,6 +75,11 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
             f"batch.micro_batch={most}"
         )
     needed = micro_steps(total, micro=micro, replicas=dp)
+    if micros is not None and micros != needed and batch.micro_batch is None:
+        raise BadInput(
+            f"batch.global_batch {total} on {dp} replicas makes x{needed} micro-batches of one "
+            f"size, but the layout says x{micros}; use x{needed}, or another batch.global_batch"
+        )
     if micros is not None and micros != needed:
         raise BadInput(
             f"batch.global_batch {total} on {dp} replicas with batch.micro_batch {micro} takes "

@@ -42,7 +42,7 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
         each = f" with {layout.virtual} stages each" if layout.virtual > 1 else ""
         yield (
             f"pp{layout.pp}{each} makes {stages} stages, but the model has {places} parts "
-            f"(embedding, blocks, head); use pp{max(places // layout.virtual, 1)}"
+            f"(embedding, blocks, head); use {_fitting_stages(layout, places)}"
         )
     if problem := _head_problem(shape, layout.tp):
         yield f"tp{layout.tp} {problem}"
@@ -58,6 +58,17 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
     if layout.ep > experts:
         has = f"{experts} experts" if shape.experts else "no experts"
         yield f"ep{layout.ep} shares out experts, but the model has {has}; use ep{experts} at most"
+
+
+def _fitting_stages(layout: Layout, places: int) -> str:
+    """The nearest stages that a model of so many parts can be cut into."""
+    most = places // layout.pp
+    if layout.schedule == "interleaved" and most > 1:
+        return f"v{most}"
+    most = places // layout.virtual
+    if layout.virtual == 1 or most > 1:
+        return f"pp{most}"
+    return f"pp{min(layout.pp, places)} with one stage each, such as 1f1b"
 
 
 def _head_problem(shape: ModelShape, ways: int) -> str | None:
@@ -88,7 +99,7 @@ def _check_tokens(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[
     if layout.sp and sequence // layout.cp < layout.tp:
         yield (
             f"sp cuts {sequence // layout.cp} tokens between {layout.tp} ranks; "
-            "drop sp or take a longer data.sequence"
+            f"drop sp or use data.sequence={layout.tp * layout.cp} or more"
         )
     if layout.slices > max(sequence, 1):
         yield f"slices{layout.slices} is over the {sequence} tokens; use slices{sequence} at most"

@@ -10,7 +10,8 @@ and N ranks that share out one copy of them, in bf16 with Adam:
     gradients    4Ψ   accumulate=shard: ÷N          both
     moments      8Ψ   from zero1 on ÷N              both     the optimizer's, 4Ψ each
     gathered     2Ψ of two units, in zero3          passes   the unit in use and the next
-    reduced      4Ψ of one unit, where shares add   passes   before it is cut
+    reduced      4Ψ of a few buckets, where shares  passes   before they are cut
+                 add (`plan/buckets.py`)
     activations  those in flight, by the schedule   passes
     recomputed   what one block keeps no longer     passes   while its backward pass runs
 
@@ -25,9 +26,11 @@ Not counted: what a device takes before the first tensor, workspaces of kernels,
 an allocator. `bench/memory/` says how much those are in published runs.
 """
 
+from math import prod
 from typing import Literal, NamedTuple
 
 from howdah.plan.activations import Kernels, bytes_of, made_again, saved, shared
+from howdah.plan.buckets import window_of
 from howdah.plan.flat import Buffer, share
 from howdah.plan.layout import Home, Layout, Recompute
 from howdah.plan.pipeline import schedule_of
@@ -85,7 +88,7 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     width = width or width_of(plan)
     cuts = [(b.length, _own(b, plan, rank)) for b in local_buffers(plan, rank)]
     rows = [row for whole, own in cuts for row in states(whole, own, plan.layout, width)]
-    rows += [*_windows(cuts, plan.layout, width), *_activations(plan, rank, kernels)]
+    rows += [*_windows(cuts, plan, rank, width), *_activations(plan, rank, kernels)]
     total: dict[tuple[str, Home, tuple[Moment, ...]], int] = {}
     for name, home, moments, count in rows:
         total[name, home, moments] = total.get((name, home, moments), 0) + count
@@ -126,12 +129,14 @@ def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
     return stop - start
 
 
-def _windows(cuts: list[tuple[int, int]], layout: Layout, width: Width) -> list[Held]:
+def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -> list[Held]:
     """Whole units that come and go on the device, beside shares and what lives elsewhere."""
+    layout = plan.layout
     gathered = _comes(cuts, layout.weights, layout.zero == 3)
     if layout.release == "use" or layout.weights != "device":
         gathered = gathered[:WINDOW]
-    reduced = _comes(cuts, layout.gradients, layout.accumulate == "shard")[:1]
+    reduced = _comes(cuts, layout.gradients, shared_out=False)[:1]
+    reduced = [max([prod(window_of(plan, rank)), *reduced])]
     return [
         Held("gathered", "device", PASSES, sum(gathered) * width.gathered),
         Held("reduced", "device", PASSES, sum(reduced) * width.reduced),

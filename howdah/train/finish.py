@@ -5,6 +5,7 @@ must be equal; where they are not, it is said.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from howdah.train.sample import Draw, sample_text
 from howdah.train.watch import Watch
 
 SAMPLE_TOKENS = 120
+SCALARS = "scalars"  # the operation
 
 
 def finish(job: Job, keeper: Keeper, watch: Watch, held: Bytes) -> None:
@@ -70,16 +72,31 @@ def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
         f"mfu {watch.last.mfu:.1%} of {watch.peak / 1e9:,.0f} Gflop/s per rank "
         f"({watch.peak_source}; full attention square, {watch.last.mfu_causal:.1%} causal)"
     ]
-    predicted = predicted_bytes(job, mesh, watch.steps)
-    if predicted:
-        counted = sum(mesh.counters.bytes[traffic] for traffic in predicted)
-        expected = sum(predicted.values())
-        verdict = "equal" if counted == expected else "NOT EQUAL: please report this"
-        lines.append(
-            f"sent        {counted / MIB:,.1f} MiB by rank 0 in {watch.steps} steps; "
-            f"predicted {expected:,} bytes, counted {counted:,}: {verdict}"
+    predicted, counted = predicted_bytes(job, mesh, watch.steps), counted_bytes(mesh)
+    return [*lines, sent(predicted, counted, watch.steps)] if predicted or counted else lines
+
+
+def sent(predicted: Mapping[Traffic, int], counted: Mapping[Traffic, int], steps: int) -> str:
+    """Bytes predicted beside bytes counted, in sum; and the first row in which they differ."""
+    sums = sum(predicted.values()), sum(counted.values())
+    differ = (r for r in {*predicted, *counted} if predicted.get(r, 0) != counted.get(r, 0))
+    verdict = "equal"
+    if row := min(differ, default=None):
+        told, found = predicted.get(row, 0), counted.get(row, 0)
+        verdict = (
+            f"NOT EQUAL in {row.axis} {row.operation} over {row.link}, {told:,} and {found:,}: "
+            "please report this"
         )
-    return lines
+    return (
+        f"sent        {sums[1] / MIB:,.1f} MiB by rank 0 in {steps} steps; "
+        f"predicted {sums[0]:,} bytes, counted {sums[1]:,}: {verdict}"
+    )
+
+
+def counted_bytes(mesh: Mesh) -> dict[Traffic, int]:
+    """What this rank has sent in the steps, without scalars: those also pass between the steps."""
+    rows = mesh.counters.sent().items()
+    return {row: count for row, count in rows if row.operation != SCALARS}
 
 
 def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
@@ -93,7 +110,7 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     for micros, times in taken.items():
         then = replace(plan, layout=replace(plan.layout, micros=micros))
         for row, count in step_traffic(then, mesh.rank, mesh.wires).items():
-            if row.operation != "scalars":
+            if row.operation != SCALARS:
                 predicted[row] += count * times
     return predicted
 

@@ -67,6 +67,7 @@ def _tensors(placed: Placed) -> dict[str, int]:
         "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
         - sum(unit.weights.nbytes for unit in units),
         "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
+        "reduced": placed.window.memory.nbytes if placed.window else 0,
         "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
         "moments": sum(
             value.nbytes

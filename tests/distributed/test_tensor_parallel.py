@@ -12,12 +12,8 @@ from dataclasses import replace
 import pytest
 from small_cases import FORMS, case_of
 
-from howdah.optim.clip import squared_norm
-from howdah.plan.sharding import summed_over_tp
-from howdah.verify.compare import compare
 from howdah.verify.evidence import gather
 from howdah.verify.mutations import mutations
-from howdah.verify.reference import reference
 from howdah.verify.verify import report, verify
 
 # Nothing divides by three: 3 and 2 groups of heads, 29 columns, 67 tokens, slices of 16 positions.
@@ -110,54 +106,3 @@ def test_the_same_run_twice_gives_the_same_bits(workers):
             other.norms,
             other.checksums,
         )
-
-
-# -- traps that others fell into --------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", ["dp2 x2", "tp2 x2", "tp3 sp x2", "dp2 tp2 zero1 x1"])
-def test_smoothed_labels_and_large_logits_are_those_of_the_whole_vocabulary(workers, layout):
-    """Smoothing divided by the part's rows, and gathered logits gave wrong gradients, at tp > 1
-    alone and silently: Megatron-LM #7452, #737.
-    """
-    case = replace(case_of(layout), shape=UNEVEN["grouped"])
-    terms = replace(case.method, label_smoothing=0.1, z_loss=1e-2)
-    prove(replace(case, method=terms), workers)
-
-
-@pytest.mark.parametrize("layout", ["tp2 sp x2", "tp4 sp x1"])
-def test_norms_between_regions_saw_a_slice_alone(workers, layout):
-    """Under sequence slices the gradients of norms differed from rank to rank until they were
-    summed, the final norm's too: Megatron-LM #1446.
-    """
-    case = case_of(layout, form="qwen3")
-    verdict = verify(case, workers, controls=False)
-    assert verdict.proved, "\n".join(report(verdict))
-    summed = [w.name for w in case.plan.weights if len(summed_over_tp(w, case.plan, 0)) > 1]
-    assert {"norm.weight", "layers.0.attention_norm.weight"} < set(summed)
-
-
-def test_micro_batches_with_other_numbers_of_tokens_are_not_averaged(workers):
-    """A loss averaged over micro-batches before it is averaged over ranks is another loss where
-    their tokens differ: torchtitan #3329, torchtune #2420. The last one here has a row of padding.
-    """
-    case = case_of("dp2 tp2 sp x3")
-    assert case.samples % (case.micro * 3)
-    prove(case, workers)
-
-
-def count_all_that_is_here(stepper):
-    """The norm as a rank that does not ask who else holds the same would sum it up."""
-    return replace(stepper, square=lambda _: squared_norm(stepper.placed.gradients()))
-
-
-@pytest.mark.parametrize("layout", ["tp2 x2", "tp2 sp x2"])
-def test_a_norm_that_counts_what_parts_hold_alike_twice_is_noticed(workers, layout):
-    """Parameters that were missing from the gradient norm, or in it twice, changed clipping and
-    nothing else: Megatron-LM #5916 (tensor and expert parallelism), torchtitan #2318 (8 times).
-    """
-    case = case_of(layout)
-    broken = workers.run(gather, case, count_all_that_is_here, ranks=2)[0]
-    failing = [d.what for d in compare(case, broken, reference(case), None) if d.used > 1]
-    assert failing[0] == "gradient norm of step 1"
-    assert not [what for what in failing if what.startswith("gradient of")]

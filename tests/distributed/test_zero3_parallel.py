@@ -113,8 +113,8 @@ class Stale(Gathering):
 class Unpublished(Gathering):
     """Gathers shares as they were before the first update."""
 
-    def __init__(self, units, group):
-        super().__init__(units, group)
+    def __init__(self, units, group, *, keep):
+        super().__init__(units, group, keep=keep)
         self._units = {n: _frozen(u) for n, u in units.items()}
 
 

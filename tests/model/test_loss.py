@@ -92,6 +92,7 @@ class Part:
 
     def __init__(self, first, board, meeting):
         self.first, self.vocab, self._board, self._meeting = first, VOCAB, board, meeting
+        self.keeps = False
 
     def combine(self, x, op):
         self._board[self.first] = x.clone()

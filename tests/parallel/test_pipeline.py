@@ -256,3 +256,17 @@ def test_a_schedule_that_does_not_fit_is_refused(layout, old, new, sentence):
     plan = plan_of(replace(SHAPE, layers=4), layout, Method())
     with pytest.raises(BadInput, match=re.escape(f"schedule mine: {sentence}")):
         with_schedule(plan, parse_schedule(TURNED.replace(old, new)))
+
+
+ALONE = """mine stages 2 micros 2 slices 1
+rank 0: 0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1
+rank 1:
+"""
+
+
+def test_a_schedule_that_leaves_a_rank_without_a_stage_is_refused():
+    """Its optimizer would have nothing to update, and said only that."""
+    plan = plan_of(replace(SHAPE, layers=4), "pp2 x2", Method())
+    sentence = "schedule mine: rank 1 has no stage; give every rank one, or say pp1"
+    with pytest.raises(BadInput, match=f"^{sentence}$"):
+        with_schedule(plan, parse_schedule(ALONE))

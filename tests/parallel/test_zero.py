@@ -1,6 +1,8 @@
 """ZeRO 1 and 2: what is shared out is held once, and weights are there when they are needed."""
 
+from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from howdah.parallel.apply import apply
 from howdah.parallel.flatten import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
+from howdah.plan import buckets
 from howdah.plan.flat import share
+from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.weights import weights
+from howdah.sim.memory import memory
+from howdah.sim.predict import kernels_of
 from howdah.train.step import Stepper, accumulate, train_step
 
 ZERO = ["zero1", "zero2 accumulate=whole", "zero2"]
@@ -134,29 +140,46 @@ def test_weights_come_with_the_forward_pass_that_needs_them(workers):
             np.testing.assert_array_equal(seen[name], value)
 
 
-def buffers_in_flight(transport):
-    """The most whole gradients that exist at one time while shares add up."""
-    stepper = stepper_on(transport, "zero2")
-    reducer = stepper.placed.reducer
-    reducer.buckets[:] = [[buffer] for bucket in reducer.buckets for buffer in bucket]
-    reducer._of = {s.name: i for i, b in enumerate(reducer.buckets) for u in b for s in u.segments}
-    reducer._missing = reducer._counts()
-    most, start = [0], reducer._start
+def windows(transport, words, shape):
+    """The window of a rank, in bytes, and as it was planned; what was added to it in two steps."""
+    method = Method("float32")
+    with patch.object(buckets, "BUCKET_BYTES", 1):  # every unit by itself
+        plan = plan_of(shape, words, method)
+        mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
+        placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
+        stepper = Stepper(placed, mesh, method, seed=5)
+        for step in range(2):
+            place = mesh.place("replicas")
+            mine = [micro(plan.micros * place + n, shape=shape) for n in range(plan.micros)]
+            train_step(stepper, mine, step=step, rate=1e-2)
+        rows = memory(plan, mesh.rank, kernels_of(plan))
+        planned = sum(row.bytes for row in rows if row.component == "reduced")
+        units = sorted((unit.buffer.length * 4 for unit in placed.units.values()), reverse=True)
+    mesh.close()
+    window = placed.window
+    return window.memory.nbytes, planned, window.grown, len(window._free), units
 
-    def watched(*, whole):
-        start(whole=whole)
-        under_way = sum(len(started.flats) for started in reducer._started)
-        most[0] = max(most[0], len(reducer._whole) + under_way)
 
-    reducer._start = watched
-    accumulate(stepper, batch(transport, SHAPE), step=0, tokens=100)
-    left = len(reducer._whole) + len(reducer._started)
-    stepper.mesh.close()
-    return most[0], left
+DEEP = replace(SHAPE, layers=6)
+LONG = replace(TIED, layers=6, norm="rmsnorm", bias=False)
 
 
-def test_two_buckets_of_whole_gradients_exist_at_most(workers):
-    assert workers.run(buffers_in_flight, ranks=2) == [(2, 0)] * 2
+@pytest.mark.parametrize("shape", [DEEP, LONG], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("dp2 zero2 x3", "dp2 zero3 x2", "dp4 zero2 shard2 x2", "dp2 tp2 sp zero2 x2"),
+        *("pp2 dp2 zero2 gpipe x4", "pp2 dp2 zero2 interleaved v2 x4", "pp2 dp2 zero2 zb-h1 x4"),
+        *("pp2 dp2 zero2 zb-h2 x4", "pp2 dp2 zero3 zb-v x4"),
+    ],
+)
+def test_whole_gradients_take_no_more_than_was_planned(workers, words, shape):
+    """Buffers of every length used to stay, once for each stage: more than all gradients."""
+    world = parse_layout(words).world
+    for held, planned, grown, free, units in workers.run(windows, words, shape, ranks=world):
+        assert held == planned and grown == 0
+        assert free * units[0] >= held  # every slot is free again
+        assert held <= 4 * units[0] and (held < sum(units) or len(units) <= 5)
 
 
 @pytest.mark.parametrize("words", ZERO)

@@ -70,6 +70,12 @@ def test_a_ramp_is_linear():
             "layout says x3; drop one of the three",
         ),
         (
+            Batch(global_batch=8),
+            Layout(micros=16),
+            "batch.global_batch 8 on 1 replicas makes x8 micro-batches of one size, but the layout "
+            "says x16; use x8, or another batch.global_batch",
+        ),
+        (
             Batch(global_batch=7, micro_batch=5),
             Layout(dp=2),
             "batch.micro_batch 5 is more than a replica's part of batch.global_batch 7 on 2 "

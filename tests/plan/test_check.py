@@ -72,7 +72,21 @@ def test_all_problems_are_told_at_once():
     ("layout", "sentence"),
     [
         ("pp5", "pp5 makes 5 stages, but the model has 4 parts (embedding, blocks, head); use pp4"),
-        ("pp2 v3", "pp2 with 3 stages each makes 6 stages, but the model has 4 parts"),
+        (
+            "pp2 v3",
+            "pp2 with 3 stages each makes 6 stages, but the model has 4 parts (embedding, "
+            "blocks, head); use v2",
+        ),
+        (
+            "pp3 zb-v",
+            "pp3 with 2 stages each makes 6 stages, but the model has 4 parts (embedding, "
+            "blocks, head); use pp2",
+        ),
+        (
+            "pp3 v3",
+            "pp3 with 3 stages each makes 9 stages, but the model has 4 parts (embedding, "
+            "blocks, head); use pp3 with one stage each, such as 1f1b",
+        ),
         ("tp3", "tp3 does not divide 2 heads; 2 ways would"),
         ("cp3 context=all-to-all", "cp3 context=all-to-all does not divide 2 heads; 2 ways would"),
         ("dp2 ep2", "ep2 shares out experts, but the model has no experts; use ep1 at most"),
@@ -96,6 +110,13 @@ def test_heads_and_experts_that_do_not_divide():
     mixture = replace(SHAPE, experts=Experts(number=3, chosen=1, ffn=8))
     assert problems(mixture, layout="dp4 ep4") == [
         "layout 'dp4 ep4': ep4 shares out experts, but the model has 3 experts; use ep3 at most"
+    ]
+
+
+def test_slices_of_the_sequence_have_tokens():
+    assert problems(layout="tp2 sp", sequence=2) == []
+    assert problems(layout="tp2 sp", sequence=1) == [
+        "layout 'tp2 sp': sp cuts 1 tokens between 2 ranks; drop sp or use data.sequence=2 or more"
     ]
 
 

@@ -24,6 +24,7 @@ from howdah.plan.presets import preset
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.registry import build
 from howdah.plan.shapes import Experts, ModelShape
+from howdah.plan.sharding import local_buffers
 from howdah.plan.stages import even, looped
 from howdah.plan.weights import parts, parts_of, weights
 from howdah.sim.memory import STEADY, Width, memory, peak, states
@@ -268,7 +269,25 @@ def test_two_units_are_gathered_and_one_reduced(words):
     lengths = sorted(unit.length for unit in buffers(weights(GPT)))
     found = held(plan_of(f"{words} x1"))
     assert found["gathered"] == 2 * (lengths[-1] + lengths[-2])
-    assert found["reduced"] == 4 * lengths[-1]
+    one_bucket = sum(lengths) if "zero3" in words else lengths[-1]  # less than 4 MiB
+    assert found["reduced"] == 4 * one_bucket
+
+
+def test_whole_gradients_have_a_window_of_a_few_buckets():
+    """Two; one more from the tied head to the embedding; one while parts of tp are summed."""
+    tied = replace(GPT, width=1024, heads=8, ffn=4096, layers=8, tied=True)
+    apart = replace(tied, tied=False)
+
+    def slots(words, shape=tied):
+        plan = plan_of(words, shape)
+        longest = max(unit.length for unit in local_buffers(plan, 0))
+        return held(plan).get("reduced", 0) // (4 * longest)
+
+    assert slots("dp2 zero2 x2") == 3 and slots("dp2 zero2 x2", apart) == 2
+    assert slots("pp2 dp2 zero2 x4") == 2  # embedding and head are on two ranks
+    assert slots("pp2 dp2 zero2 zb-v x4") == 3
+    assert slots("dp2 tp2 sp zero2 x2", apart) == 3
+    assert slots("dp2 zero2 accumulate=whole x2") == slots("zero2 x2") == 0
 
 
 def test_all_units_are_gathered_where_they_stay_for_the_step():
@@ -308,6 +327,7 @@ def test_nothing_is_negative(plan, kernels):
 def test_shares_of_all_ranks_are_the_model(plan):
     """Padding included; what is tied lies on each of its stages."""
     words = {"tp": 1, "sp": False, "ep": 1, "zero": 3, "shard": None, "accumulate": None}
+    words["inputs"] = "sliced"
     plan = replace(plan, layout=replace(plan.layout, **words))
     total = sum(held(plan, rank, FLASH).get("weights", 0) for rank in range(plan.layout.world))
     units = buffers(weights(plan.shape))

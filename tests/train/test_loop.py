@@ -2,6 +2,9 @@
 
 import json
 import re
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +12,11 @@ from small_runs import assert_same_bits, forget, losses, metrics, opened, tensor
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from howdah.checkpoint.folders import best_step, mark_best, steps
+from howdah.comm.counters import Counters
+from howdah.comm.group import Group
 from howdah.comm.transport import Alone
 from howdah.plan.problems import BadInput
-from howdah.train.loop import train
+from howdah.train.loop import require_same_text, train
 from howdah.train.opened import open_run
 
 # What torchtitan's users read its log with.
@@ -167,3 +172,30 @@ def test_a_save_between_two_log_lines_loses_no_step(workers, make_job, tmp_path)
         if line.startswith("sent")
     )
     assert "in 8 steps" in sent and sent.endswith(": equal"), sent
+
+
+class Crowd(Alone):
+    """As many ranks, each of which says what this one says, or something else."""
+
+    size = 100
+
+    def __init__(self, other=None):
+        self._other = other
+
+    def all_gather(self, out, x, counts):
+        heard = out.view(self.size, -1)
+        heard[:] = x
+        if self._other is not None:
+            heard[-1] = self._other
+        return 0
+
+
+@pytest.mark.parametrize("folder", ["ffffffffffff1234", "123456789abcdef0", "000000000001"])
+def test_a_hundred_ranks_with_the_same_text_are_told_so(folder):
+    """Sums of 48 bits of a hash were rounded from some 40 ranks on, and equal text was refused."""
+    corpus = SimpleNamespace(folder=Path(folder))
+    for other in (None, 5.0):
+        world = Group(Crowd(other), axis="dp", counters=Counters())
+        with nullcontext() if other is None else pytest.raises(BadInput, match="different text"):
+            require_same_text(SimpleNamespace(world=world), corpus)
+        world.close()

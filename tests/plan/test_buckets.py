@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.comm.buckets import fill_buckets
+from howdah.plan.buckets import fill_buckets
 from howdah.plan.flat import Buffer
 
 

@@ -1,0 +1,132 @@
+"""howdah's contestants on each layout, and what bounds everyone.
+
+A bound is howdah's own computing, with nothing exchanged, on as many processes at once:
+
+    parts of tp     howdah on one process, training a model with this rank's part of the heads,
+                    of the feed-forward's columns and of the vocabulary: what a part computes
+    stages          each rank runs its own stage for all m micro-batches, and every other stage
+                    once; then it clips and updates its own weights
+
+The second is the shortest step of a pipeline of p stages that flushes, bubble and all. While the
+slowest stage works on its m micro-batches without a pause, the first of them has been through all
+other stages before, or the last goes through them after, forward and backward: m passes of the
+slowest stage and one of each other. With equal stages that is m + p - 1 passes of one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from cases import RATE, SEED, method
+from howdahs import CPU, HowdahStep, Place, Silent
+from layouts import Form
+from torch import Tensor
+
+from howdah.comm.rendezvous import choose
+from howdah.comm.transport import Alone
+from howdah.optim.clip import clip, squared_norm, total_norm
+from howdah.optim.optimizers import set_rate
+from howdah.parallel.apply import Placed, apply
+from howdah.parallel.flatten import fresh
+from howdah.parallel.mesh import connect_mesh
+from howdah.plan.batch import Batch
+from howdah.plan.layout import Layout, parse_layout
+from howdah.plan.plan import Plan, make_plan
+from howdah.text.batches import Micro
+from howdah.train.step import arrays_of
+
+Step = Callable[[Sequence[Micro]], float | None]
+
+
+def on_engine(case: Form, place: Place, words: str = "") -> HowdahStep:
+    """`words` of the layout beside the case's."""
+    assert place.transport.link == "shared", "the engine could not be built on this machine"
+    return HowdahStep(case, _layout(case, words), place.transport)
+
+
+def over_gloo(case: Form, place: Place, words: str = "") -> HowdahStep:
+    store = dist.PrefixStore(f"over gloo {words}", place.store)
+    wire = choose(store, rank=place.rank, size=place.size, transport="torch")
+    return HowdahStep(case, _layout(case, words), wire)
+
+
+def plan_of(case: Form, words: str = "") -> Plan:
+    """howdah's plan of a case; its stages are those of all contestants."""
+    layout = _layout(case, words)
+    batch = Batch(layout.replicas * case.rows, case.rows // case.micros)
+    return make_plan(case.shape, layout, batch, sequence=case.sequence, method=method(case))
+
+
+def _layout(case: Form, words: str) -> Layout:
+    return parse_layout(f"{case.layout} {words} x{case.micros}")
+
+
+# -- bounds --------------------------------------------------------------------------
+
+
+def part_alone(case: Form, place: Place) -> Step:
+    """A part of tp: a model of its own, of tokens that are in its part of the vocabulary."""
+    shape, tp = case.shape, case.parsed.tp
+    part = replace(
+        shape,
+        heads=shape.heads // tp,
+        kv_heads=shape.k // tp,
+        head_size=shape.d,
+        ffn=shape.ffn // tp,
+        vocab=shape.vocab // tp,
+    )
+    step = HowdahStep(replace(case, shape=part), Layout(dp=1, micros=case.micros), Alone())
+
+    def alone(micros: Sequence[Micro]) -> float:
+        return step([_within(micro, part.vocab) for micro in micros])
+
+    return alone
+
+
+def _within(micro: Micro, vocab: int) -> Micro:
+    return replace(micro, tokens=micro.tokens % vocab, labels=micro.labels % vocab)
+
+
+def stages_alone(case: Form, place: Place) -> Step:
+    """A stage that is fed at once with whatever it waits for."""
+    plan = plan_of(case)
+    stages = [_stage(plan, rank) for rank in range(place.size)]
+    mine, others = stages[place.rank], [s for r, s in enumerate(stages) if r != place.rank]
+    limit, tokens = method(case).optimizer.clip, case.rows * case.sequence
+
+    def step(micros: Sequence[Micro]) -> None:
+        for unit in mine.units.values():
+            unit.summed.zero_()
+        for micro in micros:
+            _pass(mine, micro, tokens)
+        for other in others:
+            _pass(other, micros[0], tokens)
+        norm = total_norm([squared_norm(mine.gradients())])
+        clip(mine.gradients(), norm=norm, limit=limit)
+        set_rate(mine.optimizer, RATE)
+        mine.optimizer.step()
+        for unit in mine.units.values():
+            unit.publish()
+
+    return step
+
+
+def _stage(plan: Plan, rank: int) -> Placed:
+    """What `rank` of the pipeline holds, with nobody beside it."""
+    mesh = connect_mesh(plan.layout, Silent(rank, plan.layout.world), CPU)
+    return apply(plan, mesh=mesh, fill=fresh(plan.weights, SEED))
+
+
+def _pass(placed: Placed, micro: Micro, tokens: int) -> None:
+    """Forward and backward of a stage, of made-up hidden states and gradients."""
+    line = placed.pipeline
+    assert line is not None
+    (stage,) = line.parts
+    out = line.alone(stage, arrays_of(micro, CPU), placed.loss)
+    end: Tensor | None = None
+    if "head" in line.parts[stage]:
+        out = out / tokens
+    else:
+        end = torch.zeros_like(out)
+    torch.autograd.backward(out, end)

@@ -1,0 +1,113 @@
+"""Buckets: which units' gradients go in one call.
+
+A call costs a latency however small it is; waiting to fill a large call wastes time in which
+bytes could already flow. Units are taken in the order in which backward finishes them, and a
+bucket is closed when it holds enough bytes.
+
+    backward finishes   head  layers.5  layers.4  layers.3  ...  embedding
+    buckets            [head  layers.5][layers.4  layers.3] ... [embedding]
+
+The stages of a pipeline's rank finish at different times, so each has buckets of its own, and so
+has a tied embedding whose two stages are on two ranks.
+
+Where gradients are kept as shares, whole ones exist in a window of a few slots, each as long as the
+longest bucket: one is filled while one is reduced, and some stay open for longer.
+"""
+
+from collections.abc import Sequence
+
+from howdah.plan.flat import Buffer
+from howdah.plan.pipeline import schedule_of, stage_parts, tied_stages
+from howdah.plan.plan import Plan
+from howdah.plan.ranks import axis
+from howdah.plan.schedule.actions import Kind
+from howdah.plan.sharding import local_buffers, summed_over_tp
+from howdah.plan.weights import parts_of
+
+BUCKET_BYTES = 4 << 20
+SPLIT = ("zb-h1", "zb-h2", "zb-v")  # backwards in two halves
+
+
+def fill_buckets(
+    buffers: Sequence[Buffer], *, element_bytes: int, least_bytes: int | None = None
+) -> list[list[Buffer]]:
+    """Buffers given in forward order → buckets in the order in which they will be ready.
+
+    Every bucket but the last holds at least `least_bytes`, or BUCKET_BYTES.
+    """
+    least_bytes = BUCKET_BYTES if least_bytes is None else least_bytes
+    buckets: list[list[Buffer]] = [[]]
+    for buffer in reversed(buffers):
+        filled = sum(b.length for b in buckets[-1]) * element_bytes
+        if buckets[-1] and filled >= least_bytes:
+            buckets.append([])
+        buckets[-1].append(buffer)
+    return [bucket for bucket in buckets if bucket]
+
+
+def summed_together(plan: Plan, rank: int) -> dict[int, list[list[Buffer]]]:
+    """The buffers of a rank by the stage with whose gradients they are summed, in one group, or a
+    tied embedding apart. What several stages use goes with the one whose gradients come last.
+    """
+    buffers = local_buffers(plan, rank)
+    if plan.layout.pp == 1:
+        return {0: [list(buffers)]}
+    place = axis(plan.layout, "pp").place(rank)
+    program, mine = schedule_of(plan).programs[place], stage_parts(plan, place)
+    ends = [a.stage for a in program if a.kind in (Kind.BACKWARD, Kind.WEIGHT)]
+    last = {stage: number for number, stage in enumerate(ends)}
+    apart = tied_stages(plan) is not None
+    found: dict[int, list[list[Buffer]]] = {stage: [[], []] for stage in mine}
+    for buffer in buffers:
+        users = set(parts_of(buffer.unit, plan.shape))
+        used = [stage for stage, parts in mine.items() if set(parts) & users]
+        stage = max(used, key=last.__getitem__)
+        found[stage][apart and buffer.unit == "tied"].append(buffer)
+    return {stage: [group for group in groups if group] for stage, groups in found.items()}
+
+
+def window_of(plan: Plan, rank: int) -> tuple[int, int]:
+    """The slots of the window for whole gradients, and the elements of each; 0 where whole
+    gradients are kept, or nobody shares them.
+    """
+    layout = plan.layout
+    if layout.accumulate != "shard" or layout.replicas == 1:
+        return 0, 0
+    buckets = [
+        bucket
+        for groups in summed_together(plan, rank).values()
+        for group in groups
+        for bucket in fill_buckets(group, element_bytes=plan.wide)
+    ]
+    names = {buffer.unit for bucket in buckets for buffer in bucket}
+    heads = {"head", "tied"} & names
+    stays_open = "tied" in names and _uses_twice(plan, rank)  # from the head to the embedding
+    early = (layout.schedule in SPLIT or plan.schedule is not None) and bool(heads)
+    parts = layout.tp > 1 and any(
+        len(summed_over_tp(plan.weight(name), plan, rank)) > 1
+        for bucket in buckets
+        for buffer in bucket
+        for name in buffer.names
+    )
+    slots = 2 + (stays_open or early) + parts
+    longest = max(sum(buffer.length for buffer in bucket) for bucket in buckets)
+    return min(slots, len(buckets)), longest
+
+
+def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
+    """The weights that several stages of a rank use."""
+    mine = stage_parts(plan, axis(plan.layout, "pp").place(rank))
+    return frozenset(
+        name
+        for buffer in local_buffers(plan, rank)
+        for users in [set(parts_of(buffer.unit, plan.shape))]
+        if sum(bool(set(parts) & users) for parts in mine.values()) > 1
+        for name in buffer.names
+    )
+
+
+def _uses_twice(plan: Plan, rank: int) -> bool:
+    """Whether embedding and head of a tied weight are both on this rank."""
+    place = axis(plan.layout, "pp").place(rank)
+    mine = {part for parts in stage_parts(plan, place).values() for part in parts}
+    return {"embedding", "head"} <= mine
