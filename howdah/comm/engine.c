@@ -78,7 +78,7 @@ enum { /* must match KINDS in engine.py */
 };
 enum { /* why an operation failed; must match REASONS in engine.py */
     FINE = 0, DIED = -1, LEFT = -2, STOPPED = -3, LATE = -4, DISAGREE = -5, INTERRUPTED = -6,
-    BUSY = -7, MISMATCH = -8, NO_MEMORY = -9
+    BUSY = -7, MISMATCH = -8, NO_MEMORY = -9, GAVE_UP = -10
 };
 
 /* What the caller asks for. `counts` has one entry for each rank: elements of each rank's part;
@@ -780,6 +780,9 @@ void howdah_tell(Engine *e, const char *site) {
 const char *howdah_told(const Engine *e, int rank) {
     return atomic_load(&e->members[rank].told) ? e->members[rank].site : NULL;
 }
+
+/* This rank cannot go on: ends all waits of all ranks, those of its own threads too. */
+void howdah_give_up(Engine *e) { fail(e, GAVE_UP, e->rank); }
 
 /* This rank takes no more part; whoever waits for it will be told. */
 void howdah_close(Engine *e) {

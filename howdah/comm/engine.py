@@ -263,6 +263,11 @@ class Engine:
         place = at - start + other
         return self._bytes[place : place + x.nbytes].view(x.dtype).view(x.shape)
 
+    def give_up(self) -> None:
+        """Ends all waits of all ranks, those of other threads of this one too."""
+        if self._handle is not None:
+            self._functions.howdah_give_up(self._handle)
+
     def close(self) -> None:
         """Leaves the group, and lets go of the arena, which lives while tensors of it are held."""
         if self._handle is not None:

@@ -54,7 +54,9 @@ class Failure:
                 f"{sent}; this rank called {self.call} at {self.site}"
             )
         lost = f"rank {by} was interrupted"
-        if reason != "interrupted":
+        if reason == "gave up":
+            lost = f"rank {by} gave up; what it says tells why"
+        elif reason != "interrupted":
             process = self.processes[about]
             lost = f"rank {about} (process {process}) {WHAT_HAPPENED[reason]}, as rank {by} saw"
         return PeerLost(f"{lost}; this rank called {self.call} at {self.site}")

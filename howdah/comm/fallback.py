@@ -199,6 +199,10 @@ class Fallback:
         place = self._at.mail + pair * (MAIL + RECORD)
         return self._at.mail_words + pair * 2 * LINE, place + MAIL, place
 
+    def give_up(self) -> None:
+        """Ends all waits of all ranks, those of other threads of this one too."""
+        self._give_up()
+
     def close(self) -> None:
         """Lets go of the file. Its memory goes when the last rank has."""
         self._words.release()

@@ -230,6 +230,10 @@ class Group:
 
         self._run(work, async_op=False)
 
+    def give_up(self) -> None:
+        """Tell all that this rank cannot go on: none waits for it, nor its own progress thread."""
+        self._transport.give_up()
+
     def close(self) -> None:
         """Ends the progress thread. What was started is finished first."""
         self._thread.shutdown()

@@ -31,7 +31,7 @@ KINDS = (
 )
 REASONS = (
     *("fine", "died", "left", "stopped", "late", "disagree", "interrupted", "busy", "mismatch"),
-    "no memory",
+    *("no memory", "gave up"),
 )
 OPERATIONS = tuple(COMBINE)
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
@@ -80,6 +80,7 @@ def load_library(path: Path) -> CDLL:
         ("explain", None, (c_void_p, ints, *[POINTER(Notice)] * 2, POINTER(Label))),
         ("tell", None, (c_void_p, c_char_p)),
         ("told", c_char_p, (c_void_p, c_int)),
+        ("give_up", None, (c_void_p,)),
         ("close", None, (c_void_p,)),
     ):
         function = getattr(library, f"howdah_{name}")

@@ -3,6 +3,7 @@ choose the same, for all have heard the same words:
 
     one machine, engine built    engine
     one machine, no compiler     fallback, said in a sentence
+    one machine, over 64 ranks   fallback, said in a sentence
     several machines             torch
 
 Used alone, in a program that torchrun started:
@@ -20,13 +21,14 @@ from typing import get_args
 import torch.distributed as dist
 
 from howdah.comm.counters import Counters
-from howdah.comm.engine import connect_engine
+from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.meeting import Kind, Word, meet, own_word
-from howdah.comm.torch_transport import torch_transport
-from howdah.comm.transport import Alone, Among, Transport
+from howdah.comm.torch_transport import TorchTransport, torch_transport
+from howdah.comm.transport import Alone, Transport
 from howdah.plan.problems import BadInput, nearest
+from howdah.sim.traffic import Wires
 
 
 def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
@@ -78,25 +80,39 @@ def choose(
         carrier = connect_fallback(store, rank=rank, size=size, seconds=seconds)
     else:
         carrier = torch_transport(store, rank=rank, size=size, seconds=seconds)
-    carrier.among = _among(store, rank, transport, seconds)
+    carrier.among = _Joining(store, rank, transport, seconds, wires_of(words))
     return carrier
 
 
-def _among(store: dist.Store, rank: int, wish: Kind | None, seconds: float) -> Among:
+class _Joining:
     """Joins some of the ranks that share a store. The same ones may meet again: each time under
     another number.
     """
-    times: Counter[tuple[int, ...]] = Counter()
 
-    def among(ranks: Sequence[int]) -> Transport:
+    def __init__(
+        self, store: dist.Store, rank: int, wish: Kind | None, seconds: float, wires: Wires
+    ) -> None:
+        self._store, self._rank, self._wish, self._seconds = store, rank, wish, seconds
+        self._times: Counter[tuple[int, ...]] = Counter()
+        self.wires = wires
+
+    def __call__(self, ranks: Sequence[int]) -> Transport:
         members = tuple(ranks)
-        times[members] += 1
-        name = f"{'-'.join(map(str, members))}/{times[members]}"
-        place = members.index(rank)
-        inner = dist.PrefixStore(name, store)
-        return choose(inner, rank=place, size=len(members), transport=wish, seconds=seconds)
+        self._times[members] += 1
+        name = f"{'-'.join(map(str, members))}/{self._times[members]}"
+        store, place = dist.PrefixStore(name, self._store), members.index(self._rank)
+        wish, seconds = self._wish, self._seconds
+        return choose(store, rank=place, size=len(members), transport=wish, seconds=seconds)
 
-    return among
+
+def wires_of(words: Sequence[Word]) -> Wires:
+    """What carries the messages of any of the ranks: those of one machine share memory, unless
+    all wish for messages; others send messages, also to those who are near.
+    """
+    machines = list(dict.fromkeys(word.machine for word in words))
+    inside = TorchTransport.link if words[0].wish == "torch" else Engine.link
+    nodes = tuple(machines.index(word.machine) for word in words)
+    return Wires(inside, TorchTransport.link, nodes=nodes)
 
 
 def agree(words: list[Word]) -> tuple[Kind, str]:
@@ -108,6 +124,7 @@ def agree(words: list[Word]) -> tuple[Kind, str]:
             raise BadInput(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
     apart = [rank for rank, word in enumerate(words) if word.machine != first.machine]
     lacking = [word.lack for word in words if word.lack]
+    many = f"the engine joins at most {RANKS} ranks, not {len(words)}"
     match first.wish:
         case "torch":
             return "torch", ""
@@ -120,6 +137,10 @@ def agree(words: list[Word]) -> tuple[Kind, str]:
             )
         case "engine" if lacking:
             raise BadInput(f"{lacking[0]}; or take transport=fallback")
+        case "engine" if len(words) > RANKS:
+            raise BadInput(f"{many}: take transport=fallback, or fewer ranks on a machine")
         case "" if lacking:
             return "fallback", f"{lacking[0]}; until then the slower fallback is taken"
+        case "" if len(words) > RANKS:
+            return "fallback", f"{many}: the slower fallback is taken"
     return ("fallback" if first.wish == "fallback" else "engine"), ""

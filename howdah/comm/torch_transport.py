@@ -131,6 +131,10 @@ class TorchTransport:
             self._together = None
         self._run(together)
 
+    def give_up(self) -> None:
+        """Closes all connections: whoever waits for a message of this rank is told."""
+        self._wire.abort()
+
     def close(self) -> None:
         """Torch closes its connections when the process group is let go."""
 

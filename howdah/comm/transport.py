@@ -16,7 +16,7 @@ other directly. With `counts` elements for the ranks, of w bytes:
     all_to_all       sum(sent) but to itself       gather       own·w but on the root
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,9 +24,19 @@ from typing import Protocol
 from torch import Tensor
 
 from howdah.plan.flat import share
+from howdah.sim.traffic import Wires
 
 Counts = Sequence[int]  # elements, one number for each rank
-Among = Callable[[Sequence[int]], "Transport"]
+
+
+class Among(Protocol):
+    """Joins some of the ranks of a transport, by number, in one of their own."""
+
+    wires: Wires  # what carries the messages of any of these ranks
+
+    def __call__(self, ranks: Sequence[int]) -> "Transport":
+        """All of `ranks` call, in one order."""
+        ...
 
 
 class PeerLost(RuntimeError):
@@ -110,6 +120,12 @@ class Transport(Protocol):
         """
         ...
 
+    def give_up(self) -> None:
+        """End all waits of all ranks with PeerLost or the like, those of other threads of this one
+        too: this rank cannot go on. What is left is to close.
+        """
+        ...
+
     def close(self) -> None:
         """Lets go of memory and connections."""
         ...
@@ -126,11 +142,20 @@ def keep(into: Tensor, part: Tensor) -> None:
         into.copy_(part)
 
 
+class _Nobody:
+    """Joins one rank: itself."""
+
+    wires = Wires("none", "none")
+
+    def __call__(self, ranks: Sequence[int]) -> Transport:
+        return Alone()
+
+
 class Alone:
     """A group of one: every operation is a copy, or nothing."""
 
     rank, size, link, site = 0, 1, "none", ""
-    among: Among = staticmethod(lambda ranks: Alone())
+    among: Among = _Nobody()
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         return 0
@@ -172,6 +197,9 @@ class Alone:
 
     def group(self) -> AbstractContextManager[Batch]:
         return nullcontext(Nothing())
+
+    def give_up(self) -> None:
+        """Nobody waits."""
 
     def close(self) -> None:
         """There is nothing to let go of."""

@@ -30,9 +30,10 @@ from howdah.parallel.ops import Handle, head_loss, own_operations
 from howdah.parallel.part_sums import PartSums, sum_parts
 from howdah.parallel.pipeline import Pipeline, Stages
 from howdah.parallel.recompute import recompute
+from howdah.parallel.sequence import Border
 from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import own_parts
-from howdah.parallel.tensor import head_parts, split
+from howdah.parallel.tensor import border_of, head_parts, split
 from howdah.parallel.zero import Gatherer, ShareReducer, Window, gather_weights
 from howdah.parallel.zero3 import Gathering
 from howdah.plan.buckets import used_by_several
@@ -61,6 +62,7 @@ class Placed:
               used; None where each updates everything
     window    room for whole gradients where shares are kept
     keeper    knows the weights of own operations; None where they are parameters of the model
+    border    between what each part of tp has of all tokens, and what all have; None without tp
     pipeline  runs the stages, and sums their gradients in the reducer's place; None without pp
     """
 
@@ -74,15 +76,16 @@ class Placed:
     gatherer: Gatherer | Gathering | None
     window: Window | None
     keeper: Resident | None
-    pipeline: Pipeline | None = None
+    border: Border | None
+    pipeline: Pipeline | None
 
     @property
     def exposed(self) -> float:
         """Seconds that computation has waited for others, over the whole run: for gradients and
-        weights, and in a pipeline for messages.
+        weights, at the borders of tp, and in a pipeline for messages.
         """
         line = self.pipeline
-        parts = (self.reducer, self.gatherer, line, line.sums if line else None)
+        parts = (self.reducer, self.gatherer, self.border, line, line.sums if line else None)
         return sum((part.exposed for part in parts if part), 0.0)
 
     @property
@@ -125,7 +128,8 @@ class Placed:
 
     def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
         if self.keeper:
-            weight, parts = cast(Handle, self.model.head_weight), head_parts(self.plan, self.mesh)
+            weight = cast(Handle, self.model.head_weight)
+            parts = head_parts(self.plan, self.border) if self.border else None
             return head_loss(hidden, weight, labels, parts=parts, terms=terms)
         return cross_entropy_sum(hidden, self.model.head_weight, labels, terms=terms)
 
@@ -166,6 +170,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     window = Window(plan, rank, like) if shares else None
     sums = StageSums(plan, mesh, units, window) if layout.pp > 1 else None
     reducer = None if sums else _reducer(plan, mesh, units, window)
+    border = border_of(plan, mesh) if layout.tp > 1 else None
     keeper, gathering = None, _gathering(plan, mesh, units) if cut else None
     if needs_own(layout):
         taker = sums or reducer
@@ -173,8 +178,8 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
         value = gathering.value if gathering else None
         ready = taker.ready if taker else lambda _: None
         keeper = Resident(units, target, ready, value, shared=used_by_several(plan, rank))
-        if layout.tp > 1:
-            split(model, plan, mesh, keeper)
+        if border:
+            split(model, plan, border, keeper)
         own_operations(model, keeper)
     elif reducer:
         listen_to_parameters(model, reducer)
@@ -187,7 +192,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
         pipeline = Pipeline(plan, mesh, stages, sums)
     return Placed(
         *(plan, mesh, model, units, ranges, optimizer),
-        *(reducer, gatherer, window, keeper, pipeline),
+        *(reducer, gatherer, window, keeper, border, pipeline),
     )
 
 

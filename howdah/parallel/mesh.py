@@ -31,7 +31,6 @@ class Mesh:
 
     world       all ranks
     groups      along each axis
-    wires       the classes of link that the counters tell apart
     transports  those that were joined for the groups
     among       joins some of all ranks in a transport of their own
     """
@@ -42,7 +41,6 @@ class Mesh:
     world: Group
     groups: Mapping[Axis, Group]
     counters: Counters
-    wires: Wires
     transports: tuple[Transport, ...]
     among: Among
     joined: list[tuple[Group, Transport]] = field(default_factory=list)
@@ -68,6 +66,11 @@ class Mesh:
         return self.groups["across"]
 
     @property
+    def wires(self) -> Wires:
+        """The classes of link that the counters tell apart."""
+        return self.among.wires
+
+    @property
     def counts_batch(self) -> bool:
         """Whether this rank counts its replica's tokens, which all stages and parts see alike."""
         return self.place("pp") == self.place("tp") == 0
@@ -85,9 +88,24 @@ class Mesh:
         self.joined.append((group, transport))
         return group
 
+    def __enter__(self) -> "Mesh":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Closes. Where an error leaves, the others are told first: they may wait for this rank,
+        and its own progress threads for them.
+        """
+        if error:
+            for group in self._every():
+                group.give_up()
+        self.close()
+
+    def _every(self) -> set[Group]:
+        return {self.world, *self.groups.values(), *(group for group, _ in self.joined)}
+
     def close(self) -> None:
         """Ends the groups' progress threads, and lets go of what joined them."""
-        for group in {self.world, *self.groups.values(), *(group for group, _ in self.joined)}:
+        for group in self._every():
             group.close()
         for transport in (*self.transports, *(transport for _, transport in self.joined)):
             transport.close()
@@ -109,6 +127,5 @@ def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> 
         part = transport.among(ranks) if len(ranks) > 1 else Alone()
         joined.append(part)
         groups[name] = Group(part, axis=counted, counters=counters)
-    wires = Wires(transport.link, transport.link)
-    transports, among = tuple(joined), transport.among
-    return Mesh(layout, rank, device, world, groups, counters, wires, transports, among)
+    among = transport.among
+    return Mesh(layout, rank, device, world, groups, counters, tuple(joined), among)

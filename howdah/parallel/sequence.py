@@ -18,19 +18,35 @@ slice is kept, and not what was gathered: the backward pass gathers it once more
 Slices are shares of the positions of each sample; their lengths may differ by one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any, Literal
 
 from torch import Tensor
 
-from howdah.comm.group import DONE, Group
+from howdah.comm.group import Group
 from howdah.model.noise import Noise
 from howdah.model.transformer import Transformer
 from howdah.plan.flat import share
 
 Coming = Callable[[], Tensor]  # waits for a tensor that is on its way
+
+
+@dataclass
+class Waited:
+    """Seconds that computation has stood still at a border, over the whole run."""
+
+    seconds: float = 0.0
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """What is done inside is waiting."""
+        began = perf_counter()
+        yield
+        self.seconds += perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -41,34 +57,51 @@ class Border:
     length  positions of a sample
     sliced  each part holds a slice of them (sp)
     keeps   what is gathered is kept for the backward pass (inputs=gathered)
+    waited  at this border
     """
 
     group: Group
     length: int
     sliced: bool
     keeps: bool = False
+    waited: Waited = field(default_factory=Waited)
 
-    def whole(self, x: Tensor) -> Coming:
-        """Starts to bring x [b, s, h] of all positions here."""
+    @property
+    def exposed(self) -> float:
+        """Seconds that this rank has waited for others, over the whole run."""
+        return self.waited.seconds
+
+    def whole(self, x: Tensor, *, now: bool = False) -> Coming:
+        """Starts to bring x [b, s, h] of all positions here; it is there if it is wanted `now`."""
         if not self.sliced:
             return lambda: x
         rows = x.movedim(1, 0)
         out = rows.new_empty(self.length, *rows.shape[1:])
-        started = self.group.all_gather(out, rows, async_op=True)
-        return _after(started, lambda: out.movedim(0, 1).contiguous())
+        with self.waited.here():
+            started = self.group.all_gather(out, rows, async_op=not now)
+        return self._after(started, lambda: out.movedim(0, 1).contiguous())
 
-    def sum(self, x: Tensor) -> Coming:
-        """Starts to sum x [b, s, h] over the parts: the sum, or this rank's slice of it.
+    def sum(self, x: Tensor, *, now: bool = False) -> Coming:
+        """Starts to sum x [b, s, h] over the parts: the sum, or this rank's slice of it. It is
+        there if it is wanted `now`, on the thread that asks.
 
         `x` must be of its own memory: it may become the sum.
         """
         if not self.sliced:
-            return _after(self.group.all_reduce(x, async_op=True), lambda: x)
+            with self.waited.here():
+                started = self.group.all_reduce(x, async_op=not now)
+            return self._after(started, lambda: x)
         rows = x.movedim(1, 0)
         start, stop = self.slice
         out = rows.new_empty(stop - start, *rows.shape[1:])
-        started = self.group.reduce_scatter(out, rows, async_op=True)
-        return _after(started, lambda: out.movedim(0, 1).contiguous())
+        with self.waited.here():
+            started = self.group.reduce_scatter(out, rows, async_op=not now)
+        return self._after(started, lambda: out.movedim(0, 1).contiguous())
+
+    def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
+        """`x` becomes the largest, or the sum, over the parts."""
+        with self.waited.here():
+            self.group.all_reduce(x, op=op)
 
     @property
     def slice(self) -> tuple[int, int]:
@@ -86,13 +119,13 @@ class Border:
         """The same noise, for the positions that are here."""
         return noise and replace(noise, first=self.slice[0], length=self.length)
 
+    def _after(self, started: Future[None], give: Coming) -> Coming:
+        def wait() -> Tensor:
+            with self.waited.here():
+                started.result()
+            return give()
 
-def _after(started: Future[None], give: Coming) -> Coming:
-    def wait() -> Tensor:
-        started.result()
-        return give()
-
-    return give if started is DONE else wait
+        return wait
 
 
 @dataclass(frozen=True)
@@ -110,11 +143,11 @@ class HeadParts:
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """Over the parts of tp; a number for each token."""
-        self.border.group.all_reduce(x, op=op)
+        self.border.combine(x, op)
 
     def whole(self, hidden: Tensor, length: int) -> Tensor:
         """Gathered, where slices are here."""
-        return self.border.whole(hidden)()
+        return self.border.whole(hidden, now=True)()
 
     def sum(self, gradient: Tensor) -> Coming:
         """As at the way in of any region."""

@@ -45,9 +45,8 @@ ROWS = (("attention", "o"), ("feedforward", "down"))
 Linear = tuple[Handle, Handle | None]  # weight and bias
 
 
-def split(model: Transformer, plan: Plan, mesh: Mesh, keeper: Keeper) -> None:
+def split(model: Transformer, plan: Plan, border: Border, keeper: Keeper) -> None:
     """Puts tensor-parallel operations in the place of the linears and embeddings of `model`."""
-    border = border_of(plan, mesh)
     for number, block in model.layers.items():
         for name, leaves in COLUMNS:
             inside = getattr(block, name)
@@ -62,7 +61,7 @@ def split(model: Transformer, plan: Plan, mesh: Mesh, keeper: Keeper) -> None:
             setattr(inside, leaf, Row(*linear, border))
     if hasattr(model, "embedding"):
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
-            Handle("embedding.weight", keeper), border, _first_row(plan, mesh)
+            Handle("embedding.weight", keeper), border, _first_row(plan, border)
         )
     if border.sliced:
         if hasattr(model, "positions"):
@@ -78,16 +77,14 @@ def border_of(plan: Plan, mesh: Mesh) -> Border:
     return Border(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps)
 
 
-def head_parts(plan: Plan, mesh: Mesh) -> HeadParts | None:
-    """Who holds the other rows of the head; None where nobody does."""
-    if plan.layout.tp == 1:
-        return None
-    return HeadParts(border_of(plan, mesh), _first_row(plan, mesh), plan.shape.vocab)
+def head_parts(plan: Plan, border: Border) -> HeadParts:
+    """Who holds the other rows of the head."""
+    return HeadParts(border, _first_row(plan, border), plan.shape.vocab)
 
 
-def _first_row(plan: Plan, mesh: Mesh) -> int:
+def _first_row(plan: Plan, border: Border) -> int:
     """Of the vocabulary, the first that is here."""
-    return share(plan.shape.vocab, plan.layout.tp, mesh.place("tp"))[0]
+    return share(plan.shape.vocab, border.group.size, border.group.rank)[0]
 
 
 def _linear(path: str, plain: nn.Module, keeper: Keeper) -> Linear:
@@ -101,7 +98,7 @@ def _linear(path: str, plain: nn.Module, keeper: Keeper) -> Linear:
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, linears: Sequence[Linear], border: Border) -> Any:
-        whole = border.whole(x)()
+        whole = border.whole(x, now=True)()
         ctx.save_for_backward(whole if border.keeps else x)
         ctx.linears, ctx.border = linears, border
         return tuple(F.linear(whole, w.value(), b.value() if b else None) for w, b in linears)
@@ -125,7 +122,7 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, border: Border) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.border = weight, bias, border
-        out = border.sum(F.linear(x, weight.value()))()
+        out = border.sum(F.linear(x, weight.value()), now=True)()
         return out.add_(bias.value()) if bias else out
 
     @staticmethod
@@ -150,13 +147,13 @@ class _VocabEmbedding(torch.autograd.Function):
         ctx.of, rows = of, of.weight.value()
         places, elsewhere = _places(tokens, of.first, len(rows))
         out = F.embedding(places, rows).masked_fill_(elsewhere[..., None], 0)
-        return of.border.sum(out)()
+        return of.border.sum(out, now=True)()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
-        of, whole = ctx.of, ctx.of.border.whole(gradient)()
+        of, whole = ctx.of, ctx.of.border.whole(gradient, now=True)()
 
         def add(out: Tensor) -> None:
             places, elsewhere = _places(tokens, of.first, len(out))

@@ -69,6 +69,10 @@ def _misfits(schedule: Schedule, layout: Layout) -> Iterator[str]:
             f"it has {schedule.stages} stages and the layout {stages}; with v stages on each rank, "
             "say interleaved and v"
         )
+    if ranks == layout.pp:
+        empty = [rank for rank, program in enumerate(schedule.programs) if not program]
+        for rank in empty:
+            yield f"rank {rank} has no stage; give every rank one, or say pp{ranks - len(empty)}"
     if schedule.micros != layout.micros:
         yield (
             f"it has {schedule.micros} micro-batches and the layout x{layout.micros}; give the "

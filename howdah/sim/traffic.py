@@ -64,11 +64,23 @@ class Traffic(NamedTuple):
 
 
 class Wires(NamedTuple):
-    """The class of link between ranks: `inside` a node of `node` ranks, or `between` nodes."""
+    """The class of link between ranks: `inside` a node of `node` ranks, or `between` nodes.
+
+    nodes  which node each rank is on, where a group has one transport for all of its messages:
+           what carries them `inside` if all of its ranks share a node. Left out, each message
+           takes the wire between its two ranks
+    """
 
     inside: str = "tcp"
     between: str = "tcp"
     node: int = 1
+    nodes: tuple[int, ...] = ()
+
+    def near(self, rank: int, group: np.ndarray) -> np.ndarray:
+        """Which messages of `rank` to the others of a group stay inside its node."""
+        if not self.nodes:
+            return np.asarray(group // self.node == rank // self.node)
+        return np.full(len(group), len({self.nodes[r] for r in (rank, *group)}) == 1)
 
 
 TCP = Wires()
@@ -87,7 +99,7 @@ class Sender:
         to = np.fromiter(peers, np.int64)
         counts = np.broadcast_to(np.asarray(sizes, np.int64), to.shape)
         others = to != self.rank
-        near = to // self.wires.node == self.rank // self.wires.node
+        near = self.wires.near(self.rank, to)
         for link, chosen in ((self.wires.inside, near), (self.wires.between, ~near)):
             if total := int(counts[chosen & others].sum()):
                 self.sent[Traffic(axis, operation, link)] += total

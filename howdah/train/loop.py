@@ -53,7 +53,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
     torch.set_num_threads(job.threads)
     device = device_of(job, local_rank)
     with ExitStack() as stack:
-        mesh = stack.enter_context(closing(connect_mesh(job.layout, transport, device)))
+        mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
         request = stack.enter_context(listen())
         if mesh.rank == 0:
             stack.enter_context(hold(job.folder))
@@ -106,7 +106,9 @@ def device_of(job: Job, local_rank: int) -> torch.device:
 
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
     """Raises BadInput when the ranks do not all have the same tokens: machines may differ."""
-    mine = float(int(corpus.folder.name[:12], 16))  # the folder's name is a hash of the contents
+    # The folder's name is a hash of the contents. 32 bits of it: a float64 holds the exact sum of
+    # as many as there can be ranks, and equal numbers must add up to equal ones.
+    mine = float(int(corpus.folder.name[:8], 16))
     (total,) = mesh.world.sum_scalars([mine])
     if total != mine * mesh.world.size:
         raise BadInput(

@@ -103,13 +103,16 @@ def miniature(job: Job, *, precision: Precision, steps: int) -> Case:
 
 
 def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
-    """Every axis shrunk; stages and micro-batches as a schedule of one's own has them."""
+    """Every axis shrunk, both cuts of dp under shardG; stages and micro-batches as a schedule of
+    one's own has them.
+    """
     pp, micros = layout.pp, layout.micros or 1
     if not own_schedule:
         pp, micros = shrink(pp), shrink(micros)
     virtual = shrink(layout.virtual)
-    tp, dp = shrink(layout.tp), shrink(layout.replicas)
-    return replace(layout, pp=pp, dp=dp, tp=tp, virtual=virtual, micros=micros)
+    shard = layout.shard and shrink(layout.shard)
+    tp, dp = shrink(layout.tp), (shard or 1) * shrink(layout.replicas // (layout.shard or 1))
+    return replace(layout, pp=pp, dp=dp, tp=tp, shard=shard, virtual=virtual, micros=micros)
 
 
 def small_parts(parts: int, shape: ModelShape, small: ModelShape) -> int:

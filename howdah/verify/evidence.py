@@ -16,7 +16,7 @@ from howdah.comm.transport import Transport
 from howdah.optim.rates import learning_rate
 from howdah.parallel.apply import apply
 from howdah.parallel.flatten import fresh
-from howdah.parallel.mesh import connect_mesh
+from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
 from howdah.plan.weights import weights
 from howdah.sim.traffic import TCP, Traffic, Wires
@@ -56,7 +56,11 @@ def gather(
 
     mutate, shift  break a part, or a batch (given the replica), on purpose
     """
-    mesh = connect_mesh(case.layout, transport, torch.device("cpu"))
+    with connect_mesh(case.layout, transport, torch.device("cpu")) as mesh:
+        return _gather(mesh, case, mutate, shift)
+
+
+def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) -> Evidence:
     fill = fresh(weights(case.shape), case.seed)
     placed = apply(case.plan, mesh=mesh, fill=fill)
     stepper = Stepper(placed, mesh, case.method, case.seed)
@@ -82,7 +86,6 @@ def gather(
         for unit in placed.units.values()
         for name, weight in unit.views(placed.whole(unit)).items()
     }
-    mesh.close()
     keep = mesh.rank == 0
     return Evidence(
         losses=[result.loss for result in results],

@@ -95,8 +95,6 @@ def together(forms: tuple[str, ...]) -> str:
     words.setdefault("x", "x4" if "pp" in words else "x2")
     if "accumulation" in forms:
         words["x"] = words.pop("x3")
-        if "interleaved" in forms:
-            words["x"] = "x4"  # x3 is refused: not a multiple of the ranks
     return " ".join(words.values())
 
 

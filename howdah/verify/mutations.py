@@ -9,25 +9,46 @@ one goes unnoticed.
     a norm counted twice  one unit's squares enter the global norm twice
     a shifted micro-batch the first replica's first micro-batch has its labels moved by one
 
+where states are shared out, and where blocks are computed again:
+
+    a sum across groups skipped      each group of shardG keeps its own sum
+    a unit from before the update    zero3 goes on with what it first gathered of one unit
+    another second run               one block's attention is cut elsewhere when it runs again
+
+where the model is cut into stages:
+
+    a gradient lost between stages   of one micro-batch, zeros arrive at one boundary
+    a tie skipped                    the two stages of one embedding keep their own gradients
+
 and where matrices are cut:
 
     an input's sum skipped  the gradient behind one region is not summed over the parts of tp
     a part left out         of one weight's gradient that each part has a part of
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from howdah.comm.group import DONE
+from howdah.model.attention import Core, Mask, Spans
 from howdah.model.loss import Add
+from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
 from howdah.parallel.keeper import Resident
 from howdah.parallel.sequence import Border, Coming
 from howdah.parallel.tensor import Column
+from howdah.plan.pipeline import schedule_of, tied_stages
 from howdah.plan.plan import Plan
+from howdah.plan.ranks import axis
+from howdah.plan.schedule.actions import Kind
+from howdah.plan.schedule.messages import message_order
 from howdah.plan.sharding import placement, summed_over_tp
 from howdah.text.batches import Micro
 from howdah.train.step import Stepper, count_tokens
@@ -43,13 +64,22 @@ class Mutation:
     shift: Shift | None = None
 
 
-def mutations(plan: Plan) -> list[Mutation]:
-    """The breaks that are possible on a plan: a sum, where ranks add to the first weight's."""
+def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
+    """The breaks that are possible on a plan, and that `steps` of it can show: a sum, where ranks
+    add to the first weight's; a late weight, where there is a step after an update.
+    """
     found = [
         Mutation("a wrong count", mutate=count_one_more),
         Mutation("a norm counted twice", mutate=count_a_unit_twice),
         Mutation("a shifted micro-batch", shift=shift_first_micro),
+        *_of_shares(plan, steps),
     ]
+    if plan.layout.recompute != "none":
+        found.append(Mutation("another second run", mutate=run_otherwise_again))
+    if plan.layout.pp > 1:
+        found.append(Mutation("a gradient lost between stages", mutate=lose_a_gradient))
+        if tied_stages(plan):
+            found.append(Mutation("a tie skipped", mutate=skip_the_tie))
     if plan.layout.tp > 1:
         found.append(Mutation("an input's sum skipped", mutate=skip_an_input_s_sum))
         if _partial(plan):
@@ -57,6 +87,17 @@ def mutations(plan: Plan) -> list[Mutation]:
     held = placement(plan.weights[0], plan, rank=0)
     sums = held is not None and len(held.summed) > 1
     return [Mutation("a sum skipped", mutate=skip_a_sum), *found] if sums else found
+
+
+def _of_shares(plan: Plan, steps: int) -> Iterator[Mutation]:
+    """The breaks where several ranks share out states."""
+    if axis(plan.layout, "shard").size == 1:
+        return
+    if axis(plan.layout, "across").size > 1:
+        yield Mutation("a sum across groups skipped", mutate=skip_the_sum_across)
+    if plan.layout.zero == 3 and steps > 1 and plan.method.precision == "float64":
+        # in others, what an update changes in a loss may be less than rounding
+        yield Mutation("a unit from before the update", mutate=keep_a_unit)
 
 
 def count_one_more(stepper: Stepper) -> Stepper:
@@ -95,6 +136,88 @@ def _leave_out(keeper: Resident, name: str, rank: int) -> None:
     keeper.add = leave_out  # type: ignore[method-assign]
 
 
+def skip_the_sum_across(stepper: Stepper) -> Stepper:
+    """Each group that shares out a copy of the states has the sum of its own ranks alone."""
+
+    def skip(x: object, *, after: Future[None] = DONE, **_: object) -> Future[None]:
+        return after
+
+    stepper.mesh.across.all_reduce = skip  # type: ignore[method-assign]
+    return stepper
+
+
+def keep_a_unit(stepper: Stepper) -> Stepper:
+    """Of the first block of each rank, the weights stay what they were when first gathered."""
+    keeper, units = stepper.placed.keeper, stepper.placed.units
+    assert keeper is not None, "weights that are shared out have a keeper"
+    blocks = (unit.buffer.names for unit in units.values() if _is_block(unit.buffer.unit))
+    names, value = next(blocks, ()), keeper.value
+    first: dict[str, Tensor] = {}
+
+    def old(name: str) -> Tensor:
+        now = value(name)
+        return first.setdefault(name, now.clone()) if name in names else now
+
+    keeper.value = old  # type: ignore[method-assign]
+    return stepper
+
+
+def _is_block(unit: str) -> bool:
+    return unit.startswith("layers.")
+
+
+def run_otherwise_again(stepper: Stepper) -> Stepper:
+    """In the first block of each rank, attention sees other tokens when it runs again."""
+    for block in cast(Iterable[Block], stepper.placed.model.layers.values()):
+        block.attention.core = _recut(block.attention.core)
+        break
+    return stepper
+
+
+def _recut(core: Core) -> Core:
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        whole = Spans((q.shape[0],), ((q.shape[2],),))
+        spans = mask if isinstance(mask, Spans) else whole
+        return core(q, k, v, _Recut(spans.rows, spans.lengths))
+
+    return attend
+
+
+class _Recut(Spans):
+    """In the second run, which has a graph, every row is cut in its middle, and there alone."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name != "lengths" or not torch.is_grad_enabled():
+            return value
+        return tuple((sum(cuts) // 2, sum(cuts) - sum(cuts) // 2) for cuts in value)
+
+
+def lose_a_gradient(stepper: Stepper) -> Stepper:
+    """The first gradient of a step that one stage sends to another is zeros."""
+    line, plan = stepper.placed.pipeline, stepper.placed.plan
+    assert line is not None, "stages have a pipeline"
+    every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
+    lost = next(message for message in every if message.action.kind is not Kind.FORWARD)
+    if stepper.mesh.place("pp") != lost.source:
+        return stepper
+    way = [m for m in every if (m.source, m.target) == (lost.source, lost.target)]
+    turns, send = cycle(message is lost for message in way), line.links.send
+
+    def lossy(x: Tensor, to: int) -> Future[None]:
+        return send(torch.zeros_like(x) if to == lost.target and next(turns) else x, to)
+
+    line.links.send = lossy  # type: ignore[method-assign]
+    return stepper
+
+
+def skip_the_tie(stepper: Stepper) -> Stepper:
+    """The stages of the embedding and of the head each keep their own gradient of it."""
+    assert stepper.placed.pipeline is not None, "stages have a pipeline"
+    stepper.placed.pipeline.sums.tie = lambda: DONE  # type: ignore[method-assign]
+    return stepper
+
+
 def skip_an_input_s_sum(stepper: Stepper) -> Stepper:
     """Every part keeps its own term of the gradient behind its first region."""
     columns = (m for m in stepper.placed.model.modules() if isinstance(m, Column))
@@ -108,7 +231,7 @@ def skip_an_input_s_sum(stepper: Stepper) -> Stepper:
 class _Deaf(Border):
     """Hears nothing of the other parts' terms."""
 
-    def sum(self, x: Tensor) -> Coming:
+    def sum(self, x: Tensor, *, now: bool = False) -> Coming:
         return lambda: self.own(x).contiguous()
 
 

@@ -60,7 +60,7 @@ def verify(
     differences = compare(case, ranks[0], theirs, noise)
     problems = [*_diverged(differences), *_equal_bits(case.plan, ranks), *_bytes(case, ranks)]
     noticed = []
-    for mutation in mutations(case.plan) if controls else []:
+    for mutation in mutations(case.plan, steps=case.steps) if controls else []:
         broken = run(mutation.mutate, mutation.shift)
         failing = _worst_failing(compare(case, broken[0], theirs, noise))
         noticed.append((mutation.name, failing))

@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 
 from howdah.comm import connect
+from howdah.comm.engine import RANKS
 from howdah.comm.meeting import Word, meet
-from howdah.comm.rendezvous import agree, choose
+from howdah.comm.rendezvous import agree, choose, wires_of
 from howdah.comm.spawn import HOST, launch
 from howdah.plan.problems import BadInput
+from howdah.sim.traffic import Wires
 
 HERE, THERE = Word("a", 1), Word("b", 1)
 BARE = Word("a", 1, lack="there is no C compiler")
@@ -32,6 +34,10 @@ def wishing(wish, word=HERE):
         ([wishing("torch")] * 2, "torch", ""),
         ([wishing("fallback")] * 2, "fallback", ""),
         ([wishing("engine")] * 2, "engine", ""),
+        ([HERE] * RANKS, "engine", ""),
+        ([HERE] * (RANKS + 1), "fallback", "joins at most 64 ranks, not 65: the slower fallback"),
+        ([wishing("fallback")] * (RANKS + 1), "fallback", ""),
+        ([HERE] * RANKS + [THERE], "torch", ""),
     ],
 )
 def test_what_the_ranks_agree_on(words, kind, said):
@@ -47,11 +53,25 @@ def test_what_the_ranks_agree_on(words, kind, said):
         ([wishing("engine"), wishing("engine", THERE)], "rank 1 shares no memory with rank 0"),
         ([wishing("fallback"), wishing("fallback", THERE)], "instead of fallback"),
         ([wishing("engine"), wishing("engine", BARE)], "no C compiler; or take transport=fallback"),
+        ([wishing("engine")] * (RANKS + 1), "at most 64 ranks, not 65: take transport=fallback"),
     ],
 )
 def test_what_the_ranks_cannot_agree_on(words, sentence):
     with pytest.raises(BadInput, match=sentence):
         agree(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "wires"),
+    [
+        ([HERE, HERE], Wires("shared", "tcp", nodes=(0, 0))),
+        ([THERE, HERE, THERE], Wires("shared", "tcp", nodes=(0, 1, 0))),
+        ([BARE, HERE], Wires("shared", "tcp", nodes=(0, 0))),
+        ([wishing("torch")] * 2, Wires("tcp", "tcp", nodes=(0, 0))),
+    ],
+)
+def test_what_carries_the_messages_of_some_ranks(words, wires):
+    assert wires_of(words) == wires
 
 
 @pytest.fixture

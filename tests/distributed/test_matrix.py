@@ -25,6 +25,7 @@ QUICK = [
     ("zero3", "tensor", "selective"),
     ("zero3 kept", "interleaved", "recompute"),
     ("zero3 kept", "sequence kept", "recompute"),
+    ("interleaved", "accumulation"),  # as many micro-batches as no multiple of the ranks
 ]
 
 
@@ -32,6 +33,14 @@ QUICK = [
 def test_forms_together_equal_one_device(workers, forms):
     verdict = verify(case_of(together(forms)), workers, controls=False)
     assert verdict.proved, "\n".join(report(verdict))
+
+
+def test_a_cell_has_the_words_of_all_its_forms():
+    """The larger of an axis; more micro-batches than one, unless a form says how many."""
+    assert together(("hybrid", "tensor")) == "dp4 zero2 shard2 tp2 x2"
+    for form in FORMS:
+        accumulated = together((form, "accumulation"))
+        assert accumulated.split()[-1] == "x3", accumulated
 
 
 def test_every_cell_is_a_layout_or_a_sentence():

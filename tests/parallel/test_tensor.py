@@ -107,11 +107,11 @@ class Watched(Border):
         super().__init__(group=None, length=length, sliced=sliced)
         object.__setattr__(self, "log", log)
 
-    def whole(self, x):
+    def whole(self, x, *, now=False):
         self.log.events.append("gather")
         return lambda: self.log.events.append("gathered") or x
 
-    def sum(self, x):
+    def sum(self, x, *, now=False):
         self.log.events.append("sum")
         return lambda: self.log.events.append("summed") or x
 

@@ -55,6 +55,20 @@ def test_links_inside_and_between_nodes_are_rows_of_their_own():
     assert sum(total.values()) == sum(step_traffic(plan_of("dp4"), 1).values())
 
 
+def test_a_group_with_one_transport_is_near_as_a_whole_or_not_at_all():
+    """Two machines with two ranks each: a group of all four shares no memory."""
+    wires = Wires("shared", "tcp", nodes=(0, 0, 1, 1))
+    split, plan = wires._replace(node=2, nodes=()), plan_of("dp2 tp2")
+    for rank in range(4):
+        rows = step_traffic(plan, rank, wires)
+        by_axis = {axis: {row.link for row in rows if row.axis == axis} for axis in ("dp", "tp")}
+        assert by_axis == {"dp": {"tcp"}, "tp": {"shared"}}
+        assert {row.link for row in rows if row.operation == "scalars"} == {"tcp"}
+        pairs = step_traffic(plan, rank, split)
+        assert {row.link for row in pairs if row.operation == "scalars"} == {"tcp", "shared"}
+        assert sum(rows.values()) == sum(pairs.values())
+
+
 @settings(max_examples=60)
 @given(plans())
 def test_nothing_is_negative_and_only_ranks_of_an_axis_send_on_it(plan):

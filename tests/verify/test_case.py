@@ -8,6 +8,7 @@ import pytest
 from howdah.plan.layout import Layout
 from howdah.plan.presets import PRESETS, preset
 from howdah.plan.problems import BadInput
+from howdah.plan.ranks import axis
 from howdah.plan.shapes import check_shape
 from howdah.plan.support import unsupported
 from howdah.verify.case import (
@@ -55,6 +56,25 @@ def test_a_miniature_keeps_the_layouts_axes(make_job, layout, small, samples):
     assert (str(case.layout), case.samples) == (small, samples)
     assert (case.method.precision, case.method.dropout, case.steps) == ("bf16", 0.25, 3)
     assert case.shape.layers == 2 and case.text is None and case.seed == job.seed
+
+
+@pytest.mark.parametrize(
+    ("layout", "small"),
+    [
+        ("dp4 zero2 shard2", "dp4 zero2 shard2 x1"),
+        ("dp8 zero2 shard2", "dp4 zero2 shard2 x1"),
+        ("dp8 zero2 shard4", "dp4 zero2 shard2 x1"),
+        ("dp6 zero3 shard3", "dp6 zero3 shard3 x1"),
+    ],
+)
+def test_a_miniature_keeps_both_cuts_of_the_replicas(make_job, layout, small):
+    """It was two ranks, without groups that hold copies of one another, or a sentence that refused
+    a good layout.
+    """
+    job = make_job("a", f"layout={layout}", "batch.global_batch=24")
+    case = miniature(job, precision="float64", steps=1)
+    assert str(case.layout) == small
+    assert axis(case.layout, "shard").size > 1 and axis(case.layout, "across").size > 1
 
 
 def test_full_is_the_run_itself(make_job):

@@ -108,7 +108,7 @@ def test_a_control_that_goes_unnoticed_is_a_problem(workers, monkeypatch):
     from howdah.verify import verify as module
     from howdah.verify.mutations import Mutation
 
-    monkeypatch.setattr(module, "mutations", lambda layout: [Mutation("nothing at all")])
+    monkeypatch.setattr(module, "mutations", lambda plan, steps: [Mutation("nothing at all")])
     verdict = verify(case_of("dp2 x1", steps=1), workers)
     assert not verdict.proved
     (problem,) = verdict.problems
