@@ -132,7 +132,8 @@ def _story(rank: int, failure: "ProcessFailure") -> str:
 
     message, again = failure.message, "the others were ended; go on with the same command"
     if not isinstance(message, dict):  # the rank had no time to write anything: it was killed
-        return f"howdah: rank {rank} failed: {message}; {again}"
+        why = "; the system does so when memory runs out" if failure.exitcode == -9 else ""
+        return f"howdah: rank {rank} failed: {message}{why}; {again}"
     what, _, sentence = message["message"].partition(": ")
     if what == BadInput.__name__:
         raise BadInput(sentence)
@@ -176,6 +177,8 @@ def verify(
     case = make_case(job, precision=precision, steps=steps)
     with Workers(case.layout.world) as workers:
         verdict = prove(case, workers)
+    if case.layout != job.layout:
+        print(f"the miniature of {job.layout}:")
     for line in report(verdict):
         print(line)
     sys.exit(0 if verdict.proved else 1)

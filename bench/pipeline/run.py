@@ -1,6 +1,7 @@
 """Measured bubbles of pipelines beside those that the simulator has for the same programs.
 
-    python bench/pipeline/run.py [RANKS] [MICROS] [FOLDER FOR TRACES]
+    python bench/pipeline/run.py                  4 ranks, 8 micro-batches: writes results.md
+    python bench/pipeline/run.py --ranks 3 --micros 6 --traces FOLDER
 
 The real executor runs on RANKS processes: schedules, messages, waits, autograd graphs of a tiny
 model. Only the length of an action is made up: whoever computes rests until its time is over, so
@@ -11,7 +12,7 @@ Times of all ranks are of one clock, that of the machine. The bubble is the shar
 time, from the first action of a step to the last, in which they do not compute.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -44,8 +45,14 @@ from howdah.text.batches import Micro
 from howdah.train.step import Stepper, accumulate
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved v2", "zb-h1", "zb-h2", "zb-v")
-UNIT = 0.04  # seconds of a rank's forward; its backward takes two
+UNITS = (0.1, 0.04)  # seconds of a rank's forward; its backward takes two
 STEPS = 5  # of which the first is not counted
+RESULTS = Path(__file__).with_name("results.md")
+HEAD = """# Pipelines beside their simulation: results
+
+Written by `run.py`: {ranks} ranks, {micros} micro-batches, the median of {steps} steps.
+{met} of {all} bubbles are within 5 % of all time of the simulated one.
+"""
 Run = Callable[[Pass, Action], None]
 
 
@@ -56,30 +63,30 @@ def plan_of(schedule: str, ranks: int, micros: int) -> Plan:
     return make_plan(shape, layout, Batch(micro_batch=1), sequence=8, method=Method())
 
 
-def seconds_of(plan: Plan, action: Action) -> float:
+def seconds_of(plan: Plan, unit: float, action: Action) -> float:
     """How long an action takes."""
     units = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1, Kind.UPDATE: 0}
-    return UNIT * units[action.kind] / plan.layout.virtual
+    return unit * units[action.kind] / plan.layout.virtual
 
 
-def lasting(run: Run, plan: Plan) -> Run:
+def lasting(run: Run, plan: Plan, unit: float) -> Run:
     """The same action, which takes its time."""
 
     def last(work: Pass, action: Action) -> None:
-        end = perf_counter() + seconds_of(plan, action)
+        end = perf_counter() + seconds_of(plan, unit, action)
         run(work, action)
         sleep(max(end - perf_counter(), 0.0))
 
     return last
 
 
-def measure(transport: Transport, plan: Plan) -> list[list[Span]]:
+def measure(transport: Transport, plan: Plan, unit: float) -> list[list[Span]]:
     """On each rank: what it computed in each step, by the machine's clock."""
     mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
     placed = apply(plan, mesh=mesh, fill=fresh(weights(plan.shape), seed=1))
     stepper = Stepper(placed, mesh, plan.method, seed=1)
     found = []
-    with patch.dict(KINDS, {kind: lasting(run, plan) for kind, run in KINDS.items()}):
+    with patch.dict(KINDS, {kind: lasting(run, plan, unit) for kind, run in KINDS.items()}):
         for step in range(STEPS):
             mesh.world.barrier()
             with stepper.clock.step(step):
@@ -110,35 +117,55 @@ def timeline_of(plan: Plan, ranks: list[list[Span]]) -> Timeline:
     return Timeline(schedule_of(plan), tuple(moved))
 
 
-def main(ranks: int, micros: int, folder: Path | None) -> None:
-    """Prints a row for each schedule; writes two traces for each, where a folder is given."""
-    print(f"{ranks} ranks, {micros} micro-batches, a forward takes {UNIT * 1e3:.0f} ms")
-    print(f"{'schedule':16s} {'simulated':>10s} {'measured':>10s} {'step':>9s} {'longer by':>10s}")
-    with Workers(ranks) as workers:
-        for schedule in SCHEDULES:
-            plan = plan_of(schedule, ranks, micros)
-            steps = zip(*workers.run(measure, plan), strict=True)
-            measured = [timeline_of(plan, list(step)) for step in steps][1:]
-            program = lower(schedule_of(plan), tied=tied_stages(plan))
-            ideal = simulate(program, partial(seconds_of, plan))
-            bubble, length = (
-                median(getattr(one, name) for one in measured) for name in ("bubble", "makespan")
-            )
-            print(
-                f"{schedule:16s} {ideal.bubble:10.1%} {bubble:10.1%} {length:8.3f}s "
-                f"{length / ideal.makespan - 1:10.1%}"
-            )
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-                name = schedule.replace(" ", "-")
-                (folder / f"{name}.measured.json").write_text(trace(measured[-1]))
-                (folder / f"{name}.simulated.json").write_text(trace(ideal))
+def row_of(workers: Workers, plan: Plan, unit: float, folder: Path | None) -> tuple[str, bool]:
+    """A row of the table, and whether the bubbles are near; writes two traces into the folder."""
+    steps = zip(*workers.run(measure, plan, unit), strict=True)
+    measured = [timeline_of(plan, list(step)) for step in steps][1:]
+    program = lower(schedule_of(plan), tied=tied_stages(plan))
+    ideal = simulate(program, partial(seconds_of, plan, unit))
+    bubble, length = (
+        median(getattr(one, name) for one in measured) for name in ("bubble", "makespan")
+    )
+    spread = [one.bubble for one in measured]
+    name = schedule_of(plan).name
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.measured.json").write_text(trace(measured[-1]))
+        (folder / f"{name}.simulated.json").write_text(trace(ideal))
+    row = (
+        f"| `{name}` | {ideal.bubble:.1%} | {bubble:.1%} ({min(spread):.1%} to {max(spread):.1%}) "
+        f"| {length / ideal.makespan - 1:.1%} |"
+    )
+    return row, abs(bubble - ideal.bubble) <= 0.05
+
+
+def main() -> None:
+    """Prints a table for each length of actions, and writes them down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--micros", type=int, default=8)
+    parser.add_argument("--traces", type=Path, help="a folder; nothing else is written then")
+    words = parser.parse_args()
+    lines, near = [], []
+    with Workers(words.ranks) as workers:
+        for unit in UNITS:
+            lines += ["", f"A forward takes {unit * 1e3:.0f} ms, a backward twice that:", ""]
+            lines += [
+                "| schedule | bubble, simulated | measured (least to most) | step longer by |"
+            ]
+            lines += ["|---|---|---|---|"]
+            print("\n".join(lines[-4:]))
+            for schedule in SCHEDULES:
+                plan = plan_of(schedule, words.ranks, words.micros)
+                row, close = row_of(workers, plan, unit, words.traces)
+                lines.append(row)
+                near.append(close)
+                print(row, flush=True)
+    if not words.traces and (words.ranks, words.micros) == (4, 8):
+        counts = {"met": sum(near), "all": len(near), "steps": STEPS - 1}
+        head = HEAD.format(ranks=words.ranks, micros=words.micros, **counts)
+        RESULTS.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(
-        int(given[0]) if given else 4,
-        int(given[1]) if len(given) > 1 else 8,
-        Path(given[2]) if len(given) > 2 else None,
-    )
+    main()

@@ -14,6 +14,9 @@ one of which each rank holds a part (a slice, or a term of a sum).
 https://arxiv.org/abs/1909.08053): the loss behind them is one, held alike by all ranks. The
 others are the exact transposes of each other: the loss is the sum of what the ranks compute.
 Tensors are cut along `dim` into shares (`plan.flat.share`), which may be uneven.
+
+They are for models of one's own over a `Group`. howdah's forms do not use them: their operations
+start a message of the backward pass early and compute meanwhile (`parallel/tensor.py`).
 """
 
 from collections.abc import Sequence

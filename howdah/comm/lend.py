@@ -1,4 +1,4 @@
-"""Lending: any tensor as what a transport takes, flat, contiguous and on the CPU.
+"""Lending (staging): any tensor as what a transport takes, flat, contiguous and on the CPU.
 
 A tensor that is all of this already is lent as it is; another one as a copy, which is given back
 where the operation wrote to it. Reading a strided tensor as if it were contiguous, which some

@@ -78,8 +78,8 @@ class Parts(Protocol):
         """`x` becomes the largest, or the sum, over the parts."""
         ...
 
-    def whole(self, hidden: Tensor, length: int) -> Tensor:
-        """The hidden states of all `length` positions, where only a slice of them is here."""
+    def whole(self, hidden: Tensor) -> Tensor:
+        """The hidden states of all positions, where only a slice of them is here."""
         ...
 
     def sum(self, gradient: Tensor) -> Callable[[], Tensor]:
@@ -96,7 +96,7 @@ class All:
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """Nothing."""
 
-    def whole(self, hidden: Tensor, length: int) -> Tensor:
+    def whole(self, hidden: Tensor) -> Tensor:
         """As it is."""
         return hidden
 
@@ -162,7 +162,7 @@ class _How:
 
     def states(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """All hidden states, token by token [T, h], for sums that autograd does not see."""
-        return self.parts.whole(hidden.detach(), labels.shape[-1]).reshape(-1, hidden.shape[-1])
+        return self.parts.whole(hidden.detach()).reshape(-1, hidden.shape[-1])
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

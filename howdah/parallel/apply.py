@@ -4,11 +4,15 @@
 2. lay what this rank holds of its weights in flat units
 3. fill them: fresh, or from a checkpoint or a folder
 4. hand the masters to the optimizer, range by range
-5. where parameters of torch will not do, put own operations in their place; make blocks keep
-   what the layout says
-6. where there are stages, make them a pipeline
-7. make it a replica: gradients are summed over dp, whole or share by share, and where each
-   replica updates its share alone, weights are gathered
+5. make it a replica: gradients are summed over the parts of tp and over dp, whole or share by
+   share, in a pipeline stage by stage
+6. tell those sums when a gradient is ready: parameters of torch do, where they will do; else own
+   operations take their place, cut for tp, with a keeper that knows who has the weights
+7. make blocks keep for the backward pass what the layout says
+8. where each replica updates its share alone, gather weights
+9. where there are stages, make them a pipeline
+
+Parameters of torch stay where nothing but dp is asked for: `torch.compile` knows them.
 """
 
 from collections.abc import Iterator
@@ -24,7 +28,7 @@ from howdah.model.transformer import Transformer
 from howdah.optim.optimizers import Range, build_optimizer, make_states
 from howdah.parallel.data import Reducer, Replicas, listen_to_parameters, whole_gradients
 from howdah.parallel.flatten import Fill, FlatUnit, Whole, fill_masters, flatten
-from howdah.parallel.keeper import Resident
+from howdah.parallel.keeper import UnitKeeper
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, own_operations
 from howdah.parallel.part_sums import PartSums, sum_parts
@@ -75,7 +79,7 @@ class Placed:
     reducer: Reducer | ShareReducer | PartSums | None
     gatherer: Gatherer | Gathering | None
     window: Window | None
-    keeper: Resident | None
+    keeper: UnitKeeper | None
     border: Border | None
     pipeline: Pipeline | None
 
@@ -149,8 +153,10 @@ class Placed:
 def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     """The model of a plan, laid out and filled. `fill` writes each piece of weight."""
     layout, rank, method = plan.layout, mesh.rank, plan.method
+    # 1
     with torch.device("meta"):
         model = Transformer(plan.shape, dropout=method.dropout, parts=own_parts(plan, rank))
+    # 2
     replicas = Replicas(mesh.shard, mesh.across)
     shares = layout.accumulate == "shard" and not replicas.alone
     cut = layout.zero == 3 and mesh.shard.size > 1  # weights, too
@@ -162,30 +168,31 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
         own=lambda buffer: own_range(buffer, layout, rank),
         whole=Whole(gradients=not shares, weights=not cut),
     )
-    fill_masters(units, fill)
+    fill_masters(units, fill)  # 3
+    # 4
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
     optimizer = build_optimizer(method.optimizer, ranges)
     make_states(method.optimizer, optimizer, ranges, step=0)
+    # 5
     like = next(iter(units.values())).summed
     window = Window(plan, rank, like) if shares else None
     sums = StageSums(plan, mesh, units, window) if layout.pp > 1 else None
     reducer = None if sums else _reducer(plan, mesh, units, window)
+    # 6
     border = border_of(plan, mesh) if layout.tp > 1 else None
     keeper, gathering = None, _gathering(plan, mesh, units) if cut else None
     if needs_own(layout):
-        taker = sums or reducer
-        target = taker.target if taker else whole_gradients(units).__getitem__
-        value = gathering.value if gathering else None
-        ready = taker.ready if taker else lambda _: None
-        keeper = Resident(units, target, ready, value, shared=used_by_several(plan, rank))
+        keeper = _keeper(plan, rank, units, sums or reducer, gathering)
         if border:
             split(model, plan, border, keeper)
         own_operations(model, keeper)
     elif reducer:
         listen_to_parameters(model, reducer)
-    recompute(model, layout)
+    recompute(model, layout)  # 7
+    # 8
     gathers = layout.zero > 0 and mesh.shard.size > 1 and not gathering
     gatherer = gather_weights(model, units, mesh.shard) if gathers else gathering
+    # 9
     pipeline = None
     if sums and keeper:
         stages = Stages(model, DTYPES[method.precision], keeper, gatherer)
@@ -194,6 +201,20 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
         *(plan, mesh, model, units, ranges, optimizer),
         *(reducer, gatherer, window, keeper, border, pipeline),
     )
+
+
+def _keeper(
+    plan: Plan,
+    rank: int,
+    units: dict[str, FlatUnit],
+    sums: StageSums | Reducer | ShareReducer | PartSums | None,
+    gathering: Gathering | None,
+) -> UnitKeeper:
+    """Who tells own operations their weights, and `sums`, if there are any, of the gradients."""
+    target = sums.target if sums else whole_gradients(units).__getitem__
+    ready = sums.ready if sums else lambda _: None
+    value = gathering.value if gathering else None
+    return UnitKeeper(units, target, ready, value, shared=used_by_several(plan, rank))
 
 
 def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> Gathering:

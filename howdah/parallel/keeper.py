@@ -31,8 +31,8 @@ Target = Callable[[str], Tensor]
 Ready = Callable[[str], None]
 
 
-class Resident:
-    """Keeps all weights of `units`.
+class UnitKeeper:
+    """Knows where all weights of `units` are, and where their gradients go.
 
     target  where the gradient of a weight is added, by name
     ready   is called with the name of a weight whose gradients have all come

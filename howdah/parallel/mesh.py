@@ -22,7 +22,8 @@ from howdah.plan.ranks import Axis, axis
 from howdah.sim.traffic import Wires
 
 # What talks along an axis is counted under its label: the two cuts of dp are its own.
-LABELS: Mapping[Axis, str] = {"tp": "tp", "pp": "pp", "shard": "dp", "across": "dp"}
+# Stages have links of their own, pair by pair (`links.py`).
+LABELS: Mapping[Axis, str] = {"tp": "tp", "shard": "dp", "across": "dp"}
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,10 @@ class Mesh:
         return self.groups["tp"]
 
     @property
-    def pp(self) -> Group:
-        """The ranks with other stages."""
-        return self.groups["pp"]
-
-    @property
     def shard(self) -> Group:
-        """The ranks that share out one copy of the states of data parallelism."""
+        """The ranks that share out one copy of the states of data parallelism: without ZeRO, or
+        without shardG, all replicas, and `across` is this rank alone.
+        """
         return self.groups["shard"]
 
     @property

@@ -1,4 +1,5 @@
-"""Gradients of which each part of tp has a part: they are summed before those of the replicas.
+"""Gradients of which each part of tp has a part, such as Megatron-LM's of layer norms under
+sequence slices and of shared key-value heads: they are summed before those of the replicas.
 
 What tp does not cut, all of its parts hold alike. Most of that they also reached by the same
 work, and have the same gradient. But a key-value head that several parts share was asked by other

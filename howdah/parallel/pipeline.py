@@ -15,6 +15,9 @@ before at the leaf:
     I    the same, but the keeper holds what it would add to weight gradients
     W    … which is added now
 
+A receive is posted before it is needed, and waits on a thread of its own: `receive 2F0 · compute
+0F0 · send 0F0` on one rank, whose 2F0 is made from that 0F0 elsewhere, stands still nowhere.
+
 Sums over replicas begin with a stage's last gradients (`stage_sums.py`). The update itself waits
 for the norm of the whole gradient, and is the training step's.
 """
@@ -30,7 +33,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from howdah.model.transformer import Transformer
-from howdah.parallel.keeper import Resident
+from howdah.parallel.keeper import UnitKeeper
 from howdah.parallel.links import Links, directions_of
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stage_sums import StageSums
@@ -53,7 +56,7 @@ class Stages(NamedTuple):
 
     model: Transformer
     dtype: torch.dtype
-    keeper: Resident
+    keeper: UnitKeeper
     gatherer: Gatherer | Gathering | None
 
 

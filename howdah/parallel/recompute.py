@@ -1,4 +1,4 @@
-"""Recomputation: what backward needs is made again, and not kept.
+"""Recomputation (activation checkpointing): what backward needs is made again, and not kept.
 
     recompute=full        forward    x0 ─ block 0 ─ x1 ─ block 1 ─ x2        kept: x0, x1
                           backward            x1 ─ block 1 again ─ its backward

@@ -1,4 +1,5 @@
-"""The border of a tensor-parallel region: where tokens meet the parts of matrices.
+"""The border of a tensor-parallel region: where tokens meet the parts of matrices; Megatron-LM's
+f and g, under sequence slices g and its conjugate.
 
 Between the matrices of a block every part of tp has a part of the columns of all tokens. Around
 them (norms, dropout, residuals) either every part holds all tokens alike, or, under `sp`, each
@@ -145,7 +146,7 @@ class HeadParts:
         """Over the parts of tp; a number for each token."""
         self.border.combine(x, op)
 
-    def whole(self, hidden: Tensor, length: int) -> Tensor:
+    def whole(self, hidden: Tensor) -> Tensor:
         """Gathered, where slices are here."""
         return self.border.whole(hidden, now=True)()
 

@@ -16,7 +16,7 @@ What each rank holds is decided in `plan/sharding.py`; a weight lies in its unit
 model stays plain: `split` puts operations in the place of its linears and embeddings, which know
 the border of the region (`sequence.py`) and hide what they can:
 
-    q, k, v (gate and up) are one operation, so that one message serves them all
+    q, k, v (gate and up) are one operation (column-parallel linears): one message serves them all
     their backward starts the sum of the input's gradient, and adds those of the weights meanwhile
     under sp it gathers the input once more while it computes that gradient, unless it was kept
 """

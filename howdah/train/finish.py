@@ -17,7 +17,7 @@ from howdah.train.evaluate import HeldOut
 from howdah.train.folder import EXPORT
 from howdah.train.foresee import Bytes, compare
 from howdah.train.job import Job
-from howdah.train.keep import Keeper
+from howdah.train.keep import Milestones
 from howdah.train.opened import OpenedRun, open_run
 from howdah.train.records import MIB
 from howdah.train.sample import Draw, sample_text
@@ -27,24 +27,24 @@ SAMPLE_TOKENS = 120
 SCALARS = "scalars"  # the operation
 
 
-def finish(job: Job, keeper: Keeper, watch: Watch, held: Bytes) -> None:
+def finish(job: Job, milestones: Milestones, watch: Watch, held: Bytes) -> None:
     """Evaluates on all held-out text, exports, and reports. All ranks call together.
 
     held  what rank 0 was measured to hold, by component; empty when no step was taken
     """
-    held_out = keeper.evaluate(job.pace.steps, limit=0)
-    mesh = keeper.stepper.mesh
+    held_out = milestones.evaluate(job.pace.steps, limit=0)
+    mesh = milestones.stepper.mesh
     if mesh.rank != 0:
         return
-    opened = open_run(job.folder, say=keeper.say)
-    lines = ["", *quality(held_out, keeper.corpus), *speed(job, mesh, watch)]
+    opened = open_run(job.folder, say=milestones.say)
+    lines = ["", *quality(held_out, milestones.corpus), *speed(job, mesh, watch)]
     lines += compare(job.plan, mesh, held) if held else []
     if job.pace.export:
         opened.export(job.folder / EXPORT)
     if job.pace.prompt:
         lines += ["", sample(job, opened), ""]
     for line in [*lines, *paths(job, opened)]:
-        keeper.say(line)
+        milestones.say(line)
 
 
 def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:

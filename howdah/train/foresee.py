@@ -19,6 +19,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.schedule.held import peak_held
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
+from howdah.sim.timeline import simulate
 from howdah.sim.traffic import step_traffic
 from howdah.text.batches import Micro
 from howdah.train.records import MIB
@@ -28,14 +29,26 @@ Bytes = Mapping[str, int]  # by component
 
 
 def foretell(plan: Plan, mesh: Mesh) -> list[str]:
-    """The predicted memory of this rank, and what it sends in a step."""
+    """The predicted memory of this rank, and what it sends in a step; and what stands idle."""
     held = predicted_memory(plan, mesh.rank)
     parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
     sent = sum(step_traffic(plan, mesh.rank, mesh.wires).values())
-    return [
+    lines = [
         f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
         f"sends {sent / MIB:,.1f} MiB a step"
     ]
+    if plan.layout.pp > 1:
+        lines.append(
+            f"pipeline    {simulate(schedule_of(plan)).bubble:.0%} of all time is its bubble, if "
+            "all stages take as long; more micro-batches (a larger x) shrink it"
+        )
+    idle = plan.layout.replicas - (plan.batch.global_batch or 0)
+    if idle > 0:
+        lines.append(
+            f"idle        {idle} of {plan.layout.replicas} replicas have no sample in a batch of "
+            f"{plan.batch.global_batch}; use a smaller dp, or a larger batch.global_batch"
+        )
+    return lines
 
 
 def predicted_memory(plan: Plan, rank: int) -> Bytes:

@@ -23,7 +23,7 @@ from howdah.train.state import entries
 from howdah.train.step import Stepper
 
 
-class Keeper:
+class Milestones:
     """Evaluates and saves at the run's pace. All ranks call together."""
 
     def __init__(

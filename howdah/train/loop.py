@@ -23,7 +23,7 @@ from howdah.train.finish import finish, how_to_go_on
 from howdah.train.folder import hold
 from howdah.train.foresee import Bytes, foretell, measured_memory
 from howdah.train.job import Job
-from howdah.train.keep import Keeper
+from howdah.train.keep import Milestones
 from howdah.train.measure import peak_flops
 from howdah.train.records import Records
 from howdah.train.resume import Start, check_match, find_start
@@ -66,7 +66,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         records = stack.enter_context(_records(job, mesh, start))
         stepper = Stepper(placed, mesh, job.method, job.seed)
         tell = telling(show, records)
-        keeper = Keeper(job, stepper, corpus, start, records=records, say=tell)
+        milestones = Milestones(job, stepper, corpus, start, records=records, say=tell)
         firsts = first_samples(job, start)
         batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, firsts)))
         peak = peak_flops(device, DTYPES[job.method.precision])
@@ -87,13 +87,13 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
             watch.step(result, step=step, rate=rate)
             if not stopped:
                 with watch.paused():
-                    keeper.between(step, samples=firsts[step - start.step])
+                    milestones.between(step, samples=firsts[step - start.step])
 
-        keeper.stop(step, samples=firsts[step - start.step])
+        milestones.stop(step, samples=firsts[step - start.step])
         if stopped:
             tell(how_to_go_on(job, step))
         else:
-            finish(job, keeper, watch, held)
+            finish(job, milestones, watch, held)
         return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
 
 

@@ -135,9 +135,8 @@ def _passes(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: flo
     for number, micro in enumerate(micros):
         if placed.reducer and number == len(micros) - 1:
             placed.reducer.arm()
-        noise = Noise(stepper.seed, step, torch.from_numpy(micro.samples))
         with _computing(stepper, Kind.FORWARD, number):
-            loss = micro_loss(placed, micro, noise=noise)
+            loss = loss_of(placed, given_of(stepper, micro, step=step))
         with _computing(stepper, Kind.BACKWARD, number):
             (loss / max(tokens, 1)).backward()
         total = total + loss.detach()
@@ -154,13 +153,8 @@ def _computing(stepper: Stepper, kind: Kind, micro: int) -> AbstractContextManag
     return stepper.clock.span(Instruction(Verb.COMPUTE, Action(kind, 0, micro)))
 
 
-def micro_loss(placed: Placed, micro: Micro, *, noise: Noise | None = None) -> Tensor:
-    """The summed loss of one micro-batch."""
-    return loss_of(placed, replace(arrays_of(micro, placed.mesh.device), noise=noise))
-
-
 def loss_of(placed: Placed, given: Given, *, plain: bool = False) -> Tensor:
-    """The same, of tensors. A pipeline's rank cannot compute it alone.
+    """The summed loss of one micro-batch. A pipeline's rank cannot compute it alone.
 
     plain  cross-entropy, whatever the method adds to it
     """

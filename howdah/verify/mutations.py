@@ -41,7 +41,7 @@ from howdah.model.attention import Core, Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
-from howdah.parallel.keeper import Resident
+from howdah.parallel.keeper import UnitKeeper
 from howdah.parallel.sequence import Border, Coming
 from howdah.parallel.tensor import Column
 from howdah.plan.pipeline import schedule_of, tied_stages
@@ -126,7 +126,7 @@ def skip_a_sum(stepper: Stepper) -> Stepper:
     return stepper
 
 
-def _leave_out(keeper: Resident, name: str, rank: int) -> None:
+def _leave_out(keeper: UnitKeeper, name: str, rank: int) -> None:
     """On all ranks but 0, adds nothing to one weight's gradient."""
     kept, left_out = keeper.add, name
 

@@ -101,7 +101,7 @@ class Part:
         self._meeting.wait()
         x.copy_(both.amax(0) if op == "max" else both.sum(0))
 
-    def whole(self, hidden, length):
+    def whole(self, hidden):
         return hidden
 
     def sum(self, gradient):

@@ -15,7 +15,7 @@ from howdah.parallel.data import Reducer, Replicas, listen_to_parameters
 from howdah.parallel.flatten import FlatUnit
 from howdah.plan.flat import buffers
 from howdah.plan.weights import weights
-from howdah.train.step import micro_loss
+from howdah.train.step import arrays_of, loss_of
 
 
 class Noted(Group):
@@ -166,7 +166,8 @@ def summed(transport, micros, bucket_bytes):
     for number in range(micros):
         if number == micros - 1:
             reducer.arm()
-        micro_loss(placed, micro(number * transport.size + mesh.rank)).backward()
+        given = micro(number * transport.size + mesh.rank)
+        loss_of(placed, arrays_of(given, mesh.device)).backward()
     early = len(reducer._started)
     reducer.finish()
     mesh.close()
@@ -175,9 +176,9 @@ def summed(transport, micros, bucket_bytes):
 
 
 def one_device(micros):
-    _, placed = place(Alone())
+    mesh, placed = place(Alone())
     for number in range(micros):
-        micro_loss(placed, micro(number)).backward()
+        loss_of(placed, arrays_of(micro(number), mesh.device)).backward()
     return {name: unit.gradients.numpy() for name, unit in placed.units.items()}
 
 

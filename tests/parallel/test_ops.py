@@ -10,7 +10,7 @@ from howdah.model.norm import LayerNorm, RMSNorm
 from howdah.parallel.apply import apply
 from howdah.parallel.data import whole_gradients
 from howdah.parallel.flatten import fresh
-from howdah.parallel.keeper import Resident
+from howdah.parallel.keeper import UnitKeeper
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.ops import Handle, embedding, head_loss, linear, norm, own_operations
 from howdah.plan.method import Method
@@ -104,7 +104,7 @@ def both(shape, precision="float64"):
         placed.append(apply(plan, mesh=mesh, fill=fresh(weights(shape), 5)))
     ready = []
     units = placed[1].units
-    keeper = Resident(units, whole_gradients(units).__getitem__, ready.append)
+    keeper = UnitKeeper(units, whole_gradients(units).__getitem__, ready.append)
     own_operations(placed[1].model, keeper)
     return *placed, keeper, ready
 

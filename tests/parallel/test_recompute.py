@@ -23,7 +23,7 @@ from howdah.plan.weights import parts, weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.text.batches import Micro
-from howdah.train.step import micro_loss
+from howdah.train import step
 
 KINDS = ["full", "selective"]
 
@@ -48,13 +48,14 @@ def micro(shape, *, packed=False, length=9):
     return Micro(tokens[:, :-1].copy(), labels, positions, documents.numpy(), samples)
 
 
-def loss_of(placed, *, packed=False):
+def made_loss(placed, *, packed=False):
     given = micro(placed.plan.shape, packed=packed)
-    return micro_loss(placed, given, noise=Noise(5, 0, torch.from_numpy(given.samples)))
+    noise = Noise(5, 0, torch.from_numpy(given.samples))
+    return step.loss_of(placed, replace(step.arrays_of(given, placed.mesh.device), noise=noise))
 
 
 def gradients(placed):
-    loss = loss_of(placed, packed=True)
+    loss = made_loss(placed, packed=True)
     loss.backward()
     return loss.detach(), [unit.gradients for unit in placed.units.values()]
 
@@ -101,7 +102,7 @@ def test_a_part_runs_exactly_once_more_and_only_then_with_a_graph(kind, monkeypa
             counted.append((owner, Runs(getattr(owner, name))))
             object.__setattr__(owner, name, counted[-1][1])
     module.recompute(placed.model, replace(placed.plan.layout, recompute=kind))
-    loss = loss_of(placed)
+    loss = made_loss(placed)
     first, both = [False], [False, True]
     wanted = {"full": (first, first, first), "selective": ([True], first, [True])}[kind]
     assert [runs.runs for _, runs in counted] == [*wanted] * len(placed.model.layers)
@@ -113,7 +114,7 @@ def test_a_part_runs_exactly_once_more_and_only_then_with_a_graph(kind, monkeypa
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_is_awaited_once(kind):
     placed = placed_on(f"recompute={kind}", form="untied")
-    loss = loss_of(placed)
+    loss = made_loss(placed)
     in_blocks = [n for n in placed.keeper._awaited if n.startswith("layers.")]
     assert bool(in_blocks) is (kind == "selective")
     ready = []
@@ -153,7 +154,7 @@ def test_what_is_kept_is_what_the_plan_lists(form, kind, packed, precision):
     placed = placed_on(words, form=form, precision=precision, dropout=0.1)
     kernels = replace(kernels_of(placed.plan), packed=packed)
     with SavedBytes(placed.multiplied) as kept:
-        loss = loss_of(placed, packed=packed)
+        loss = made_loss(placed, packed=packed)
     rows = {row.component: row.bytes for row in memory(placed.plan, 0, kernels)}
     assert kept.count(loss) == rows["activations"]
 
@@ -179,7 +180,7 @@ def test_what_a_second_run_makes_is_what_the_plan_lists(form, kind, packed, prec
     monkeypatch.setattr(module, "again", watched)
     placed = placed_on(f"recompute={kind}", form=form, precision=precision, dropout=0.1)
     weights_of.extend(placed.multiplied)
-    loss_of(placed, packed=packed).backward()
+    made_loss(placed, packed=packed).backward()
     plan, kernels = placed.plan, replace(kernels_of(placed.plan), packed=packed)
     lists = [made_again(plan.shape, part, kernels, kind) for part in parts(plan.shape)]
     sizes = [bytes_of(made, local_of(plan, 0), compute=plan.narrow) for made in lists if made]

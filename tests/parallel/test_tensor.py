@@ -18,7 +18,7 @@ from howdah.parallel.tensor import Column, Columns, VocabEmbedding
 from howdah.plan.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
-from howdah.train.step import Stepper, micro_loss
+from howdah.train.step import Stepper, arrays_of, loss_of
 from howdah.verify.evidence import rows_of
 
 
@@ -48,7 +48,7 @@ def run(workers, case, function):
 def kept_and_planned(stepper, micro):
     placed = stepper.placed
     with SavedBytes([*placed.model.parameters(), *placed.multiplied]) as kept:
-        loss = micro_loss(placed, micro)
+        loss = loss_of(placed, arrays_of(micro, placed.mesh.device))
     plan = placed.plan
     rows = memory(plan, stepper.mesh.rank, kernels_of(plan))
     return kept.count(loss), sum(row.bytes for row in rows if row.component == "activations")
