@@ -24,6 +24,11 @@ class Clock:
         self.laps: deque[Lap] = deque(maxlen=KEPT)
         self._lap: Lap | None = None
 
+    @property
+    def runs(self) -> bool:
+        """Whether a step is under way."""
+        return self._lap is not None
+
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """What is done inside is one lap."""

@@ -7,9 +7,6 @@ into one descriptor and calls the library, which lets go of the interpreter's lo
     x = engine.allocate(1000, torch.float32)  a tensor in the arena: others read it where it lies
     with engine.group(): ...                  several operations, one call; messages all at once
 
-Training uses the first form: laying gradients and weights in the arena saved less than it takes
-to tell in a step (docs/log.md).
-
 Ranks that make different calls get a `Disagreement` that names both; a rank that dies, leaves,
 stops or stays away makes the calls of all others raise `PeerLost`. After either the engine is of
 no use any more, and should be closed.

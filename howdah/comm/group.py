@@ -31,7 +31,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from howdah.comm.counters import Counters
+from howdah.comm.counters import Counters, add
 from howdah.comm.lend import check_tensor, give_back, lend
 from howdah.comm.reduction import check_reduction
 from howdah.comm.signature import caller
@@ -51,7 +51,7 @@ class Group:
     def __init__(self, transport: Transport, *, axis: str, counters: Counters) -> None:
         self.axis, self.link = axis, transport.link
         self.rank, self.size = transport.rank, transport.size
-        self._transport, self._counters = transport, counters
+        self._transport, self._table, self._clock = transport, counters.table(), counters.clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
         self._last: Future[None] | None = None
 
@@ -73,17 +73,18 @@ class Group:
         for whole in wholes:
             check_tensor("all_reduce", whole, written=True)
             check_reduction(whole.dtype, op)
+        return self._run(partial(self._all_reduce, wholes, op), async_op, after)
 
-        def work() -> None:
-            hosts, began = [lend(whole) for whole in wholes], perf_counter()
+    def _all_reduce(self, wholes: list[Tensor], op: str) -> None:
+        hosts, began = [lend(whole) for whole in wholes], perf_counter()
+        if len(hosts) == 1:
+            sent = self._transport.all_reduce(hosts[0], op)
+        else:
             sent = self._together([partial(self._transport.all_reduce, h, op) for h in hosts])
-            first = sum(self._others(host) for host in hosts)
-            halves = {"reduce_scatter": first, "all_gather": sent - first}
-            self._count("all_reduce", halves, began)
-            for whole, host in zip(wholes, hosts, strict=True):
-                give_back(whole, host)
-
-        return self._run(work, async_op, after)
+        first = sum([self._others(host) for host in hosts])
+        self._count("all_reduce", {"reduce_scatter": first, "all_gather": sent - first}, began)
+        for whole, host in zip(wholes, hosts, strict=True):
+            give_back(whole, host)
 
     def reduce_scatter(
         self, out: Tensors, x: Tensor | None = None, *, op: str = "sum", async_op: bool = False
@@ -312,9 +313,10 @@ class Group:
         """A call that has just ended, and what it sent; an all-reduce counts as its halves."""
         ended, parts = perf_counter(), {operation: sent} if isinstance(sent, int) else sent
         rows = {Traffic(self.axis, part, self.link): count for part, count in parts.items()}
-        self._counters.add(rows, ended - began)
-        total = sum(parts.values())
-        self._counters.clock.call(self.axis, operation, sent=total, began=began, ended=ended)
+        add(self._table, rows, ended - began)
+        if self._clock.runs:
+            total = sum(parts.values())
+            self._clock.call(self.axis, operation, sent=total, began=began, ended=ended)
 
 
 def _listed(x: Tensors) -> list[Tensor]:

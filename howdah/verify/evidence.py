@@ -21,6 +21,7 @@ from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
 from howdah.plan.weights import weights
 from howdah.sim.traffic import TCP, Traffic, Wires
 from howdah.text.batches import Micro, Rows, micros, order_of
+from howdah.train.foresee import Bytes, measured_memory
 from howdah.train.step import Stepper, accumulate, counted, train_step
 from howdah.verify.case import Case, corpus_of
 
@@ -37,6 +38,7 @@ class Evidence:
     gradients      of the first step, before clipping
     parameters     after the last step
     sent           bytes that this rank sent in the steps, and over which wires
+    held           bytes that it held, by component; activations are those of the first pass
     checksums      of the boxes of weights after the last step, by name
     """
 
@@ -45,6 +47,7 @@ class Evidence:
     gradients: Arrays
     parameters: Arrays
     sent: dict[Traffic, int] = field(default_factory=dict)
+    held: Bytes = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
     wires: Wires = TCP
 
@@ -69,6 +72,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     batches = [_batch(case, step, rank=replica) for step in range(case.steps)]
     batches = [shift(batch, replica) if shift else batch for batch in batches]
 
+    held = {} if mutate else measured_memory(stepper, batches[0][0])
     (tokens,) = mesh.world.sum_scalars([counted(stepper, batches[0])])
     accumulate(stepper, batches[0], step=0, tokens=tokens)
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
@@ -93,6 +97,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
         gradients=gradients if keep else {},
         parameters=parameters if keep else {},
         sent={traffic: count - before.get(traffic, 0) for traffic, count in after.items()},
+        held=held,
         checksums=checksums,
         wires=mesh.wires,
     )

@@ -3,7 +3,7 @@
 1. the layout runs the case on its ranks; plain PyTorch runs it on one device
 2. losses, norms, every gradient, and the parameters after k steps must agree
 3. the ranks must hold equal bits
-4. the bytes that each rank counted must equal the bytes that were predicted
+4. the bytes that each rank sent and held must equal the bytes that were predicted
 5. every mutation must be noticed: a comparison that cannot fail proves nothing
 """
 
@@ -18,6 +18,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.sharding import held
 from howdah.plan.weights import weights
 from howdah.sim.traffic import step_traffic
+from howdah.train.foresee import predicted_memory
 from howdah.verify.case import Case
 from howdah.verify.compare import Difference, compare
 from howdah.verify.evidence import Evidence, gather
@@ -59,6 +60,7 @@ def verify(
     ranks = run()
     differences = compare(case, ranks[0], theirs, noise)
     problems = [*_diverged(differences), *_equal_bits(case.plan, ranks), *_bytes(case, ranks)]
+    problems += _memory(case.plan, ranks)
     noticed = []
     for mutation in mutations(case.plan, steps=case.steps) if controls else []:
         broken = run(mutation.mutate, mutation.shift)
@@ -123,6 +125,18 @@ def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
             yield f"rank {rank} was predicted to send {predicted} and sent {counted}"
 
 
+def _memory(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
+    """Bytes held, component by component, activations included."""
+    for rank, evidence in enumerate(ranks):
+        predicted = predicted_memory(plan, rank)
+        for component, count in evidence.held.items():
+            if count != predicted[component]:
+                yield (
+                    f"rank {rank} was predicted to hold {predicted[component]:,} bytes of "
+                    f"{component}, and held {count:,}"
+                )
+
+
 def report(verdict: Verdict) -> Iterator[str]:
     """The verdict for a reader, line by line."""
     case = verdict.case
@@ -142,7 +156,7 @@ def report(verdict: Verdict) -> Iterator[str]:
     for problem in verdict.problems:
         yield f"problem: {problem}"
     if verdict.proved:
-        yield "equal: bytes, bits of all ranks, and every gradient within its bound"
+        yield "equal: bytes sent and held, bits of all ranks, and every gradient within its bound"
 
 
 def _worst(differences: list[Difference]) -> list[Difference]:

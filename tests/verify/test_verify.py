@@ -135,7 +135,7 @@ def test_the_report_shows_the_worst_and_ends_with_the_verdict():
     ]
     assert lines[9:] == [
         "control: a sum skipped: noticed by the gradient of w2",
-        "equal: bytes, bits of all ranks, and every gradient within its bound",
+        "equal: bytes sent and held, bits of all ranks, and every gradient within its bound",
     ]
     doubted = list(report(Verdict(case, differences, ["rank 1 is odd"], [])))
     assert doubted[-1] == "problem: rank 1 is odd"
