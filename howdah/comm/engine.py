@@ -8,8 +8,7 @@ into one descriptor and calls the library, which lets go of the interpreter's lo
     with engine.group(): ...                  several operations, one call; messages all at once
 
 Ranks that make different calls get a `Disagreement` that names both; a rank that dies, leaves,
-stops or stays away makes the calls of all others raise `PeerLost`. After either the engine is of
-no use any more, and should be closed.
+stops or stays away makes the calls of all others raise `PeerLost`. After either, close the engine.
 """
 
 import os
