@@ -21,6 +21,7 @@ def layouts(draw, *, star=True):
     """Any layout that contradicts itself nowhere; `star` allows dp*."""
     pp, cp, tp = (draw(small) for _ in range(3))
     sp = draw(st.booleans()) and tp > 1
+    recompute = draw(st.sampled_from(["none", "selective", "full"]))
     dp = draw(st.sampled_from([None, 1, 2, 6])) if star else draw(small)
     zero, divisors = draw(st.integers(0, 3)), _divisors((dp or 1) * cp)
     schedule = draw(st.sampled_from(SCHEDULES)) if pp > 1 else None
@@ -39,7 +40,8 @@ def layouts(draw, *, star=True):
         micros=draw(st.none() | st.integers(1, 9)) if star else draw(st.integers(1, 9)),
         slices=draw(st.integers(2, 4)) if schedule == "terapipe" else 1,
         accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        recompute=recompute,
+        again=draw(st.none() | st.integers(1, 3)) if recompute != "none" else None,
         context=draw(st.sampled_from(["ring", "all-to-all"])) if cp > 1 else "ring",
         inputs=draw(st.sampled_from(["sliced", "gathered"])) if sp else "sliced",
         release=draw(st.sampled_from(["use", "step"])) if zero == 3 else "use",

@@ -188,7 +188,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
         own_operations(model, keeper)
     elif reducer:
         listen_to_parameters(model, reducer)
-    recompute(model, layout)  # 7
+    recompute(model, plan)  # 7
     # 8
     gathers = layout.zero > 0 and mesh.shard.size > 1 and not gathering
     gatherer = gather_weights(model, units, mesh.shard) if gathers else gathering

@@ -10,6 +10,8 @@ Full keeps a block's input alone and costs a third more of its flops (Chen et al
 https://arxiv.org/abs/1604.06174). Selective drops what attention keeps inside, which is much for
 few flops (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 
+With `againN` only the first N blocks of each stage do so, which may be all that memory asks for.
+
 The first run is without a graph, so that own operations await no gradient for it; the second, in
 backward, has one. Noise is a function of places (`model/noise.py`): the second run drops what the
 first did, and no state is put back. What a run sends to other ranks, the second sends again.
@@ -25,17 +27,17 @@ from torch.autograd.function import once_differentiable
 
 from howdah.model.attention import Core, Mask
 from howdah.model.transformer import Around, Block, Transformer
-from howdah.plan.layout import Layout
+from howdah.plan.plan import Plan
 
 Run = Callable[..., Tensor]  # of tensors
 
 
-def recompute(model: Transformer, layout: Layout) -> None:
-    """Makes the blocks of `model` keep what the layout says, and compute the rest twice."""
-    for block in cast(Iterable[Block], model.layers.values()):
-        if layout.recompute == "full":
+def recompute(model: Transformer, plan: Plan) -> None:
+    """Makes the blocks of `model` keep what the plan says, and compute the rest twice."""
+    for number, block in cast(Iterable[tuple[str, Block]], model.layers.items()):
+        if plan.recompute[f"layers.{number}"] == "full":
             object.__setattr__(block, "forward", _block_again(block.forward))
-        elif layout.recompute == "selective":
+        elif plan.recompute[f"layers.{number}"] == "selective":
             block.attention.core = _core_again(block.attention.core)
 
 

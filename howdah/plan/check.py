@@ -44,6 +44,9 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
             f"pp{layout.pp}{each} makes {stages} stages, but the model has {places} parts "
             f"(embedding, blocks, head); use {_fitting_stages(layout, places)}"
         )
+    blocks = sum("." in part for part in parts(shape))
+    if layout.again is not None and layout.again > blocks:
+        yield f"again{layout.again} is over the {blocks} blocks; use again{blocks}, or drop it"
     if problem := _head_problem(shape, layout.tp):
         yield f"tp{layout.tp} {problem}"
     elif layout.context == "all-to-all" and (

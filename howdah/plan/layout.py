@@ -54,6 +54,7 @@ class Layout:
     accumulate  gradients of several micro-batches: kept whole and reduced once, or reduced each
                 time and kept as a share (the default from zero2 on)
     recompute   activations computed again in the backward pass
+    again       the first blocks of each stage of which they are; None is all of them
     context     how the parts of a sequence see each other: keys and values go round a ring, or
                 an all-to-all exchanges sequence for heads
     inputs      what linears keep of their input under sp: its slice, which is gathered again in
@@ -76,6 +77,7 @@ class Layout:
     slices: int = 1
     accumulate: Accumulate | None = None
     recompute: Recompute = "none"
+    again: int | None = None
     context: Context = "ring"
     inputs: Inputs = "sliced"
     release: Release = "use"
@@ -134,6 +136,7 @@ NUMBERS = {
     "v": "virtual",
     "x": "micros",
     "slices": "slices",
+    "again": "again",
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "accumulate": get_args(Accumulate),
@@ -154,6 +157,7 @@ MEANING = {
     "v": "stages on each pipeline rank (v2)",
     "x": "micro-batches per step (x4)",
     "slices": "token slices of each micro-batch (slices4)",
+    "again": "blocks of each stage that are recomputed (again2)",
 }
 KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
 
@@ -176,6 +180,8 @@ def _words(layout: Layout) -> Iterator[str]:
         yield f"x{layout.micros}"
     if layout.slices != 1:
         yield f"slices{layout.slices}"
+    if layout.again is not None:
+        yield f"again{layout.again}"
     for word in CHOICES:
         value = getattr(layout, word)
         default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
@@ -254,6 +260,8 @@ def _problems(layout: Layout) -> Iterator[str]:
         yield "accumulate=shard keeps shares of gradients, which begins with zero2"
     if layout.shard is not None and not layout.zero:
         yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
+    if layout.again is not None and layout.recompute == "none":
+        yield f"again{layout.again} says which blocks are recomputed; add recompute=full or drop it"
     if layout.inputs != "sliced" and not layout.sp:
         yield f"inputs={layout.inputs} keeps what sp gathers; add sp, or drop it"
     if layout.release != "use" and layout.zero != 3:

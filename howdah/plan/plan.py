@@ -11,7 +11,7 @@ from functools import cached_property
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.flops import part_flops
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Layout, Recompute
 from howdah.plan.method import Method, Precision
 from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Schedule
@@ -68,6 +68,17 @@ class Plan:
         """The pipeline rank of each part of the model."""
         pairs = zip(self.stages.parts, self.stages.where, strict=True)
         return {part: rank for parts, rank in pairs for part in parts}
+
+    @cached_property
+    def recompute(self) -> dict[str, Recompute]:
+        """What is made again of each block; the other parts are not in it."""
+        first, how = self.layout.again, self.layout.recompute
+        blocks = ([part for part in parts if "." in part] for parts in self.stages.parts)
+        return {
+            part: how if first is None or place < first else "none"
+            for stage in blocks
+            for place, part in enumerate(stage)
+        }
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:

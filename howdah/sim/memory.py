@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 from howdah.plan.activations import Kernels, bytes_of, made_again, saved, shared
 from howdah.plan.buckets import window_of
 from howdah.plan.flat import Buffer, share
-from howdah.plan.layout import Home, Layout, Recompute
+from howdah.plan.layout import Home, Layout
 from howdah.plan.pipeline import schedule_of
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import axis
@@ -157,22 +157,24 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     layout, of = plan.layout, local_of(plan, rank)
     mine = stages_of(plan.stages.where, axis(layout, "pp").place(rank))
 
-    def kept(part: str, recompute: Recompute) -> int:
+    def kept(part: str) -> int:
+        recompute = plan.recompute.get(part, "none")
         return bytes_of(saved(plan.shape, part, kernels, recompute), of, compute=plan.narrow)
+
+    def anew(part: str) -> int:
+        recompute = plan.recompute.get(part, "none")
+        return bytes_of(made_again(plan.shape, part, kernels, recompute), of, compute=plan.narrow)
 
     once = bytes_of(shared(plan.shape, kernels), of, compute=plan.narrow)
     per_stage = [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]
         blocks = any("." in part for part in parts)
-        per_stage[stage] = sum(kept(part, layout.recompute) for part in parts) + blocks * once
+        per_stage[stage] = sum(kept(part) for part in parts) + blocks * once
 
     elsewhere = layout.activations != "device"
     again = max(
-        bytes_of(made_again(plan.shape, part, kernels, layout.recompute), of, compute=plan.narrow)
-        + elsewhere * kept(part, layout.recompute)
-        for stage in mine
-        for part in plan.stages.parts[stage]
+        anew(part) + elsewhere * kept(part) for stage in mine for part in plan.stages.parts[stage]
     )
     return [
         Held("activations", layout.activations, PASSES, _in_flight(plan, rank, per_stage)),

@@ -176,14 +176,16 @@ def _stage_cost(
     layout, parts = plan.layout, plan.stages.parts[stage]
     speed = peak(counted.device, plan.method.precision) * layout.tp * layout.cp * layout.slices
     work = {part: plan.micro_batch * part_flops(plan.shape, part, plan.sequence) for part in parts}
-    blocks = sum(flops for part, flops in work.items() if "." in part)
+    blocks = [part for part in parts if "." in part]
+    again = [part for part in blocks if plan.recompute[part] == "full"]
+    part_again = len(again) / len(blocks) if blocks else 0.0
     times = plan.micros * layout.virtual * layout.slices
     gather = sent["dp", "all_gather"] / times / 2 if layout.zero == 3 else 0.0
     reduce = sent["dp", "reduce_scatter"] / times if layout.accumulate == "shard" else 0.0
     return StageCost(
         forward=sum(work.values()) / speed,
         touch=touch,
-        again=blocks / speed + touch if layout.recompute == "full" else 0.0,
+        again=sum(work[part] for part in again) / speed + touch * part_again,
         messages=sum(wire.seconds(name, sent[name, ""] / times) for name in ("tp", "cp", "ep")),
         gather=wire.seconds("dp", gather),
         reduce=wire.seconds("dp", reduce),

@@ -191,9 +191,9 @@ def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> No
 # -- activations -----------------------------------------------------------------
 
 
-def _passes(plan: Plan) -> int:
+def _passes(plan: Plan, part: str) -> int:
     """How often the forward of a block runs: once more where it is recomputed."""
-    return 2 if plan.layout.recompute == "full" else 1
+    return 2 if plan.recompute[part] == "full" else 1
 
 
 def _blocks(plan: Plan, rank: int) -> list[str]:
@@ -217,6 +217,7 @@ def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
     width, micros, samples = plan.shape.width, plan.micros, plan.micro_batch
     positions = tokens(plan, rank)
     inner = sum(_sublayers(plan, part) for part in parts if "." in part)
+    forward = sum(_passes(plan, p) * _sublayers(plan, p) for p in parts if "." in p)
     cross = sum(_sublayers(plan, part) == 3 for part in parts if "." in part)
     ends = sum(part in ("embedding", "target") for part in parts)
     head = int("head" in parts)
@@ -226,12 +227,12 @@ def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
         if plan.layout.sp:
             rows = shares(int(length), group.size) * samples * width * plan.narrow
             again = int(plan.layout.inputs == "sliced")
-            gathers = inner * (_passes(plan) + 1 + again) + ends + (1 + again) * head + cross
-            scatters = inner * (_passes(plan) + 1) + ends + head + cross
+            gathers = forward + inner * (1 + again) + ends + (1 + again) * head + cross
+            scatters = forward + inner + ends + head + cross
             sender.all_gather("tp", group, rows * gathers * pieces)
             sender.reduce_scatter("tp", group, rows * scatters * pieces)
         else:
-            times = inner * (_passes(plan) + 1) + cross + ends + head
+            times = forward + inner + cross + ends + head
             _repeat(sender, group, size, plan.narrow, times * pieces)
         _repeat(sender, group, int(length) * samples, plan.wide, 3 * head * pieces)
 
@@ -243,10 +244,11 @@ def _repeat(sender: Sender, group: Stride, elements: int, width: int, times: int
 def _context(plan: Plan, rank: int, sender: Sender) -> None:
     if plan.layout.cp == 1:
         return
-    passes = 1 if plan.layout.recompute == "none" else 2
-    times = sum(_sublayers(plan, part) - 1 for part in _blocks(plan, rank)) * plan.micros
+    cores = {part: _sublayers(plan, part) - 1 for part in _blocks(plan, rank)}
+    times = sum(cores.values()) * plan.micros
+    again = sum(n for part, n in cores.items() if plan.recompute[part] != "none") * plan.micros
     move = _ring if plan.layout.context == "ring" else _all_to_all
-    move(plan, rank, sender, (times * passes, times))
+    move(plan, rank, sender, (times + again, times))
 
 
 def _per_head(plan: Plan) -> tuple[int, int]:
@@ -314,15 +316,16 @@ def _experts(plan: Plan, rank: int, sender: Sender) -> None:
     group, experts = axis(plan.layout, "ep"), plan.shape.experts
     if experts is None or group.size == 1:
         return
-    layers = sum(plan.sparse(part) for part in _blocks(plan, rank))
+    layers = [part for part in _blocks(plan, rank) if plan.sparse(part)]
     held = shares(experts.number, group.size)
     rows = plan.micro_batch * tokens(plan, rank) * experts.chosen
     out = rows * held // experts.number * plan.shape.width * plan.narrow
     back = rows * int(held[group.place(rank)]) // experts.number
     back *= plan.shape.width * plan.narrow
-    times = layers * plan.micros
-    sender.send("ep", "all_to_all", group.group(rank), (out + back) * times * (_passes(plan) + 1))
-    sender.send("ep", "counts", group.group(rank), held * 8 * times * _passes(plan))
+    forward = sum(_passes(plan, part) for part in layers) * plan.micros
+    times = forward + len(layers) * plan.micros
+    sender.send("ep", "all_to_all", group.group(rank), (out + back) * times)
+    sender.send("ep", "counts", group.group(rank), held * 8 * forward)
 
 
 # -- scalars ---------------------------------------------------------------------

@@ -43,12 +43,13 @@ FORMS = {
     "zb-v": "pp2 zb-v",
     "recompute": "recompute=full",
     "selective": "recompute=selective",
+    "one block": "recompute=full again1",
     "accumulation": "x3",
 }
 STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # one at a time
 SLICES = ("tensor", "sequence", "sequence kept")
 PIPES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-AGAIN = ("recompute", "selective")
+AGAIN = ("recompute", "selective", "one block")
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,11 @@ def test_the_command_says_so_and_exits_with_1(workers, recipe, cache, monkeypatc
     arguments = ["verify", str(recipe), "layout=dp2 x3", "batch.micro_batch=1", "--steps", "2"]
     environment = {"HOWDAH_CACHE": str(cache.parent)}
     for kind, code, last in (
-        (Small, 0, "equal: bytes sent and held, bits of all ranks, and every gradient within its bound"),
+        (
+            Small,
+            0,
+            "equal: bytes sent and held, bits of all ranks, and every gradient within its bound",
+        ),
         (Forgetful, 1, "problem: rank 1 holds other weights than rank 0 after the last step"),
     ):
         monkeypatch.setattr(

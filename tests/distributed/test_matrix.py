@@ -20,7 +20,7 @@ QUICK = [
     ("zero1", "tensor"),
     ("zero2 whole", "interleaved"),
     ("selective", "zb-h2"),
-    ("recompute", "gpipe"),
+    ("one block", "gpipe"),
     ("sequence", "naive", "recompute"),
     ("zero3", "tensor", "selective"),
     ("zero3 kept", "interleaved", "recompute"),

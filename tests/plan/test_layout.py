@@ -82,6 +82,7 @@ def test_spellings(text, layout, printed):
         ("dp2 zero1 accumulate=shard", "which begins with zero2"),
         ("dp2 sp", "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"),
         ("dp2 context=all-to-all", "add cp2 or more"),
+        ("dp2 again2", "says which blocks are recomputed; add recompute=full or drop it"),
         ("tp2 inputs=gathered", "inputs=gathered keeps what sp gathers; add sp, or drop it"),
         ("dp2 zero2 release=step", "keeps what zero3 gathers; add zero3, or drop it"),
         ("dp2 1f1b", "1f1b needs pipeline stages; add pp2 or more, or drop it"),
