@@ -42,6 +42,7 @@ class Saved:
     """A tensor that is kept: one number for each `per` and place of `dims`.
 
     core   made between the queries and the output of attention; selective recomputation drops it
+    copy   one that is made only where a rank has several of this dim: of one, it is a view
     again  the output of attention where it lies as the projection takes it: kept, and yet made
            once more by selective recomputation
     """
@@ -52,6 +53,7 @@ class Saved:
     kind: Kind = "compute"
     core: bool = False
     again: bool = False
+    copy: Dim | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ def bytes_of(kept: Iterable[Saved], of: Local, *, compute: int = 2) -> int:
     """Bytes on the rank `of`, computing in a format of `compute` bytes."""
     size = {"compute": compute, "wide": max(compute, 4), **FIXED}
     return sum(
-        of.counts[one.per] * prod(of.size(dim) for dim in one.dims) * size[one.kind] for one in kept
+        of.counts[one.per] * prod(of.size(dim) for dim in one.dims) * size[one.kind]
+        for one in kept
+        if one.copy is None or of.size(one.copy) > 1
     )
 
 
@@ -254,7 +258,8 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
     by_head = kernels.small and (shape.positions == "rotary" or kernels.packed)
     if kernels.flash:
         if by_head:
-            yield Saved("attention output by head", "token", (output,), core=True)
+            one = None if kernels.packed else Dim("heads", shape.heads)  # documents are joined
+            yield Saved("attention output by head", "token", (output,), core=True, copy=one)
         yield Saved("log-sum-exps", "token", heads, "wide", core=True)
     else:
         yield Saved("probabilities", "pair", heads, core=True)

@@ -180,13 +180,13 @@ def _words(layout: Layout) -> Iterator[str]:
         yield f"x{layout.micros}"
     if layout.slices != 1:
         yield f"slices{layout.slices}"
-    if layout.again is not None:
-        yield f"again{layout.again}"
     for word in CHOICES:
         value = getattr(layout, word)
         default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
         if value != default:
             yield f"{word}={value}"
+        if word == "recompute" and layout.again is not None:
+            yield f"again{layout.again}"
 
 
 def parse_layout(text: str) -> Layout:

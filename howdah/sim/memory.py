@@ -133,7 +133,7 @@ def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -
     """Whole units that come and go on the device, beside shares and what lives elsewhere."""
     layout = plan.layout
     gathered = _comes(cuts, layout.weights, layout.zero == 3)
-    if layout.release == "use" or layout.weights != "device":
+    if layout.release == "use":
         gathered = gathered[:WINDOW]
     reduced = _comes(cuts, layout.gradients, shared_out=False)[:1]
     reduced = [max([prod(window_of(plan, rank)), *reduced])]

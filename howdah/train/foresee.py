@@ -7,6 +7,7 @@ first micro-batch. Resident memory is not compared: it holds the interpreter and
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -51,10 +52,13 @@ def foretell(plan: Plan, mesh: Mesh) -> list[str]:
     return lines
 
 
-def predicted_memory(plan: Plan, rank: int) -> Bytes:
-    """Bytes of a rank by component, as the simulator has them."""
+def predicted_memory(plan: Plan, rank: int, *, packed: bool = True) -> Bytes:
+    """Bytes of a rank by component, as the simulator has them.
+
+    packed  some row of a micro-batch has several documents
+    """
     rows: Counter[str] = Counter()
-    for held in memory(plan, rank, kernels_of(plan)):
+    for held in memory(plan, rank, replace(kernels_of(plan), packed=packed)):
         rows[held.component] += held.bytes
     return rows
 

@@ -38,7 +38,8 @@ class Evidence:
     gradients      of the first step, before clipping
     parameters     after the last step
     sent           bytes that this rank sent in the steps, and over which wires
-    held           bytes that it held, by component; activations are those of the first pass
+    held           bytes that it held, by component; activations are those of the first pass,
+                   which was `packed` if a row of it had several documents
     checksums      of the boxes of weights after the last step, by name
     """
 
@@ -48,6 +49,7 @@ class Evidence:
     parameters: Arrays
     sent: dict[Traffic, int] = field(default_factory=dict)
     held: Bytes = field(default_factory=dict)
+    packed: bool = True
     checksums: dict[str, int] = field(default_factory=dict)
     wires: Wires = TCP
 
@@ -72,7 +74,8 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     batches = [_batch(case, step, rank=replica) for step in range(case.steps)]
     batches = [shift(batch, replica) if shift else batch for batch in batches]
 
-    held = {} if mutate else measured_memory(stepper, batches[0][0])
+    first = batches[0][0]
+    held = {} if mutate else measured_memory(stepper, first)
     (tokens,) = mesh.world.sum_scalars([counted(stepper, batches[0])])
     accumulate(stepper, batches[0], step=0, tokens=tokens)
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
@@ -98,6 +101,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
         parameters=parameters if keep else {},
         sent={traffic: count - before.get(traffic, 0) for traffic, count in after.items()},
         held=held,
+        packed=bool((first.documents[:, 0] != first.documents[:, -1]).any()),
         checksums=checksums,
         wires=mesh.wires,
     )

@@ -128,7 +128,7 @@ def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
 def _memory(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
     """Bytes held, component by component, activations included."""
     for rank, evidence in enumerate(ranks):
-        predicted = predicted_memory(plan, rank)
+        predicted = predicted_memory(plan, rank, packed=evidence.packed)
         for component, count in evidence.held.items():
             if count != predicted[component]:
                 yield (

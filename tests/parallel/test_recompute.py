@@ -18,6 +18,7 @@ from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.recompute import again
 from howdah.plan.activations import bytes_of, made_again
 from howdah.plan.method import Method
+from howdah.plan.problems import BadInput
 from howdah.plan.sharding import local_of
 from howdah.plan.weights import parts, weights
 from howdah.sim.memory import memory
@@ -101,7 +102,8 @@ def test_a_part_runs_exactly_once_more_and_only_then_with_a_graph(kind, monkeypa
         ):
             counted.append((owner, Runs(getattr(owner, name))))
             object.__setattr__(owner, name, counted[-1][1])
-    module.recompute(placed.model, replace(placed.plan.layout, recompute=kind))
+    twice = replace(placed.plan, layout=replace(placed.plan.layout, recompute=kind))
+    module.recompute(placed.model, twice)
     loss = made_loss(placed)
     first, both = [False], [False, True]
     wanted = {"full": (first, first, first), "selective": ([True], first, [True])}[kind]
@@ -187,3 +189,13 @@ def test_what_a_second_run_makes_is_what_the_plan_lists(form, kind, packed, prec
     assert found == sizes
     rows = {row.component: row.bytes for row in memory(plan, 0, kernels)}
     assert rows["recomputed"] == max(sizes)
+
+
+def test_the_first_blocks_of_each_stage_can_be_all_that_is_made_again():
+    shape = replace(FORMS["laptop"], layers=6)
+    plan = plan_of(shape, "pp2 recompute=selective again1 x2", Method())
+    firsts = [next(p for p in parts if "." in p) for parts in plan.stages.parts]
+    assert [p for p, how in plan.recompute.items() if how == "selective"] == firsts
+    assert {how for p, how in plan.recompute.items() if p not in firsts} == {"none"}
+    with pytest.raises(BadInput, match="again7 is over the 6 blocks; use again6, or drop it"):
+        plan_of(shape, "single x1 recompute=full again7", Method())
