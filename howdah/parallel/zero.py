@@ -28,6 +28,7 @@ from howdah.comm.group import Group
 from howdah.parallel.data import Replicas, buckets_of
 from howdah.parallel.flatten import FlatUnit
 from howdah.plan.buckets import window_of
+from howdah.plan.flat import gaps
 from howdah.plan.plan import Plan
 
 
@@ -102,6 +103,7 @@ class ShareReducer:
         self._of = {s.name: i for i, b in enumerate(self.buckets) for u in b for s in u.segments}
         self._open: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: slot, units in it
         self._views: dict[int, dict[str, Tensor]] = {}
+        self._left: dict[int, set[str]] = {}  # by bucket: names that nothing is written to yet
         self._missing = self._counts()
         self._begun = 0
         self._last = False
@@ -117,13 +119,17 @@ class ShareReducer:
         """Where the gradient of `name` is added: a view of zeros, until it is ready."""
         bucket = self._of[name]
         if bucket not in self._open:
-            self._fill(bucket)
+            self._fill(bucket, zeros=True)
         return self._views[bucket][name]
 
     def take(self, name: str, parameter: Tensor) -> None:
         """Backward has given the parameter a gradient: moves it."""
         assert parameter.grad is not None
-        self.target(name).copy_(parameter.grad)
+        bucket = self._of[name]
+        if bucket not in self._open:
+            self._fill(bucket, zeros=False)
+        self._views[bucket][name].copy_(parameter.grad)
+        self._left[bucket].discard(name)
         parameter.grad = None
         self.ready(name)
 
@@ -151,23 +157,28 @@ class ShareReducer:
     def _counts(self) -> list[int]:
         return [sum(len(buffer.segments) for buffer in bucket) for bucket in self.buckets]
 
-    def _fill(self, bucket: int) -> None:
-        """Opens a slot of zeros for a bucket."""
+    def _fill(self, bucket: int, *, zeros: bool) -> None:
+        """Opens a slot for a bucket: of zeros, or of zeros where no gradient will be written."""
         units = [self._units[buffer.unit] for buffer in self.buckets[bucket]]
         lengths = [unit.buffer.length for unit in units]
         slot = self._window.take()
-        flats = list(slot[: sum(lengths)].zero_().split(lengths))
+        flats = list(slot[: sum(lengths)].split(lengths))
         self._open[bucket] = slot, flats
         self._views[bucket] = {}
         for unit, flat in zip(units, flats, strict=True):
             self._views[bucket] |= unit.views(flat)
+            for start, stop in [(0, len(flat))] if zeros else gaps(unit.buffer):
+                flat[start:stop].zero_()
+        self._left[bucket] = set() if zeros else set(self._views[bucket])
 
     def _start(self, *, whole: bool) -> None:
         while self._begun < len(self.buckets):
             if not whole and self._missing[self._begun]:
                 return
             if self._begun not in self._open:  # backward never came there
-                self._fill(self._begun)
+                self._fill(self._begun, zeros=True)
+            for name in self._left.pop(self._begun):
+                self._views[self._begun][name].zero_()
             units = [self._units[buffer.unit] for buffer in self.buckets[self._begun]]
             slot, flats = self._open.pop(self._begun)  # the next micro-batch has another
             self._views.pop(self._begun)

@@ -82,6 +82,13 @@ def share(length: int, parts: int, index: int) -> tuple[int, int]:
     return length * index // parts, length * (index + 1) // parts
 
 
+def gaps(buffer: Buffer) -> list[tuple[int, int]]:
+    """The ranges [start, stop) of a buffer that belong to no segment: its padding."""
+    ends = [0, *(segment.stop for segment in buffer.segments)]
+    starts = [*(segment.start for segment in buffer.segments), buffer.length]
+    return [pair for pair in zip(ends, starts, strict=True) if pair[0] < pair[1]]
+
+
 def pieces(buffer: Buffer, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
     """The named pieces inside [start, stop) of a buffer, each with its range in the buffer.
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from howdah.plan.boxes import Box, Piece, whole
-from howdah.plan.flat import ALIGN, Buffer, Segment, buffers, pieces, share
+from howdah.plan.flat import ALIGN, Buffer, Segment, buffers, gaps, pieces, share
 from howdah.plan.weights import Weight
 
 
@@ -136,3 +136,11 @@ def test_a_rank_that_holds_boxes_lays_them_and_leaves_out_what_it_does_not_hold(
         (Piece("q.weight", (4, 5), boxes["q.weight"], 8, 10), 8, 10),
         (Piece("o.weight", (5, 4), boxes["o.weight"], 0, 2), 16, 18),
     ]
+
+
+@given(tables())
+def test_what_is_no_segment_is_a_gap(table):
+    for buffer in buffers(table):
+        taken = [(s.start, s.stop) for s in buffer.segments if s.start < s.stop]
+        places = [n for start, stop in [*taken, *gaps(buffer)] for n in range(start, stop)]
+        assert sorted(places) == list(range(buffer.length))
