@@ -49,7 +49,8 @@ def main() -> None:
     try:
         app()
     except BadInput as mistake:
-        print(f"howdah: {mistake}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's ranks, one for each machine
+            print(f"howdah: {mistake}", file=sys.stderr)
         sys.exit(2)
 
 

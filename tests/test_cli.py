@@ -138,10 +138,13 @@ def test_an_unusable_cache(recipe, refused, monkeypatch, tmp_path):
     assert sentence.startswith("the token cache /dev/null/howdah cannot be used (Not a directory)")
 
 
-def test_a_layout_that_does_not_fit_torchrun(recipe, refused, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli.os, "environ", {**os.environ, "RANK": "1", "WORLD_SIZE": "3"})
-    sentence = refused("train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2")
-    assert "needs 2 processes but there are 3; use dp3 or dp*" in sentence
+def test_a_layout_that_does_not_fit_torchrun(recipe, refused, howdah, monkeypatch, tmp_path):
+    launched = {**os.environ, "RANK": "1", "WORLD_SIZE": "3"}
+    monkeypatch.setattr(cli.os, "environ", launched)
+    command = ["train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2"]
+    assert "needs 2 processes but there are 3; use dp3 or dp*" in refused(*command)
+    monkeypatch.setattr(cli.os, "environ", {**launched, "LOCAL_RANK": "1"})
+    assert howdah(*command) == (2, "", "")  # another rank of the machine has said it
 
 
 @pytest.mark.parametrize("launched", [False, True])
