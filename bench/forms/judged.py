@@ -7,7 +7,7 @@ from entrants import entrants, tables
 from layouts import Form
 from measure import Blocks
 from summary import AGREE, compared, disagreement
-from tables import table
+from tables import goals, table
 
 FAR, FACTOR = 0.7, 1.3  # a peer under 70 % of the bound is to be beaten by 1.3
 
@@ -66,23 +66,11 @@ def problems(one: dict[str, Any]) -> list[str]:
 
 def markdown(header: str, summaries: Sequence[dict[str, Any]]) -> str:
     """The whole of results.md."""
-    parts = [f"# Forms: results\n\nWritten by `run.py`. {header}\n", _all_goals(summaries)]
+    aims = (
+        f"no slower than any peer, and {FACTOR} times a peer that is under {FAR:.0%} of the bound"
+    )
+    parts = [f"# Forms: results\n\nWritten by `run.py`. {header}\n", goals(summaries, aims)]
     return "\n".join([*parts, *map(section, summaries)])
-
-
-def _all_goals(summaries: Sequence[dict[str, Any]]) -> str:
-    found = [(one["case"], goal) for one in summaries for goal in one["goals"]]
-    met = sum(goal["met"] for _, goal in found)
-    rows = "".join(
-        f"| {case} | {goal['ours']} ÷ {goal['beside']} | {goal['aim']:.2f} "
-        f"| {goal['got']:.3f} | {'met' if goal['met'] else '**not met**'} |\n"
-        for case, goal in found
-    )
-    return (
-        f"## Goals\n\n{met} of {len(found)} are met: no slower than any peer, and {FACTOR} times a "
-        f"peer that is under {FAR:.0%} of the bound.\n\n"
-        f"| case | quotient, median | goal | measured | |\n|---|---|---|---|---|\n{rows}"
-    )
 
 
 def section(one: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """When a rank did what, in its last few steps: what it computed, and what its groups called.
 
-step       │ 0F0 │ 0F1 │   0B0   │ 0F2 │      spans: instructions of the step's program
-pp           [send 1.0 MB]  [send 1.0 MB]     calls: on the threads of the groups
-dp                                 [reduce_scatter 8.4 MB]
+    step       │ 0F0 │ 0F1 │   0B0   │ 0F2 │      spans: instructions of the step's program
+    pp           [send 1.0 MB]  [send 1.0 MB]     calls: on the threads of the groups
+    dp                                 [reduce_scatter 8.4 MB]
+
+A run writes them down when it saves (`sim/laps.py`), and `howdah trace` draws them.
 """
 
 from collections import deque
