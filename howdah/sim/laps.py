@@ -102,7 +102,8 @@ def _read(path: Path) -> Laps:
         return Laps(content["layout"], content["machine"], [*map(_lap, content["laps"])])
     except OSError as error:
         raise BadInput(
-            f"cannot read {path}: {error.strerror}; a run writes it when it saves or ends"
+            f"cannot read {path}: {error.strerror}; a run writes it when it saves, "
+            "after a step in its layout"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is damaged ({error}); train on to have it written anew") from None

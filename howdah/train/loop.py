@@ -74,6 +74,8 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
 
         for line in foretell(job.plan, mesh):
             tell(line)
+        if start.step >= job.pace.steps:
+            tell(f"no step is left: {start.step} of {job.pace.steps} are done; raise pace.steps")
 
         step, stopped, held = start.step, False, NOTHING
         while step < job.pace.steps and not stopped:

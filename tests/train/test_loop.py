@@ -39,6 +39,15 @@ def test_the_same_run_twice_gives_the_same_bits(workers, make_job, tmp_path):
     assert losses(tmp_path / "a")[20] < 0.9 * losses(tmp_path / "a")[1]  # it learns, too
 
 
+def test_a_run_that_is_over_says_so(workers, make_job, tmp_path):
+    job = make_job("a", "layout=dp2", "pace.steps=2")
+    train_on(workers, job)
+    assert "no step is left" not in (tmp_path / "a" / "log.txt").read_text()
+    train_on(workers, job)
+    told = (tmp_path / "a" / "log.txt").read_text()
+    assert "no step is left: 2 of 2 are done; raise pace.steps" in told
+
+
 def test_another_seed_gives_other_bits(workers, make_job, tmp_path):
     train_on(workers, make_job("a", "pace.steps=1"), make_job("b", "pace.steps=1", "seed=2"))
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
