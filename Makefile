@@ -3,16 +3,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test slow matrix check size clean
+.PHONY: train test slow proofs steady matrix check size clean
 
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
 
+# ARGS go to pytest: make test ARGS="tests/plan -x"
 test: .venv/dev
-	$(BIN)/pytest
+	$(BIN)/pytest $(ARGS)
 
 slow: .venv/dev
 	$(BIN)/pytest -m slow
+
+proofs: .venv/dev
+	$(BIN)/python bench/steady/proofs.py
+
+steady: .venv/dev
+	$(BIN)/python bench/steady/run.py $(ARGS)
 
 matrix: .venv/dev
 	$(BIN)/python bench/matrix/run.py

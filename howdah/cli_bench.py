@@ -107,9 +107,10 @@ def _started(wish: Wish) -> Iterator[Row]:
 
 def _joined(wish: Wish) -> Iterator[Row]:
     """On the ranks that torchrun started. All measure; only rank 0 tells."""
-    from howdah.comm.bench_collectives import join_launched, rows
+    from howdah.comm.bench_collectives import rows
+    from howdah.comm.rendezvous import join
 
-    with closing(join_launched(_kind(wish))) as transport:
+    with closing(join(_kind(wish))) as transport:
         for row in rows(transport, wish):
             if transport.rank == 0:
                 yield row

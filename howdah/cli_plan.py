@@ -4,27 +4,34 @@ Each turns words into plain data, asks one function of the deciding floors, and 
 """
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from howdah.checkpoint.atomic import write_text
+from howdah.comm.machine import free_memory
+from howdah.drafts import Draft, Drafted, draft
 from howdah.plan.cluster import Cluster
 from howdah.plan.cluster_file import load_cluster
+from howdah.plan.files import kind_of
 from howdah.plan.layout import parse_layout, resolve
-from howdah.plan.problems import BadInput
+from howdah.plan.problems import BadInput, named, several
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
 from howdah.plan.schedule.registry import SCHEDULES, build
-from howdah.plan.schedule.text import format_schedule, parse_schedule
+from howdah.plan.schedule.text import format_schedule, read_schedule
 from howdah.plan.units import parse_count
-from howdah.run import Draft, Drafted, check_run, draft, load_run, plan_of
+from howdah.run import load_run, plan_of, problems_of
+from howdah.sim.capacity import Room, refuse_too_large
 from howdah.sim.draw_schedule import draw as draw_timeline
 from howdah.sim.draw_schedule_svg import draw_svg as timeline_svg
 from howdah.sim.laps import FOLDER as LAPS
 from howdah.sim.laps import read_laps
 from howdah.sim.measured import beside, drawn, report, traced
+from howdah.sim.pictures import put, require_place
 from howdah.sim.predict import closest, predict
 from howdah.sim.show_cluster import check_cluster, list_clusters, show_cluster
 from howdah.sim.show_plan import model_data, prediction_data, show_model, show_prediction
@@ -61,10 +68,16 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
 ) -> None:
     """Say what a layout of MODEL holds, sends, takes and costs; exit code 2 if it does not fit."""
     count = parse_count(tokens) if tokens else 0
+    if tokens and not cluster:
+        raise BadInput("--tokens asks for the time and cost of a run; say where, with a --cluster")
     wanted = Draft(layout, sequence, micro_batch, global_batch, precision)
     devices = load_cluster(cluster) if cluster else None
     found = draft(model, wanted, devices=devices.devices if devices else None)
     if found.plan is None:
+        if why:
+            raise BadInput(
+                "--why says nothing of a model alone; give a --layout or a --cluster too"
+            )
         data = model_data(found.shape, found.sequence)
         lines = show_model(found.name, found.shape, found.sequence)
         print(json.dumps(data, indent=2) if as_json else "\n".join(lines))
@@ -93,13 +106,15 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
 ) -> None:
     """Draw when every pipeline rank does what in one step of RECIPE on a cluster."""
+    for file in (svg, trace):
+        require_place(file)
     drafted = _recipe(recipe, overrides or [], cluster)
     assert drafted.plan is not None
     time = step_time(drafted.plan, _fitted(cluster, drafted))
     if trace:
-        trace.write_text(trace_json(time.timeline), "utf-8")
+        put(trace_json(time.timeline), trace)
     if svg:
-        _put(timeline_svg(time.timeline), svg)
+        put(timeline_svg(time.timeline), svg)
         return
     print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
     parts = ", ".join(f"{name} {s:.3g} s" for name, s in time.breakdown.items() if s > 0)
@@ -109,15 +124,18 @@ def simulate(
 def check(
     recipe: Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder")],
     overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="dp4"')] = None,
+    force: Annotated[bool, typer.Option(help="do not ask whether this machine is enough")] = False,
 ) -> None:
-    """Say everything that is wrong with RECIPE; exit code 2 if anything is."""
+    """Say everything that keeps RECIPE from running here; exit code 2 if anything does."""
     run = load_run(recipe, overrides or [])
-    layout = parse_layout(run.layout)
-    if layout.dp is None:  # any number of processes will do; the smallest stands for it
-        layout = replace(layout, dp=1)
-    if problems := check_run(run, layout):
-        raise BadInput("; ".join(problems))
-    plan = plan_of(run, layout)
+    # any number of processes will do for dp*; the smallest stands for it
+    words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
+    run = replace(run, layout=" ".join(words))
+    if problems := problems_of(run, None):
+        raise BadInput(several(problems))
+    plan = plan_of(run, parse_layout(run.layout))
+    if not force and run.device != "cuda":  # what a card holds is known when torch is loaded
+        refuse_too_large(plan, Room(free_memory(), len(os.sched_getaffinity(0)), plan.layout.world))
     print(
         f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
         f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
@@ -142,34 +160,43 @@ def _fitted(cluster: str, drafted: Drafted) -> Cluster:
 @draw_app.command("schedule")
 def draw_schedule(  # noqa: PLR0913, PLR0917
     name: Annotated[str, typer.Argument(help=f"{', '.join(SCHEDULES)}, or a file of one")],
-    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 4,
-    micros: Annotated[int, typer.Option(help="micro-batches")] = 8,
-    virtual: Annotated[int, typer.Option(help="stages on each rank")] = 1,
-    slices: Annotated[int, typer.Option(help="token slices of a micro-batch")] = 1,
+    pp: Annotated[int | None, typer.Option(help="pipeline ranks; 4 if not given")] = None,
+    micros: Annotated[int | None, typer.Option(help="micro-batches; 8 if not given")] = None,
+    virtual: Annotated[int | None, typer.Option(help="stages on each rank")] = None,
+    slices: Annotated[int | None, typer.Option(help="token slices of a micro-batch")] = None,
     svg: Svg = None,
     text: Annotated[
         bool, typer.Option(help="as a file that can be changed and read again")
     ] = False,
 ) -> None:
     """Draw a schedule: a forward takes one second, a backward two."""
-    if name in SCHEDULES or not Path(name).is_file():
-        schedule = build(name, ranks=pp, micros=micros, virtual=virtual, slices=slices)
+    require_place(svg)
+    given = {"ranks": pp, "micros": micros, "virtual": virtual, "slices": slices}
+    sizes = {word: number for word, number in given.items() if number is not None}
+    if name in SCHEDULES or kind_of(Path(name)) == "does not exist":
+        schedule = build(name, **{"ranks": 4, "micros": 8, **sizes})
+    elif sizes:
+        raise BadInput(
+            f"{named(name)} says its own sizes; drop --pp, --micros, --virtual and --slices"
+        )
     else:
-        schedule = _read_schedule(Path(name))
+        schedule = _own_schedule(Path(name))
+    if text and svg:
+        raise BadInput("--text prints a schedule and --svg draws it; give one of the two")
     if text:
         print(format_schedule(schedule), end="")
         return
     timeline = time_actions(schedule)
-    _put(timeline_svg(timeline) if svg else draw_timeline(timeline), svg)
+    put(timeline_svg(timeline) if svg else draw_timeline(timeline), svg)
 
 
-def _read_schedule(path: Path) -> Schedule:
+def _own_schedule(path: Path) -> Schedule:
     """A user's own. What is wrong with it is drawn, and raised as BadInput."""
-    schedule = parse_schedule(path.read_text("utf-8"))
+    schedule = read_schedule(path)
     problems = check_schedule(schedule)
     if problems:
         print(draw_standstill(schedule))
-        raise BadInput(f"{path}: {'; '.join(problems)}")
+        raise BadInput(f"{named(path)}: {several(problems)}")
     return schedule
 
 
@@ -177,6 +204,7 @@ Planned = Literal["memory", "mesh", "traffic"]
 
 
 def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
+    require_place(svg)
     devices = load_cluster(cluster) if cluster else None
     found = draft(model, wanted, devices=devices.devices if devices else None)
     plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
@@ -203,14 +231,7 @@ def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path
 
         most = max(prediction.traffic, key=lambda sent: sum(sent.values()))
         drawn = (draw_traffic_svg if svg else draw_traffic)(most, title=title)
-    _put(drawn, svg)
-
-
-def _put(drawn: str, svg: Path | None) -> None:
-    if svg:
-        svg.write_text(drawn, "utf-8")
-    else:
-        print(drawn)
+    put(drawn, svg)
 
 
 @draw_app.command("memory")
@@ -241,17 +262,28 @@ def _traffic(
 
 
 def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
-    """Show the last steps of a run as they were measured, beside the same actions simulated."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is no run folder; give the folder that howdah train has written")
+    """Show the last steps of a run as they were measured, beside the same actions simulated.
+
+    The table comes first: whoever may only read the folder gets it, and then exit code 2.
+    """
+    if kind_of(folder) != "folder":
+        raise BadInput(
+            f"{named(folder)} is no run folder; give the folder that howdah train has written"
+        )
     run = load_run(folder)
     layout = resolve(parse_layout(run.layout), None)
     laps = read_laps(folder / LAPS, str(layout), layout.world)
     found = beside(plan_of(run, layout), laps)
+    print("\n".join(report(found, str(layout))))
     drawings = {"trace.json": traced(found), "trace.svg": drawn(found)}
     for name, text in drawings.items():
-        (folder / LAPS / name).write_text(text, "utf-8")
-    print("\n".join(report(found, str(layout))))
+        try:
+            write_text(folder / LAPS / name, text)
+        except OSError as error:
+            raise BadInput(
+                f"cannot write {folder / LAPS / name} ({error.strerror or error}); copy the run "
+                "folder to where there is room, and you may write, to have it drawn"
+            ) from error
     print(f"written     {folder / LAPS}: trace.json for ui.perfetto.dev, trace.svg")
 
 

@@ -10,32 +10,34 @@ A Run may leave things open: `dp*`, a third batch number, a preset's sizes, `dev
 table is a frozen dataclass of the floor that uses it; unknown keys are errors with a suggestion.
 """
 
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
-from pydantic import TypeAdapter, ValidationError
 
 from howdah.plan.batch import Batch
+from howdah.plan.bounds import out_of_bounds
 from howdah.plan.check import check_plan
-from howdah.plan.hub_config import model_of
+from howdah.plan.files import kind_of, parse_toml, path_problem, read_text
 from howdah.plan.layout import Layout, parse_layout, resolve
-from howdah.plan.method import Method, Precision
+from howdah.plan.method import Method
 from howdah.plan.pipeline import with_schedule
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput, nearest
-from howdah.plan.schedule.actions import Schedule
-from howdah.plan.schedule.text import parse_schedule
+from howdah.plan.problems import BadInput, named, several, shown
+from howdah.plan.schedule.text import read_schedule
 from howdah.plan.shapes import ModelShape
 from howdah.plan.support import unsupported
-from howdah.text.sources import STDLIB, Data
+from howdah.plan.tables import read_table
+from howdah.text.sources import STDLIB, Data, check_sources
 from howdah.train.job import Job, Pace
 
 Table = dict[str, Any]
+
+LARGEST_TOML = 256 << 10  # bytes; a parser of TOML takes a second for a few of these
+MOST_HERE = 512  # processes that one command starts on one machine
 
 
 @dataclass(frozen=True)
@@ -93,17 +95,18 @@ class Machine:
 def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     """The run of a recipe, or of a run folder that holds a run.toml, with overrides applied.
 
-    Raises BadInput naming the file, key or value that is wrong.
+    Raises BadInput naming the file, or every key and value that is wrong.
     """
-    path = recipe / "run.toml" if recipe.is_dir() else recipe
+    in_folder = kind_of(recipe) == "folder"
+    path = recipe / "run.toml" if in_folder else recipe
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
-        raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML: {error}") from error
+        raise BadInput(f"cannot read the recipe {named(path)}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{named(path)} is not TOML: {error}") from error
     table.setdefault("name", path.stem)
-    if recipe.is_dir():
+    if in_folder:
         table["folder"] = str(recipe)  # a folder that was moved goes on where it is now
     for override in overrides:
         _override(table, override)
@@ -111,97 +114,75 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def parse_run(table: Table) -> Run:
-    """A Run from nested tables. Raises BadInput."""
-    table = {**table, "model": _model(table)}
-    data = table.get("data", {})
-    if isinstance(data, dict) and isinstance(data.get("sources"), list):
-        sources = [{"path": s} if isinstance(s, str) else s for s in data["sources"]]
-        table["data"] = {**data, "sources": sources}
-    _refuse_unknown(Run, table, "")
+    """A Run from nested tables. Raises BadInput with all that cannot be read, and what each value
+    that can be read says wrongly for itself.
+    """
+    table, problems = _filled(table)
+    found = read_table(Run, table, also={"model.": ("preset",)})
+    if problems := [*problems, *found.problems]:
+        rest = {**table, "name": "run", "model": preset("laptop")}
+        partly = found.value or read_table(Run, rest).value
+        raise BadInput(several([*problems, *_grammar(partly.layout), *_check_each(partly)]))
+    run: Run = found.value
+    return run
+
+
+def _grammar(layout: str) -> list[str]:
     try:
-        return _ADAPTER.validate_python(table)
-    except ValidationError as error:
-        raise BadInput(_sentence(error)) from None
+        parse_layout(layout)
+    except BadInput as problem:
+        return [str(problem)]
+    return []
 
 
 def _override(table: Table, override: str) -> None:
     name, equals, text = override.partition("=")
     if not equals:
-        raise BadInput(f"{override!r} changes nothing; write key=value, such as seed=1")
+        raise BadInput(f"{shown(override)} changes nothing; write key=value, such as seed=1")
     *path, last = name.split(".")
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise BadInput(f"{name}: {part} is a single value, not a table")
+            raise BadInput(f"{named(name)}: {named(part)} is a single value, not a table")
     try:
-        table[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        table[last] = text  # a bare word is a string
+        read = parse_toml(f"value = {text}")
+    except ValueError:
+        read = {}
+    table[last] = read["value"] if len(read) == 1 else text  # a bare word is a string
+
+
+def _filled(table: Table) -> tuple[Table, list[str]]:
+    """The table with what its short forms stand for: a preset's sizes, a source's path alone."""
+    table, problems = dict(table), []
+    try:
+        table["model"] = _model(table)
+    except BadInput as problem:
+        table["model"], problems = preset("laptop"), [str(problem)]
+    data = table.get("data", {})
+    if isinstance(data, dict) and isinstance(sources := data.get("sources"), list | str):
+        sources = [sources] if isinstance(sources, str) else sources
+        paths = [{"path": s} if isinstance(s, str) else s for s in sources]
+        table["data"] = {**data, "sources": paths}
+    return table, problems
 
 
 def _model(table: Table) -> object:
     """The sizes: those of the [model] table, or those of the folder that the run starts from."""
-    if "model" not in table and isinstance(table.get("init_from"), str):
+    if "model" not in table:
+        if not isinstance(table.get("init_from"), str):
+            raise BadInput("model is missing; write model.preset=laptop, or a table of its sizes")
         from howdah.model.hub import read_hub
 
         return asdict(read_hub(Path(table["init_from"]))[0])
-    model = table.get("model", {})
+    model = table["model"]
+    if isinstance(model, str):
+        raise BadInput(f"model is {shown(model)}; write the name of a preset as model.preset=NAME")
     if not isinstance(model, dict) or "preset" not in model:
         return model
+    if not isinstance(model["preset"], str):
+        raise BadInput(f"model.preset is {shown(model['preset'])}; it must be a name, like laptop")
     rest = {name: size for name, size in model.items() if name != "preset"}
-    return {**asdict(preset(str(model["preset"]))), **rest}
-
-
-def _refuse_unknown(kind: type, table: object, path: str) -> None:
-    if not isinstance(table, Mapping):
-        return
-    hints = get_type_hints(kind)
-    for name, value in table.items():
-        if name not in hints:
-            known = [*hints, "preset"] if kind is ModelShape else hints
-            raise BadInput(f"unknown key {path + name!r}{_suggestion(name, known)}")
-        inner = _table_in(hints[name])
-        if inner and isinstance(value, list):
-            for number, row in enumerate(value):
-                _refuse_unknown(inner, row, f"{path}{name}[{number}].")
-        elif inner:
-            _refuse_unknown(inner, value, f"{path}{name}.")
-
-
-def _table_in(hint: object) -> type | None:
-    """The dataclass that a key holds: one, none or many of it."""
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and is_dataclass(kind):
-            return kind
-    return None
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    """The nearest key of the same table; else the same key of another table."""
-    suggestion = nearest(name, known)
-    elsewhere = [path for path in _paths(Run, "") if path.rpartition(".")[2] == name]
-    if "did you mean" in suggestion or not elsewhere:
-        return suggestion
-    return f"; did you mean {elsewhere[0]!r}?"
-
-
-def _paths(kind: type, prefix: str) -> Iterator[str]:
-    for name, hint in get_type_hints(kind).items():
-        yield prefix + name
-        if inner := _table_in(hint):
-            yield from _paths(inner, f"{prefix}{name}.")
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return f"{where} is missing"
-    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
-    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
-
-
-_ADAPTER = TypeAdapter(Run)
+    return {**asdict(preset(model["preset"])), **rest}
 
 
 # -- writing ---------------------------------------------------------------------
@@ -221,89 +202,15 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-# -- planning --------------------------------------------------------------------
-
-LONGEST = 8192  # tokens of a sample where nobody says: contexts of 131072 are for reading
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a user says of a plan; what is empty or 0 follows from the model or the recipe."""
-
-    layout: str = ""
-    sequence: int = 0
-    micro_batch: int = 0
-    global_batch: int = 0
-    precision: str = ""
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """A model with a name, and its plan where enough was said for one."""
-
-    name: str
-    shape: ModelShape
-    sequence: int
-    plan: Plan | None
-
-
-def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
-    """The plan of `model` (a preset, recipe, config.json, or a Run) on so many devices.
-
-    A model alone, without a layout and without devices, has no plan. Raises BadInput.
-    """
-    if isinstance(model, str):
-        path = Path(model)
-        if path.suffix == ".toml" or (path / "run.toml").is_file():
-            model = load_run(path)
-        elif path.suffix == ".json" or path.is_dir():
-            return _drafted(path.name, model_of(path), wanted, devices)
-        else:
-            return _drafted(model, preset(model), wanted, devices)
-    layout, method = wanted.layout or model.layout, model.method
-    if wanted.precision:
-        method = replace(method, precision=_precision(wanted.precision))
-    batch = replace(
-        model.batch,
-        micro_batch=wanted.micro_batch or model.batch.micro_batch,
-        global_batch=wanted.global_batch or model.batch.global_batch,
-    )
-    sequence = wanted.sequence or model.data.sequence
-    changed = replace(
-        model, batch=batch, method=method, data=replace(model.data, sequence=sequence)
-    )
-    plan = plan_of(changed, resolve(parse_layout(layout), devices))
-    return Drafted(model.name, model.model, sequence, plan)
-
-
-def _drafted(name: str, shape: ModelShape, wanted: Draft, devices: int | None) -> Drafted:
-    sequence = wanted.sequence or min(shape.context, LONGEST)
-    if not wanted.layout and devices is None:
-        return Drafted(name, shape, sequence, None)
-    layout = resolve(parse_layout(wanted.layout or "dp*"), devices)
-    batch = Batch(wanted.global_batch or None, wanted.micro_batch or None)
-    if batch.micro_batch is None and (batch.global_batch is None or layout.micros is None):
-        batch = replace(batch, micro_batch=1)
-    method = Method(precision=_precision(wanted.precision or "bf16"))
-    plan = make_plan(shape, layout, batch, sequence=sequence, method=method)
-    return Drafted(name, shape, sequence, plan)
-
-
-def _precision(word: str) -> Precision:
-    known = get_args(Precision)
-    if word not in known:
-        raise BadInput(f"precision {word!r} is unknown{nearest(word, known)}")
-    return cast(Precision, word)
-
-
 # -- resolving -------------------------------------------------------------------
 
 
 def check_run(run: Run, layout: Layout) -> list[str]:
     """Everything that keeps `run` from starting on any machine, as sentences."""
     sequence = run.data.sequence
-    problems = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
-    return [*problems, *_check_pace(run.pace), *unsupported(run.model, layout)]
+    fit = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
+    here = unsupported(run.model, layout, compiled=run.compile)
+    return [*dict.fromkeys([*fit, *_check_each(run), *here])]
 
 
 def plan_of(run: Run, layout: Layout) -> Plan:
@@ -313,23 +220,39 @@ def plan_of(run: Run, layout: Layout) -> Plan:
     return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
 
 
-def read_schedule(path: Path) -> Schedule:
-    """A schedule of one's own from a file. Raises BadInput."""
+def problems_of(run: Run, world: int | None) -> list[str]:
+    """Everything that keeps `run` from starting on `world` processes, as sentences."""
     try:
-        return parse_schedule(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"schedule {path} cannot be read: {error}; give a text file") from None
+        layout = resolve(parse_layout(run.layout), world)
+    except BadInput as problem:
+        return [str(problem), *_check_each(run)]
+    return check_run(run, layout)
+
+
+def _check_each(run: Run) -> Iterator[str]:
+    """What is wrong with a value whatever the others are."""
+    yield from out_of_bounds(run)
+    yield from check_sources(run.data)
+    if not run.layout.strip():
+        yield "layout is empty; write single for one process"
+    if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
+        yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
 
 
 def resolve_run(run: Run, machine: Machine) -> Job:
     """The Job of `run` on `machine`. Raises BadInput with every problem, a sentence each."""
-    layout = resolve(parse_layout(run.layout), machine.world)
-    problems = check_run(run, layout)
+    problems = problems_of(run, machine.world)
     if run.device == "cuda" and not machine.cuda:
         problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
-    local = machine.local_world or layout.world
     if problems:
-        raise BadInput("; ".join(problems))
+        raise BadInput(several(problems))
+    layout = resolve(parse_layout(run.layout), machine.world)
+    local = machine.local_world or layout.world
+    if local > MOST_HERE:
+        raise BadInput(
+            f"layout '{layout}' would start {local:,} processes on this machine; start it on "
+            f"several, or use at most {MOST_HERE}"
+        )
     on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
     return Job(
         name=run.name,
@@ -369,16 +292,5 @@ def resolved(run: Run, job: Job) -> Run:
 
 def _absolute(name: str) -> str:
     """A path made absolute; a name that is no path stays."""
-    return str(Path(name).absolute()) if name != STDLIB and Path(name).exists() else name
-
-
-def _check_pace(pace: Pace) -> list[str]:
-    problems = [
-        f"pace.{f.name} is {number}; it must not be negative"
-        for f in fields(pace)
-        if isinstance(number := getattr(pace, f.name), int) and number < 0
-    ]
-    for name in ("steps", "log_every", "keep"):
-        if getattr(pace, name) == 0:
-            problems.append(f"pace.{name} is 0; it must be at least 1")
-    return problems
+    there = name != STDLIB and kind_of(Path(name)) != "does not exist"
+    return str(Path(name).absolute()) if there else name

@@ -1,15 +1,19 @@
 """The deciding commands: what they print, their JSON, and one sentence for every mistake."""
 
 import json
+import os
 import sys
 
 import pytest
 
 from howdah import cli
+from howdah.comm.transport import Alone
 from howdah.plan.presets import preset
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule
 from howdah.plan.shapes import parameters
+from howdah.run import load_run, resolved, save_run
+from howdah.train.loop import train
 
 RECIPE = "recipes/laptop.toml"
 FITS = ("llama3-8b", "--cluster", "h100x16", "--layout", "pp2 dp* tp2 zero1 sp x8 recompute=full")
@@ -21,9 +25,7 @@ def howdah(monkeypatch, capsys):
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["howdah", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return (left.value.code or 0, *capsys.readouterr())
+        return (cli.run(), *capsys.readouterr())
 
     return run
 
@@ -106,6 +108,32 @@ def test_what_fits_nowhere_near_is_told(howdah):
         ),
         (["llama3-8b", "--layout", "tp12"], "tp12 does not divide 32 heads of 8 key-value heads"),
         (["llama3-8b", "--layout", "dp2", "--precision", "fp4"], "precision 'fp4' is unknown"),
+        (["laptop", "--layout", "dp999999999"], "dp999999999 must be at most dp1048576"),
+        (["laptop", "--layout", "x999999999"], "x999999999 must be at most x16384"),
+        (["laptop", "--cluster", "h100x99999999"], "with 99,999,999 devices is too large; at most"),
+        (["llama3-8b", "--sequence", "-4"], "--sequence is -4; it must be at least 0 and at most"),
+        (["llama3-8b", "--sequence", "9" * 19], "it must be at least 0 and at most 134,217,728"),
+        (
+            ["llama3-8b", "--sequence", "200000"],
+            "is over the context of llama3-8b; use at most 131",
+        ),
+        (
+            ["llama3-8b", "--layout", "dp2", "--micro-batch", "-1"],
+            "--micro-batch is -1; it must be",
+        ),
+        (["llama3-8b", "--layout", "dp2", "--global-batch", "-1"], "--global-batch is -1; it must"),
+        (["llama3-8b", "--precision", "bf16"], "--precision says nothing of a model alone; give a"),
+        (["llama3-8b", "--micro-batch", "4"], "--micro-batch says nothing of a model alone; give"),
+        (["llama3-8b", "--why"], "--why says nothing of a model alone; give a --layout or a"),
+        (
+            ["llama3-8b", "--tokens", "15T"],
+            "--tokens asks for the time and cost of a run; say wher",
+        ),
+        (
+            ["llama3-8b", "--layout", "dp2", "--tokens", "15T"],
+            "--tokens asks for the time and cost",
+        ),
+        (["x" * 5000], "is unknown; of 65 that are known the nearest are"),
         (["none.toml"], "cannot read the recipe none.toml: No such file"),
         (["none.json"], "cannot read none.json"),
     ],
@@ -125,6 +153,27 @@ def test_simulate_draws_a_step_and_writes_pictures_and_traces(howdah, tmp_path):
     svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
     assert howdah("simulate", RECIPE, "--svg", svg, "--trace", trace)[:2] == (0, "")
     assert svg.read_text().startswith("<svg ") and json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("draw", "schedule", "1f1b", "--svg"),
+        ("draw", "mesh", "llama3-8b", "--layout", "dp2", "--svg"),
+        ("simulate", RECIPE, "--svg"),
+        ("simulate", RECIPE, "--trace"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_named(howdah, tmp_path, words):
+    for file, sentence in {
+        tmp_path / "nowhere" / "a.svg": "nowhere does not exist; make it first",
+        tmp_path: "it is a folder; name a file in it",
+        "/dev/full": "No space left on device; name a file elsewhere",
+    }.items():
+        code, out, err = howdah(*words, file)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"howdah: cannot write {file}: ") and err.endswith(f"{sentence}\n")
 
 
 def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
@@ -153,6 +202,35 @@ def test_a_schedule_goes_to_a_file_and_comes_back(howdah, tmp_path):
     assert file.read_text() == format_schedule(build("zb-h1", ranks=2, micros=8))
     again = howdah("draw", "schedule", file)
     assert again == howdah("draw", "schedule", "zb-h1", "--pp", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["1f1b", "--pp", "0"], "ranks is 0; it must be at least 1"),
+        (["1f1b", "--pp", "-4"], "ranks is -4; it must be at least 1"),
+        (
+            ["1f1b", "--pp", "99999", "--micros", "99999"],
+            "have 9,999,800,001 forwards, and 131,072",
+        ),
+        (["1f1b", "--text", "--svg", "a.svg"], "give one of the two"),
+        (
+            ["{file}", "--pp", "4"],
+            "says its own sizes; drop --pp, --micros, --virtual and --slices",
+        ),
+        (["{binary}"], "is not UTF-8; give a text file"),
+        (["{pipe}"], "cannot be read: it is a pipe, a socket or a device, and not a file"),
+        (["."], "cannot be read: Is a directory"),
+    ],
+)
+def test_a_mistake_in_a_schedule_is_one_sentence(howdah, tmp_path, words, sentence):
+    files = {name: tmp_path / name for name in ("file", "binary", "pipe")}
+    files["file"].write_text(format_schedule(build("1f1b", ranks=2, micros=2)))
+    files["binary"].write_bytes(b"\0\xff")
+    os.mkfifo(files["pipe"])
+    code, out, err = howdah("draw", "schedule", *(word.format_map(files) for word in words))
+    assert (code, out) == (2, "")
+    assert sentence in err and err.count("\n") == 1
 
 
 def test_a_schedule_that_deadlocks_is_drawn_where_it_stands(howdah, tmp_path):
@@ -198,3 +276,24 @@ def test_clusters(howdah, tmp_path):
     bad.write_text('[device]\nname = "X"\nmemory = "80"\n')
     code, _, err = howdah("cluster", "check", bad)
     assert code == 2 and "bad.toml" in err and err.count("\n") == 1
+
+
+def test_trace_shows_what_it_may_not_draw(howdah, make_job, recipe, tmp_path, capsys):
+    """A run folder that one may read alone; the pictures go into it."""
+    folder, job = tmp_path / "a", make_job("a", "pace.steps=2")
+    train(job, Alone())
+    save_run(resolved(load_run(recipe), job), folder / "run.toml")
+    (folder / "trace" / "trace.svg").mkdir()
+    capsys.readouterr()
+    code, out, error = howdah("trace", folder)
+    assert code == 2 and out.startswith("layout      single x1, step "), error
+    assert "written" not in out
+    assert error.startswith(
+        f"howdah: cannot write {folder / 'trace' / 'trace.svg'} (Is a directory); "
+    )
+    assert error.count("\n") == 1
+    left = sorted(path.name for path in (folder / "trace").iterdir())
+    assert left == ["rank-0.json", "trace.json", "trace.svg"]
+    (folder / "trace" / "trace.svg").rmdir()
+    code, out, _ = howdah("trace", folder)
+    assert code == 0 and out.splitlines()[-1].startswith("written     ")

@@ -14,13 +14,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from howdah.drafts import Draft, draft
 from howdah.plan.cluster_file import load_cluster
 from howdah.plan.layout import KNOWN, Layout, parse_layout
 from howdah.plan.presets import PRESETS, preset
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import parameters
 from howdah.plan.support import unsupported
-from howdah.run import Draft, Run, draft, parse_run
+from howdah.run import Run, parse_run
 from howdah.sim.predict import predict
 from howdah.sim.show_plan import prediction_data
 

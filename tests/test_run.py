@@ -1,5 +1,6 @@
 """From a recipe to a Job: what may be written, what is filled in, what is refused and how."""
 
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -148,11 +149,11 @@ def test_several_problems_are_told_at_once(recipe):
         ("warmup=3", "unknown key 'warmup'; did you mean 'method.rate.warmup'?"),
         ("model.rotary_scaling={factor=2, lo=1}", "unknown key 'model.rotary_scaling.lo'; did you"),
         ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
-        ("pace.steps=many", "pace.steps: input should be a valid integer"),
-        ("pace.steps=1.5", "pace.steps: input should be a valid integer"),
-        ("method.precision=fp8", "method.precision: input should be 'float32', 'bf16' or"),
-        ("method.optimizer.name=lion", "method.optimizer.name: input should be 'adamw', 'adam'"),
-        ("batch=3", "batch: input should be a dictionary"),
+        ("pace.steps=many", "pace.steps is 'many'; it must be a whole number"),
+        ("pace.steps=1.5", "pace.steps is 1.5; it must be a whole number"),
+        ("method.precision=fp8", "method.precision is 'fp8'; it must be 'float32', 'bf16' or"),
+        ("method.optimizer.name=lion", "method.optimizer.name is 'lion'; it must be 'adamw'"),
+        ("batch=3", "batch is 3; it must be a table"),
         ("model.preset=labtop", "model.preset 'labtop' is unknown; did you mean 'laptop'?"),
         ("seed", "'seed' changes nothing; write key=value, such as seed=1"),
         ("seed.x=1", "seed.x: seed is a single value, not a table"),
@@ -164,9 +165,9 @@ def test_several_problems_are_told_at_once(recipe):
         ("layout=x9", None),
         ("device=cuda", "device is cuda, but torch sees no CUDA device here; use device=cpu"),
         ("data.sources=[]", "data.sources is empty; name at least one"),
-        ("data.held_out=0", "data.held_out is 0.0; it is the share of documents"),
+        ("data.held_out=0", "data.held_out is 0.0; it must be above 0"),
         ("pace.keep=0", "pace.keep is 0; it must be at least 1"),
-        ("pace.save_every=-1", "pace.save_every is -1; it must not be negative"),
+        ("pace.save_every=-1", "pace.save_every is -1; it must be at least 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(recipe, override, sentence):
@@ -177,6 +178,113 @@ def test_a_mistake_is_one_sentence(recipe, override, sentence):
         assert refusal(recipe, override).startswith(sentence)
 
 
+def test_mistakes_of_every_kind_are_told_together(recipe):
+    """Types, unknown keys, bounds and the words of the layout: each is wrong alone."""
+    recipe.write_text(recipe.read_text().replace('layout = "single"', 'layout = "ddp2"'))
+    found = refusal(
+        recipe, "seed=abc", "method.dropout=2", "pace.stepz=3", "batch.global_batch=true"
+    )
+    assert found == (
+        "seed is 'abc'; it must be a whole number; "
+        "batch.global_batch is True; it must be a whole number; "
+        "unknown key 'pace.stepz'; did you mean 'steps'?; "
+        "layout 'ddp2': unknown word 'ddp2'; did you mean 'dp'?; "
+        "method.dropout is 2.0; it must be below 1"
+    )
+    found = refusal(recipe, "model.preset=labtop", "seed=x")  # no model, and yet the rest
+    assert found.startswith("model.preset 'labtop' is unknown; did you mean 'laptop'?; seed is 'x'")
+
+
+def test_a_layout_that_cannot_be_read_hides_no_number(recipe):
+    found = refusal(recipe, "layout=ddp2", "threads=-1", "pace.steps=0", "name=..")
+    for name in ("layout 'ddp2'", "threads is -1", "pace.steps is 0", "name is '..'"):
+        assert name in found
+
+
+def test_of_very_many_mistakes_the_first_are_told(recipe):
+    recipe.write_text("".join(f"key{n} = 1\n" for n in range(1000)) + recipe.read_text())
+    found = refusal(recipe)
+    assert found.endswith("; and 988 more") and len(found) < 4000
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("threads=-1", "threads is -1; it must be at least 0, which shares the cores out"),
+        ("threads=1025", "threads is 1025; it must be at most 1,024"),
+        ("seed=9223372036854775808", "it must be at most 9,223,372,036,854,775,807"),
+        ("seed=" + "9" * 5000, "it must be a whole number"),
+        ("seed=0x" + "f" * 5000, "seed is int that is too long to show; it must be at most"),
+        ("model.layers=9223372036854775807", "it must be at most 1,000"),
+        ("model.vocab=true", "model.vocab is True; it must be a whole number"),
+        ("model=laptop", "model is 'laptop'; write the name of a preset as model.preset=NAME"),
+        ("model.preset=3", "model.preset is 3; it must be a name, like laptop"),
+        ("method.optimizer.betas=[0.9]", "betas is [0.9]; it must be a list of 2 numbers"),
+        ("method.rate.peak=nan", "method.rate.peak is nan; it must be a number"),
+        ("method.optimizer.epsilon=-inf", "epsilon is -inf; it must be at least 0"),
+        ("pace.steps=100000000", "pace.steps is 100000000; it must be at most 10,000,000"),
+        ("pace.steps=" + "[" * 50_000, "it must be a whole number"),
+        ("data.sequence=1000000000", "data.sequence is 1000000000; it must be at most"),
+        ("data.sources=['']", "data.sources[0].path is empty; name a file, a folder or"),
+        ("data.sources=[{path='x', weight=0}]", "data.sources[0].weight is 0.0; it must be above"),
+        ("data.sources=['" + "x" * 300 + "']", "a path has at most 4,096 characters, and 255"),
+        (
+            'data.tokenizer="a\\u0000"',
+            "data.tokenizer is 'a\\x00'; it must be a text in quotes, and it",
+        ),
+        ("folder=" + "x" * 300, "and a path has at most 4,096 characters, and 255"),
+        ("layout=", "layout is empty; write single for one process"),
+        ("layout=dp99999999", "dp99999999 must be at most dp1048576"),
+        ("layout=dp1000 x1", "would start 1,000 processes on this machine; start it on several"),
+        ("name=", "name is ''; it must be able to name a folder"),
+        ("name=a/b", "name is 'a/b'; it must be able to name a folder"),
+        ("a." * 2000 + "b=1", "unknown key 'a'"),
+    ],
+)
+def test_a_number_or_a_word_out_of_bounds_is_refused_at_once(recipe, override, sentence):
+    more = ["batch.global_batch=1000"] if "dp1000" in override else []
+    found = refusal(recipe, override, *more)
+    assert sentence in found and len(found) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a = " + "[" * 100_000, "its lists or tables are nested too deep"),
+        ("seed = " + "9" * 5000, "a number has thousands of digits"),
+        ("a." * 100_000 + "a = 1", "a line has 1,000 dots or more"),
+        ("#" * 300_000, "it has more than the 262,144 bytes that are read"),
+    ],
+)
+def test_a_recipe_that_breaks_a_parser_is_a_sentence(recipe, text, sentence):
+    recipe.write_text(text)
+    assert sentence in refusal(recipe)
+
+
+def test_a_pipe_is_no_recipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "it is a pipe, a socket or a device" in refusal(tmp_path / "pipe.toml")
+
+
+def test_one_source_may_be_written_as_a_word(recipe):
+    assert load_run(recipe, ["data.sources=mytext"]).data.sources[0].path == "mytext"
+
+
+@pytest.mark.parametrize("layout", ["single", "dp2", "dp2 zero1", "dp2 zero2 accumulate=whole"])
+def test_blocks_are_compiled_where_their_parameters_are_those_of_torch(recipe, layout):
+    assert resolve_run(load_run(recipe, ["compile=true", f"layout={layout}"]), HERE).compile
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp2", "pp2", "dp2 zero3", "recompute=full", "dp2 recompute=selective", "tp2 sp"]
+)
+def test_blocks_with_operations_of_their_own_are_not_compiled(recipe, layout):
+    """torch.compile broke off at each of them, and the rest ran eagerly."""
+    found = refusal(recipe, "compile=true", f"layout={layout}")
+    assert found.startswith("compile is true, but on layout '")
+    assert found.endswith("leave compile out, or use a layout of dp and zero1 or zero2 alone")
+
+
 def test_a_layout_must_fit_the_world(recipe):
     found = refusal(recipe, "layout=dp2", machine=replace(HERE, world=3, local_world=3))
     assert "needs 2 processes but there are 3; use dp3 or dp*" in found
@@ -184,7 +292,7 @@ def test_a_layout_must_fit_the_world(recipe):
 
 def test_a_table_without_a_model_is_refused(recipe):
     recipe.write_text("seed = 1\n")
-    assert refusal(recipe) == "model.layers is missing"
+    assert refusal(recipe).startswith("model is missing; write model.preset=laptop, or")
 
 
 @pytest.mark.parametrize(

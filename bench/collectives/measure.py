@@ -26,6 +26,8 @@ from howdah.comm.bench_trials import Memory, Trial, check, make_trial
 from howdah.comm.engine import Engine
 from howdah.comm.spawn import HOST, Workers
 
+HOST = "127.0.0.1"
+
 LEAST = 3  # blocks that are measured however long they take
 
 

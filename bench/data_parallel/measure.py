@@ -25,6 +25,8 @@ from howdah.comm.spawn import HOST, Workers
 from howdah.comm.transport import Transport
 from howdah.text.batches import Micro
 
+HOST = "127.0.0.1"
+
 WARM_UP = 1  # repeats that are not counted
 POOL = 16  # batches made before the clock starts; contestants read them in the same order
 

@@ -29,7 +29,7 @@ from howdah.checkpoint.atomic import sync_folder, write_text
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub import Theirs, names
 from howdah.model.hub_config import config
-from howdah.plan.problems import BadInput
+from howdah.plan.problems import BadInput, brief
 from howdah.plan.shapes import ModelShape
 
 GIGABYTE = 10**9
@@ -76,9 +76,9 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     sizes = config(shape, end=end, dtype=str(dtype).removeprefix("torch."))
     vocabulary = _vocabulary(tokenizer, end, shape)
     to = to.absolute()
-    _require_free(to)
     draft = to.with_name(f".{to.name}.export")
     try:
+        _require_free(to)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         _write_weights(draft, plan_shards(found, dtype, shard_bytes), tensor=tensor, dtype=dtype)
@@ -88,7 +88,10 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
         write_text(draft / "tokenizer.json", tokenizer.read_text("utf-8"))
         _put(draft, to)
     except OSError as error:
-        raise BadInput(f"cannot export to {to}: {error.strerror}; choose another folder") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise BadInput(
+            f"cannot export to {to}: {error.strerror or error}{where}; choose another folder"
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -149,7 +152,9 @@ def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
     try:
         tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
     except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise BadInput(f"{path} is not a tokenizer ({error}); name a tokenizer.json") from None
+        raise BadInput(
+            f"{path} is not a tokenizer ({brief(error)}); name a tokenizer.json"
+        ) from None
     token = tokenizer.id_to_token(end)
     if token is None or end >= shape.vocab:
         raise BadInput(
@@ -194,12 +199,17 @@ def _is_export(file: Path) -> bool:
 
 
 def _put(draft: Path, to: Path) -> None:
-    """Rename `draft` to `to`, an earlier export out of the way first."""
+    """Rename `draft` to `to`, an earlier export out of the way first; back, where that fails."""
     sync_folder(draft)
     old = to.with_name(f".{to.name}.old")
     shutil.rmtree(old, ignore_errors=True)
-    if to.exists():
-        to.rename(old)
-    draft.rename(to)
+    try:
+        if to.exists():
+            to.rename(old)
+        draft.rename(to)
+    except BaseException:  # a stop signal, too
+        if old.exists() and not to.exists():
+            old.rename(to)
+        raise
     sync_folder(to.parent)
     shutil.rmtree(old, ignore_errors=True)

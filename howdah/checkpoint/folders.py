@@ -18,6 +18,9 @@ import shutil
 from pathlib import Path
 
 from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.checkpoint.fields import table, whole
+from howdah.checkpoint.index import MOST_STEPS
+from howdah.plan.files import kind_of, parse_json, read_file
 from howdah.plan.problems import BadInput
 
 INDEX = "index.json"
@@ -39,27 +42,33 @@ def rank_file(rank: int, ending: str) -> str:
     return f"rank-{rank:05d}.{ending}"
 
 
+def step_of(path: Path) -> int | None:
+    """The step that the name of a whole checkpoint says; None for any other name."""
+    number = re.fullmatch(r"step-([0-9]{8,12})", path.name)
+    step = int(number[1]) if number else -1
+    return step if path.name == step_folder(path.parent, step).name else None
+
+
 def numbered(folder: Path) -> list[int]:
     """The steps of all folders that are named like a whole checkpoint, ascending."""
-    if not folder.is_dir():
+    if kind_of(folder) != "folder":
         return []
-    names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in folder.iterdir())
-    return sorted(int(name[1]) for name in names if name)
+    return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None)
 
 
 def steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in `folder`, ascending; only those that have an index."""
-    return [step for step in numbered(folder) if (step_folder(folder, step) / INDEX).is_file()]
+    return [s for s in numbered(folder) if kind_of(step_folder(folder, s) / INDEX) == "file"]
 
 
 def best_step(folder: Path) -> int | None:
     """The step that is marked as best, or None. Raises BadInput when the mark is damaged."""
     path = folder / BEST
-    if not path.is_file():
+    if kind_of(path) == "does not exist":
         return None
     try:
-        return int(json.loads(path.read_bytes())["step"])
-    except (KeyError, TypeError, ValueError):
+        return whole(table(parse_json(read_file(path)), BEST), "step", MOST_STEPS)
+    except (KeyError, ValueError, OSError):
         raise BadInput(f'{path} is damaged; write {{"step": N}} into it, or delete it') from None
 
 
@@ -82,7 +91,8 @@ def prune(folder: Path, saved: int, *, keep: int) -> None:
 
     Later steps stay: they were there before a run that went back to an older checkpoint, and
     one that is damaged must not push out the one just saved. Drafts of earlier steps go: a
-    rank that has finished `saved` is done with them.
+    rank that has finished `saved` is done with them. Raises BadInput, before anything goes, where
+    the mark of the best is damaged.
     """
     earlier = [step for step in numbered(folder) if step <= saved]
     stay = {*earlier[-keep:], saved, best_step(folder)}

@@ -26,10 +26,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from howdah.checkpoint.fields import Row, rows, sizes, table, text, whole
 from howdah.plan.boxes import Box, Piece
-from howdah.plan.problems import BadInput
+from howdah.plan.files import parse_json, path_problem
+from howdah.plan.problems import BadInput, shown
 
 FORMAT = 1
+MOST_STEPS = 10**9
+CRC32 = (1 << 32) - 1
+# What tensors are saved in, in torch's words.
+DTYPES = (
+    *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"),
+    "bool",
+)
 
 
 @dataclass(frozen=True)
@@ -182,39 +191,63 @@ def _checksum(fields: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
-def decode(text: bytes, where: str) -> Index:
-    """The index that `text` spells. Raises BadInput, naming `where`, when it is damaged."""
+def decode(content: bytes, where: str) -> Index:
+    """The index that `content` spells. Raises BadInput, naming `where`, when it is damaged."""
     damaged = f"{where} is damaged; use another checkpoint or restore it from a copy"
     try:
-        fields = json.loads(text)
+        fields = table(parse_json(content, finite=False), "an index")
         if fields["format"] != FORMAT:
             raise BadInput(
-                f"{where} has format {fields['format']!r} and this howdah reads format {FORMAT}; "
-                "read it with the howdah that wrote it"
+                f"{where} has format {shown(fields['format'])} and this howdah reads format "
+                f"{FORMAT}; read it with the howdah that wrote it"
             )
         if fields.pop("crc32") != _checksum(fields):
             raise BadInput(damaged)
         return _decode(fields)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, ValueError, RecursionError):
         raise BadInput(damaged) from None
 
 
-def _decode(fields: dict[str, Any]) -> Index:
-    tensors = {
-        (row["kind"], row["name"]): (tuple(row["shape"]), row["dtype"]) for row in fields["tensors"]
-    }
-    stored = tuple(_stored(row, *tensors[row["kind"], row["name"]]) for row in fields["pieces"])
-    about = About(fields["run"], fields["layout"], fields["samples"], fields["meta"])
-    files = tuple(File(**row) for row in fields["files"])
-    for file in files:
-        if "/" in file.name:  # a checkpoint never reads outside its own folder
-            raise ValueError(file.name)
-    if not {item.file for item in stored} <= {file.name for file in files}:
-        raise ValueError("a piece stands in a file that is not listed")
-    return Index(fields["step"], about, stored, files)
+def _decode(fields: Row) -> Index:
+    tensors: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {}
+    for row in rows(fields, "tensors"):
+        dtype = text(row, "dtype")
+        _require(dtype in DTYPES, dtype)
+        tensors[text(row, "kind"), text(row, "name")] = sizes(row, "shape"), dtype
+    _require(len(tensors) == len(fields["tensors"]), "a tensor is listed twice")
+    stored = tuple(_stored(row, tensors) for row in rows(fields, "pieces"))
+    files = tuple(_file(row) for row in rows(fields, "files"))
+    names = {file.name for file in files}
+    _require(len(names) == len(files), "a file is listed twice")
+    entries = {(item.file, item.entry) for item in stored}
+    _require(len(entries) == len(stored), "two pieces stand in one place")
+    _require({item.file for item in stored} <= names, "a piece stands in a file that is not listed")
+    samples, meta = whole(fields, "samples"), table(fields["meta"], "meta")
+    about = About(text(fields, "run"), text(fields, "layout"), samples, meta)
+    return Index(whole(fields, "step", MOST_STEPS), about, stored, files)
 
 
-def _stored(row: dict[str, Any], shape: tuple[int, ...], dtype: str) -> Stored:
-    box = Box(tuple(row["corner"]), tuple(row["size"]))
-    piece = Piece(row["name"], shape, box, row["start"], row["stop"])
-    return Stored(row["kind"], piece, dtype, row["file"], row["entry"], row["crc32"])
+def _file(row: Row) -> File:
+    name = text(row, "name")
+    # a checkpoint never reads outside its own folder
+    _require("/" not in name and name not in ("", ".", "..") and not path_problem(name), name)
+    return File(name, whole(row, "bytes"), whole(row, "header_crc32", CRC32))
+
+
+def _stored(row: Row, tensors: dict[tuple[str, str], tuple[tuple[int, ...], str]]) -> Stored:
+    kind, name = text(row, "kind"), text(row, "name")
+    shape, dtype = tensors[kind, name]
+    box = Box(sizes(row, "corner"), sizes(row, "size"))
+    _require(len(box.corner) == len(box.size) == len(shape), "a box of other dims")
+    ends = (a + n for a, n in zip(box.corner, box.size, strict=True))
+    _require(all(end <= n for end, n in zip(ends, shape, strict=True)), "a box beyond its tensor")
+    start, stop = whole(row, "start"), whole(row, "stop")
+    _require(start <= stop <= box.elements, "a piece beyond its box")
+    piece = Piece(name, shape, box, start, stop)
+    where = text(row, "file"), text(row, "entry")
+    return Stored(kind, piece, dtype, *where, whole(row, "crc32", CRC32))
+
+
+def _require(sound: bool, what: str) -> None:
+    if not sound:
+        raise ValueError(what)

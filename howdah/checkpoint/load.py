@@ -21,12 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder
+from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder, step_of
 from howdah.checkpoint.index import File, Index, Stored, decode, inconsistencies
 from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, read_into
 from howdah.plan.boxes import Missing, Piece, Run, reads, whole_piece
+from howdah.plan.files import kind_of, read_file
 from howdah.plan.problems import BadInput, nearest
 
+LARGEST_INDEX = 256 << 20  # bytes: a million pieces
 WINDOW = 1 << 20  # elements held in memory while runs are read
 
 
@@ -131,11 +133,11 @@ class Checkpoint:
         """Where the piece stands in its file; its header is read on the first question."""
         if item.file not in self._headers:
             path = self.path / item.file
-            if not path.is_file():
+            if kind_of(path) != "file":
                 raise BadInput(f"{path} is missing; use another checkpoint")
             self._headers[item.file] = read_header(path)
         entry = self._headers[item.file].entries.get(item.entry)
-        if entry is None or prod(entry.shape) != item.piece.elements:
+        if entry is None or not _same(entry, item):
             raise BadInput(f"{self.path / item.file} does not hold {item.entry} as its index says")
         return entry
 
@@ -165,8 +167,13 @@ def _windows(file: FileIO, entry: Entry, runs: Iterable[Run]) -> Iterator[tuple[
             there, here = there + len(part), here + len(part)
 
 
+def _same(entry: Entry, item: Stored) -> bool:
+    """Whether a file holds as much, and in the same dtype, as the index says."""
+    return prod(entry.shape) == item.piece.elements and entry.dtype == getattr(torch, item.dtype)
+
+
 def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
-    if not path.is_file():
+    if kind_of(path) != "file":
         yield f"{file.name} is missing"
         return
     if (size := path.stat().st_size) != file.bytes:
@@ -182,7 +189,9 @@ def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
         return
     with path.open("rb", buffering=0) as stream:
         for item in items:
-            if checksum(stream, header.entries[item.entry]) != item.crc32:
+            if not _same(header.entries[item.entry], item):
+                yield f"{item.entry} in {file.name} is not what the index says"
+            elif checksum(stream, header.entries[item.entry]) != item.crc32:
                 yield f"{item.entry} in {file.name} is damaged"
 
 
@@ -190,11 +199,21 @@ def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`. Raises BadInput when it has no sound index."""
-    index = path / INDEX
-    if not index.is_file():
-        raise BadInput(f"{index} is missing; {path} is not a whole checkpoint")
-    return Checkpoint(path, decode(index.read_bytes(), str(index)))
+    """The checkpoint in the folder `path`. Raises BadInput when it has no sound index, or that of
+    another step: a folder that was copied under another name holds what it held before.
+    """
+    file = path / INDEX
+    if kind_of(file) == "does not exist":
+        raise BadInput(f"{file} is missing; {path} is not a whole checkpoint")
+    try:
+        index = decode(read_file(file, LARGEST_INDEX), str(file))
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror}; use another checkpoint") from error
+    named = step_of(path)
+    if named is not None and named != index.step:
+        original = step_folder(path.parent, index.step).name
+        raise BadInput(f"{path} holds step {index.step}; rename it to {original}, or remove it")
+    return Checkpoint(path, index)
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:

@@ -16,6 +16,7 @@ mix. A rank that cannot write says so in a `failed` file, so that nobody waits f
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 
 from howdah.checkpoint.atomic import sync_folder, write_text
 from howdah.checkpoint.folders import INDEX, draft_folder, rank_file, remove, step_folder
@@ -25,14 +26,14 @@ from howdah.plan.problems import BadInput
 POLL = 0.02  # seconds between two looks for done-files
 
 
-def publish(folder: Path, own: Index, *, world: int, deadline: float) -> None:
+def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled: Event) -> None:
     """Wait until all ranks have written their parts, and make them a checkpoint.
 
-    Raises BadInput when a rank failed, is not done after `deadline` seconds, or wrote
-    something that does not fit; OSError when the disk refuses.
+    Raises BadInput when a rank failed, is not done after `deadline` seconds or when it is
+    `cancelled`, or wrote something that does not fit; OSError when the disk refuses.
     """
     draft = draft_folder(folder, own.step)
-    others = _wait(draft, range(1, world), deadline)  # 1
+    others = _wait(draft, range(1, world), deadline, cancelled)  # 1
     index = merge([own, *others])  # 2
     for file in index.files:
         size = (draft / file.name).stat().st_size
@@ -48,20 +49,23 @@ def publish(folder: Path, own: Index, *, world: int, deadline: float) -> None:
         (final / rank_file(rank, "done")).unlink()
 
 
-def _wait(draft: Path, ranks: Sequence[int], deadline: float) -> list[Index]:
+def _wait(draft: Path, ranks: Sequence[int], deadline: float, cancelled: Event) -> list[Index]:
     """The parts of `ranks`, once all have written them."""
     end = time.monotonic() + deadline
     parts: dict[int, Index] = {}
     while True:
+        over = cancelled.is_set()  # asked before the look: what a rank had to say stands there
         for rank in ranks:
             if rank not in parts and (part := _part(draft, rank)):
                 parts[rank] = part
         missing = [rank for rank in ranks if rank not in parts]
         if not missing:
             return [parts[rank] for rank in ranks]
+        if over:
+            raise BadInput(f"rank {missing[0]} could not write its part, nor say why")
         if time.monotonic() > end:
             raise BadInput(f"rank {missing[0]} had not written its part after {deadline:g} s")
-        time.sleep(POLL)
+        cancelled.wait(POLL)
 
 
 def _part(draft: Path, rank: int) -> Index | None:

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 
 from howdah.checkpoint.atomic import replacing
+from howdah.checkpoint.fields import sizes, table, text
+from howdah.plan.files import kind_of, parse_json
 from howdah.plan.problems import BadInput
 
 DTYPES = {
@@ -44,7 +46,7 @@ DTYPES = {
 }
 SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 BLOCK = 1 << 20  # bytes that are checksummed and written, or read, at a time
-LONGEST_HEADER = 100_000_000  # bytes; the library refuses longer ones
+LONGEST_HEADER = 32 << 20  # bytes; the entries of a thousand layers in one file are 20 MB
 
 
 @dataclass(frozen=True)
@@ -154,18 +156,22 @@ def read_header(path: Path) -> Header:
 
     Raises BadInput when the file is truncated or is no safetensors file.
     """
+    if (kind := kind_of(path)) != "file":
+        raise BadInput(
+            f"{path} {'is a folder' if kind == 'folder' else kind}; restore it from a copy"
+        )
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if len(first) < 8 or length > min(size - 8, LONGEST_HEADER):
             raise BadInput(f"{path} is truncated or not a safetensors file; restore it from a copy")
-        text = file.read(length)
+        head = file.read(length)
     try:
-        table = json.loads(text)
-        metadata = table.pop("__metadata__", {})
-        entries = {name: _entry(row, 8 + length) for name, row in table.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        rows = table(parse_json(head, finite=False), "a header")
+        metadata = table(rows.pop("__metadata__", {}), "__metadata__")
+        entries = {name: _entry(table(row, "an entry"), 8 + length) for name, row in rows.items()}
+    except (KeyError, ValueError) as error:
         raise BadInput(
             f"the header of {path} is damaged ({error}); restore it from a copy"
         ) from None
@@ -176,13 +182,13 @@ def read_header(path: Path) -> Header:
         end = entry.stop
     if end != size:
         raise BadInput(f"{path} has {size} bytes instead of {end}; restore it from a copy")
-    return Header(entries, metadata, zlib.crc32(first + text))
+    return Header(entries, metadata, zlib.crc32(first + head))
 
 
 def _entry(row: dict[str, Any], data: int) -> Entry:
-    start, stop = row["data_offsets"]
-    shape, dtype = tuple(row["shape"]), DTYPES[row["dtype"]]
-    if prod(shape) * dtype.itemsize != stop - start or any(size < 0 for size in shape):
+    shape, dtype = sizes(row, "shape"), DTYPES[text(row, "dtype")]
+    start, stop = sizes(row, "data_offsets")
+    if prod(shape) * dtype.itemsize != stop - start:
         raise ValueError(f"shape {list(shape)} does not fill {stop - start} bytes")
     return Entry(shape, dtype, data + start, data + stop)
 

@@ -9,7 +9,9 @@ waits for the one before. The wait is the price of a disk that cannot keep up, a
 visible as time spent in `save`.
 
 A save that fails costs a sentence and nothing else: what it has written is removed, older
-checkpoints are not touched, and training goes on to the next save.
+checkpoints are not touched, and training goes on to the next save. Whoever wants to know asks in
+the foreground, where ranks can talk: `part` on each, then `cancel` where a part is missing, then
+`wait`.
 """
 
 import json
@@ -17,7 +19,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import torch
 from torch import Tensor
@@ -70,6 +72,8 @@ class Saver:
         self._thread: Thread | None = None
         self._saved: int | None = None  # the last step that this rank has brought to disk
         self._failed: str | None = None
+        self._written, self._cancelled = Event(), Event()
+        self._part = True  # of the last save stands on disk
         self._defect: Exception | None = None
 
     @property
@@ -99,13 +103,30 @@ class Saver:
         arguments = (step, snapshot, about, best)
         # daemon: a rank that fails must not wait at its exit for the part of one that is dead
         alone = self.world == 1
+        self._part = False
+        self._written.clear()
+        self._cancelled.clear()
         self._thread = Thread(target=self._job, args=arguments, name="save", daemon=not alone)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Return when the save in flight has ended, well or not (`failed` tells)."""
+    def part(self) -> bool:
+        """Whether this rank's part of the last save stands on disk, as soon as that is known."""
         if self._thread:
-            self._thread.join()
+            self._written.wait()
+        return self._part
+
+    def cancel(self) -> None:
+        """The save in flight will not be whole: some rank's part is missing."""
+        self._cancelled.set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when the save in flight has ended, well or not (`failed` tells); or after so
+        many seconds.
+        """
+        if self._thread:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                return
             self._thread = None
         if self._defect:
             defect, self._defect = self._defect, None
@@ -137,8 +158,13 @@ class Saver:
         self._failed = None
         try:
             if snapshot is not None and not _whole(step_folder(self.folder, step)):
-                self._write(step, snapshot, about)
+                own = self._write_part(step, snapshot, about)
+                self._part_stands()
+                if self.rank == 0:
+                    deadline, cancelled = self._deadline, self._cancelled
+                    publish(self.folder, own, self.world, deadline=deadline, cancelled=cancelled)
             self._saved = step
+            self._part_stands()
             if self.rank == 0:
                 self._tidy(step, best)
         except (OSError, BadInput) as error:
@@ -146,17 +172,22 @@ class Saver:
         except Exception as error:
             self._give_up(step, repr(error))
             self._defect = error
+        finally:
+            self._written.set()
 
-    def _write(self, step: int, snapshot: Snapshot, about: About) -> None:
+    def _part_stands(self) -> None:
+        self._part = True
+        self._written.set()
+
+    def _write_part(self, step: int, snapshot: Snapshot, about: About) -> Index:
         draft = draft_folder(self.folder, step)
         draft.mkdir(parents=True, exist_ok=True)
         for ending in ("done", "failed"):  # of an earlier try at this step
             (draft / rank_file(self.rank, ending)).unlink(missing_ok=True)
         own = write_part(draft / rank_file(self.rank, "safetensors"), step, snapshot, about=about)
-        if self.rank == 0:
-            publish(self.folder, own, world=self.world, deadline=self._deadline)
-        else:
+        if self.rank:
             write_text(draft / rank_file(self.rank, "done"), encode(own))
+        return own
 
     def _tidy(self, step: int, best: bool) -> None:
         """Mark and prune. Trouble here is told, but the checkpoint stands."""
@@ -173,11 +204,10 @@ class Saver:
             shutil.rmtree(draft, ignore_errors=True)
         else:
             _tell(draft / rank_file(self.rank, "failed"), reason)
-        self._failed = (
-            f"the checkpoint of step {step} was not saved: {reason}; older checkpoints are "
-            "untouched and training goes on"
+        self._failed = reason
+        self._say(
+            f"the checkpoint of step {step} was not saved: {reason}; older ones are untouched"
         )
-        self._say(self._failed)
 
 
 def write_part(path: Path, step: int, snapshot: Snapshot, *, about: About) -> Index:

@@ -7,104 +7,115 @@ descriptor to the others over a socket that is closed again:
     rank 0        listens on an abstract Unix socket, which no folder holds, and says where
     the others    connect, and receive the descriptor (SCM_RIGHTS)
 
-The ranks have met before (`meeting.py`); another user's process is refused.
+The ranks have met before (`meeting.py`). Both ends ask the kernel who is at the other one: it must
+be the process of a rank, of this user.
 """
 
+import errno
 import os
 import secrets
 import socket
 import struct
-import time
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from mmap import mmap
 
-from torch.distributed import Store
-
+from howdah.comm.joining import LOOK, Ranks
+from howdah.comm.memory import check_memory, lacking, make_memory
+from howdah.comm.watch import ended
 from howdah.plan.problems import BadInput
+
+ADDRESS = "arena"  # the key of the store under which rank 0 says where it listens
 
 
 @dataclass(frozen=True)
 class Arena:
     """The memory as one rank maps it.
 
-    processes  of all ranks, by rank; heap  bytes that each rank can allocate
+    processes  of all ranks, by rank; watched  their descriptors; heap  bytes that each rank can
+    allocate
     """
 
     memory: mmap
     rank: int
     processes: tuple[int, ...]
+    watched: tuple[int, ...]
     heap: int
 
 
-def map_arena(store: Store, *, rank: int, size: int, bytes: int, deadline: float) -> mmap:
+def map_arena(ranks: Ranks, bytes: int) -> mmap:
     """Memory of `bytes` that all ranks share; pages are taken when they are first written."""
-    until = time.monotonic() + deadline
-    descriptor = _make(store, size, bytes, until) if rank == 0 else _receive(store, until)
     try:
-        shared = os.fstat(descriptor).st_size
-        if shared != bytes:
-            raise BadInput(
-                f"rank 0 made an arena of {shared} bytes and rank {rank} needs {bytes}: give all "
-                "ranks the same arena_bytes"
-            )
-        return mmap(descriptor, bytes)
-    finally:
-        os.close(descriptor)
+        descriptor = make_memory("howdah", bytes) if ranks.rank == 0 else _receive(ranks)
+        try:
+            check_memory(descriptor, bytes)
+            memory = mmap(descriptor, bytes)
+            if ranks.rank == 0:
+                _give(ranks, descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise BadInput(
+            f"{bytes / 2**30:.1f} GiB cannot be mapped ({lacking(error)}); or connect with a "
+            "smaller arena_bytes, or take transport=torch"
+        ) from None
+    return memory
 
 
-def _make(store: Store, size: int, bytes: int, until: float) -> int:
-    """Makes the arena, and hands it to each of the other ranks."""
-    descriptor = os.memfd_create("howdah")
-    os.ftruncate(descriptor, bytes)
+# -- from hand to hand
+
+
+def _give(ranks: Ranks, descriptor: int) -> None:
+    """Hands the arena to each of the other ranks."""
     address = f"howdah-{os.getpid()}-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{address}")
-        listener.listen(size)
-        store.set("arena", address)
+        listener.listen(ranks.size)
+        listener.settimeout(LOOK)
+        ranks.store.set(ADDRESS, address)
         given = 1
-        while given < size:
-            listener.settimeout(max(until - time.monotonic(), 0.001))
+        while given < ranks.size:
             try:
-                peer, _ = listener.accept()
+                taker, _ = listener.accept()
             except TimeoutError:
-                os.close(descriptor)
-                raise BadInput(f"{size - given} ranks did not fetch the arena in time") from None
-            with peer:
-                if _user(peer) == os.getuid():
-                    socket.send_fds(peer, [b"1"], [descriptor])
+                ranks.look()
+                continue
+            with taker, suppress(ConnectionError):  # who ended is noticed above
+                process, user = _who(taker)
+                if user == os.geteuid() and process in ranks.processes:
+                    socket.send_fds(taker, [b"1"], [descriptor])
                     given += 1
-    return descriptor
 
 
-def _receive(store: Store, until: float) -> int:
-    _await(store, "arena", until, "rank 0 did not make the arena in time")
+def _receive(ranks: Ranks) -> int:
+    address = ranks.hear(ADDRESS)
     with socket.socket(socket.AF_UNIX) as giver:
+        giver.settimeout(max(ranks.patience.left, LOOK))
         try:
-            giver.connect(f"\0{store.get('arena').decode()}")
-        except ConnectionRefusedError:
+            giver.connect(f"\0{address}")
+            process, user = _who(giver)
+            if (process, user) != (ranks.processes[0], os.geteuid()):
+                raise BadInput(
+                    f"memory is offered by process {process} of user {user}, and not by rank 0, "
+                    f"process {ranks.processes[0]} of user {os.geteuid()}: it is not taken"
+                )
+            _, descriptors, flags, _ = socket.recv_fds(giver, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except (ConnectionError, TimeoutError):
+            ended(ranks.watched[:1], seconds=1)  # it takes a moment to end, or to say why
+            ranks.look()
             raise BadInput(
                 "rank 0 cannot be reached on this machine: do the ranks run in containers with "
                 "networks of their own? use the torch transport"
             ) from None
-        giver.settimeout(max(until - time.monotonic(), 0.001))
-        _, descriptors, _, _ = socket.recv_fds(giver, 1, 1)
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not descriptors:
-        raise BadInput("rank 0 ended, or is another user's process, and gave no arena")
+        raise BadInput("rank 0 gave no memory: it ended, or did not take this process for a rank")
     return descriptors[0]
 
 
-def _user(peer: socket.socket) -> int:
-    """Whose process is at the other end: the kernel says (SO_PEERCRED: pid, uid, gid)."""
+def _who(peer: socket.socket) -> tuple[int, int]:
+    """The process at the other end, and its user: the kernel says (SO_PEERCRED: pid, uid, gid)."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    user: int = struct.unpack("3i", credentials)[1]
-    return user
-
-
-def _await(store: Store, key: str, until: float, complaint: str) -> None:
-    """Until the store holds the key. A Store's own timeout tells no name."""
-    left = timedelta(seconds=max(until - time.monotonic(), 0.001))
-    try:
-        store.wait([key], left)
-    except RuntimeError:
-        raise BadInput(f"{complaint}: was it started, and does it live?") from None
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user

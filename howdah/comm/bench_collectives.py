@@ -27,7 +27,6 @@ from functools import partial
 from time import perf_counter
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from howdah.comm.bench_table import Row, Wish, bound_bytes
@@ -36,7 +35,6 @@ from howdah.comm.engine import Engine
 from howdah.comm.fallback import Fallback
 from howdah.comm.machine import gloo_address
 from howdah.comm.meeting import Kind
-from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Transport
 from howdah.plan.problems import BadInput
 
@@ -208,13 +206,3 @@ def _kind(transport: Transport) -> Kind:
     if isinstance(transport, Engine):
         return "engine"
     return "fallback" if isinstance(transport, Fallback) else "torch"
-
-
-def join_launched(kind: Kind | None) -> Transport:
-    """The transport to the ranks that torchrun started, as `connect` makes it. Raises BadInput."""
-    try:
-        store, rank, size = next(iter(dist.rendezvous("env://")))
-    except ValueError as error:
-        raise BadInput(f"the launcher's variables do not say who the ranks are: {error}") from None
-    met = dist.PrefixStore("howdah/bench", store)
-    return choose(met, rank=rank, size=size, transport=kind)

@@ -1,21 +1,27 @@
 """Building the engine: plain C, made into a library by the machine's own compiler.
 
-    a compiler here         compiled once for this very processor, and kept in the cache
+    a compiler here         compiled once for this very processor, and kept in CACHE/engine
     none, built at install  the library beside this file, for any processor of its kind
     neither                 NoCompiler: the caller takes the fallback
 
 The name in the cache is a hash of all that decides what the library does: source, flags, compiler
 and processor. Ranks that start together find one of them compiling and wait for it, by a lock
 that the kernel opens when its holder ends. A library appears under its name when it is complete.
+
+To load a library is to run what it holds. So the folder is this user's, and closed to others; so is
+the file; and what is loaded is the descriptor that was looked at, not a name that may be another
+file by then. What lies in a folder that was open to others is compiled anew.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from howdah.comm.settings import Settings
@@ -24,6 +30,7 @@ HERE = Path(__file__).parent
 SOURCES = (HERE / "engine.c", HERE / "engine_reduce.h")
 # No fused multiply-add and no reordering: the bits of a sum do not depend on the processor.
 # Integers wrap, as torch's do.
+OTHERS = 0o022  # in a mode: the group and all others may write
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fwrapv", "-fPIC", "-shared", "-pthread")
 
 
@@ -31,23 +38,111 @@ class NoCompiler(Exception):
     """The engine cannot be had on this machine; one sentence that says why."""
 
 
+class NotThere(NoCompiler):
+    """There is no library that only this user could have written: it is to be compiled."""
+
+
 def engine_library(settings: Settings) -> Path:
     """The compiled engine, made now if it is not there. Raises NoCompiler."""
     compiler = shutil.which(settings.compiler[0])
     if compiler is None:
-        return _installed(settings.compiler[0])
+        found = _installed(settings.compiler[0])
+        os.close(open_library(found))
+        return found
     command = [compiler, *settings.compiler[1:], *FLAGS, "-march=native"]
-    target = settings.cache / f"engine-{_key(command)}.so"
-    if target.exists():
-        return target
     try:
+        target = settings.cache / "engine" / f"engine-{_key(command)}.so"
+        with suppress(NotThere):
+            os.close(open_library(target))
+            return target
         settings.cache.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
+        with _alone_in(target.parent):
             if not target.exists():
                 _compile(command, target)
+        os.close(open_library(target))
     except OSError as error:
         raise NoCompiler(f"the engine cannot be kept in {settings.cache}: {error}") from error
     return target
+
+
+def open_library(path: Path) -> int:
+    """A descriptor of a library that nobody else could have written. Raises NoCompiler.
+
+    The one beside this file may be root's, who installed it; what else lies there is run as well.
+    """
+    installed = path.parent == HERE
+    if not installed:
+        folder = _open_folder(path.parent)
+        mode = os.fstat(folder).st_mode
+        if mode & OTHERS:
+            os.close(folder)
+            raise NotThere(f"{path.parent} is open to others")
+    else:
+        folder = os.open(HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait
+        file = os.open(path.name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        raise NotThere(f"there is no {path}") from None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+        raise NoCompiler(f"{path} is not loaded, for it is no file") from None
+    finally:
+        os.close(folder)
+    found = os.fstat(file)
+    owners = (os.geteuid(), 0) if installed else (os.geteuid(),)
+    others = stat.S_IWOTH if installed else OTHERS
+    if found.st_uid in owners and stat.S_ISREG(found.st_mode) and not found.st_mode & others:
+        return file
+    os.close(file)
+    raise NoCompiler(f"{path} is not loaded, for others could have written it: remove it")
+
+
+def _open_folder(folder: Path) -> int:
+    """A descriptor of a folder of this user's, and not of a link to one. Raises NoCompiler."""
+    try:
+        inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise NotThere(f"there is no {folder}") from None
+    owner = os.fstat(inside).st_uid
+    if owner == os.geteuid():
+        return inside
+    os.close(inside)
+    raise NoCompiler(
+        f"nothing is loaded from {folder}, for it belongs to user {owner}: remove it, or name a "
+        "folder of your own as HOWDAH_CACHE"
+    )
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """The folder is closed to other users, and this process alone compiles in it."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    inside = _open_folder(folder)
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        lock = os.open("lock", flags, 0o600, dir_fd=inside)
+        try:
+            if os.fstat(lock).st_uid != os.geteuid():  # and may be held for ever
+                raise NoCompiler(f"{folder} holds the lock of another user: remove the folder")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _close_to_others(inside)
+            yield
+        finally:
+            os.close(lock)
+    finally:
+        os.close(inside)
+
+
+def _close_to_others(folder: int) -> None:
+    mode = os.fstat(folder).st_mode
+    if mode & 0o077:
+        os.fchmod(folder, 0o700)
+    if mode & OTHERS:  # whatever is in it may be theirs
+        for name in set(os.listdir(folder)) - {"lock"}:
+            os.unlink(name, dir_fd=folder)
 
 
 def _installed(compiler: str) -> Path:
@@ -67,6 +162,7 @@ def _compile(command: list[str], target: Path) -> None:
         made.unlink(missing_ok=True)
         said = (result.stderr.strip().splitlines() or ["nothing"])[0]
         raise NoCompiler(f"{command[0]} cannot build the engine; it says: {said}")
+    made.chmod(0o700)  # whatever the umask is
     made.rename(target)
 
 
@@ -86,10 +182,3 @@ def _processor() -> bytes:
         return b""
     telling = (b"model name", b"flags", b"Features", b"CPU part")
     return b"\n".join(sorted({line for line in lines if line.startswith(telling)}))
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

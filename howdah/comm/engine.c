@@ -39,13 +39,21 @@
  * But the signal that ends it is to be seen in /proc at once. Whoever sees any of this writes the
  * abort word and rings all bells: the others need not find out for themselves.
  *
+ * How long a peer has been late is counted in looks, of a few SLICE each, and not by the clock:
+ * ranks that are suspended together (Ctrl-Z) and go on an hour later have not waited for an hour.
+ *
+ * What another rank wrote is never an address as it is. Offsets, counts and steps are checked when
+ * they are read, each once: they must be what an operation on which all agree gives, in that rank's
+ * own heap. So a rank whose memory was overwritten ends the group with a sentence, not a crash.
+ *
  * What a failed all-reduce leaves: the input is intact where it fits one segment (some 2 MB on two
  * ranks), and may be half reduced where it is longer. To keep it intact at any length, results have
  * to wait in memory until all are there, and come back from it: that took 1.2 to 1.9 times the
  * processor time on two ranks at 16 and 64 MB. Operations whose result has another place than their
  * input never write the input.
  *
- * An Engine serves one operation at a time, on any one thread.
+ * An Engine serves one operation at a time, on any one thread, of the process that opened it. A
+ * forked child finds it wiped, by the kernel: it cannot act for its parent, nor take it out.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -57,6 +65,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -70,6 +79,7 @@ enum { ALIGN = 64 }; /* a cache line */
 #define MAIL (256u << 10) /* bytes of one of the two chunks of a mailbox */
 #define ONE_SHOT (32u << 10)   /* bytes up to which everybody reduces everything, in one step */
 #define SLICE (10 * 1000000LL) /* ns a sleeper sleeps before it looks around */
+#define LONGEST (4 * SLICE)    /* the most that one look adds to a wait, however late it comes */
 #define YIELDS 200             /* some 50 us with nobody else on the core */
 
 enum { /* must match KINDS in engine.py */
@@ -78,7 +88,7 @@ enum { /* must match KINDS in engine.py */
 };
 enum { /* why an operation failed; must match REASONS in engine.py */
     FINE = 0, DIED = -1, LEFT = -2, STOPPED = -3, LATE = -4, DISAGREE = -5, INTERRUPTED = -6,
-    BUSY = -7, MISMATCH = -8, NO_MEMORY = -9, GAVE_UP = -10
+    BUSY = -7, MISMATCH = -8, NO_MEMORY = -9, GAVE_UP = -10, GARBLED = -11, ELSEWHERE = -12
 };
 
 /* What the caller asks for. `counts` has one entry for each rank: elements of each rank's part;
@@ -135,7 +145,7 @@ typedef struct {
 } Header;
 
 typedef struct {
-    char *base;
+    char *base; /* NULL in a forked child */
     Member *members;
     Channel *channels;
     char *staging, *heap;
@@ -186,8 +196,11 @@ static char *addressed_half(const Engine *e, int rank, uint32_t step) {
 
 Engine *howdah_open(char *base, uint64_t heap, int rank, int size, const int *pids,
                     const int *pidfds, double deadline, double stopped_for, int (*pulse)(void)) {
-    Engine *e = calloc(1, sizeof *e);
-    if (!e || size > RANKS) return free(e), NULL;
+    if (size < 1 || size > RANKS || rank < 0 || rank >= size) return NULL;
+    Engine *e =
+        mmap(NULL, sizeof *e, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (e == MAP_FAILED) return NULL;
+    if (madvise(e, sizeof *e, MADV_WIPEONFORK)) return munmap(e, sizeof *e), NULL;
     e->base = base;
     e->members = (Member *)(base + round_up(sizeof(Header), ALIGN));
     e->channels = (Channel *)(e->members + size);
@@ -233,15 +246,18 @@ static int fail(Engine *e, int reason, int about) {
     long long none = 0, mine = (long long)-reason << 32 | e->rank << 16 | about;
     if (atomic_compare_exchange_strong(&header(e)->abort, &none, mine)) none = mine;
     for (int rank = 0; rank < e->size; rank++) ring(&e->members[rank]);
-    e->by = none >> 16 & 0xffff, e->about = none & 0xffff;
-    return -(int)(none >> 32);
+    int by = none >> 16 & 0xffff, whom = none & 0xffff;
+    int sound = by < e->size && whom < e->size && none >> 32 > 0 && none >> 32 <= -GARBLED;
+    e->by = sound ? by : e->rank, e->about = sound ? whom : e->rank;
+    return sound ? -(int)(none >> 32) : GARBLED;
 }
 
 /* How long somebody has waited, and what it has found out about whom. */
 typedef struct {
-    int rounds, armed, about, suspect;
+    int rounds, armed, about, suspect; /* `suspect`: 1 + who was seen to be stopped, or 0 */
     uint32_t bell;
-    int64_t began, look_at, stopped; /* when; `stopped`: since the suspect was seen to be */
+    int64_t began, look_at, looked; /* when; `looked`: for the last time */
+    int64_t waited, stopped;        /* ns, as looks count them; `stopped`: for the suspect */
 } Patience;
 
 enum { RUNS, IS_STOPPED, IS_DYING };
@@ -272,8 +288,10 @@ static int condition(int pid) {
 /* What, if anything, is the matter with the peer that somebody waits for; or with another one, for
    a group that has lost a rank is of no use. One that left took its leave: others may go on. */
 static int look(Engine *e, Patience *p, int peer) {
-    int64_t time = now();
-    p->look_at = time + SLICE, p->about = peer;
+    int64_t time = now(), passed = time - p->looked < LONGEST ? time - p->looked : LONGEST;
+    p->looked = time, p->look_at = time + SLICE, p->about = peer;
+    p->waited += passed;
+    if (p->suspect) p->stopped += passed;
     if (atomic_load(&e->members[peer].left)) return LEFT;
     int gone = poll(e->ended, (nfds_t)e->size, 0) > 0;
     for (int rank = 0; gone && rank < e->size; rank++)
@@ -282,18 +300,17 @@ static int look(Engine *e, Patience *p, int peer) {
     int found = condition(e->pids[peer]);
     if (found == IS_DYING) return DIED;
     if (e->pulse && e->pulse()) return INTERRUPTED;
-    if (found == IS_STOPPED && !p->stopped) p->stopped = time, p->suspect = peer;
-    if (found != IS_STOPPED && p->suspect == peer) p->stopped = 0;
-    int64_t limit = p->stopped ? e->stopped_for : e->deadline;
-    if (p->stopped) p->about = p->suspect;
-    if (time - (p->stopped ? p->stopped : p->began) < limit) return FINE;
-    return p->stopped ? STOPPED : LATE;
+    if (found == IS_STOPPED && !p->suspect) p->suspect = 1 + peer, p->stopped = 0;
+    if (found != IS_STOPPED && p->suspect == 1 + peer) p->suspect = 0;
+    if (!p->suspect) return p->waited < e->deadline ? FINE : LATE;
+    p->about = p->suspect - 1;
+    return p->stopped < e->stopped_for ? FINE : STOPPED;
 }
 
 /* One more moment of waiting, after which the caller looks again whether its turn has come. */
 static int rest(Engine *e, Patience *p, int peer, int listen_to) {
     if (atomic_load_explicit(&header(e)->abort, memory_order_relaxed)) return DIED; /* or another */
-    if (!p->began) p->began = now(), p->look_at = p->began + SLICE;
+    if (!p->began) p->began = p->looked = now(), p->look_at = p->began + SLICE;
     if (p->rounds < YIELDS && now() - p->began < SLICE / 5) {
         p->rounds++;
         sched_yield();
@@ -340,8 +357,11 @@ static int step(Engine *e) {
     wake(e, 0, e->size - 1);
     for (int hop = 1; hop < e->size; hop++) {
         int peer = (e->rank + hop) % e->size;
-        int reason = wait_for(e, &e->members[peer].step, k, peer);
+        atomic_uint *theirs = &e->members[peer].step;
+        int reason = wait_for(e, theirs, k, peer);
         if (reason) return reason;
+        if (atomic_load_explicit(theirs, memory_order_relaxed) - k > 1) /* k+2 takes all at k+1 */
+            return fail(e, GARBLED, peer);
     }
     return FINE;
 }
@@ -354,6 +374,14 @@ static Notice *notice(const Engine *e, int rank, uint32_t k) {
 static uint64_t where(const Engine *e, const char *x, uint64_t bytes) {
     const char *heap = e->heap + e->rank * e->heap_bytes;
     return x >= heap && x + bytes <= heap + e->heap_bytes ? (uint64_t)(x - e->base) : 0;
+}
+
+/* Whether an offset that a rank gave is in that rank's heap, with all elements it stands for. */
+static int in_heap_of(const Engine *e, int rank, uint64_t at, uint64_t elements, uint32_t width) {
+    uint64_t start = (uint64_t)(e->heap - e->base) + rank * e->heap_bytes, bytes;
+    return at >= start && at - start <= e->heap_bytes &&
+           !__builtin_mul_overflow(elements, width, &bytes) &&
+           bytes <= e->heap_bytes - (at - start);
 }
 
 static uint64_t hash(const int64_t *counts, int size) { /* FNV-1a, by words */
@@ -419,22 +447,53 @@ static Plan plan_for(const Op *o, uint64_t bytes) {
     return (Plan){.chunk = bytes / o->width / ALIGN * ALIGN, .segments = 1};
 }
 
+/* What a rank puts: elements in all, in its largest part, and before the part for this rank. */
+typedef struct {
+    uint64_t whole, most, part;
+} Put;
+
+/* In an exchange that differs from rank to rank. Returns whether it can be so. */
+static int exchanged(const Engine *e, const Op *o, int rank, Put *put) {
+    const Notice *n = notice(e, rank, e->step);
+    *put = (Put){0};
+    for (int to = 0; to < e->size; to++) {
+        int64_t count = __atomic_load_n(&n->counts[to], __ATOMIC_RELAXED);
+        if (to == e->rank) put->part = put->whole;
+        if (count < 0 || __builtin_add_overflow(put->whole, (uint64_t)count, &put->whole)) return 0;
+        if (to == e->rank && count != o->received[rank]) return 0; /* changed after `meet` */
+        put->most = (uint64_t)count > put->most ? (uint64_t)count : put->most;
+    }
+    return 1;
+}
+
 /* After the first step: reads all notices while they stand. A rank is a source if it puts any
-   elements. Where nothing has to be copied to staging, one segment holds everything. */
-static void look_around(const Engine *e, Plan *p) {
+   elements. Where nothing has to be copied to staging, one segment holds everything. What a rank
+   tells must be what the operation makes of it, on which all agreed, in that rank's heap. */
+static int look_around(Engine *e, const Op *o, Plan *p) {
+    const Put all = {o->count, o->counts ? largest(o->counts, e->size) : o->count,
+                     o->counts ? before(o->counts, e->rank) : 0};
     uint64_t most = 0;
     p->all = 1;
     for (int rank = 0; rank < e->size; rank++) {
         const Notice *n = notice(e, rank, e->step);
-        most = n->most > most ? n->most : most;
-        p->at[rank] = n->where;
-        p->part[rank] = before(n->counts, e->rank);
-        if (!n->most) continue;
-        p->any |= n->where != 0;
-        p->all &= n->where != 0;
+        uint64_t at = __atomic_load_n(&n->where, __ATOMIC_RELAXED);
+        Put put = all;
+        if (o->kind == ALL_GATHER || o->kind == GATHER)
+            put.whole = put.most = (uint64_t)o->counts[rank];
+        if ((o->kind == BROADCAST || o->kind == SCATTER) && rank != o->peer) put = (Put){0};
+        if (o->kind == ALL_TO_ALL && !exchanged(e, o, rank, &put)) return fail(e, GARBLED, rank);
+        if (n->most != put.most || (at && !in_heap_of(e, rank, at, put.whole, o->width)))
+            return fail(e, GARBLED, rank);
+        most = put.most > most ? put.most : most;
+        p->at[rank] = at;
+        p->part[rank] = put.part;
+        if (!put.most) continue;
+        p->any |= at != 0;
+        p->all &= at != 0;
     }
     if (p->all) p->chunk = most;
     p->segments = most > p->chunk ? (most + p->chunk - 1) / p->chunk : 1;
+    return FINE;
 }
 
 /* Elements of segment `i` in a part of `count`. */
@@ -501,8 +560,8 @@ static int by_parts(Engine *e, const Op *o) {
         }
         if (i == p.segments) break;
         int reason = i ? step(e) : meet(e, o);
+        if (!i && !reason) reason = look_around(e, o, &p);
         if (reason) return reason;
-        if (!i) look_around(e, &p);
     }
     return p.any ? step(e) : FINE; /* its owner may change it when all have read it */
 }
@@ -530,8 +589,8 @@ static int in_public(Engine *e, const Op *o) {
         }
         if (i == p.segments) break;
         int reason = i ? step(e) : meet(e, o);
+        if (!i && !reason) reason = look_around(e, o, &p);
         if (reason) return reason;
-        if (!i) look_around(e, &p);
     }
     return p.any ? step(e) : FINE;
 }
@@ -599,10 +658,9 @@ static int reduce_by_shares(Engine *e, const Op *whole, int root) {
         }
         if (i == p.segments + 1) break;
         int reason = i ? step(e) : meet(e, o);
+        if (!i && !reason) reason = look_around(e, o, &p);
         if (reason) return reason;
-        if (i) continue;
-        look_around(e, &p);
-        if (p.all) return reduce_in_place(e, o, &p, root), step(e);
+        if (!i && p.all) return reduce_in_place(e, o, &p, root), step(e);
     }
     return FINE;
 }
@@ -643,11 +701,13 @@ static int receive_some(Engine *e, const Op *o, Progress *g) {
     uint32_t *opened = &e->opened[o->peer];
     uint64_t bytes = o->count * o->width;
     if (!reached(&c->sent, *opened + 1)) return 0;
-    const Label *label = &c->labels[*opened & 1];
-    if (label->count != o->count || label->dtype != o->dtype)
+    const Label label = c->labels[*opened & 1];
+    if (label.count != o->count || label.dtype != o->dtype)
         return fail(e, MISMATCH, (int)o->peer);
-    uint64_t part = label->where ? bytes : bytes - g->moved < MAIL ? bytes - g->moved : MAIL;
-    copy(o->out + g->moved, label->where ? e->base + label->where : c->chunks[*opened & 1], part);
+    if (label.where && !in_heap_of(e, (int)o->peer, label.where, o->count, o->width))
+        return fail(e, GARBLED, (int)o->peer);
+    uint64_t part = label.where ? bytes : bytes - g->moved < MAIL ? bytes - g->moved : MAIL;
+    copy(o->out + g->moved, label.where ? e->base + label.where : c->chunks[*opened & 1], part);
     atomic_store_explicit(&c->taken, ++*opened, memory_order_release);
     wake(e, (int)o->peer, (int)o->peer);
     g->moved += part;
@@ -740,6 +800,7 @@ static uint64_t bytes_sent(const Engine *e, const Op *o) {
 /* Runs operations that were called together: messages first, all at once, then the rest in order.
    Returns the bytes sent, or why it failed; then the engine is of no use any more. */
 int64_t howdah_run(Engine *e, const Op *ops, int count) {
+    if (!e->base) return ELSEWHERE;
     if (atomic_flag_test_and_set(&e->busy)) return BUSY;
     int reason = atomic_load(&header(e)->abort) ? fail(e, DIED, 0) : FINE;
     int messages = 0;
@@ -764,8 +825,8 @@ int64_t howdah_run(Engine *e, const Op *ops, int count) {
    message between them that was not taken. */
 void howdah_explain(const Engine *e, int *by_about, Notice *by, Notice *about, Label *label) {
     by_about[0] = e->by, by_about[1] = e->about;
-    memcpy(by, notice(e, e->by, e->step), AGREED);
-    memcpy(about, notice(e, e->about, e->step), AGREED);
+    *by = *notice(e, e->by, e->step);
+    *about = *notice(e, e->about, e->step);
     const Channel *c = channel(e, e->about, e->by);
     *label = c->labels[atomic_load(&c->taken) & 1];
 }
@@ -776,17 +837,22 @@ void howdah_tell(Engine *e, const char *site) {
     atomic_store(&me(e)->told, 1);
 }
 
-/* Where `rank` made its call, or NULL while it has not told. */
-const char *howdah_told(const Engine *e, int rank) {
-    return atomic_load(&e->members[rank].told) ? e->members[rank].site : NULL;
+/* Where `rank` made its call, into `site`; returns whether it has told. */
+int howdah_told(const Engine *e, int rank, char *site) {
+    if (!atomic_load(&e->members[rank].told)) return 0;
+    memcpy(site, e->members[rank].site, SITE_BYTES);
+    site[SITE_BYTES - 1] = 0;
+    return 1;
 }
 
 /* This rank cannot go on: ends all waits of all ranks, those of its own threads too. */
-void howdah_give_up(Engine *e) { fail(e, GAVE_UP, e->rank); }
+void howdah_give_up(Engine *e) {
+    if (e->base) fail(e, GAVE_UP, e->rank);
+}
 
-/* This rank takes no more part; whoever waits for it will be told. */
+/* This rank takes no more part; whoever waits for it will be told. A forked child was never one. */
 void howdah_close(Engine *e) {
-    atomic_store(&me(e)->left, 1);
-    for (int rank = 0; rank < e->size; rank++) ring(&e->members[rank]);
-    if (!atomic_flag_test_and_set(&e->busy)) free(e); /* else a thread is in it, as at an exit */
+    if (e->base) atomic_store(&me(e)->left, 1);
+    for (int rank = 0; e->base && rank < e->size; rank++) ring(&e->members[rank]);
+    if (!atomic_flag_test_and_set(&e->busy)) munmap(e, sizeof *e); /* else a thread is in it */
 }

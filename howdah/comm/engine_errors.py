@@ -1,23 +1,37 @@
 """What the engine says when an operation fails: who, in which call, made where.
 
 A rank that fails writes the place of its call into the arena, and waits a moment for the other
-side's. Nothing of this costs anything while all goes well.
+side's. Nothing of this costs anything while all goes well. What another rank wrote is taken for
+what it seems only when it can be that.
 """
 
 import time
-from ctypes import CDLL, byref, c_int
+from ctypes import CDLL, byref, c_int, create_string_buffer
 from dataclasses import dataclass
 
-from howdah.comm.library import REASONS, Label, Notice, words
-from howdah.comm.signature import Disagreement
+from howdah.comm.library import (
+    KINDS,
+    OP,
+    REASONS,
+    SITE_BYTES,
+    Label,
+    Notice,
+    choice,
+    known,
+    words,
+)
+from howdah.comm.signature import BY_RANK, Disagreement, both_ways, different_counts, number
 from howdah.comm.transport import PeerLost
+from howdah.plan.problems import BadInput
 
 WHAT_HAPPENED = {
     "died": "died",
     "left": "left the group",
     "stopped": "is stopped",
     "late": "did not come before the deadline",
+    "garbled": "has numbers in the arena that cannot be (they were overwritten)",
 }
+EXCHANGE = KINDS.index("all_to_all")
 PATIENCE = 1.0  # seconds that a rank waits to hear where the other one made its call
 
 
@@ -38,21 +52,23 @@ class Failure:
             return RuntimeError("two threads used one engine at once: it serves one at a time")
         if reason == "no memory":
             return MemoryError("no memory is left for the messages of a group")
+        if reason == "elsewhere":
+            return BadInput("this engine belongs to the process that forked this one")
         pair, notices, label = (c_int * 2)(), (Notice(), Notice()), Label()
         self.functions.howdah_tell(self.handle, self.site.encode(errors="replace"))
         self.functions.howdah_explain(self.handle, pair, *map(byref, notices), byref(label))
         by, about = pair
-        if reason == "disagree":
-            return Disagreement(
-                f"rank {by} called {self._said(by, notices[0])}, "
-                f"but rank {about} {self._said(about, notices[1])}"
-            )
-        if reason == "mismatch":
-            sent = words(label.kind, label.dtype, 0, 0, label.count)
+        if reason == "disagree" and all(known(n.kind, n.dtype, n.op) for n in notices):
+            return self._disagreement(by, about, *notices)
+        if reason == "mismatch" and known(label.kind, label.dtype, 0):
+            sent = words(label.kind, label.dtype, [label.count])
             return Disagreement(
                 f"rank {by} waits for another message{self._place(by)} than rank {about}'s "
                 f"{sent}; this rank called {self.call} at {self.site}"
             )
+        return self._lost(by, about, "garbled" if reason in ("disagree", "mismatch") else reason)
+
+    def _lost(self, by: int, about: int, reason: str) -> PeerLost:
         lost = f"rank {by} was interrupted"
         if reason == "gave up":
             lost = f"rank {by} gave up; what it says tells why"
@@ -61,15 +77,36 @@ class Failure:
             lost = f"rank {about} (process {process}) {WHAT_HAPPENED[reason]}, as rank {by} saw"
         return PeerLost(f"{lost}; this rank called {self.call} at {self.site}")
 
-    def _said(self, rank: int, notice: Notice) -> str:
-        call = words(notice.kind, notice.dtype, notice.op, notice.root, notice.count)
-        return f"#{notice.sequence} {call}{self._place(rank)}"
+    def _disagreement(self, by: int, about: int, mine: Notice, theirs: Notice) -> Disagreement:
+        counts, where = [n.counts[: len(self.processes)] for n in (mine, theirs)], ""
+        if mine.kind == theirs.kind and KINDS[mine.kind] in BY_RANK:
+            where = different_counts(*counts)
+        said = self._said(by, about, mine), self._said(about, by, theirs)
+        return Disagreement(f"rank {by} called {said[0]}, but rank {about} {said[1]}{where}")
+
+    def _said(self, rank: int, other: int, notice: Notice) -> str:
+        """What a rank called and where; of an exchange, the counts between it and the other."""
+        counts, chosen = [notice.count], choice(notice.kind, notice.op, notice.root)
+        if KINDS[notice.kind] in BY_RANK:
+            counts = notice.counts[: len(self.processes)]
+        elif notice.kind == EXCHANGE:
+            counts = [notice.counts[other], notice.received[other]]
+            counts, chosen = both_ways(rank, other, counts)
+        call = words(notice.kind, notice.dtype, counts, chosen)
+        return f"{number(notice.sequence, call)}{self._place(rank)}"
 
     def _place(self, rank: int) -> str:
         """Where a rank made its call, if it tells within a moment."""
-        until = time.monotonic() + PATIENCE
-        while (told := self.functions.howdah_told(self.handle, rank)) is None:
+        site, until = create_string_buffer(SITE_BYTES), time.monotonic() + PATIENCE
+        while not self.functions.howdah_told(self.handle, rank, site):
             if time.monotonic() > until:
                 return ""
             time.sleep(0.001)
-        return f" at {told.decode()}"
+        return f" at {site.value.decode(errors='replace')}"
+
+
+def spoken(calls: bytes) -> str:
+    """The first of some packed calls, in words."""
+    kind, dtype, op, _, root, count = OP.unpack_from(calls)[:6]
+    counts = [] if kind == EXCHANGE else [count]  # which may differ from rank to rank
+    return words(kind, dtype, counts, choice(kind, op, root))

@@ -3,7 +3,7 @@
 Taken where the engine cannot be built: the same operations and the same bits, some times slower
 than the engine and some times faster than messages.
 
-    shared file    | words | records | slots of rank 0: A B | slots of rank 1: A B | … | mail |
+    shared file    | words | calls | slots of rank 0: A B | slots of rank 1: A B | … | mail |
 
 A collective is a row of turns. In each, a rank writes to its own slot, says so in its word, waits
 until all have said so, and reads the slots of the others. Turns use the slots A and B by turns:
@@ -19,10 +19,8 @@ all have opened it, so nothing is left behind.
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, lockf
 from mmap import mmap
 from threading import Lock
@@ -32,31 +30,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from howdah.comm.checks import Checks, duration, flat, reduction
+from howdah.comm.fallback_file import LINE, MAIL, SLOT, TEXT, Plan, create, open_file
+from howdah.comm.joining import Ranks, all_came, told_to_all
 from howdah.comm.reduction import reduce_in_order
-from howdah.comm.signature import RECORD, Disagreement, caller, compare, pack, spell
+from howdah.comm.signature import (
+    CALL,
+    RECORD,
+    Disagreement,
+    agree,
+    caller,
+    disagreement,
+    number,
+    pack,
+    spell,
+)
 from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
+from howdah.comm.watch import Patience
 from howdah.plan.problems import BadInput
 
-SLOT, MAIL = 1 << 20, 1 << 16  # bytes: most that a rank writes in a turn, and in a message
 ONE_SHOT = 1 << 14  # bytes: up to here everyone adds everything, and a turn is saved
-LINE = 8  # words of a cache line
 GIVEN_UP = 1 << 16  # in the abort word: 1 + who gave up, and times this 1 + about whom
 YIELDS, NAP, LOOK = 300, 5e-5, 0.02  # yields before the first nap; seconds: a nap, between looks
 
 give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: sleep(0))
-
-
-class Plan:
-    """Where things lie in the shared file: words by number, the rest in bytes."""
-
-    def __init__(self, size: int) -> None:
-        self.abort = size * LINE
-        self.table = self.abort + LINE
-        self.mail_words = self.table + 2 * size * size
-        self.records = (self.mail_words + size * size * 2 * LINE) * 8
-        self.slots = -(-(self.records + 2 * size * RECORD) // 4096) * 4096
-        self.mail = self.slots + 2 * size * SLOT
-        self.total = self.mail + size * size * (MAIL + RECORD)
 
 
 class Fallback:
@@ -67,6 +64,7 @@ class Fallback:
 
     def __init__(self, fd: int, *, rank: int, size: int, seconds: float) -> None:
         self.rank, self.size, self.site = rank, size, ""
+        self._checks = Checks(rank, size)
         self._fd, self._seconds, self._at = fd, seconds, Plan(size)
         self._map = mmap(fd, self._at.total)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -74,6 +72,7 @@ class Fallback:
         self._peers = [(rank + hop) % size for hop in range(1, size)]
         self._lane = SLOT // size // 64 * 64  # bytes: a slot's part for one reader
         self._turns = self._calls = 0
+        self._call = ""  # the last one
         self._record = b""  # of a call that is not compared yet
         self._sent, self._received = [0] * size, [0] * size  # messages, with each peer
         self._bolt = Lock()
@@ -82,6 +81,7 @@ class Fallback:
     # -- collectives
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
+        x = self._reducible(x, op)
         self._begin(spell("all_reduce", x.dtype, [x.numel()], op))
         if x.nbytes <= ONE_SHOT:
             reduce_in_order(x, self._everyone(x), op)
@@ -94,6 +94,8 @@ class Fallback:
         return (x.numel() + (self.size - 2) * own) * x.element_size()
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
+        x, (counts, *_) = self._reducible(x, op), self._checks.cut(x, out, counts)
+        out = flat(out)
         self._begin(spell("reduce_scatter", x.dtype, counts, op))
         pieces = x.split(list(counts))
         for part in _steps(max(counts), self._lane // x.element_size()):
@@ -101,6 +103,7 @@ class Fallback:
         return (x.numel() - counts[self.rank]) * x.element_size()
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        out, x, (counts, *_) = flat(out), flat(x), self._checks.cut(out, x, counts)
         self._begin(spell("all_gather", x.dtype, counts))
         pieces = out.split(list(counts))
         for part in _steps(max(counts), SLOT // x.element_size()):
@@ -108,6 +111,7 @@ class Fallback:
         return (self.size - 1) * x.nbytes
 
     def broadcast(self, x: Tensor, root: int) -> int:
+        x, root = flat(x), self._checks.peer(root)
         self._begin(spell("broadcast", x.dtype, [x.numel()], f"root {root}"))
         for part in _steps(x.numel(), SLOT // x.element_size()):
             side = self._turn([(0, x[part])] if self.rank == root else [])
@@ -116,6 +120,7 @@ class Fallback:
         return (self.size - 1) * x.nbytes if self.rank == root else 0
 
     def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        x, root = self._reducible(x, op), self._checks.peer(root)
         self._begin(spell("reduce", x.dtype, [x.numel()], f"{op}, root {root}"))
         for part in _steps(x.numel(), SLOT // x.element_size()):
             slots = self._everyone(x[part])
@@ -124,25 +129,29 @@ class Fallback:
         return 0 if self.rank == root else x.nbytes
 
     def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        root = self._checks.peer(root)
+        out = self._checks.on_root(root, "out", out)
+        (counts, *_), x = self._checks.cut(out, x, counts), flat(x)
         self._begin(spell("gather", x.dtype, counts, f"root {root}"))
-        pieces = [x[:0]] * self.size
-        if out is not None and self.rank == root:
-            pieces = list(out.split(list(counts)))
+        pieces = [x[:0]] * self.size if out is None else list(flat(out).split(list(counts)))
         for part in _steps(max(counts), SLOT // x.element_size()):
             self._gather([piece[part] for piece in pieces], x[part])
         return 0 if self.rank == root else x.nbytes
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        root = self._checks.peer(root)
+        x = self._checks.on_root(root, "x", x)
+        (counts, *_), out = self._checks.cut(x, out, counts), flat(out)
         self._begin(spell("scatter", out.dtype, counts, f"root {root}"))
-        pieces = [out[:0]] * self.size
-        if x is not None and self.rank == root:
-            pieces = list(x.split(list(counts)))
+        pieces = [out[:0]] * self.size if x is None else list(flat(x).split(list(counts)))
         incoming = [out if peer == root else out[:0] for peer in range(self.size)]
         self._swap(incoming, pieces, max(counts))
         return sum(piece.nbytes for piece in pieces) - pieces[self.rank].nbytes
 
     def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
         """What each sends to each stands in a table, for the ranks know their own part only."""
+        out, x = flat(out), flat(x)
+        sent, received = self._checks.exchange(out, x, sent, received)
         self._begin(spell("all_to_all", x.dtype, []))
         size, table = self.size, self._at.table + self._calls % 2 * self.size**2
         for peer, count in enumerate(sent):
@@ -171,46 +180,64 @@ class Fallback:
     # -- one peer: a mailbox for each ordered pair, which holds one message
 
     def send(self, x: Tensor, to: int) -> int:
-        self._sent[to] += 1
-        call = spell("send", x.dtype, [x.numel()], f"{self.rank} to {to}")
+        x, to = flat(x), self._checks.peer(to, other=True)
         words, record, box = self._mailbox(self.rank, to)
+        self._sent[to] += 1
+        call = number(self._sent[to], spell("send", x.dtype, [x.numel()], f"{self.rank} to {to}"))
         for part in _steps(x.numel(), MAIL // x.element_size()):
-            number = self._words[words]  # of messages put in; the other word: taken out
-            self._wait(to, words + LINE, number)
-            self._map[record : record + RECORD] = pack(self._sent[to], call, self.site or caller())
+            put = self._words[words]  # messages; the other word: taken out
+            self._wait(to, words + LINE, put)
+            self._map[record : record + RECORD] = pack(call, self.site or caller())
             self._view(box, x[part]).copy_(x[part])
-            self._tell(words, number + 1)
+            self._tell(words, put + 1)
         return x.nbytes
 
     def receive(self, x: Tensor, source: int) -> None:
-        self._received[source] += 1
-        call = spell("send", x.dtype, [x.numel()], f"{source} to {self.rank}")
+        x, source = flat(x), self._checks.peer(source, other=True)
         words, record, box = self._mailbox(source, self.rank)
+        self._received[source] += 1
+        call = number(
+            self._received[source],
+            spell("send", x.dtype, [x.numel()], f"{source} to {self.rank}"),
+        )
         for part in _steps(x.numel(), MAIL // x.element_size()):
-            number = self._words[words + LINE]
-            self._wait(source, words, number + 1)
-            self._compare(source, pack(self._received[source], call, self.site or caller()), record)
+            taken = self._words[words + LINE]
+            self._wait(source, words, taken + 1)
+            self._compare(source, pack(call, self.site or caller()), record)
             x[part].copy_(self._view(box, x[part]))
-            self._tell(words + LINE, number + 1)
+            self._tell(words + LINE, taken + 1)
 
     def _mailbox(self, source: int, to: int) -> tuple[int, int, int]:
         """Its first word, and where its record and its message lie."""
+        self._check_open()
         pair = source * self.size + to
         place = self._at.mail + pair * (MAIL + RECORD)
         return self._at.mail_words + pair * 2 * LINE, place + MAIL, place
 
     def give_up(self) -> None:
         """Ends all waits of all ranks, those of other threads of this one too."""
-        self._give_up()
+        if not self._map.closed:
+            self._give_up()
 
     def close(self) -> None:
         """Lets go of the file. Its memory goes when the last rank has."""
+        if self._map.closed:
+            return
         self._words.release()
         del self._bytes
         self._map.close()
         os.close(self._fd)
 
+    def _check_open(self) -> None:
+        if self._map.closed:
+            raise BadInput("this transport is closed")
+
     # -- what operations are made of
+
+    def _reducible(self, x: Tensor, op: str) -> Tensor:
+        x = flat(x)
+        reduction(x, op)
+        return x
 
     def _reduce(self, out: Tensor, pieces: Sequence[Tensor], op: str) -> None:
         """One turn: every piece to its rank, which reduces what it got; each fits a lane."""
@@ -252,13 +279,21 @@ class Fallback:
 
     def _begin(self, call: str) -> None:
         """Says what comes; the first turn compares it."""
+        self._check_open()
         self._calls += 1
-        self._record = pack(self._calls, call, self.site or caller())
+        self._call = number(self._calls, call)
+        self._record = pack(self._call, self.site or caller())
         place = self._record_of(self.rank)
         self._map[place : place + RECORD] = self._record
+        if len(self._call) >= CALL:  # else the record has it all
+            place = self._text_of(self.rank)
+            self._map[place : place + TEXT] = self._call.encode()[:TEXT].ljust(TEXT)
 
     def _record_of(self, rank: int) -> int:
         return self._at.records + (self._calls % 2 * self.size + rank) * RECORD
+
+    def _text_of(self, rank: int) -> int:
+        return self._at.texts + (self._calls % 2 * self.size + rank) * TEXT
 
     def _turn(self, writes: Iterable[tuple[int, Tensor]] = ()) -> int:
         """Writes to the own slot and waits until all have; the side they wrote to."""
@@ -276,11 +311,12 @@ class Fallback:
         return side
 
     def _compare(self, peer: int, mine: bytes, theirs: int) -> None:
-        try:
-            compare(self.rank, mine, peer, self._map[theirs : theirs + RECORD])
-        except Disagreement:
+        record = self._map[theirs : theirs + RECORD]
+        if not agree(mine, record):
             self._give_up()
-            raise
+            place = self._text_of(peer)
+            whole = self._map[place : place + TEXT].decode(errors="replace").strip()
+            raise disagreement(self.rank, mine, peer, record, (self._call, whole))
 
     def _tell(self, word: int, value: int) -> None:
         self._fence()
@@ -298,24 +334,26 @@ class Fallback:
             if words[word] >= value:
                 return self._fence()
             give_way()
-        began = looked = monotonic()
+        patience, looked = Patience(self._seconds, every=LOOK), monotonic()
         while words[word] < value:
             sleep(NAP)
             if (now := monotonic()) - looked > LOOK:
                 looked = now
-                self._look(peer, word, value, now - began)
+                self._look(peer, word, value, patience)
         return self._fence()
 
-    def _look(self, peer: int, word: int, value: int, waited: float) -> None:
+    def _look(self, peer: int, word: int, value: int, patience: Patience) -> None:
+        if self._words[word] >= value:  # whatever has happened since
+            return
         if told := self._words[self._at.abort]:
             by, about = told % GIVEN_UP - 1, told // GIVEN_UP - 1
             if about in (-1, self.rank):
                 raise PeerLost(f"rank {by} of {self.size} gave up; what it says tells why")
             raise PeerLost(f"rank {about} of {self.size} is lost; rank {by} waited for it")
         gone = self._ended(peer) and self._words[word] < value
-        if gone or waited > self._seconds:
+        if not patience.look() or gone:
             self._give_up(about=peer)
-            how = "has ended" if gone else f"has been silent for {waited:.0f} s"
+            how = "has ended" if gone else f"has been silent for {patience.waited:.0f} s"
             raise PeerLost(f"rank {peer} of {self.size} {how}; rank {self.rank} waits for it")
 
     def _ended(self, peer: int) -> bool:
@@ -342,36 +380,19 @@ def connect_fallback(store: dist.Store, *, rank: int, size: int, seconds: float 
 
     A rank that is silent for `seconds` is given up. Raises BadInput when memory is short.
     """
-    if rank == 0:
-        fd, path = _create(Plan(size).total)
-        store.set("file", path)
-    else:
-        path = store.get("file").decode()
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    lockf(fd, LOCK_EX, 1, rank)
-    transport = Fallback(fd, rank=rank, size=size, seconds=seconds)
-    store.set(f"open/{rank}", "")
-    store.wait([f"open/{peer}" for peer in range(size)], timedelta(seconds=seconds))
+    seconds = duration("seconds", seconds)
+    rank, total = Checks(0, size).peer(rank), Plan(size).total
+    ranks = Ranks(store, rank, size, (), (), Patience(seconds, every=LOOK))
+    with told_to_all(store, rank):
+        if rank == 0:
+            fd, path = create(total)
+            store.set("file", path)
+        else:
+            path = ranks.hear("file")
+            fd = open_file(path, total)
+        lockf(fd, LOCK_EX, 1, rank)
+        transport = Fallback(fd, rank=rank, size=size, seconds=seconds)
+        all_came(ranks)
     if rank == 0 and not path.startswith("/proc"):
         os.unlink(path)
     return transport
-
-
-def _create(total: int) -> tuple[int, str]:
-    """A file in memory of `total` bytes, and the path by which other processes open it."""
-    unnamed = hasattr(os, "memfd_create")
-    fd, path = (
-        (os.memfd_create("howdah-fallback"), "") if unnamed else tempfile.mkstemp(prefix="howdah")
-    )
-    try:
-        if unnamed:
-            os.ftruncate(fd, total)
-        else:  # written, for a hole in a file on a full disk is a crash, later
-            os.write(fd, bytes(total))
-    except OSError as error:
-        os.close(fd)
-        raise BadInput(
-            f"{total >> 20} MiB of shared memory are needed and not there ({error.strerror}): "
-            "free some memory, start fewer ranks, or take transport=torch"
-        ) from error
-    return fd, path or f"/proc/{os.getpid()}/fd/{fd}"

@@ -31,6 +31,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from howdah.comm.checks import Checks
 from howdah.comm.counters import Counters, add
 from howdah.comm.lend import check_tensor, give_back, lend
 from howdah.comm.reduction import check_reduction
@@ -51,13 +52,15 @@ class Group:
     def __init__(self, transport: Transport, *, axis: str, counters: Counters) -> None:
         self.axis, self.link = axis, transport.link
         self.rank, self.size = transport.rank, transport.size
+        self._checks = Checks(self.rank, self.size)
         self._transport, self._table, self._clock = transport, counters.table(), counters.clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
         self._last: Future[None] | None = None
 
     def own(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """The share of `whole`, along its first dim, that `rank` (or this one) owns: a view."""
-        start, stop = share(len(whole), self.size, self.rank if rank is None else rank)
+        rank = self.rank if rank is None else self._checks.peer(rank)
+        start, stop = share(len(whole), self.size, rank)
         return whole[start:stop]
 
     # -- collectives
@@ -138,8 +141,7 @@ class Group:
     def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Future[None]:
         """`x` becomes the root's."""
         check_tensor("broadcast", x, written=True)
-        if not 0 <= root < self.size:
-            raise BadInput(f"broadcast: there is no rank {root} among {self.size} ranks")
+        root = self._checks.peer(root, operation="broadcast")
 
         def work() -> None:
             host, began = lend(x), perf_counter()
@@ -163,15 +165,16 @@ class Group:
         sent, received  rows for and from each rank; left out, `x` is cut into shares, and is
                         equally long on all ranks
         """
-        rows = shares(_rows(x), self.size) if sent is None else list(sent)
-        back = [rows[self.rank]] * self.size if received is None else list(received)
-        for tensor, cut in ((x, rows), (out, back)):
+        for tensor in (out, x):
             check_tensor("all_to_all", tensor, written=tensor is out)
-            if len(cut) != self.size or sum(cut) != _rows(tensor) or tensor.dtype != x.dtype:
+        rows = self._checks.counts(shares(_rows(x), self.size) if sent is None else sent)
+        back = self._checks.counts([rows[self.rank]] * self.size if received is None else received)
+        for tensor, cut in ((x, rows), (out, back)):
+            if sum(cut) != _rows(tensor) or tensor.dtype != x.dtype:
                 name = "out" if tensor is out else "x"
                 raise BadInput(
-                    f"all_to_all: {name} is {_spell(tensor)}, and {cut} rows of {x.dtype} are to "
-                    f"{'come from' if tensor is out else 'go to'} {self.size} ranks"
+                    f"all_to_all: {name} is {_spell(tensor)}, and {cut.tolist()} rows of {x.dtype} "
+                    f"are to {'come from' if tensor is out else 'go to'} {self.size} ranks"
                 )
 
         def work() -> None:
@@ -186,7 +189,7 @@ class Group:
     def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Future[None]:
         """`x` goes to rank `to`, and may be changed when the future is done."""
         check_tensor("send", x, written=False)
-        self._check_peer("send", to)
+        to = self._checks.peer(to, other=True, operation="send")
 
         def work() -> None:
             host, began = lend(x), perf_counter()
@@ -198,7 +201,7 @@ class Group:
     def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Future[None]:
         """`x` becomes the next tensor that rank `source` sends to this one."""
         check_tensor("receive", x, written=True)
-        self._check_peer("receive", source)
+        source = self._checks.peer(source, other=True, operation="receive")
 
         def work() -> None:
             host, began = lend(x), perf_counter()
@@ -210,7 +213,10 @@ class Group:
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """Sums of a few numbers over the ranks, in float64 and in rank order on every rank."""
-        mine = torch.tensor(list(values), dtype=torch.float64)
+        try:
+            mine = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise BadInput(f"sum_scalars: takes a list of numbers, not {values!r}") from None
         heard = torch.empty(self.size, len(mine), dtype=torch.float64)
 
         def work() -> None:
@@ -244,8 +250,13 @@ class Group:
     def _run(
         self, work: Callable[[], None], async_op: bool, after: Future[None] = DONE
     ) -> Future[None]:
+        if not isinstance(after, Future):
+            raise BadInput(f"an operation comes after a future, not after {after!r}")
         if async_op:
-            self._last = self._thread.submit(self._for, caller(), work, after)
+            try:
+                self._last = self._thread.submit(self._for, caller(), work, after)
+            except RuntimeError:
+                raise BadInput("this group is closed: it starts nothing more") from None
             return self._last
         if after is not DONE:
             after.result()
@@ -297,12 +308,6 @@ class Group:
         """Elements of `host`, the flat form of `whole`, that are each rank's rows."""
         width = host.numel() // max(_rows(whole), 1)
         return [rows * width for rows in shares(_rows(whole), self.size)]
-
-    def _check_peer(self, operation: str, peer: int) -> None:
-        if not 0 <= peer < self.size or peer == self.rank:
-            raise BadInput(
-                f"{operation}: rank {self.rank} of {self.size} names rank {peer} as its peer"
-            )
 
     def _others(self, flat: Tensor) -> int:
         """Bytes of all shares but the own."""

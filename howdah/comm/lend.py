@@ -10,15 +10,20 @@ What cannot be reduced can still be moved: it is lent as bytes.
 import torch
 from torch import Tensor
 
+from howdah.comm.checks import is_let_go
 from howdah.comm.reduction import REDUCIBLE
 from howdah.plan.problems import BadInput
 
 
 def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
     """Raises BadInput, at the call, for a tensor that cannot be lent."""
+    if not isinstance(x, Tensor):
+        raise BadInput(f"{operation}: takes tensors, not {type(x).__name__}")
     if x.layout is not torch.strided or x.is_quantized or x.is_meta:
         kind = "meta" if x.is_meta else "quantized" if x.is_quantized else str(x.layout)
         raise BadInput(f"{operation}: a {kind} tensor has no elements to send: make it dense")
+    if is_let_go(x):
+        raise BadInput(f"{operation}: the memory of a tensor was let go: there is nothing to send")
     if (
         written
         and not x.is_contiguous()

@@ -3,6 +3,7 @@
 The lists stand in the order of the enums of engine.c and engine_reduce.h.
 """
 
+from collections.abc import Sequence
 from ctypes import (
     CDLL,
     CFUNCTYPE,
@@ -22,8 +23,12 @@ from struct import Struct
 
 import torch
 
+from howdah.comm.build import open_library
 from howdah.comm.reduction import COMBINE, REDUCIBLE
 from howdah.comm.signature import spell
+
+RANKS = 64  # the most; as in engine.c
+SITE_BYTES = 512
 
 KINDS = (
     *("all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "broadcast", "scatter"),
@@ -31,7 +36,7 @@ KINDS = (
 )
 REASONS = (
     *("fine", "died", "left", "stopped", "late", "disagree", "interrupted", "busy", "mismatch"),
-    *("no memory", "gave up"),
+    *("no memory", "gave up", "garbled", "elsewhere"),
 )
 OPERATIONS = tuple(COMBINE)
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
@@ -48,7 +53,7 @@ PULSE = CFUNCTYPE(c_int)
 
 
 class Notice(Structure):
-    """The part of a rank's notice that must be equal on all ranks."""
+    """What a rank says of an operation. All but the last four must be equal on all ranks."""
 
     _fields_ = (
         ("sequence", c_uint64),
@@ -58,6 +63,10 @@ class Notice(Structure):
         ("root", c_int),
         ("count", c_uint64),
         ("counts_hash", c_uint64),
+        ("most", c_uint64),
+        ("where", c_uint64),
+        ("counts", c_int64 * RANKS),
+        ("received", c_int64 * RANKS),
     )
 
 
@@ -69,8 +78,12 @@ class Label(Structure):
 
 @cache
 def load_library(path: Path) -> CDLL:
-    """The functions of a compiled engine.c. They run without the interpreter's lock."""
-    library = CDLL(str(path))
+    """The functions of a compiled engine.c. They run without the interpreter's lock.
+
+    The descriptor stays open: the loader takes libraries of one name for one, and the number of a
+    closed descriptor would be another library's name. Raises NoCompiler.
+    """
+    library = CDLL(f"/proc/self/fd/{open_library(path)}")
     ints, size = POINTER(c_int), c_uint64
     for name, result, arguments in (
         ("arena_bytes", size, (c_int, size)),
@@ -79,7 +92,7 @@ def load_library(path: Path) -> CDLL:
         ("run", c_int64, (c_void_p, c_char_p, c_int)),
         ("explain", None, (c_void_p, ints, *[POINTER(Notice)] * 2, POINTER(Label))),
         ("tell", None, (c_void_p, c_char_p)),
-        ("told", c_char_p, (c_void_p, c_int)),
+        ("told", c_int, (c_void_p, c_int, c_char_p)),
         ("give_up", None, (c_void_p,)),
         ("close", None, (c_void_p,)),
     ):
@@ -88,13 +101,22 @@ def load_library(path: Path) -> CDLL:
     return library
 
 
-def words(kind: int, dtype: int, op: int, root: int, count: int) -> str:
+def known(kind: int, dtype: int, op: int) -> bool:
+    """Whether the engine's numbers for a call mean one. Those of another rank may be anything."""
+    return kind < len(KINDS) and dtype < len(DTYPES) and op < len(OPERATIONS)
+
+
+def choice(kind: int, op: int, root: int) -> str:
+    """What was chosen in a call beside its tensor."""
+    name = KINDS[kind]
+    reduction = OPERATIONS[op] if name in ("all_reduce", "reduce", "reduce_scatter") else ""
+    rooted = name in ("reduce", "gather", "broadcast", "scatter")
+    return ", ".join(filter(None, [reduction, f"root {root}" if rooted else ""]))
+
+
+def words(kind: int, dtype: int, counts: Sequence[int], chosen: str = "") -> str:
     """A call as the errors of all transports spell it, from the engine's numbers for it."""
     name = KINDS[kind]
     if name in ("barrier", "signal", "wait"):
         return name
-    choice = f"root {root}" if name in ("reduce", "gather", "broadcast", "scatter") else ""
-    if name in ("all_reduce", "reduce", "reduce_scatter"):
-        choice = f"{OPERATIONS[op]}, {choice}".removesuffix(", ")
-    counts = [] if name == "all_to_all" else [count]  # which may differ from rank to rank
-    return spell(name, (*REDUCIBLE, *MOVED)[dtype], counts, choice)
+    return spell(name, (*REDUCIBLE, *MOVED)[dtype], counts, chosen)

@@ -122,6 +122,14 @@ def memory_limit() -> int | None:
     return _tightest(map(parse_limit, texts))
 
 
+def free_memory() -> int | None:
+    """Bytes that processes can still take: what the machine has available, and what the control
+    group grants. None where the system does not tell.
+    """
+    found = [size for size in (memory().get("MemAvailable"), memory_limit()) if size is not None]
+    return min(found, default=None)
+
+
 def disk(folder: Path) -> tuple[int, int] | None:
     """Bytes in all and bytes free where `folder` lies; None where it does not exist."""
     try:

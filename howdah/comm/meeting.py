@@ -71,7 +71,10 @@ def _read(said: str) -> Word:
 
 
 def this_machine() -> str:
-    """The same for processes that can open each other's memory, where the system tells."""
+    """The same for processes that can share memory, where the system tells: they see each other's
+    numbers, and the sockets over which memory is handed from one to another.
+    """
     if not BOOT.exists():
         return platform.node()
-    return f"{BOOT.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    spaces = " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))
+    return f"{BOOT.read_text().strip()} {spaces}"

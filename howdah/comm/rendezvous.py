@@ -16,6 +16,7 @@ Used alone, in a program that torchrun started:
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import get_args
 
 import torch.distributed as dist
@@ -25,10 +26,16 @@ from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.meeting import Kind, Word, meet, own_word
+from howdah.comm.settings import read_settings
 from howdah.comm.torch_transport import TorchTransport, torch_transport
 from howdah.comm.transport import Alone, Transport
 from howdah.plan.problems import BadInput, nearest
 from howdah.sim.traffic import Wires
+
+OPEN = (
+    "ranks on several machines talk without passwords or encryption: their network must be one "
+    "that you trust (docs/security.md)"
+)
 
 
 def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
@@ -40,16 +47,33 @@ def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
 
     Raises BadInput.
     """
+    return Group(join(transport, seconds=seconds), axis="world", counters=Counters())
+
+
+def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
+    """What connects this process to the ranks that a launcher started, as `connect` does.
+
+    Every call meets under a name of its own; so do ranks that were started again, for the store
+    still holds what the dead ones said.
+    """
     try:
-        store, rank, size = next(iter(dist.rendezvous("env://")))
+        store, rank, size = next(
+            iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
+        )
     except ValueError as error:
         raise BadInput(
             f"no launcher says who the ranks are; start with torchrun ({error})"
         ) from None
-    number = store.add(f"howdah/connected/{rank}", 1)
-    store = dist.PrefixStore(f"howdah/{number}", store)
+    except RuntimeError as error:
+        raise BadInput(
+            f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
+        ) from None
+    store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
+    store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
     carrier = choose(store, rank=rank, size=size, transport=transport, seconds=seconds)
-    return Group(carrier, axis="world", counters=Counters())
+    if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
+        logging.getLogger("howdah").warning(OPEN)
+    return carrier
 
 
 def choose(
@@ -79,7 +103,8 @@ def choose(
     elif kind == "fallback":
         carrier = connect_fallback(store, rank=rank, size=size, seconds=seconds)
     else:
-        carrier = torch_transport(store, rank=rank, size=size, seconds=seconds)
+        here = len({word.machine for word in words}) == 1
+        carrier = torch_transport(store, rank=rank, size=size, seconds=seconds, loopback=here)
     carrier.among = _Joining(store, rank, transport, seconds, wires_of(words))
     return carrier
 

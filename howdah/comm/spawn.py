@@ -1,36 +1,30 @@
-"""Starting processes: workers that are kept and reused, and runs through torch's launcher.
+"""Workers: processes that are started once, kept, and run functions together in milliseconds.
 
-`Workers` serves `verify`, the benchmarks and the tests. It starts processes once, from a
-fork server that has torch loaded already, and then runs functions on any number of them in
-milliseconds:
+They serve `verify`, the benchmarks and the tests:
 
     with Workers(4) as workers:
         workers.run(function, argument, ranks=3)     # → [result of rank 0, 1, 2]
 
 where `function(transport, argument)` runs on each rank with a fresh group.
-
-`launch` starts a training run with torch's elastic launcher, which watches its processes,
-passes signals on and ends all when one dies.
 """
 
-import logging
-import multiprocessing
+import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from howdah.comm.fork_server import ForkServer
 from howdah.comm.meeting import Kind
+from howdah.comm.pipes import receive, send
 from howdah.comm.rendezvous import choose
-from howdah.comm.transport import Alone, Transport
 
-HOST = "127.0.0.1"
 PATIENCE = 120  # seconds for a worker that does not come or is silent
+PRELOAD = ("torch", "torch.distributed", "howdah.comm.spawn")
 
 
 class WorkerError(RuntimeError):
@@ -41,21 +35,17 @@ class Workers:
     """`size` processes that wait for functions to run together."""
 
     def __init__(self, size: int, *, threads: int = 1) -> None:
-        context = multiprocessing.get_context("forkserver")
-        _preload(context)
-        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         self._runs = 0
         self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(theirs, self._store.port, threads), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        self._server: ForkServer | None = ForkServer(
+            farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=True
+        )
+        try:
+            for _ in range(size):
+                self._pipes.append(self._server.fork(_serve, threads).pipe)
+        except BaseException:
+            self.close(kill=True)
+            raise
 
     def run(
         self,
@@ -78,7 +68,7 @@ class Workers:
         self._runs += 1
         for rank, pipe in enumerate(pipes):
             with suppress(BrokenPipeError):  # it died: reading its answer says so
-                pipe.send((function, arguments, rank, ranks, self._runs, transport))
+                send(pipe, function, arguments, rank, ranks, self._runs, transport)
         results: dict[int, Any] = {}
         while len(results) < len(pipes):
             silent = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
@@ -89,7 +79,7 @@ class Workers:
 
     def _answer(self, pipe: Connection, rank: int) -> Any:
         try:
-            failed, value = pipe.recv()
+            failed, value = receive(pipe)
         except (EOFError, ConnectionResetError):
             failed, value = True, f"worker {rank} died"
         if failed:
@@ -98,14 +88,10 @@ class Workers:
         return value
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends the workers: asks them, or kills them where they may be stuck."""
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            if kill:
-                process.kill()
-            pipe.close()
-        for process in self._processes:
-            process.join()
-        self._pipes, self._processes = [], []
+        """Ends the workers: lets them leave, or kills them where they may be stuck."""
+        if self._server:
+            self._server.close(kill=kill)
+        self._pipes, self._server = [], None
 
     def __enter__(self) -> "Workers":
         return self
@@ -114,73 +100,18 @@ class Workers:
         self.close(kill=kind is not None)  # after an error they may wait for each other
 
 
-def _quieten(package: str) -> None:
-    """The launcher logs a failed or stopped process several times over; the caller tells once.
-
-    Its modules each set a level of their own when they are imported.
-    """
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith(package)]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _preload(context: multiprocessing.context.ForkServerContext) -> None:
-    context.set_forkserver_preload(["torch", "torch.distributed", "howdah.comm.spawn"])
-
-
-def _serve(pipe: Connection, port: int, threads: int) -> None:
+def _serve(pipe: Connection, store: dist.Store, threads: int) -> int:
     torch.set_num_threads(threads)
-    store = dist.TCPStore(HOST, port, is_master=False)
     while True:
         try:
-            function, arguments, rank, size, run, kind = pipe.recv()
+            function, arguments, rank, size, run, kind = receive(pipe)
         except EOFError:
-            return
+            return 0
         try:
             met = dist.PrefixStore(f"run{run}", store)
             with closing(
                 choose(met, rank=rank, size=size, transport=kind, seconds=PATIENCE)
             ) as transport:
-                pipe.send((False, function(transport, *arguments)))
+                send(pipe, False, function(transport, *arguments))
         except Exception:
-            pipe.send((True, f"rank {rank} of {size}:\n{traceback.format_exc()}"))
-
-
-def launch(
-    function: Callable[..., Any], arguments: Sequence[Any], *, ranks: int, save_seconds: int
-) -> list[Any]:
-    """Runs function(*arguments) in `ranks` new processes of this machine; their results.
-
-    The launcher gives each its rank through the environment, as torchrun does. A stop signal is
-    passed on, and the processes have `save_seconds` to save before they are killed. Raises
-    torch's ChildFailedError when a process fails, SignalException after a stop signal.
-    """
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    _quieten("torch.distributed.elastic")
-    _quieten("torch.multiprocessing")
-    _preload(multiprocessing.get_context("forkserver"))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id="howdah",
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{HOST}:0",
-        max_restarts=0,
-        start_method="forkserver",
-        shutdown_timeout=save_seconds,
-    )
-    results = elastic_launch(config, function)(*arguments)
-    return [results[rank] for rank in sorted(results)]
-
-
-def join(*, rank: int, size: int, seconds: float = 600) -> Transport:
-    """Connects this process to the ranks that a launcher started (its environment says where).
-
-    Raises RuntimeError when the others do not come within `seconds`.
-    """
-    if size == 1:
-        return Alone()
-    rendezvous = dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds))
-    store, rank, size = next(iter(rendezvous))
-    return choose(dist.PrefixStore("howdah", store), rank=rank, size=size, seconds=seconds)
+            send(pipe, True, f"rank {rank} of {size}:\n{traceback.format_exc()}")

@@ -10,10 +10,13 @@ A record of each call (signature.py) goes to every peer that takes part, beside 
 gloo ends the process where a message is longer than the tensor that waits for it, so the
 payload's tag is made from the call: what belongs to another call is not received at all, and the
 records tell why. They cost no round trip of their own; their bytes are counted apart.
+
+gloo's errors name an address and no rank. Here it is known whose message was waited for, so whoever
+ended, is silent, or has lost its link (`heartbeat.py`) is named.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -25,13 +28,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from howdah.comm.checks import Checks, duration, flat, reduction
+from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
 from howdah.comm.reduction import reduce_in_order
-from howdah.comm.signature import CALL, RECORD, caller, compare, pack, spell
-from howdah.comm.transport import Among, Batch, Counts, Nothing, keep, shares
+from howdah.comm.signature import (
+    CALL,
+    RECORD,
+    agree,
+    both_ways,
+    caller,
+    disagreement,
+    look_alike,
+    number,
+    pack,
+    spell,
+)
+from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
+from howdah.plan.problems import BadInput
 
 ALIGN = 64  # bytes: a cache line
+EXPLAINED = timedelta(seconds=5)  # how long a rank waits for the whole call of one that disagrees
+SILENT = ("Timed out waiting", "Application timeout")  # in what gloo says when it waited too long
+HOST = "127.0.0.1"
+
+WHOLE = 1 << 16  # bytes of such a call
 
 Message = tuple[Tensor, int]  # a flat tensor, and the peer it goes to or comes from
+Posted = tuple[dist.Work, int]  # what is under way, and the peer
 
 
 @dataclass(frozen=True)
@@ -49,9 +72,13 @@ class TorchTransport:
     link = "tcp"
     among: Among
 
-    def __init__(self, wire: dist.ProcessGroup) -> None:
-        self._wire, self.site = wire, ""
+    def __init__(self, wire: dist.ProcessGroup, *, seconds: float) -> None:
+        self._wire, self._seconds, self.site = wire, seconds, ""
+        self._links: set[str] = set()  # the names of its sockets
         self.rank, self.size = wire.rank(), wire.size()
+        self._checks = Checks(self.rank, self.size)
+        self._closed = self._gave_up = False
+        self._said = ""  # the call that is under way, and where it was made
         self.record_bytes = 0  # sent beside the payload, so that calls can be compared
         self._peers = [(self.rank + hop) % self.size for hop in range(1, self.size)]
         self._calls = [0] * self.size  # so far, with each peer
@@ -61,25 +88,30 @@ class TorchTransport:
     # -- operations: each is a list of rounds
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
+        x = self._reducible(x, op)
         counts = shares(x.numel(), self.size)
         own = x.split(counts)[self.rank]
         rounds = [self._scatter_round(own, x, counts, op), self._gather_round(x, own, counts)]
         return self._do(spell("all_reduce", x.dtype, [x.numel()], op), rounds)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
-        call = spell("reduce_scatter", x.dtype, counts, op)
+        x, (counts, *_) = self._reducible(x, op), self._checks.cut(x, out, counts)
+        out, call = flat(out), spell("reduce_scatter", x.dtype, counts, op)
         return self._do(call, [self._scatter_round(out, x, counts, op)])
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        out, x, (counts, *_) = flat(out), flat(x), self._checks.cut(out, x, counts)
         return self._do(spell("all_gather", x.dtype, counts), [self._gather_round(out, x, counts)])
 
     def broadcast(self, x: Tensor, root: int) -> int:
+        x, root = flat(x), self._checks.peer(root)
         one = Round([], [(x, root)])
         if self.rank == root:
             one = Round([(x, peer) for peer in self._peers])
         return self._do(spell("broadcast", x.dtype, [x.numel()], f"root {root}"), [one])
 
     def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        x, root = self._reducible(x, op), self._checks.peer(root)
         one = Round([(x, root)])
         if self.rank == root:
             parts = self._land(x, root)
@@ -87,42 +119,53 @@ class TorchTransport:
         return self._do(spell("reduce", x.dtype, [x.numel()], f"{op}, root {root}"), [one])
 
     def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        root = self._checks.peer(root)
+        out = self._checks.on_root(root, "out", out)
+        (counts, *_), x = self._checks.cut(out, x, counts), flat(x)
         one = Round([(x, root)])
-        if out is not None and self.rank == root:
-            parts = out.split(list(counts))
+        if out is not None:
+            parts = flat(out).split(list(counts))
             one = Round([], self._from(parts), partial(keep, parts[root], x))
         return self._do(spell("gather", x.dtype, counts, f"root {root}"), [one])
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        root = self._checks.peer(root)
+        x = self._checks.on_root(root, "x", x)
+        (counts, *_), out = self._checks.cut(x, out, counts), flat(out)
         one = Round([], [(out, root)])
-        if x is not None and self.rank == root:
-            parts = x.split(list(counts))
+        if x is not None:
+            parts = flat(x).split(list(counts))
             one = Round(self._from(parts), [], partial(keep, out, parts[root]))
         return self._do(spell("scatter", out.dtype, counts, f"root {root}"), [one])
 
     def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
+        out, x = flat(out), flat(x)
+        sent, received = self._checks.exchange(out, x, sent, received)
         outgoing, incoming = x.split(list(sent)), out.split(list(received))
         own = partial(keep, incoming[self.rank], outgoing[self.rank])
         calls = {}
         for peer in self._peers:
-            there, back = sent[peer], received[peer]
-            pair = (there, back) if self.rank < peer else (back, there)  # the lower rank's first
-            calls[peer] = spell("all_to_all", x.dtype, pair)
+            pair = both_ways(self.rank, peer, [sent[peer], received[peer]])
+            calls[peer] = spell("all_to_all", x.dtype, *pair)
         return self._do(calls, [Round(self._from(outgoing), self._from(incoming), own)])
 
     def barrier(self) -> None:
         self._do("barrier", [])
 
     def send(self, x: Tensor, to: int) -> int:
+        x, to = flat(x), self._checks.peer(to, other=True)
         call = spell("send", x.dtype, [x.numel()], f"{self.rank} to {to}")
         return self._do({to: call}, [Round([(x, to)])])
 
     def receive(self, x: Tensor, source: int) -> None:
+        x, source = flat(x), self._checks.peer(source, other=True)
         call = spell("send", x.dtype, [x.numel()], f"{source} to {self.rank}")
         self._do({source: call}, [Round([], [(x, source)])])
 
     @contextmanager
     def group(self) -> Iterator[Batch]:
+        if self._together is not None:
+            raise BadInput("a group is open already: groups are not nested")
         together: list[tuple[dict[int, str], list[Round]]] = []
         self._together = together
         try:
@@ -131,14 +174,35 @@ class TorchTransport:
             self._together = None
         self._run(together)
 
+    def greet(self, known: Container[str], *, heartbeats: bool) -> None:
+        """A first byte to and from every peer: then all links are there, and none was `known`."""
+        self._said = f"connect at {caller()}"
+        bytes = [torch.zeros(1, dtype=torch.uint8) for _ in range(2 * self.size)]
+        work = [self._receive(bytes.pop(), peer, 0) for peer in self._peers]
+        self._finish(work + [self._send(bytes.pop(), peer, 0) for peer in self._peers])
+        self._links = {name for name in open_sockets() if name not in known}
+        if heartbeats:
+            keep_alive(self._links)
+
     def give_up(self) -> None:
-        """Closes all connections: whoever waits for a message of this rank is told."""
-        self._wire.abort()
+        """Closes all connections: whoever waits for a message of this rank is told, here too."""
+        if not self._closed:
+            self._gave_up = True
+            if self._links:
+                hang_up(self._links)
+            else:  # another system; there the waits of this rank end when it has waited too long
+                self._wire.abort()
 
     def close(self) -> None:
         """Torch closes its connections when the process group is let go."""
+        self._closed = True
 
     # -- the rounds
+
+    def _reducible(self, x: Tensor, op: str) -> Tensor:
+        x = flat(x)
+        reduction(x, op)
+        return x
 
     def _scatter_round(self, out: Tensor, x: Tensor, counts: Counts, op: str) -> Round:
         pieces = x.split(list(counts))
@@ -179,53 +243,146 @@ class TorchTransport:
         return sum(tensor.nbytes for one in rounds for tensor, _ in one.sends)
 
     def _run(self, started: list[tuple[dict[int, str], list[Round]]]) -> None:
+        if self._closed:
+            raise BadInput("this transport is closed")
         peers = sorted({peer for calls, _ in started for peer in calls})
-        place = self.site or caller()
-        records = {}
+        place, texts, records = self.site or caller(), {}, {}
         for peer in peers:
             self._calls[peer] += 1
             words = [calls[peer] for calls, _ in started if peer in calls]
-            records[peer] = pack(self._calls[peer], "; ".join(words), place)
-        check = self._swap(records)
+            self._said = f"{words[0]} at {place}"
+            if words[0].endswith(f" to {self.rank})"):  # one name, for both to compare
+                self._said = "receive" + self._said.removeprefix("send")
+            texts[peer] = number(self._calls[peer], "; ".join(words))
+            records[peer] = pack(texts[peer], place)
+        check = self._swap(texts, records)
         for together in zip_longest(*(rounds for _, rounds in started), fillvalue=Round()):
             work = self._post(together, records)
             check()
-            for message in work:
-                message.wait()
+            self._finish(work)
             for one in together:
                 one.after()
         check()
         self._used = 0
 
-    def _swap(self, records: dict[int, bytes]) -> Callable[[], None]:
+    def _swap(self, texts: dict[int, str], records: dict[int, bytes]) -> Callable[[], None]:
         """Starts to exchange records; what it returns waits, and compares them the first time."""
         theirs = {peer: torch.empty(RECORD, dtype=torch.uint8) for peer in records}
-        work = [self._wire.recv([record], peer, 0) for peer, record in theirs.items()]
+        work = [self._receive(record, peer, 0) for peer, record in theirs.items()]
         for peer, record in records.items():
-            outgoing = torch.frombuffer(bytearray(record), dtype=torch.uint8)
-            work.append(self._wire.send([outgoing], peer, 0))
+            work.append(self._send(_bytes(record), peer, 0))
             self.record_bytes += RECORD
 
         def check() -> None:
-            while work:
-                work.pop(0).wait()
-            for peer, record in theirs.items():
-                compare(self.rank, records[peer], peer, record.numpy().tobytes())
+            self._finish(work)
+            heard = {peer: record.numpy().tobytes() for peer, record in theirs.items()}
             theirs.clear()
+            alike = [peer for peer, record in heard.items() if look_alike(records[peer], record)]
+            wholes = self._swap_wholes(alike, texts) if alike else {}
+            for peer, record in heard.items():
+                if not agree(records[peer], record):
+                    whole = texts[peer], wholes.get(peer) or texts[peer]
+                    raise disagreement(self.rank, records[peer], peer, record, whole)
 
         return check
 
-    def _post(self, rounds: Sequence[Round], records: dict[int, bytes]) -> list[dist.Work]:
+    def _swap_wholes(self, peers: list[int], texts: dict[int, str]) -> dict[int, str]:
+        """The calls of those that disagree though the records look alike; they do this too."""
+        heard = {peer: torch.zeros(WHOLE, dtype=torch.uint8) for peer in peers}
+        with suppress(RuntimeError):  # one has given up: its call stays cut
+            work = [self._receive(text, peer, 0) for peer, text in heard.items()]
+            for peer in peers:
+                text = texts[peer].encode()[:WHOLE].ljust(WHOLE)
+                work.append(self._send(_bytes(text), peer, 0))
+            for message, _ in work:
+                message.wait(EXPLAINED)
+        return {peer: _read(text) for peer, text in heard.items()}
+
+    def _post(self, rounds: Sequence[Round], records: dict[int, bytes]) -> list[Posted]:
         tags = {peer: 1 + crc32(record[:CALL]) % (2**31 - 1) for peer, record in records.items()}
         receives = [message for one in rounds for message in one.receives if message[0].numel()]
         sends = [message for one in rounds for message in one.sends if message[0].numel()]
-        work = [self._wire.recv([tensor], peer, tags[peer]) for tensor, peer in receives]
-        return work + [self._wire.send([tensor], peer, tags[peer]) for tensor, peer in sends]
+        work = [self._receive(tensor, peer, tags[peer]) for tensor, peer in receives]
+        return work + [self._send(tensor, peer, tags[peer]) for tensor, peer in sends]
+
+    # -- one message
+
+    def _send(self, tensor: Tensor, peer: int, tag: int) -> Posted:
+        try:
+            return self._wire.send([tensor], peer, tag), peer
+        except RuntimeError as error:
+            raise self._lost(peer, error) from None
+
+    def _receive(self, tensor: Tensor, peer: int, tag: int) -> Posted:
+        try:
+            return self._wire.recv([tensor], peer, tag), peer
+        except RuntimeError as error:
+            raise self._lost(peer, error) from None
+
+    def _finish(self, work: list[Posted]) -> None:
+        while work:
+            message, peer = work.pop(0)
+            try:
+                message.wait()
+            except RuntimeError as error:
+                raise self._lost(peer, error) from None
+
+    def _lost(self, peer: int, error: RuntimeError) -> PeerLost:
+        """A connection that cannot be used any more, in the words of the engine."""
+        if self._gave_up:
+            lost = f"rank {self.rank} gave up; what it says tells why"
+        elif any(words in str(error) for words in SILENT):
+            lost = f"rank {peer} was silent for {self._seconds:g} s, as rank {self.rank} saw"
+        else:
+            lost = f"rank {peer} ended, or its link is down, as rank {self.rank} saw"
+        return PeerLost(f"{lost}; this rank called {self._said}")
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _read(text: Tensor) -> str:
+    return text.numpy().tobytes().decode(errors="replace").strip(" \0")
 
 
 def torch_transport(
-    store: dist.Store, *, rank: int, size: int, seconds: float = 600
+    store: dist.Store, *, rank: int, size: int, seconds: float = 600, loopback: bool = False
 ) -> TorchTransport:
-    """Connects `size` ranks that share a store. A silent peer is given up after `seconds`."""
-    gloo: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
-    return TorchTransport(gloo)
+    """Connects `size` ranks that share a store. A silent peer is given up after `seconds`.
+
+    loopback  all are on this machine, and no other one can connect
+
+    Raises PeerLost when not all come.
+    """
+    seconds, rank = duration("seconds", seconds), Checks(0, size).peer(rank)
+    known = open_sockets()
+    try:
+        store.set(f"here/{rank}", "")
+        wire = _connect(store, rank, size, timedelta(seconds=seconds), loopback)
+    except RuntimeError as error:
+        raise _not_met(store, rank, size, error) from None
+    transport = TorchTransport(wire, seconds=seconds)
+    transport.greet(known, heartbeats=not loopback)  # a machine's link to itself is never down
+    return transport
+
+
+def _connect(store: dist.Store, rank: int, size: int, patience: timedelta, loopback: bool) -> Any:
+    gloo: Any = dist.ProcessGroupGloo
+    if not loopback:
+        return gloo(store, rank, size, patience)
+    options = gloo._Options()
+    options._devices, options._timeout = [gloo.create_device(hostname=HOST)], patience
+    return gloo(store, rank, size, options)
+
+
+def _not_met(store: dist.Store, rank: int, size: int, error: RuntimeError) -> PeerLost:
+    """Who did not come; or what gloo says, when all did and a link fails."""
+    missing: list[str] = []
+    with suppress(RuntimeError):  # the store may be what failed
+        missing = [str(peer) for peer in range(size) if not store.check([f"here/{peer}"])]
+    if missing:
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
+        return PeerLost(f"{who} of {size} did not come to be connected, as rank {rank} saw")
+    said = str(error).splitlines()[0]
+    return PeerLost(f"rank {rank} cannot be connected with all of {size} ranks: {said}")

@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from howdah.model.hub_config import CLASSES, kind
+from howdah.plan.files import kind_of, path_problem
 from howdah.plan.hub_config import read_json, shape_from_config
-from howdah.plan.problems import BadInput
+from howdah.plan.problems import BadInput, brief, named, shown
 from howdah.plan.shapes import ModelShape
 from howdah.plan.weights import weights
 
@@ -126,9 +127,10 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     that can be computed here.
     """
     config = read_json(folder / "config.json")
-    if config.get("model_type") not in CLASSES:
+    found_type = config.get("model_type")
+    if not isinstance(found_type, str) or found_type not in CLASSES:
         raise BadInput(
-            f"{folder} holds a model of type {config.get('model_type')!r}, which howdah does not "
+            f"{named(folder)} holds a model of type {shown(found_type)}, which howdah does not "
             f"run; it runs {', '.join(CLASSES)}"
         )
     shape = shape_from_config(config)
@@ -158,19 +160,26 @@ def _read(stored: _Stored, rows: slice, transposed: bool) -> Tensor:
 def _files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: one, or those that the index names."""
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if one.is_file():
+    if kind_of(one) == "file":
         return [one]
-    if index.is_file():
+    if kind_of(index) == "file":
         table = read_json(index).get("weight_map")
-        if not isinstance(table, dict):
-            raise BadInput(f"{index} has no weight_map; download the folder again")
-        return [folder / Path(str(name)).name for name in sorted(set(table.values()))]
+        if not isinstance(table, dict) or not all(map(_is_name, table.values())):
+            raise BadInput(f"{index} has no weight_map of file names; download the folder again")
+        return [folder / name for name in sorted(set(table.values()))]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
         raise BadInput(
             f"{folder} holds its weights as pickle, which can run any code when it is read; "
             "save the model as safetensors with transformers' save_pretrained first"
         )
     raise BadInput(f"{folder} has no model.safetensors; name the folder of a model")
+
+
+def _is_name(name: object) -> bool:
+    """Whether it names a file beside the index, and nothing else."""
+    if not isinstance(name, str) or not name or path_problem(name):
+        return False
+    return name == Path(name).name and name.isprintable()
 
 
 def _headers(file: Path) -> list[_Stored]:
@@ -183,10 +192,14 @@ def _headers(file: Path) -> list[_Stored]:
 
 
 def _open(file: Path) -> Any:
+    if (kind := kind_of(file)) != "file":
+        raise BadInput(
+            f"{named(file)} {kind if kind != 'folder' else 'is a folder'}; download it again"
+        )
     try:
         return safe_open(file, "pt")
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"cannot read {file} ({error}); download it again") from None
+        raise BadInput(f"cannot read {named(file)} ({brief(error)}); download it again") from None
 
 
 def _take(stored: dict[str, _Stored], theirs: Theirs, folder: Path) -> _Stored:
@@ -228,7 +241,7 @@ def _refuse_left(
                 "embedding; set tie_word_embeddings to false"
             )
         raise BadInput(
-            f"{folder} has a tensor {name}, which no {kind(shape)} model of these sizes "
+            f"{folder} has a tensor {shown(name)}, which no {kind(shape)} model of these sizes "
             "computes with; config.json is of another model"
         )
 

@@ -12,6 +12,7 @@ early steps have fewer micro-batches, and the layout's x is that of the full bat
 
 from dataclasses import dataclass, replace
 
+from howdah.plan.bounds import out_of_bounds
 from howdah.plan.layout import Layout
 from howdah.plan.problems import BadInput
 
@@ -55,9 +56,8 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
     dp, micros = layout.dp, layout.micros
     assert dp is not None
     total, micro = batch.global_batch, batch.micro_batch
-    for name, number in (("global_batch", total), ("micro_batch", micro)):
-        if number is not None and number < 1:
-            raise BadInput(f"batch.{name} is {number}; it must be at least 1")
+    for problem in out_of_bounds(batch, "batch"):
+        raise BadInput(problem)
     if total is None and micro is not None:
         total = micro * dp * (micros or 1)
     elif micro is None and total is not None:
@@ -91,8 +91,6 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
 
 
 def _check_ramp(batch: Batch, total: int) -> None:
-    if batch.ramp_from < 0 or batch.ramp_steps < 0:
-        raise BadInput("batch.ramp_from and batch.ramp_steps must not be negative")
     if batch.ramp_from > total:
         raise BadInput(f"batch.ramp_from {batch.ramp_from} is over the global batch {total}")
     if bool(batch.ramp_from) != bool(batch.ramp_steps):

@@ -1,14 +1,16 @@
 """Everything wrong with a plan, as sentences, all at once, before any device is touched."""
 
 from collections.abc import Iterator
-from math import inf
 
 from howdah.plan.batch import Batch, resolve_batch
+from howdah.plan.bounds import out_of_bounds
 from howdah.plan.layout import Layout
-from howdah.plan.method import Method, Optimizer, Rate
-from howdah.plan.problems import BadInput
+from howdah.plan.method import Method
+from howdah.plan.problems import BadInput, shown
 from howdah.plan.shapes import ModelShape, check_shape
 from howdah.plan.weights import parts
+
+LARGEST_STEP = 1 << 31  # tokens: beyond it, the bytes of a step would not fit in 64 bits
 
 
 def check_plan(
@@ -21,18 +23,30 @@ def check_plan(
         problems += [
             f"layout '{layout}': {problem}" for problem in _check_tokens(shape, layout, sequence)
         ]
-    if sequence < 1:
-        problems.append(f"data.sequence is {sequence}; it must be at least 1")
+    problems += out_of_bounds(sequence, "data.sequence")
     if sequence > shape.context:
         problems.append(
-            f"data.sequence {sequence} is over the model's context {shape.context}; "
-            f"use data.sequence={shape.context}, or a larger model.context"
+            f"data.sequence {shown(sequence)} is over the model's context {shown(shape.context)}; "
+            f"use data.sequence={shown(shape.context)}, or a larger model.context"
         )
+    problems += _check_batch(batch, layout, sequence)
+    return [*problems, *out_of_bounds(method, "method")]
+
+
+def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
+    if problems := [*out_of_bounds(batch, "batch")]:
+        return problems
     try:
-        resolve_batch(batch, layout)
+        full, _ = resolve_batch(batch, layout)
     except BadInput as problem:
-        problems.append(str(problem))
-    return [*problems, *_check_method(method), *_check_rate(method.rate)]
+        return [str(problem)]
+    assert full.global_batch is not None
+    if full.global_batch * sequence > LARGEST_STEP:
+        return [
+            f"a step of {full.global_batch:,} samples of {sequence:,} tokens is too large; at most "
+            f"{LARGEST_STEP:,} tokens are planned for"
+        ]
+    return []
 
 
 def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
@@ -110,43 +124,3 @@ def _check_tokens(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[
         yield f"token slices and cp{layout.cp} both cut the sequence; drop one of them"
     if layout.slices > 1 and shape.family != "decoder":
         yield f"token slices need a causal model, not an {shape.family}; drop slices{layout.slices}"
-
-
-def _check_method(method: Method) -> list[str]:
-    problems = []
-    if not 0 <= method.dropout < 1:
-        problems.append(f"method.dropout is {method.dropout}; it must be in [0, 1)")
-    if not 0 <= method.label_smoothing < 1:
-        problems.append(f"method.label_smoothing is {method.label_smoothing}; it must be in [0, 1)")
-    if not 0 <= method.z_loss < inf:
-        problems.append(f"method.z_loss is {method.z_loss}; it must be 0 or more, and finite")
-    optimizer = method.optimizer
-    betas = {f"betas[{i}]": beta for i, beta in enumerate(optimizer.betas)}
-    for name, share in {**betas, "momentum": optimizer.momentum}.items():
-        if not 0 <= share < 1:
-            problems.append(f"method.optimizer.{name} is {share}; it must be in [0, 1)")
-    return problems + _check_signs(optimizer)
-
-
-def _check_signs(optimizer: Optimizer) -> list[str]:
-    return [
-        f"method.optimizer.{name} is {number}; it must not be negative"
-        for name, number in (
-            ("epsilon", optimizer.epsilon),
-            ("decay", optimizer.decay),
-            ("clip", optimizer.clip),
-        )
-        if not number >= 0
-    ]
-
-
-def _check_rate(rate: Rate) -> list[str]:
-    problems = []
-    if not 0 < rate.peak < inf:
-        problems.append(f"method.rate.peak is {rate.peak}; it must be above 0, and finite")
-    if not 0 <= rate.floor <= 1:
-        problems.append(f"method.rate.floor is {rate.floor}; it is a share of the peak, in [0, 1]")
-    for name, steps in (("warmup", rate.warmup), ("decay", rate.decay)):
-        if steps < 0:
-            problems.append(f"method.rate.{name} is {steps} steps; it must not be negative")
-    return problems

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
+from howdah.plan.layout import WORLD
 from howdah.plan.problems import BadInput
 
 
@@ -267,6 +268,11 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
     the nearest sizes that exist.
     """
     per_node = cluster.devices_per_node
+    if devices > WORLD:
+        raise BadInput(
+            f"cluster {cluster.name} with {devices:,} devices is too large; at most {WORLD:,} are "
+            "planned for"
+        )
     if isinstance(cluster.network, Grid):
         grid = cluster.network
         sizes = {prod(dims): dims for dims in (*grid.slices, grid.dims)}

@@ -10,7 +10,6 @@ problem is one BadInput that names the file and the key.
 """
 
 import re
-import tomllib
 from dataclasses import fields
 from itertools import pairwise
 from math import isclose, prod
@@ -31,13 +30,22 @@ from howdah.plan.cluster import (
     Tree,
     resized,
 )
-from howdah.plan.problems import BadInput, nearest
+from howdah.plan.files import parse_toml, read_text
+from howdah.plan.layout import WORLD
+from howdah.plan.problems import BadInput, named, nearest, shown
 from howdah.plan.units import UNITS, parse_quantity, spell
 
 FOLDER = Path(__file__).parent / "clusters"
 
-# What each table may say, and of which kind. A kind with a ! must be there.
-LINK = {"link": "text !", "bandwidth": "bytes/s", "latency": "seconds"}
+LARGEST_FILE = 256 << 10  # bytes
+LONGEST_TEXT = 200  # characters of a name or a summary
+MOST_FACTOR = 1e6
+LONGEST_LIST = 100  # dims of a torus or mesh, its slices, levels of switches
+GRID = 1 << 16  # devices of a torus or mesh, whose groups are looked at one by one
+
+# What each table may say, and of which kind. A kind with a ! must be there, one with a + is more
+# than nothing: it divides.
+LINK = {"link": "text !", "bandwidth": "bytes/s +", "latency": "seconds"}
 KEYS: dict[str, dict[str, str]] = {
     "": {
         "name": "text !",
@@ -56,18 +64,18 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "device": {
         "name": "text !",
-        "memory": "bytes !",
-        "bandwidth": "bytes/s !",
+        "memory": "bytes !+",
+        "bandwidth": "bytes/s !+",
         "flops": "table !",
         "reserved": "bytes",
         "watts": "watts",
         "idle": "watts",
         "price": "USD",
     },
-    "device.flops": {field.name: "FLOP/s" for field in fields(Flops)},
+    "device.flops": {field.name: "FLOP/s +" for field in fields(Flops)},
     "node": {"devices": "count !", "count": "count"},
     "inside": LINK,
-    "between": {**LINK, "nics": "count", "node_bandwidth": "bytes/s"},
+    "between": {**LINK, "nics": "count", "node_bandwidth": "bytes/s +"},
     "network": {
         "shape": "text !",
         "leaf": "count",
@@ -90,10 +98,10 @@ SHAPES = {
 }
 MEASURABLE = {  # dotted names of [measured], with their kinds
     **{f"device.flops.{name}": kind for name, kind in KEYS["device.flops"].items()},
-    "device.memory": "bytes",
-    "device.bandwidth": "bytes/s",
+    "device.memory": "bytes +",
+    "device.bandwidth": "bytes/s +",
     "device.reserved": "bytes",
-    **{f"{table}.bandwidth": "bytes/s" for table in ("inside", "between", "host.link")},
+    **{f"{table}.bandwidth": "bytes/s +" for table in ("inside", "between", "host.link")},
     **{f"{table}.latency": "seconds" for table in ("inside", "between", "host.link")},
     "host.disk_bandwidth": "bytes/s",
 }
@@ -112,14 +120,17 @@ def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
     """
     name, size = _split(text)
     if devices is not None and size is not None and devices != size:
-        raise BadInput(f"cluster {text!r} has {size} devices, but {devices} are asked for")
+        raise BadInput(f"cluster {shown(text)} has {size} devices, but {devices} are asked for")
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in cluster_names():
-        raise BadInput(f"cluster {text!r} is unknown{nearest(name, cluster_names())}")
+        raise BadInput(f"cluster {shown(text)} is unknown{nearest(name, cluster_names())}")
     try:
-        cluster = parse_cluster(path.read_text(encoding="utf-8"), file=path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cluster file {name} cannot be read: {error}") from None
+        content = read_text(path, LARGEST_FILE)
+    except OSError as error:
+        raise BadInput(f"cluster file {named(name)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"cluster file {named(name)} is not UTF-8; give a TOML file") from None
+    cluster = parse_cluster(content, file=named(path.name))
     wanted = devices if devices is not None else size
     return cluster if wanted is None else resized(cluster, wanted)
 
@@ -133,8 +144,8 @@ def _split(text: str) -> tuple[str, int | None]:
 def parse_cluster(text: str, *, file: str) -> Cluster:
     """The cluster that the TOML `text` describes; `file` is its name in what is said."""
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = parse_toml(text)
+    except ValueError as error:
         raise BadInput(f"{file} is not TOML: {error}") from None
     top = _table(raw, "", file)
     node = _table(top.pop("node"), "node", file)
@@ -168,30 +179,46 @@ def _table(raw: Any, table: str, file: str) -> dict[str, Any]:
         raise BadInput(f"{file}: {table} must be a table, [{table}]")
     for key in raw:
         if key not in keys:
-            raise BadInput(f"{file}: unknown key {prefix}{key}{nearest(key, keys)}")
+            raise BadInput(f"{file}: unknown key {prefix}{_word(key)}{nearest(key, keys)}")
     for key, kind in keys.items():
-        if kind.endswith("!") and key not in raw:
+        if "!" in kind and key not in raw:
             raise BadInput(f"{file}: {prefix}{key} is missing")
-    return {
-        key: _value(value, keys[key].removesuffix(" !"), f"{file}: {prefix}{key}")
-        for key, value in raw.items()
-    }
+    return {key: _value(value, keys[key], f"{file}: {prefix}{key}") for key, value in raw.items()}
+
+
+def _word(key: str) -> str:
+    """A key of the user's as it is shown: in quotes where it is no word."""
+    return key if re.fullmatch(r"[\w.-]{1,60}", key) else shown(key)
 
 
 def _value(value: Any, kind: str, where: str) -> Any:
+    """A value in base units; `kind` with its marks."""
+    kind, _, marks = kind.partition(" ")
     if kind in UNITS:
-        return parse_quantity(value, kind, where=where)
+        return parse_quantity(value, kind, where=where, positive="+" in marks)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     wanted, fits = {
-        "text": ("a text in quotes", isinstance(value, str)),
+        "text": (
+            f"a text in quotes of at most {LONGEST_TEXT} characters, on one line",
+            isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable(),
+        ),
         "table": ("a table", isinstance(value, dict)),
-        "list": ("a list", isinstance(value, list)),
-        "count": ("a whole number of at least 1", type(value) is int and value >= 1),
-        "factor": ("a number of at least 1", number and value >= 1),
+        "list": (
+            f"a list of at most {LONGEST_LIST}",
+            isinstance(value, list) and len(value) <= LONGEST_LIST,
+        ),
+        "count": (
+            f"a whole number of at least 1 and at most {WORLD:,}",
+            type(value) is int and 1 <= value <= WORLD,
+        ),
+        "factor": (
+            f"a number of at least 1 and at most {MOST_FACTOR:g}",
+            number and 1 <= value <= MOST_FACTOR,
+        ),
         "share": ("a number over 0 and up to 1", number and 0 < value <= 1),
     }[kind]
     if not fits:
-        raise BadInput(f"{where} is {value!r}; it must be {wanted}")
+        raise BadInput(f"{where} is {shown(value)}; it must be {wanted}")
     return value
 
 
@@ -217,13 +244,14 @@ def _measured(raw: Any, file: str) -> tuple[tuple[str, float], ...]:
     found: list[tuple[str, float]] = []
 
     def walk(tree: Any, path: str) -> None:
-        if isinstance(tree, dict):
+        if isinstance(tree, dict) and path.count(".") < 3:
             for key, value in tree.items():
                 walk(value, f"{path}.{key}" if path else key)
         elif path in MEASURABLE:
             found.append((path, _value(tree, MEASURABLE[path], f"{file}: measured.{path}")))
         else:
-            raise BadInput(f"{file}: measured.{path} is unknown{nearest(path, MEASURABLE)}")
+            known = nearest(path, MEASURABLE)
+            raise BadInput(f"{file}: measured.{_word(path)} is unknown{known}")
 
     walk(raw, "")
     return tuple(found)
@@ -241,7 +269,7 @@ def _link(table: dict[str, Any], name: str, file: str) -> Link:
     for key in ("bandwidth", "latency"):
         if known is None and said[key] is None:
             raise BadInput(
-                f"{file}: {name}.{key} is missing, and link {said['link']!r} is none of those "
+                f"{file}: {name}.{key} is missing, and link {shown(said['link'])} is none of those "
                 f"with known numbers{nearest(said['link'], LINKS)}"
             )
     if known is None:
@@ -288,7 +316,7 @@ def _network(raw: Any, file: str) -> Network:
     table = _table(raw, "network", file)
     shape = table.pop("shape")
     if shape not in SHAPES:
-        raise BadInput(f"{file}: network.shape {shape!r} is unknown{nearest(shape, SHAPES)}")
+        raise BadInput(f"{file}: network.shape {shown(shape)} is unknown{nearest(shape, SHAPES)}")
     for key in table:
         if key not in SHAPES[shape]:
             raise BadInput(f"{file}: network.{key} says nothing about a {shape} network")
@@ -304,8 +332,12 @@ def _network(raw: Any, file: str) -> Network:
 
 
 def _dims(value: Any, key: str, file: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value or any(type(n) is not int or n < 1 for n in value):
-        raise BadInput(f"{file}: network.{key} must give whole numbers, such as [4, 4, 4]")
+    whole = isinstance(value, list) and all(type(n) is int and 1 <= n <= GRID for n in value)
+    if not whole or not 1 <= len(value) <= LONGEST_LIST or prod(value) > GRID:
+        raise BadInput(
+            f"{file}: network.{key} must give whole numbers, such as [4, 4, 4], of at most "
+            f"{GRID:,} devices together"
+        )
     return tuple(value)
 
 
@@ -313,7 +345,8 @@ def _levels(value: list[Any], file: str) -> tuple[Level, ...]:
     wanted = "{ nodes = 16, oversubscription = 2 }"
     try:
         levels = tuple(Level(**level) for level in value)
-        sound = all(type(at.nodes) is int and at.nodes >= 1 <= at.oversubscription for at in levels)
+        counts = all(type(at.nodes) is int and 1 <= at.nodes <= WORLD for at in levels)
+        sound = counts and all(1 <= at.oversubscription <= MOST_FACTOR for at in levels)
     except TypeError:
         sound = False
     if not value or not sound:
@@ -329,6 +362,11 @@ def _levels(value: list[Any], file: str) -> tuple[Level, ...]:
 
 def _check_whole(cluster: Cluster, file: str, *, alone: bool) -> None:
     """What only the whole can contradict."""
+    if cluster.devices > WORLD:
+        raise BadInput(
+            f"{file}: {cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices are "
+            f"{cluster.devices:,}; at most {WORLD:,} are planned for"
+        )
     if isinstance(cluster.network, Grid) and prod(cluster.network.dims) != cluster.devices:
         dims = " x ".join(map(str, cluster.network.dims))
         raise BadInput(

@@ -15,11 +15,11 @@ changes no size is not looked at in the families that are only planned: YaRN's s
 DeepSeek's positions, its router's scores, and whether BERT's GELU is exact.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from howdah.plan.problems import BadInput
+from howdah.plan.files import kind_of, parse_json, read_file
+from howdah.plan.problems import BadInput, named, shown
 from howdah.plan.shapes import (
     Experts,
     FeedForward,
@@ -30,6 +30,8 @@ from howdah.plan.shapes import (
 )
 
 Config = dict[str, Any]
+
+LARGEST = 16 << 20  # bytes: the list of the weights of a model with 256 experts a layer has 9 MB
 
 # Settings that change what is computed, with the value each must have where it is given.
 FIXED: dict[str, Config] = {
@@ -77,26 +79,26 @@ def model_of(source: Path | Config) -> ModelShape:
     """
     if isinstance(source, dict):
         return shape_from_config(source)
-    file = source / "config.json" if source.is_dir() else source
+    file = source / "config.json" if kind_of(source) == "folder" else source
     config = read_json(file)
     try:
         return shape_from_config(config)
     except BadInput as problem:
-        raise BadInput(f"{file}: {problem}") from None
+        raise BadInput(f"{named(file)}: {problem}") from None
 
 
 def read_json(path: Path) -> Config:
     """The table that a file of a Hugging Face folder holds. Raises BadInput."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(read_file(path, LARGEST))
     except OSError as error:
         raise BadInput(
-            f"cannot read {path} ({error.strerror}); name the folder of a Hugging Face model"
+            f"cannot read {named(path)} ({error.strerror}); name the folder of a Hugging Face model"
         ) from None
     except ValueError as error:
-        raise BadInput(f"{path} is not JSON ({error}); download it again") from None
+        raise BadInput(f"{named(path)} is not JSON ({error}); download it again") from None
     if not isinstance(found, dict):
-        raise BadInput(f"{path} holds no table; download it again")
+        raise BadInput(f"{named(path)} holds no table; download it again")
     return found
 
 
@@ -108,8 +110,8 @@ def shape_from_config(config: Config) -> ModelShape:
     found = config.get("model_type")
     if not isinstance(found, str) or found not in FIXED:
         raise BadInput(
-            f"config.json has model_type {found!r}; howdah reads {', '.join(FIXED)}: choose one "
-            "of these models"
+            f"config.json has model_type {shown(found)}; howdah reads {', '.join(FIXED)}: choose "
+            "one of these models"
         )
     if found != "deepseek_v3":  # which was trained and given out in 8 bits
         _require(config, "quantization_config", None)
@@ -128,7 +130,7 @@ def shape_from_config(config: Config) -> ModelShape:
 def _require(config: Config, setting: str, value: object) -> None:
     if config.get(setting, value) != value:
         raise BadInput(
-            f"config.json has {setting} {config[setting]!r}, and howdah computes only "
+            f"config.json has {setting} {shown(config[setting])}, and howdah computes only "
             f"{value!r}: choose another model"
         )
 
@@ -137,10 +139,10 @@ def _get(config: Config, name: str, kinds: type, default: Any = None) -> Any:
     """config[name], which must be of the right kind; null means the default."""
     value = config.get(name)
     value = default if value is None else value
-    if kinds is float and type(value) is int:
+    if kinds is float and type(value) is int and abs(value) < 1 << 63:
         return float(value)
     if type(value) is not kinds:
-        said = "has no" if value is None else f"has {value!r} for"
+        said = "has no" if value is None else f"has {shown(value)} for"
         raise BadInput(f"config.json {said} {name}; give it as {kinds.__name__}")
     return value
 
@@ -343,8 +345,8 @@ def _rotary(config: Config, *, stretched: str) -> tuple[float, RotaryScaling | N
     named = rope.get("rope_type", rope.get("type", "default"))
     if named not in ("default", stretched):
         raise BadInput(
-            f"config.json has rope_type {named!r}, and howdah computes default and {stretched}: "
-            "choose another model"
+            f"config.json has rope_type {shown(named)}, and howdah computes default and "
+            f"{stretched}: choose another model"
         )
     if named != "llama3":
         return base, None

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from howdah.plan.problems import BadInput, nearest
+from howdah.plan.problems import BadInput, nearest, shown
 
 Home = Literal["device", "host", "disk"]
 Accumulate = Literal["whole", "shard"]
@@ -90,7 +90,7 @@ class Layout:
         for name, value in _defaults(self).items():
             object.__setattr__(self, name, value)
         for problem in _problems(self):
-            raise BadInput(f"layout '{self}': {problem}")
+            raise BadInput(f"layout {shown(str(self))}: {problem}")
 
     def __str__(self) -> str:
         return " ".join(_words(self))
@@ -159,6 +159,22 @@ MEANING = {
     "slices": "token slices of each micro-batch (slices4)",
     "again": "blocks of each stage that are recomputed (again2)",
 }
+# The most of each number, and of their product. No machine has as many ranks, no run such numbers.
+WORLD = 1 << 20
+MOST = {
+    "pp": 256,
+    "dp": WORLD,
+    "cp": 4096,
+    "tp": 1024,
+    "ep": 4096,
+    "zero": 3,
+    "shard": WORLD,
+    "v": 256,
+    "x": 1 << 14,
+    "slices": 1024,
+    "again": 1000,
+}
+LONGEST = 500  # characters of a spelling: a word for each thing that can be said is half of it
 KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
 
 
@@ -191,11 +207,15 @@ def _words(layout: Layout) -> Iterator[str]:
 
 def parse_layout(text: str) -> Layout:
     """The layout that `text` spells. Raises BadInput, naming the word that is wrong."""
+    if len(text) > LONGEST:
+        raise BadInput(f"layout {shown(text)} has {len(text):,} characters; {LONGEST} are the most")
     values: dict[str, object] = {}
     for word in text.split():
         for name, value in _read(word, text).items():
             if name in values:
-                raise BadInput(f"layout {text!r}: {word!r} says {name} a second time; say it once")
+                raise BadInput(
+                    f"layout {shown(text)}: {word!r} says {name} a second time; say it once"
+                )
             values[name] = value
     return Layout(**values)  # type: ignore[arg-type]
 
@@ -203,9 +223,10 @@ def parse_layout(text: str) -> Layout:
 def _read(word: str, text: str) -> dict[str, object]:
     """The fields that one word sets."""
     name, equals, value = word.partition("=")
+    says = f"layout {shown(text)}:"
     if equals and name in CHOICES:
         if value not in CHOICES[name]:
-            raise BadInput(f"layout {text!r}: {name} is {value!r}{nearest(value, CHOICES[name])}")
+            raise BadInput(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
         return {name: value}
     if word == "single":
         return dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
@@ -214,13 +235,15 @@ def _read(word: str, text: str) -> dict[str, object]:
     if word in SCHEDULES:
         return {"schedule": word}
     if word in NUMBERS:
-        raise BadInput(f"layout {text!r}: {word!r} needs a number: {MEANING[word]}")
-    match = re.fullmatch(r"([a-z]+)([0-9]{1,9}|\*)", word)
+        raise BadInput(f"{says} {word!r} needs a number: {MEANING[word]}")
+    match = re.fullmatch(r"([a-z]+)([0-9]+|\*)", word)
     if match is None or match[1] not in NUMBERS:
         near = nearest(match[1] if match else word, KNOWN)
-        raise BadInput(f"layout {text!r}: unknown word {word!r}{near}")
+        raise BadInput(f"{says} unknown word {shown(word)}{near}")
     if match[2] == "*" and match[1] != "dp":
-        raise BadInput(f"layout {text!r}: only dp can be '*'; give {match[1]} a number")
+        raise BadInput(f"{says} only dp can be '*'; give {match[1]} a number")
+    if len(match[2]) > 9:
+        raise BadInput(f"{says} {shown(word)} must be at most {match[1]}{MOST[match[1]]}")
     return {NUMBERS[match[1]]: None if match[2] == "*" else int(match[2])}
 
 
@@ -251,8 +274,11 @@ def _problems(layout: Layout) -> Iterator[str]:
         number, least = getattr(layout, name), 0 if word == "zero" else 1
         if number is not None and number < least:
             yield f"{word}{number} must be at least {word}{least}"
-    if layout.zero > 3:
-        yield f"zero{layout.zero} is unknown; zero3 is the highest stage"
+        elif number is not None and number > MOST[word]:
+            yield f"{word}{number} must be at most {word}{MOST[word]}"
+    ranks = layout.pp * layout.cp * layout.tp * (layout.dp or 1)
+    if ranks > WORLD:
+        yield f"it makes {ranks:,} ranks; at most {WORLD:,} are planned for"
     yield from _pipeline_problems(layout)
     if layout.sp and layout.tp == 1:
         yield "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"

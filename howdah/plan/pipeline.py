@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from howdah.plan.layout import Layout
 from howdah.plan.plan import Plan, make_stages
-from howdah.plan.problems import BadInput
+from howdah.plan.problems import BadInput, several
 from howdah.plan.schedule.actions import Kind, Schedule, homes
 from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.lowering import Lowered, lower
@@ -54,7 +54,7 @@ def with_schedule(plan: Plan, schedule: Schedule) -> Plan:
     """
     problems = [*check_schedule(schedule), *_misfits(schedule, plan.layout)]
     if problems:
-        raise BadInput("; ".join(f"schedule {schedule.name}: {what}" for what in problems))
+        raise BadInput(several([f"schedule {schedule.name}: {what}" for what in problems]))
     stages = make_stages(plan.shape, plan.layout, plan.sequence, homes(schedule))
     return replace(plan, schedule=schedule, stages=stages)
 

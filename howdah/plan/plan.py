@@ -85,6 +85,15 @@ class Plan:
         """Every weight of the model, in forward order."""
         return weights(self.shape)
 
+    @cached_property
+    def weights_at(self) -> dict[int, tuple[Weight, ...]]:
+        """The weights of each pipeline rank, in forward order."""
+        found: dict[int, list[Weight]] = {rank: [] for rank in range(self.layout.pp)}
+        for weight in self.weights:
+            for rank in self.unit_homes[weight.unit]:
+                found[rank].append(weight)
+        return {rank: tuple(mine) for rank, mine in found.items()}
+
     def weight(self, name: str) -> Weight:
         """The weight of that name."""
         return self._by_name[name]

@@ -11,14 +11,14 @@ Mixtures of experts are in `presets_moe.py`.
 from dataclasses import replace
 
 from howdah.plan.presets_moe import MOE
-from howdah.plan.problems import BadInput, nearest
+from howdah.plan.problems import BadInput, nearest, shown
 from howdah.plan.shapes import ModelShape, RotaryScaling
 
 
 def preset(name: str) -> ModelShape:
     """The sizes that `name` stands for. Raises BadInput with the nearest name."""
     if name not in PRESETS:
-        raise BadInput(f"model.preset {name!r} is unknown{nearest(name, PRESETS)}")
+        raise BadInput(f"model.preset {shown(name)} is unknown{nearest(name, PRESETS)}")
     return PRESETS[name]
 
 

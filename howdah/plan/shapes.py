@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from howdah.plan.bounds import out_of_bounds
 from howdah.plan.problems import BadInput
 
 Family = Literal["decoder", "encoder", "encoder-decoder"]
@@ -168,32 +169,17 @@ def stated(shape: ModelShape) -> ModelShape:
 
 # -- what is wrong, in sentences -----------------------------------------------
 
-# Sizes of each part of a shape, and the least that each can be.
-LEAST = {
-    1: {
-        "model": "layers width heads ffn vocab context kv_heads head_size buckets",
-        "model.latent": "kv_rank plain rotary value",
-        "model.experts": "number chosen ffn every",
-    },
-    0: {
-        "model": "encoder_layers token_types",
-        "model.latent": "query_rank",
-        "model.experts": "shared first",
-    },
-}
+LARGEST = 10**14  # parameters, ten times the most that was ever announced
 
 
 def check_shape(shape: ModelShape) -> list[str]:
     """Everything that is wrong with the sizes, as sentences."""
-    parts = {"model": shape, "model.latent": shape.latent, "model.experts": shape.experts}
-    problems = [
-        f"{part}.{name} is {size}; it must be at least {least}"
-        for least, sizes in LEAST.items()
-        for part, names in sizes.items()
-        for name in names.split()
-        if (size := getattr(parts[part], name, None)) is not None and size < least
-    ]
-    return problems or [*_check_heads(shape), *_check_stacks(shape), *_check_experts(shape)]
+    if problems := [*out_of_bounds(shape, "model")]:
+        return problems
+    problems = [*_check_heads(shape), *_check_stacks(shape), *_check_experts(shape)]
+    if not problems and (count := parameters(shape).total) > LARGEST:
+        problems = [f"the model has {count:.2g} parameters; at most {LARGEST:.0e} are planned for"]
+    return problems
 
 
 def _check_heads(shape: ModelShape) -> Iterator[str]:
@@ -211,6 +197,12 @@ def _check_heads(shape: ModelShape) -> Iterator[str]:
     if shape.heads % shape.k:
         fits = _nearest_divisor(shape.heads, shape.k)
         yield f"model.kv_heads {shape.k} does not divide {shape.heads} heads; use {fits}"
+    scaling = shape.rotary_scaling
+    if scaling is not None and scaling.low >= scaling.high:
+        yield (
+            f"model.rotary_scaling.low {scaling.low:g} must be below model.rotary_scaling.high "
+            f"{scaling.high:g}"
+        )
     if shape.positions == "rotary" and shape.d % 2:
         yield f"rotary positions turn pairs, but a head has {shape.d} numbers; make it even"
 

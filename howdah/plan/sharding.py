@@ -90,17 +90,13 @@ def summed_over_tp(weight: Weight, plan: Plan, rank: int) -> tuple[int, ...]:
 
 def held(plan: Plan, rank: int) -> dict[str, Box]:
     """The boxes of all weights that `rank` holds, by name."""
-    stage = axis(plan.layout, "pp").place(rank)
-    return {
-        weight.name: _box(weight, plan.shape, plan.layout, rank)
-        for weight in plan.weights
-        if stage in plan.unit_homes[weight.unit]
-    }
+    mine = plan.weights_at[axis(plan.layout, "pp").place(rank)]
+    return {weight.name: _box(weight, plan.shape, plan.layout, rank) for weight in mine}
 
 
 def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     """The flat buffers of `rank`."""
-    return buffers(plan.weights, held(plan, rank))
+    return buffers(plan.weights_at[axis(plan.layout, "pp").place(rank)], held(plan, rank))
 
 
 def replicas_of(unit: str) -> Axis:

@@ -18,10 +18,11 @@ wherever "embedding" or "head" does.
                                 take equal memory everywhere (https://arxiv.org/abs/2401.10241)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import inf, lcm
 
 import numpy as np
@@ -79,7 +80,7 @@ def by_cost(costs: Mapping[str, float], where: tuple[int, ...]) -> Stages:
     """The stages whose costliest costs least; `costs` of all parts, in forward order, any unit.
 
     Of those the most even, by the sum of squares; of those again, the one with the shortest
-    early stages, which hold the most micro-batches in flight. n parts on p stages take n²·p
+    early stages, which hold the most micro-batches in flight. n parts on p stages take n·p·log n
     steps. Raises BadInput for more stages than parts.
     """
     _check_enough(len(costs), where, "parts")
@@ -89,36 +90,61 @@ def by_cost(costs: Mapping[str, float], where: tuple[int, ...]) -> Stages:
     exact = [Fraction(cost) for cost in costs.values()]
     unit = lcm(*(cost.denominator for cost in exact))
     ends = list(accumulate((int(cost * unit) for cost in exact), initial=0))
-    least, _ = _cheapest(ends, len(where), max)
-    never = ends[-1] ** 2 + 1  # no sum of squares is as large
-    _, cuts = _cheapest(ends, len(where), lambda sum, c: sum + (c**2 if c <= least else never))
-    return _cut(tuple(costs), cuts, where)
+    most = _least_most(ends, len(where))
+    return _cut(tuple(costs), _most_even(ends, len(where), most), where)
 
 
-def _cheapest(
-    ends: list[int], stages: int, add: Callable[[int, int], int]
-) -> tuple[int, list[int]]:
-    """The least value of a partition, and its boundaries; of equals, the first from the back.
+def _reach(ends: list[int], most: int) -> Iterator[int]:
+    """How many parts fit at most into 1, 2, ... stages that cost no more than `most` each.
 
-    ends[n] is the cost of the first n parts; add(value, cost) is the value with a stage more.
+    ends[n] is the cost of the first n parts.
     """
-    values = {0: 0}  # of the best partition of the first parts, on the stages so far
-    starts: list[dict[int, int]] = []  # of the last of these stages
-    for stage in range(stages):
-        found = {
-            stop: min(
-                (add(value, ends[stop] - ends[start]), start)
-                for start, value in values.items()
-                if start < stop
+    stop = 0
+    while True:
+        stop = bisect_right(ends, ends[stop] + most) - 1
+        yield stop
+
+
+def _least_most(ends: list[int], stages: int) -> int:
+    """The least that the costliest of so many stages can cost."""
+    low = max(after - before for before, after in pairwise(ends))  # a stage has a part
+    high = ends[-1]
+    while low < high:
+        middle = (low + high) // 2
+        last = next(islice(_reach(ends, middle), stages - 1, None))
+        low, high = (low, middle) if last == len(ends) - 1 else (middle + 1, high)
+    return low
+
+
+def _most_even(ends: list[int], stages: int, most: int) -> list[int]:
+    """The boundaries of the stages, none costlier than `most`, with the least sum of squares; of
+    equals the earliest, from the back.
+
+    The best start of a last stage is not later for an earlier stop, for squares are convex. So
+    each half of the stops has its own half of the starts to look at.
+    """
+    values, starts = {0: 0}, list[dict[int, int]]()
+    for stage, reach in zip(range(stages), _reach(ends, most), strict=False):
+        before, values = values, {}
+        starts.append({})
+        last = min(reach, len(ends) - stages + stage)  # the stages to come have a part each
+        halves = [(stage + 1, last, stage, last)]
+        while halves:
+            low, high, first, latest = halves.pop()
+            stop = (low + high) // 2
+            begin = max(first, bisect_left(ends, ends[stop] - most))
+            values[stop], start = min(
+                (before[start] + (ends[stop] - ends[start]) ** 2, start)
+                for start in range(begin, min(latest, stop - 1) + 1)
+                if start in before
             )
-            for stop in range(stage + 1, len(ends))
-        }
-        values = {stop: value for stop, (value, _) in found.items()}
-        starts.append({stop: start for stop, (_, start) in found.items()})
+            starts[-1][stop] = start
+            halves += [(low, stop - 1, first, start)] if low < stop else []
+            halves += [(stop + 1, high, start, latest)] if stop < high else []
     cuts = [len(ends) - 1]
-    for start in reversed(starts):
-        cuts.append(start[cuts[-1]])
-    return values[cuts[0]], cuts[::-1]
+    for found in reversed(starts):
+        cuts.append(found[cuts[-1]])
+    return cuts[::-1]
 
 
 def _cut(parts: Sequence[str], cuts: Sequence[int], where: tuple[int, ...]) -> Stages:

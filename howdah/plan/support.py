@@ -4,13 +4,23 @@ The deciding floors plan, price and draw more than the running floors can do yet
 asks here first, so that a layout is either run as planned or refused by name.
 """
 
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Layout, needs_own
 from howdah.plan.shapes import ModelShape
 
 
-def unsupported(shape: ModelShape, layout: Layout) -> list[str]:
-    """Why a model on a layout can be planned but not run; empty when it can."""
+def unsupported(shape: ModelShape, layout: Layout, *, compiled: bool = False) -> list[str]:
+    """Why a model on a layout can be planned but not run; empty when it can.
+
+    compiled  blocks go through torch.compile, which knows parameters of torch alone: it would break
+              off at, or freeze, what our own operations ask their keeper for
+    """
     problems = [f"{what} can be planned, but not run yet" for what in _layout_words(layout)]
+    if compiled and needs_own(layout):
+        problems.append(
+            f"compile is true, but on layout '{layout}' blocks compute with operations that "
+            "torch.compile does not see through; leave compile out, or use a layout of dp and "
+            "zero1 or zero2 alone"
+        )
     return problems + [
         f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
     ]

@@ -13,7 +13,7 @@ reader says which kind it expects, and inside howdah all are floats in one base 
 import re
 from decimal import Decimal
 
-from howdah.plan.problems import BadInput, nearest
+from howdah.plan.problems import LONGEST, BadInput, nearest, shown
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -39,6 +39,8 @@ UNITS: dict[str, dict[str, float]] = {
     "kg/kWh": {"kg/kWh": 1.0, "g/kWh": 1e-3},
 }
 
+TINY, HUGE = 1e-12, 1e21  # in base units: no machine has less but nothing, none has more
+
 EXAMPLE = {
     "bytes": "80 GB",
     "bytes/s": "200 Gb/s",
@@ -51,23 +53,31 @@ EXAMPLE = {
 }
 
 
-def parse_quantity(text: object, kind: str, *, where: str) -> float:
+def parse_quantity(text: object, kind: str, *, where: str, positive: bool = False) -> float:
     """`text` in the base unit of `kind`. `where` names the place in what is said to the user.
 
-    Raises BadInput for a bare number, an unknown unit, a unit of another kind, and anything
-    below zero.
+    Raises BadInput for a bare number, an unknown unit, a unit of another kind, anything below
+    zero, with `positive` zero too, and for sizes that no machine has.
     """
     if not isinstance(text, str):
-        raise BadInput(f"{where} is {text!r}, which has no unit; write it like {EXAMPLE[kind]!r}")
+        raise BadInput(
+            f"{where} is {shown(text)}, which has no unit; write it like {EXAMPLE[kind]!r}"
+        )
     match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e[+-]?\d{1,2})?)\s*(\S*)\s*", text)
     if match is None:
-        raise BadInput(f"{where} {text!r} is not a number and a unit, like {EXAMPLE[kind]!r}")
+        raise BadInput(f"{where} {shown(text)} is not a number and a unit, like {EXAMPLE[kind]!r}")
     number, unit = match.groups()
     if not unit:
-        raise BadInput(f"{where} {text!r} has no unit; write it like {EXAMPLE[kind]!r}")
+        raise BadInput(f"{where} {shown(text)} has no unit; write it like {EXAMPLE[kind]!r}")
     if unit not in UNITS[kind]:
-        raise BadInput(f"{where} {text!r}: {unit!r} {_complaint(unit, kind)}")
-    return float(Decimal(number.replace("_", "")) * Decimal(repr(UNITS[kind][unit])))
+        raise BadInput(f"{where} {shown(text)}: {shown(unit)} {_complaint(unit, kind)}")
+    found = float(Decimal(number.replace("_", "")) * Decimal(repr(UNITS[kind][unit])))
+    if found > HUGE or (found < TINY and (positive or found > 0)):
+        zero = "" if positive else "0, or "
+        raise BadInput(
+            f"{where} is {shown(text)}; it must be {zero}from {TINY:g} to {HUGE:g} {kind}"
+        )
+    return found
 
 
 def _complaint(unit: str, kind: str) -> str:
@@ -101,12 +111,14 @@ def parse_count(text: str, *, what: str = "tokens") -> int:
     Raises BadInput for what is no number, no whole one, or not between 1 and 10²⁴.
     """
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)([A-Za-z]?)", text.strip())
-    if match is None or match[2].upper() not in _COUNTS:
-        raise BadInput(f"{what} {text!r} is no count; write it like 15T, 300B, 1.4e12 or 15_000")
+    if match is None or match[2].upper() not in _COUNTS or len(text) > LONGEST:
+        raise BadInput(
+            f"{what} {shown(text)} is no count; write it like 15T, 300B, 1.4e12 or 15_000"
+        )
     count = Decimal(match[1].replace("_", "").replace(",", ""))
     count = count.scaleb(_COUNTS[match[2].upper()])
     if count != count.to_integral_value():
-        raise BadInput(f"{what} {text!r} is {count}, which is not a whole number")
+        raise BadInput(f"{what} {shown(text)} is {count:g}, which is not a whole number")
     if not 1 <= count <= _MOST:
-        raise BadInput(f"{what} {text!r} must lie between 1 and 1e24")
+        raise BadInput(f"{what} {shown(text)} must lie between 1 and 1e24")
     return int(count)

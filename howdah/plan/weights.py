@@ -78,7 +78,9 @@ def parts(shape: ModelShape) -> tuple[str, ...]:
 def parts_of(unit: str, shape: ModelShape) -> tuple[str, ...]:
     """The parts that use `unit`, in forward order."""
     several = {"embedding": ("embedding", "target"), "tied": ("embedding", "target", "head")}
-    uses = several.get(unit, (unit.removesuffix(".experts"),))
+    if unit not in several and not unit.startswith("relative."):
+        return (unit.removesuffix(".experts"),)
+    uses = several.get(unit, ())
     return tuple(
         part
         for part in parts(shape)

@@ -19,7 +19,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from howdah.plan.layout import Layout
+from howdah.plan.network import axis_groups
 from howdah.plan.plan import Plan
 from howdah.plan.ranks import Axis, Stride, axis
 from howdah.plan.stages import stages_of
@@ -62,25 +65,25 @@ class Band(NamedTuple):
 def bands(plan: Plan, per_node: int) -> list[Band | None]:
     """The pipeline ranks in order; None, at most once, where some are left out."""
     pp = axis(plan.layout, "pp")
-    small = plan.layout.world <= SMALL
+    small, labels = plan.layout.world <= SMALL, stage_labels(plan)
     found: list[Band | None] = []
     for place in some(range(pp.size), pp.size if small else STAGES):
         if place is None:
             found.append(None)
             continue
-        nodes = _nodes(range(place * pp.stride, (place + 1) * pp.stride), per_node)
-        shown = some(nodes, len(nodes) if small else max(NODES, RANKS // per_node))
+        ranks = range(place * pp.stride, (place + 1) * pp.stride)
+        nodes = range(ranks.start // per_node, (ranks.stop - 1) // per_node + 1)
+        numbers = some(nodes, len(nodes) if small else max(NODES, RANKS // per_node))
+        shown = [n if n is None else _node(n, ranks, per_node) for n in numbers]
         hidden = len(nodes) + 1 - len(shown)
-        found.append(Band(stage_labels(plan)[place], _parts(plan, place), shown, hidden))
+        found.append(Band(labels[place], _parts(plan, place), shown, hidden))
     return found
 
 
-def _nodes(ranks: range, per_node: int) -> list[Node]:
-    """The nodes that `ranks` lie on, which may share the first and the last with others."""
-    return [
-        Node(node, range(max(ranks.start, node * per_node), min(ranks.stop, (node + 1) * per_node)))
-        for node in range(ranks.start // per_node, (ranks.stop - 1) // per_node + 1)
-    ]
+def _node(number: int, ranks: range, per_node: int) -> Node:
+    """A node with those of `ranks` that lie on it; others may share the first and the last."""
+    first = number * per_node
+    return Node(number, range(max(ranks.start, first), min(ranks.stop, first + per_node)))
 
 
 def some(items: Sequence[T], most: int) -> list[T | None]:
@@ -145,7 +148,8 @@ def how_many(stride: Stride, world: int) -> str:
 
 def reach(stride: Stride, world: int, per_node: int) -> str:
     """Over how many nodes a group of an axis reaches, at most."""
-    nodes = max(len({rank // per_node for rank in group}) for group in groups(stride, world))
+    on = axis_groups(world, size=stride.size, stride=stride.stride) // per_node
+    nodes = 1 + int((np.diff(on, axis=1) > 0).sum(axis=1).max())
     return f"over {nodes} nodes" if nodes > 1 else "inside a node"
 
 

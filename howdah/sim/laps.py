@@ -60,12 +60,16 @@ class Laps(NamedTuple):
 
 
 def write_laps(folder: Path, rank: int, laps: Laps) -> None:
-    """Writes the file of `rank`; a reader sees the old one or the new one."""
+    """Writes the file of `rank`; a reader sees the old one or the new one. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"layout": laps.layout, "machine": laps.machine, "laps": [*map(_plain, laps.laps)]}
     fresh = _path(folder, rank).with_suffix(".new")
-    fresh.write_text(json.dumps(content), encoding="utf-8")
-    fresh.replace(_path(folder, rank))
+    try:
+        fresh.write_text(json.dumps(content), encoding="utf-8")
+        fresh.replace(_path(folder, rank))
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def read_laps(folder: Path, layout: str, world: int) -> list[Laps]:

@@ -101,7 +101,7 @@ def closest(plan: Plan, capacity: float) -> Layout | None:
         values = {name: value for change in chosen for name, value in change.values.items()}
         if len(values) < sum(len(change.values) for change in chosen):
             continue  # two of them change the same word
-        if (other := _changed(plan, values)) and _peak(other) <= capacity:
+        if (other := _changed(plan, values)) and _fits(other, capacity):
             return other.layout
     return None
 
@@ -134,6 +134,7 @@ def _changed(plan: Plan, changes: dict[str, object]) -> Plan | None:
         return None
 
 
-def _peak(plan: Plan) -> int:
+def _fits(plan: Plan, capacity: float) -> bool:
+    """Whether every stage does; most that do not fit show it in the first."""
     stages = axis(plan.layout, "pp").group(0)
-    return max(peak(memory(plan, rank, kernels_of(plan))) for rank in stages)
+    return all(peak(memory(plan, rank, kernels_of(plan))) <= capacity for rank in stages)

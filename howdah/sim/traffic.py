@@ -31,7 +31,7 @@ Rows that depend on the data (ep) are exact only for even routing.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,14 +94,15 @@ class Sender:
     wires: Wires
     sent: Counter[Traffic]
 
-    def send(self, axis: str, operation: str, peers: Iterable[int], sizes: "Sizes") -> None:
+    def send(self, axis: str, operation: str, peers: Sequence[int], sizes: "Sizes") -> None:
         """`sizes` bytes, one number for each of `peers`; what goes to itself is not sent."""
-        to = np.fromiter(peers, np.int64)
-        counts = np.broadcast_to(np.asarray(sizes, np.int64), to.shape)
-        others = to != self.rank
-        near = self.wires.near(self.rank, to)
-        for link, chosen in ((self.wires.inside, near), (self.wires.between, ~near)):
-            if total := int(counts[chosen & others].sum()):
+        wires = self.wires
+        if isinstance(peers, range) and not wires.nodes:
+            inside, between = _along(wires, self.rank, peers, sizes)
+        else:
+            inside, between = _one_by_one(wires, self.rank, peers, sizes)
+        for link, total in ((wires.inside, inside), (wires.between, between)):
+            if total:
                 self.sent[Traffic(axis, operation, link)] += total
 
     def reduce_scatter(self, axis: str, group: Stride, sizes: "Sizes") -> None:
@@ -110,7 +111,7 @@ class Sender:
 
     def all_gather(self, axis: str, group: Stride, sizes: "Sizes") -> None:
         """`sizes` bytes is each member's share; the own one goes to all others."""
-        own = np.broadcast_to(np.asarray(sizes, np.int64), group.size)[group.place(self.rank)]
+        own = sizes if isinstance(sizes, int) else int(sizes[group.place(self.rank)])
         self.send(axis, "all_gather", group.group(self.rank), own)
 
     def all_reduce(self, axis: str, group: Stride, elements: int, width: int) -> None:
@@ -123,9 +124,35 @@ class Sender:
 Sizes = int | np.ndarray
 
 
+def _one_by_one(wires: Wires, rank: int, peers: Sequence[int], sizes: Sizes) -> tuple[int, int]:
+    """Bytes to peers on the own node, and to others."""
+    to = np.fromiter(peers, np.int64)
+    counts = np.broadcast_to(np.asarray(sizes, np.int64), to.shape)
+    others, near = to != rank, wires.near(rank, to)
+    return int(counts[near & others].sum()), int(counts[~near & others].sum())
+
+
+def _along(wires: Wires, rank: int, peers: range, sizes: Sizes) -> tuple[int, int]:
+    """The same of peers in even steps, of whom those on the own node are neighbours: a world of
+    many ranks is not looked at rank by rank.
+    """
+    first = rank // wires.node * wires.node
+    start, stop = (
+        min(max(-(-(edge - peers.start) // peers.step), 0), len(peers))
+        for edge in (first, first + wires.node)
+    )
+    own = [peers.index(rank)] if rank in peers else []
+    if isinstance(sizes, int):
+        near, every, mine = (stop - start) * sizes, len(peers) * sizes, len(own) * sizes
+    else:
+        near, every, mine = (int(sizes[at].sum()) for at in (slice(start, stop), slice(None), own))
+    return near - mine, every - near
+
+
 def shares(length: int, parts: int) -> np.ndarray:
     """How many of `length` elements each part owns."""
-    return np.diff(np.arange(parts + 1) * length // parts)
+    each, rest = divmod(length, parts)  # the product of two large numbers has more than 64 bits
+    return each + np.diff(np.arange(parts + 1) * rest // parts)
 
 
 def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int]:
@@ -167,10 +194,9 @@ def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
     """
     boxes, tp = held(plan, rank), axis(plan.layout, "tp")
     elements: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for weight in plan.weights:
-        if weight.name in boxes:
-            parts = summed_over_tp(weight, plan, rank)
-            elements[weight.unit, parts] += boxes[weight.name].elements
+    for name, box in boxes.items():
+        weight = plan.weight(name)
+        elements[weight.unit, summed_over_tp(weight, plan, rank)] += box.elements
     for (_, parts), count in elements.items():
         peers = [rank + part - tp.place(rank) for part in parts]
         sizes = shares(count, len(parts)) * plan.wide * reduces

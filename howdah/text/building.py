@@ -4,7 +4,7 @@
     2. split     decide by hash which documents are held out
     3. tokenizer train it on the documents that are not, or take the one that was brought along
     4. encode    read again; write each document to its source's stream or to the held-out one
-    5. index     counts and facts, written last
+    5. index     counts, checksums and facts, written last
 
 The sources are read up to three times rather than kept: they may be larger than memory, and
 encoding costs many times more than reading.
@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,14 @@ from tokenizers import Tokenizer
 
 from howdah.plan.problems import BadInput
 from howdah.text import tokenizer as tokenizers
+from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode
+from howdah.text.interruptible import interruptible
 from howdah.text.sources import Data, documents
 
 Say = Callable[[str], None]
 
-FORMAT = "howdah tokens 1"
-INDEX = "corpus.json"
+FORMAT = "howdah tokens 2"
 HELD_OUT = "held_out"
 
 LEARN = 64 << 20  # bytes of text that a tokenizer is trained on; more hardly changes its entries
@@ -59,7 +59,7 @@ def build(
     _tell(survey, held, say)
     if data.tokenizer is None:  # 3
         say(f"training a tokenizer of {vocab} entries")
-        learned = tokenizers.train(_lesson(data, held), vocab)
+        learned = interruptible(lambda: tokenizers.train(_lesson(data, held), vocab))
         (folder / tokenizers.FILE).write_text(learned.to_str(), "utf-8")
     tokenizer = tokenizers.load(folder / tokenizers.FILE)
     facts = _facts(tokenizer, folder, survey)
@@ -70,8 +70,9 @@ def build(
     counts = encode(_addressed(data, held, scales), streams, tokenizer, done=meter.add)  # 4
     if sum(count["starts"] for count in counts.values()) != facts["documents"]:
         raise BadInput("data.sources changed while they were read; start again when they rest")
-    index = {"tokens": counts, "facts": {**facts, **scales.sizes()}}
-    (folder / INDEX).write_text(dumps(index, indent=1))  # 5
+    files = {tokenizers.FILE: sum_of(folder / tokenizers.FILE)}
+    index = {"tokens": counts, "files": files, "facts": {**facts, **scales.sizes()}}
+    (folder / INDEX).write_text(sealed(index))  # 5
     _settle(folder)
     progress(1.0)
 

@@ -9,11 +9,15 @@ memory stays at one chunk however long the text is.
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
+
+from howdah.text import tokenizer as tokenizers
+from howdah.text.interruptible import interruptible
 
 CHUNK = 1 << 20  # characters that are encoded at a time
 FEW_DOCUMENTS = 4096  # and documents at most, when they are short
@@ -27,25 +31,41 @@ class Stream:
         self.starts = (folder / f"{name}.starts").open("wb")
         self.dtype, self.end = dtype, end
         self.tokens = self.documents = 0
+        self.ids_crc32 = self.starts_crc32 = 0  # of what was meant, not of what a disk made of it
 
     def add(self, ids: list[int]) -> None:
         """Appends one document."""
-        self.starts.write(np.int64(self.tokens).tobytes())
-        self.ids.write(np.array([self.end, *ids], dtype=self.dtype).tobytes())
-        self.tokens += 1 + len(ids)
+        start = np.int64(self.tokens).tobytes()
+        self.starts.write(start)
+        self.starts_crc32 = zlib.crc32(start, self.starts_crc32)
+        self._add_ids([self.end, *ids])
         self.documents += 1
 
+    def _add_ids(self, ids: list[int]) -> None:
+        written = np.array(ids, dtype=self.dtype).tobytes()
+        self.ids.write(written)
+        self.ids_crc32 = zlib.crc32(written, self.ids_crc32)
+        self.tokens += len(ids)
+
     def close(self) -> dict[str, Any]:
-        """Writes the last end; returns what a reader must know to map the files."""
-        self.ids.write(np.array([self.end], dtype=self.dtype).tobytes())
-        self.tokens += 1
+        """Writes the last end; returns what a reader must know to map and to check the files."""
+        self._add_ids([self.end])
+        self.ids.flush()
+        self.starts.flush()
         self.abandon()
-        return {"dtype": self.dtype.name, "ids": self.tokens, "starts": self.documents}
+        return {
+            "dtype": self.dtype.name,
+            "ids": self.tokens,
+            "ids_crc32": self.ids_crc32,
+            "starts": self.documents,
+            "starts_crc32": self.starts_crc32,
+        }
 
     def abandon(self) -> None:
-        """Closes the files as they are."""
-        self.ids.close()
-        self.starts.close()
+        """Closes the files as they are; what a full disk has to say was said before."""
+        for file in (self.ids, self.starts):
+            with suppress(OSError):
+                file.close()
 
 
 def encode(
@@ -61,10 +81,7 @@ def encode(
     """
     try:
         for chunk in _chunks(texts):
-            # Documents go in whole and without the tokens a chat model would add around them.
-            encoded = tokenizer.encode_batch_fast(
-                [text for _, text in chunk], add_special_tokens=False
-            )
+            encoded = _encoded(tokenizer, [text for _, text in chunk])
             for (name, _), document in zip(chunk, encoded, strict=True):
                 streams[name].add(document.ids)
             done(sum(len(text.encode()) for _, text in chunk))
@@ -72,6 +89,10 @@ def encode(
     finally:
         for stream in streams.values():
             stream.abandon()
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
+    return interruptible(lambda: tokenizers.encode(tokenizer, texts))
 
 
 def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
@@ -101,8 +122,10 @@ class Scales:
         """Appends to the text that is weighed."""
         raw = text.encode()
         self.bytes += len(raw)
-        self.gzip += len(self._gzip.compress(raw))
-        self.xz += len(self._xz.compress(raw))
+        for start in range(0, len(raw), CHUNK):  # between two of them a signal has its turn
+            part = raw[start : start + CHUNK]
+            self.gzip += len(self._gzip.compress(part))
+            self.xz += len(self._xz.compress(part))
 
     def sizes(self) -> dict[str, int]:
         """Ends the text; the sizes under the names that the corpus keeps them by."""

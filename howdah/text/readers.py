@@ -17,10 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from howdah.plan.problems import BadInput, nearest
+from howdah.plan.problems import BadInput, brief, nearest, shown
 
 Bad = Callable[[str], None]
 Dataset = Any  # datasets.Dataset, which is optional and untyped
+
+LONGEST_LINE = 64 << 20  # bytes: a library's worth, and still no matter for the memory
 
 EXTRA = "pip install 'howdah[data]'"
 
@@ -82,7 +84,14 @@ def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
     """
     opened = gzip.open if path.suffix == ".gz" else open
     with _reading(path), opened(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
+        number = 0
+        while raw := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(raw) > LONGEST_LINE:
+                raise BadInput(
+                    f"{path} line {number}: longer than {LONGEST_LINE >> 20} MiB; a line is one "
+                    "document, so cut it"
+                )
             if not raw.strip():
                 continue
             try:
@@ -100,21 +109,24 @@ def _field(line: str, where: str, *, field: str) -> str:
         record = json.loads(line)
     except ValueError as error:
         raise BadInput(
-            f"{where}: not JSON ({error}); every line must be an object with the field {field!r}"
+            f"{where}: not JSON ({error}); every line must be an object with the field "
+            f"{shown(field)}"
         ) from error
     except RecursionError as error:
         raise BadInput(f"{where}: JSON that is nested too deeply; flatten the line") from error
     if not isinstance(record, dict):
-        raise BadInput(f"{where}: not an object; every line must be one, with the field {field!r}")
+        raise BadInput(
+            f"{where}: not an object; every line must be one, with the field {shown(field)}"
+        )
     if field not in record:
-        raise BadInput(f"{where}: no field {field!r}{nearest(field, record)}")
+        raise BadInput(f"{where}: no field {shown(field)}{nearest(field, record)}")
     return _string(record[field], where, field=field)
 
 
 def _string(value: object, where: str, *, field: str) -> str:
     if not isinstance(value, str):
         kind = "empty" if value is None else f"of type {type(value).__name__}"
-        raise BadInput(f"{where}: the field {field!r} is {kind}; it must be a string")
+        raise BadInput(f"{where}: the field {shown(field)} is {kind}; it must be a string")
     return value
 
 
@@ -138,13 +150,13 @@ def parquet(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
         with _reading(path), library.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if field not in names:
-                raise BadInput(f"{path}: no column {field!r}{nearest(field, names)}")
+                raise BadInput(f"{path}: no column {shown(field)}{nearest(field, names)}")
             batches = file.iter_batches(columns=[field])
             cells = (cell for batch in batches for cell in batch.column(0))
             for number, cell in enumerate(cells, 1):
                 yield from _cell(cell, f"{path} row {number}", field=field, bad=bad)
     except _optional("pyarrow", str(path)).ArrowException as error:
-        raise BadInput(f"cannot read {path} as Parquet: {_first(error)}") from error
+        raise BadInput(f"cannot read {path} as Parquet: {brief(error)}") from error
 
 
 def _cell(cell: Any, where: str, *, field: str, bad: Bad) -> Iterator[str]:
@@ -164,7 +176,7 @@ def dataset_by_name(name: str) -> Dataset:
     try:
         return library.load_dataset(repository, config or None, split="train")
     except Exception as error:  # the library raises many kinds, all about the name or the network
-        raise BadInput(f"cannot load the dataset {name!r}: {_first(error)}") from error
+        raise BadInput(f"cannot load the dataset {shown(name)}: {brief(error)}") from error
 
 
 def dataset_on_disk(path: Path) -> Dataset:
@@ -173,7 +185,7 @@ def dataset_on_disk(path: Path) -> Dataset:
     try:
         dataset = library.load_from_disk(str(path))
     except Exception as error:  # as above: about the folder, in many kinds
-        raise BadInput(f"cannot open the dataset in {path}: {_first(error)}") from error
+        raise BadInput(f"cannot open the dataset in {path}: {brief(error)}") from error
     if not isinstance(dataset, dict):
         return dataset
     if "train" not in dataset:
@@ -191,7 +203,7 @@ def dataset_fingerprint(dataset: Dataset, field: str) -> str:
 def rows(dataset: Dataset, name: str, *, field: str, bad: Bad) -> Iterator[str]:
     """One document per row of an open dataset. Raises BadInput with the row."""
     if field not in dataset.column_names:
-        raise BadInput(f"{name}: no column {field!r}{nearest(field, dataset.column_names)}")
+        raise BadInput(f"{name}: no column {shown(field)}{nearest(field, dataset.column_names)}")
     for number, row in enumerate(dataset.select_columns([field]), 1):
         document = _string(row[field], f"{name} row {number}", field=field)
         if _whole(document, f"{name} row {number}", bad):
@@ -207,8 +219,3 @@ def _optional(module: str, reads: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise BadInput(f"{reads} needs the package {package}; {EXTRA}") from error
-
-
-def _first(error: Exception) -> str:
-    """The first line of what another library says."""
-    return str(error).partition("\n")[0].rstrip(". ")

@@ -18,11 +18,11 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from howdah.plan.problems import BadInput
+from howdah.plan.files import kind_of, path_problem
+from howdah.plan.problems import BadInput, named, shown
 from howdah.text import readers
 
 Undecodable = Literal["skip", "stop"]
@@ -51,6 +51,10 @@ LINES = (".jsonl", ".jsonl.gz", ".json.gz")
 PARQUET = ".parquet"
 KNOWN = (*PROSE, *CODE, *SETTINGS, *LINES, PARQUET)  # what is taken from a folder
 
+MANY = 1000  # sources: shares of the samples are thousandths (`order.py`)
+MANY_FILES = 4_000_000  # below a source: a disk, rather than a folder of text
+NONE: frozenset[str] = frozenset()
+
 # Opening a corpus should feel instant. Small sources are identified by their bytes, which
 # survive copying and touching; this many bytes take about a tenth of a second to hash. Larger
 # ones are identified by name, size and time of change.
@@ -75,15 +79,6 @@ class Source:
     field: str = "text"
     weight: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not self.path.strip():
-            raise BadInput("data.sources: a path is empty; name a file, a folder or 'stdlib'")
-        if not (isfinite(self.weight) and self.weight > 0):
-            raise BadInput(
-                f"data.sources: the weight of {self.path!r} is {self.weight}; "
-                "make it greater than 0, or remove the source"
-            )
-
 
 @dataclass(frozen=True)
 class Data:
@@ -102,16 +97,20 @@ class Data:
     tokenizer: str | None = None
     undecodable: Undecodable = "skip"
 
-    def __post_init__(self) -> None:
-        if not self.sources:
-            raise BadInput("data.sources is empty; name at least one, such as 'stdlib'")
-        if self.sequence < 1:
-            raise BadInput(f"data.sequence is {self.sequence}; it must be at least 1")
-        if not 0 < self.held_out < 1:
-            raise BadInput(
-                f"data.held_out is {self.held_out}; it is the share of documents kept for "
-                "evaluation, between 0 and 1, such as 0.03"
-            )
+
+def check_sources(data: Data) -> Iterator[str]:
+    """What is wrong with the names of sources and tokenizer, a sentence each. No disk is asked."""
+    if not data.sources:
+        yield "data.sources is empty; name at least one, such as 'stdlib'"
+    if len(data.sources) > MANY:
+        yield f"data.sources names {len(data.sources):,} places; at most {MANY:,} are mixed"
+    for place, source in enumerate(data.sources):
+        if not source.path.strip():
+            yield f"data.sources[{place}].path is empty; name a file, a folder or 'stdlib'"
+        elif problem := path_problem(source.path):
+            yield f"data.sources[{place}].path is {shown(source.path)}, and {problem}"
+    if data.tokenizer is not None and (problem := path_problem(data.tokenizer)):
+        yield f"data.tokenizer is {shown(data.tokenizer)}, and {problem}"
 
 
 def documents(
@@ -139,8 +138,11 @@ def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
     if dataset := _dataset(source):
         yield from readers.rows(dataset, source.path, field=source.field, bad=bad)
         return
-    longest = ALONE if Path(source.path).is_file() else SHELVED
-    for path in files(source):
+    longest = ALONE if kind_of(Path(source.path)) == "file" else SHELVED
+    found, left_out = _listed(source)
+    for path in left_out:
+        bad(f"{named(path)} {kind_of(path)}")
+    for path in found:
         if path.name.endswith(LINES):
             yield from readers.lines(path, field=source.field, bad=bad)
         elif path.suffix == PARQUET:
@@ -154,38 +156,60 @@ def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
 
 def files(source: Source) -> list[Path]:
     """The files of a source that is on disk, sorted by name. Raises BadInput if there are none."""
+    return _listed(source)[0]
+
+
+def _listed(source: Source) -> tuple[list[Path], list[Path]]:
+    """Its files; and what has the name of one but cannot be read: a link to nowhere, a pipe."""
     if source.path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
-        return [path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py"]
+        every = _walk(root, NOT_STDLIB)
+        return [path for path, kind in every if kind == "file" and path.suffix == ".py"], []
     path = Path(source.path)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise BadInput(f"data.sources: {path} does not exist; name a file, a folder or 'stdlib'")
+    kind = kind_of(path)
+    if kind == "file":
+        return [path], []
+    if kind != "folder":
+        raise BadInput(f"data.sources: {named(path)} {kind}; name a file, a folder or 'stdlib'")
+    if path.resolve() == Path("/"):
+        raise BadInput(f"data.sources: {path} is the whole disk; name a folder of text in it")
     if _saved(path):
-        return list(_walk(path))
-    found = [one for one in _walk(path) if one.name.endswith(KNOWN)]
+        return [path for path, kind in _walk(path) if kind == "file"], []
+    known = [(path, kind) for path, kind in _walk(path) if path.name.endswith(KNOWN)]
+    found = [path for path, kind in known if kind == "file"]
     if not found:
         raise BadInput(
             f"data.sources: the folder {path} holds no text; files are taken whose names end in "
             + " ".join(KNOWN)
         )
-    return found
+    return found, [path for path, kind in known if kind not in ("file", "folder")]
 
 
-def _walk(root: Path, without: set[str] | frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Regular files below `root` in sorted order; nothing hidden, no link to a folder followed."""
+def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tuple[Path, str]]:
+    """What lies below `root`, each with its kind, in sorted order; nothing hidden, no folder, and
+    no link to one followed. Raises BadInput where there is far more than text.
+    """
+    seen = 0
     for folder, folders, names in os.walk(root, onerror=_unreadable):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in without)
+        seen += len(folders) + len(names)
+        if seen > MANY_FILES:
+            raise BadInput(
+                f"data.sources: {root} holds more than {MANY_FILES:,} files; name a folder of text "
+                "in it"
+            )
         for name in sorted(names):
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+            if not name.startswith("."):
+                path = Path(folder, name)
+                yield path, kind_of(path)
 
 
 def _unreadable(error: OSError) -> None:
     """A folder left out in silence would be another corpus."""
-    raise BadInput(f"data.sources: cannot read {error.filename}: {error.strerror}") from error
+    raise BadInput(
+        f"data.sources: cannot read {error.filename}: {error.strerror}; make it readable, or name "
+        "another folder"
+    ) from error
 
 
 # -- the datasets library ------------------------------------------------------
@@ -193,7 +217,7 @@ def _unreadable(error: OSError) -> None:
 
 def _saved(path: Path) -> bool:
     """Whether the datasets library saved this folder."""
-    return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+    return any(kind_of(path / n) == "file" for n in ("dataset_dict.json", "dataset_info.json"))
 
 
 def _dataset(source: Source) -> readers.Dataset | None:
@@ -220,9 +244,12 @@ def contents(source: Source) -> str:
     try:
         states = [path.stat() for path in paths]
         small = source.path == STDLIB or sum(state.st_size for state in states) <= SMALL
-        total = blake2b(f"{source.field}\0{Path(source.path).is_file()}".encode(), digest_size=16)
+        total = blake2b(
+            f"{source.field}\0{kind_of(Path(source.path)) == 'file'}".encode(), digest_size=16
+        )
         for path, state in zip(paths, states, strict=True):
-            total.update(f"\0{path.relative_to(root)}\0{state.st_size}\0".encode())
+            name = os.fsencode(path.relative_to(root))  # which need not be UTF-8
+            total.update(b"\0%b\0%d\0" % (name, state.st_size))
             total.update(_digest(path) if small else str(state.st_mtime_ns).encode())
     except OSError as error:
         _unreadable(error)

@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from howdah.plan.problems import BadInput
+from howdah.plan.files import kind_of, read_file, read_text
+from howdah.plan.problems import BadInput, brief, named
 
 END = "<|end|>"
 ENDS = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]")
 SMALLEST = 256 + 1  # the bytes and the end
 FILE = "tokenizer.json"
+LARGEST = 128 << 20  # bytes; the largest vocabularies have 35 MB
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
@@ -53,18 +55,19 @@ def require_room(vocab: int) -> None:
 
 def find(name: str) -> Path:
     """The tokenizer.json that `name`, a file or a folder, stands for. Raises BadInput."""
-    path = Path(name) / FILE if Path(name).is_dir() else Path(name)
-    if not path.is_file():
-        raise BadInput(f"data.tokenizer: {path} does not exist; name a {FILE} or its folder")
+    path = Path(name) / FILE if kind_of(Path(name)) == "folder" else Path(name)
+    if (kind := kind_of(path)) != "file":
+        kind = "is a folder" if kind == "folder" else kind
+        raise BadInput(f"data.tokenizer: {named(path)} {kind}; name a {FILE} or its folder")
     return path
 
 
 def load(path: Path) -> Tokenizer:
     """The tokenizer in a file, set to encode plain text. Raises BadInput if it is none."""
     try:
-        return _plain(Tokenizer.from_str(path.read_text("utf-8")))
+        return _plain(Tokenizer.from_str(read_text(path, LARGEST)))
     except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise BadInput(f"data.tokenizer: {path} is not a tokenizer ({error})") from error
+        raise BadInput(f"data.tokenizer: {path} is not a tokenizer ({brief(error)})") from error
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -73,6 +76,19 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
+    """Whole documents, without the tokens that a chat model would add around them.
+
+    Raises BadInput where the tokenizer has no entry for a text, not even one for what is unknown.
+    """
+    try:
+        return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    except Exception as error:  # as above
+        raise BadInput(
+            f"data.tokenizer: it cannot encode the text ({brief(error)}); choose another"
+        ) from error
 
 
 def end_of(tokenizer: Tokenizer, name: str) -> int:
@@ -102,6 +118,6 @@ def require_fits(needed: int, vocab: int, name: str) -> None:
 def fingerprint(path: Path) -> str:
     """A hash of the file: runs that differ in it have different tokens."""
     try:
-        return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return blake2b(read_file(path, LARGEST), digest_size=16).hexdigest()
     except OSError as error:
         raise BadInput(f"data.tokenizer: cannot read {path}: {error.strerror}") from error

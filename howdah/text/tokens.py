@@ -1,6 +1,6 @@
 """The token cache: text is tokenised once, and opened in an instant ever after.
 
-    cache/<key>/corpus.json       counts, and what the held-out text is in bytes
+    cache/<key>/corpus.json       counts, checksums, and what the held-out text is in bytes
                 tokenizer.json
                 source0.ids       <end> t t t <end> t t <end> ... t <end>    uint16 or uint32
                 source0.starts    ^           ^       ^                      int64
@@ -14,10 +14,12 @@ The key names what the tokens depend on: the sources' contents, the tokenizer, t
 processes may ask at once: one builds, in a folder of another name, while the others wait on a
 lock; the last act is a rename, so a folder named by a key is always whole. A builder that was
 killed leaves its unfinished folder behind, and the next one clears it away.
+
+A cache that is damaged is built anew, where that is looked for: it is a copy of text that is there,
+and whoever is told to remove it could do no more. What is there is never trained on.
 """
 
 import fcntl
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +35,8 @@ from tokenizers import Tokenizer
 
 from howdah.plan.problems import BadInput
 from howdah.text import tokenizer as tokenizers
-from howdah.text.building import FORMAT, HELD_OUT, INDEX, Say, build, source_name
+from howdah.text.building import FORMAT, HELD_OUT, Say, build, source_name
+from howdah.text.checking import damage, read_index, require_size
 from howdah.text.order import shares
 from howdah.text.sources import Data, contents
 
@@ -109,20 +112,26 @@ def prepare(
     cache: Path,
     say: Say,
     progress: Callable[[float], None] | None = None,
+    check: bool = False,
 ) -> Corpus:
     """The tokens of `data`, from the cache or tokenised now. Safe to call from many processes.
 
     `vocab` is the model's: a tokenizer trained here has at most as many entries. `say` is told
-    what is going on, in sentences; `progress` the share of the text that is done, up to 1.
+    what is going on, in sentences; `progress` the share of the text that is done, up to 1. With
+    `check`, which one process of a machine asks for at the start of a run, every byte of the cache
+    is read, and one that is damaged is built anew.
     Raises BadInput about sources, tokenizer or cache; then nothing of the attempt is kept.
     """
     shares([source.weight for source in data.sources])  # refused now, not after the tokenising
     folder = cache / _key(data, vocab)
     try:
-        if not folder.is_dir():
+        if fault := _fault(folder, check):
+            if folder.is_dir():
+                say(f"the token cache {folder} is damaged ({fault}); building it anew")
             cache.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_suffix(".lock"), say):
-                if not folder.is_dir():
+                if _fault(folder, check):  # another process may have built it by now
+                    _put_away(folder)
                     _build(data, folder, vocab=vocab, say=say, progress=progress)
         corpus = _open(data, folder)
     except OSError as error:
@@ -142,6 +151,22 @@ def _key(data: Data, vocab: int) -> str:
         tokenizer = tokenizers.fingerprint(tokenizers.find(data.tokenizer))
     words = [FORMAT, tokenizer, data.held_out, data.undecodable, *map(contents, data.sources)]
     return blake2b("\x1f".join(map(str, words)).encode(), digest_size=12).hexdigest()
+
+
+def _fault(folder: Path, check: bool) -> str | None:
+    """Why the cache must be built, or None."""
+    if not folder.is_dir():
+        return "it is missing"
+    return damage(folder) if check else None
+
+
+def _put_away(folder: Path) -> None:
+    """Removes what has the name: at once, for others may look. The caller holds the lock."""
+    away = folder.with_suffix(".damaged")
+    shutil.rmtree(away, ignore_errors=True)
+    if folder.exists():
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
 
 
 @contextmanager
@@ -182,7 +207,7 @@ def _build(
 
 def _open(data: Data, folder: Path) -> Corpus:
     try:
-        index = json.loads((folder / INDEX).read_text())
+        index = read_index(folder)
         counts = index["tokens"]
         parts = [
             _map(folder, name, counts[name])
@@ -206,8 +231,7 @@ def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
     arrays = []
     for kind, dtype in (("ids", np.dtype(count["dtype"])), ("starts", np.dtype(np.int64))):
         path = folder / f"{name}.{kind}"
-        if path.stat().st_size != count[kind] * dtype.itemsize:
-            raise ValueError(f"{path.name} should hold {count[kind] * dtype.itemsize} bytes")
+        require_size(path, count[kind] * dtype.itemsize)
         arrays.append(np.asarray(np.memmap(path, dtype=dtype, mode="r")))
     return Tokens(ids=arrays[0], starts=arrays[1])
 

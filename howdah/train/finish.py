@@ -5,12 +5,13 @@ must be equal; where they are not, it is said.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
+from howdah.plan.problems import BadInput
 from howdah.sim.traffic import Traffic, step_traffic
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut
@@ -39,12 +40,27 @@ def finish(job: Job, milestones: Milestones, watch: Watch, held: Bytes) -> None:
     opened = open_run(job.folder, say=milestones.say)
     lines = ["", *quality(held_out, milestones.corpus), *speed(job, mesh, watch)]
     lines += compare(job.plan, mesh, held) if held else []
-    if job.pace.export:
-        opened.export(job.folder / EXPORT)
-    if job.pace.prompt:
-        lines += ["", sample(job, opened), ""]
+    lines += _optional("export", export, job, opened) if job.pace.export else []
+    lines += _optional("sample", sample, job, opened) if job.pace.prompt else []
     for line in [*lines, *paths(job, opened)]:
         milestones.say(line)
+
+
+def _optional(
+    name: str, make: Callable[[Job, OpenedRun], list[str]], job: Job, opened: OpenedRun
+) -> list[str]:
+    """Makes something that is not training, whose end it must not spoil."""
+    try:
+        return make(job, opened)
+    except (BadInput, OSError, MemoryError) as error:
+        why = getattr(error, "strerror", None) or str(error) or "there is not enough memory"
+        return [f"{name}      not made: {why}; try again with howdah {name} {_short(job.folder)}"]
+
+
+def export(job: Job, opened: OpenedRun) -> list[str]:
+    """Writes the Hugging Face folder."""
+    opened.export(job.folder / EXPORT)
+    return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelForCausalLM.from_pretrained"]
 
 
 def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
@@ -115,7 +131,7 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     return predicted
 
 
-def sample(job: Job, opened: OpenedRun) -> str:
+def sample(job: Job, opened: OpenedRun) -> list[str]:
     """A continuation of the run's prompt."""
     parts = sample_text(
         opened.model(),
@@ -125,7 +141,7 @@ def sample(job: Job, opened: OpenedRun) -> str:
         draw=Draw(temperature=0.5, top_p=0.95, seed=job.seed),
         end=opened.end,
     )
-    return job.pace.prompt + "".join(parts)
+    return ["", job.pace.prompt + "".join(parts), ""]
 
 
 def paths(job: Job, opened: OpenedRun) -> list[str]:
@@ -135,8 +151,6 @@ def paths(job: Job, opened: OpenedRun) -> list[str]:
         f"checkpoint  {_short(opened.checkpoint.path)}",
         f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
     ]
-    if job.pace.export:
-        lines.append(f"export      {run}/{EXPORT}, for AutoModelForCausalLM.from_pretrained")
     return [*lines, f'go on       howdah sample {run} "{job.pace.prompt or "def "}"']
 
 
@@ -144,6 +158,12 @@ def how_to_go_on(job: Job, step: int) -> str:
     """What a stopped run says."""
     run = _short(job.folder)
     return f"stopped after step {step} of {job.pace.steps} and saved; go on: howdah train {run}"
+
+
+def how_to_finish(job: Job) -> str:
+    """What a run says that was stopped when its last step was saved already."""
+    run = _short(job.folder)
+    return f"stopped after the last step, which is saved; for what follows it: howdah train {run}"
 
 
 def _short(path: Path) -> str:

@@ -5,15 +5,19 @@ a lower loss; the best stays when older checkpoints go.
 """
 
 from collections.abc import Callable
-from shutil import copyfile
+from pathlib import Path
 
+from howdah.checkpoint.atomic import replacing
+from howdah.checkpoint.folders import steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.comm.meeting import this_machine
+from howdah.plan.problems import BadInput, Unfinished
 from howdah.plan.shapes import stated
 from howdah.sim.laps import FOLDER, Laps, write_laps
 from howdah.text.batches import order_of
 from howdah.text.tokens import Corpus
+from howdah.train.beside import Beside
 from howdah.train.evaluate import HeldOut, evaluate
 from howdah.train.folder import TOKENIZER
 from howdah.train.job import Job
@@ -22,9 +26,15 @@ from howdah.train.resume import Start, as_plain
 from howdah.train.state import entries
 from howdah.train.step import Stepper
 
+RESCUE = 2.0  # seconds that a save in flight gets when a run breaks off
+
 
 class Milestones:
-    """Evaluates and saves at the run's pace. All ranks call together."""
+    """Evaluates and saves at the run's pace. All ranks call together.
+
+    Saving goes on in the background; how it ended is agreed by all when the next one begins, and
+    at the end of the run, for a thread beside training must make no collectives.
+    """
 
     def __init__(
         self,
@@ -39,11 +49,13 @@ class Milestones:
         self.job, self.stepper, self.corpus, self.say = job, stepper, corpus, say
         self.folder = job.folder / "checkpoints"
         self._start, self._records = start, records
+        self._beside = Beside(say)
+        self._saving = self._saved = -1  # the step of the last save; of the last that went well
         saved = start.checkpoint.meta if start.checkpoint else {}
         self._best: float | None = saved.get("best_loss")
         mesh = stepper.mesh
         if mesh.rank == 0:
-            copyfile(corpus.tokenizer_path, job.folder / TOKENIZER)
+            keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
         self._saver = Saver(
             self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.pace.keep, say=say
         )
@@ -59,16 +71,47 @@ class Milestones:
             self._save(step, samples, held_out)
 
     def stop(self, step: int, *, samples: int) -> None:
-        """Saves `step`, if it is not saved yet, and returns when it is on disk."""
+        """Saves `step`, if it is not saved yet, and returns when it is on disk.
+
+        Raises Unfinished when it is not: the run ends without it.
+        """
         self._save(step, samples, None)
-        self._saver.wait()
+        self._settle()
+        if self._saved != step:
+            there = steps(self.folder)
+            stands = f"step {there[-1]} is the newest that is" if there else "no other one is"
+            raise Unfinished(
+                f"step {step} is not saved: {self._saver.failed or 'rank 0 says why'}; {stands}; "
+                f"mend that, and go on with: howdah train {self.job.folder}"
+            )
+
+    def _settle(self) -> None:
+        """The save in flight has ended, and all ranks know how."""
+        world, saver = self.stepper.mesh.world, self._saver
+        with self.stepper.mesh.counters.aside():
+            (missing,) = world.sum_scalars([float(not saver.part())])
+            if missing:
+                saver.cancel()
+            saver.wait()
+            (lost,) = world.sum_scalars([float(saver.failed is not None)])
+        if not lost:
+            self._saved = self._saving
+
+    def __enter__(self) -> "Milestones":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Where a run breaks off, a save in flight may still become whole."""
+        if error:
+            self._saver.wait(RESCUE)
 
     def _write_laps(self) -> None:
         """What this rank did in the last steps, for `howdah trace`."""
         mesh = self.stepper.mesh
         if laps := [*self.stepper.clock.laps]:
             about = Laps(str(mesh.layout), this_machine(), laps)
-            write_laps(self.job.folder / FOLDER, mesh.rank, about)
+            with self._beside.writing(FOLDER):
+                write_laps(self.job.folder / FOLDER, mesh.rank, about)
 
     def evaluate(self, step: int, *, limit: int) -> HeldOut:
         """The held-out loss; on all of the text when `limit` is 0."""
@@ -93,6 +136,10 @@ class Milestones:
         return held_out
 
     def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
+        self._settle()
+        if self._saved == step:
+            return
+        self._saving = step
         self._write_laps()
         job = self.job
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
@@ -114,3 +161,21 @@ class Milestones:
             about=about,
             best=best,
         )
+
+
+def keep_tokenizer(source: Path, to: Path) -> None:
+    """Copies the tokenizer into the run folder, whole or not at all, unless it is there already.
+
+    Raises BadInput where that is impossible: what the run will learn could not be read without it.
+    """
+    try:
+        content = source.read_bytes()
+        if to.is_file() and to.read_bytes() == content:
+            return
+        with replacing(to) as file:
+            file.write(content)
+    except OSError as error:
+        raise BadInput(
+            f"cannot copy the tokenizer {source} to {to} ({error.strerror or error}); make room "
+            "there, or give another folder with folder=PATH"
+        ) from error

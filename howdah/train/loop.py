@@ -2,15 +2,16 @@
 model, take batches, step, save, report.
 """
 
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
+from signal import SIGTERM
 
 import torch
 
+from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.comm.transport import Transport
 from howdah.optim.rates import learning_rate
 from howdah.parallel.apply import DTYPES, Placed, apply
@@ -19,7 +20,7 @@ from howdah.plan.problems import BadInput
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
-from howdah.train.finish import finish, how_to_go_on
+from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.folder import hold
 from howdah.train.foresee import Bytes, foretell, measured_memory
 from howdah.train.job import Job
@@ -30,7 +31,6 @@ from howdah.train.resume import Start, check_match, find_start
 from howdah.train.show import Lines, Say, Show, Silent, open_show
 from howdah.train.state import restore_states
 from howdah.train.step import Stepper, StepResult, train_step
-from howdah.train.stop import listen
 from howdah.train.watch import Watch
 
 NOTHING: Bytes = {}  # is held by a run that takes no step
@@ -43,60 +43,91 @@ class Outcome:
     step: int
     signal: int
 
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.signal if self.signal else 0
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that is ready for its next step: what the loop works with."""
+
+    stepper: Stepper
+    start: Start
+    first_sample: Callable[[int], int]
+    batches: Prefetch[list[Micro]]
+    watch: Watch
+    milestones: Milestones
+    tell: Say
 
 
 def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
-    """Trains `job` on this rank, from wherever its run folder stands to its last step."""
+    """Trains `job` on this rank, from wherever its run folder stands to its last step.
+
+    A stop signal is obeyed at once before the first step, and after the last one is on disk; in
+    between all ranks stop after the same step and save it. Raises Stopped in the first case,
+    Unfinished when the last step cannot be saved.
+    """
     torch.set_num_threads(job.threads)
-    device = device_of(job, local_rank)
-    with ExitStack() as stack:
-        mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
-        request = stack.enter_context(listen())
-        if mesh.rank == 0:
-            stack.enter_context(hold(job.folder))
-        say = (Lines() if mesh.rank == 0 else Silent()).say
-        corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
-        require_same_text(mesh, corpus)
-        start = find_start(job, mesh, say)
-        placed = place(job, mesh, start, corpus)
-        show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
-        records = stack.enter_context(_records(job, mesh, start))
-        stepper = Stepper(placed, mesh, job.method, job.seed)
-        tell = telling(show, records)
-        milestones = Milestones(job, stepper, corpus, start, records=records, say=tell)
-        firsts = first_samples(job, start)
-        batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, firsts)))
-        peak = peak_flops(device, DTYPES[job.method.precision])
-        watch = Watch(job, stepper, batches, peak=peak, show=show, records=records)
-
-        for line in foretell(job.plan, mesh):
-            tell(line)
-        if start.step >= job.pace.steps:
-            tell(f"no step is left: {start.step} of {job.pace.steps} are done; raise pace.steps")
-
-        step, stopped, held = start.step, False, NOTHING
-        while step < job.pace.steps and not stopped:
-            rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
-            asked, batch = request.signal != 0, batches.next()
-            if step == start.step:
-                held = measured_memory(stepper, batch[0])
-            result = train_step(stepper, batch, step=step, rate=rate, stop=asked)
-            step, stopped = step + 1, result.stop
-            refuse_divergence(result, step)
-            watch.step(result, step=step, rate=rate)
-            if not stopped:
-                with watch.paused():
-                    milestones.between(step, samples=firsts[step - start.step])
-
-        milestones.stop(step, samples=firsts[step - start.step])
+    with listen() as request, ExitStack() as stack:
+        begun = begin(job, transport, stack, device_of(job, local_rank))
+        request.patient = True
+        step, stopped, held = take_steps(job, begun, request)
+        begun.milestones.stop(step, samples=begun.first_sample(step))
         if stopped:
-            tell(how_to_go_on(job, step))
-        else:
-            finish(job, milestones, watch, held)
-        return Outcome(step, (request.signal or signal.SIGTERM) if stopped else 0)
+            begun.tell(how_to_go_on(job, step))
+            return Outcome(step, request.signal or SIGTERM)
+        try:
+            request.hurry()
+            finish(job, begun.milestones, begun.watch, held)
+        except Stopped as now:
+            begun.tell(how_to_finish(job))
+            return Outcome(step, now.number)
+        return Outcome(step, 0)
+
+
+def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device) -> Begun:
+    """Connects the mesh, finds where to begin, and applies the layout; `stack` closes it all."""
+    mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
+    if mesh.rank == 0:
+        stack.enter_context(hold(job.folder))
+    say = (Lines() if mesh.rank == 0 else Silent()).say
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
+    require_same_text(mesh, corpus)
+    start = find_start(job, mesh, say)
+    placed = place(job, mesh, start, corpus)
+    show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
+    records = Records(job.folder, step=start.step, say=show.say) if mesh.rank == 0 else None
+    stepper = Stepper(placed, mesh, job.method, job.seed)
+    tell = telling(show, records)
+    milestones = Milestones(job, stepper, corpus, start, records=records, say=tell)
+    stack.enter_context(milestones)
+    first = first_samples(job, start)
+    batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
+    peak = peak_flops(device, DTYPES[job.method.precision])
+    watch = Watch(job, stepper, batches, peak=peak, show=show, records=records)
+    for line in foretell(job.plan, mesh):
+        tell(line)
+    if start.step >= job.pace.steps:
+        tell(f"no step is left: {start.step} of {job.pace.steps} are done; raise pace.steps")
+    return Begun(stepper, start, first, batches, watch, milestones, tell)
+
+
+def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool, Bytes]:
+    """Steps to the last, or until some rank was asked to stop. The updates done; whether it was;
+    and the bytes that this rank was measured to hold.
+    """
+    first = step = begun.start.step
+    stopped, held = False, NOTHING
+    while step < job.pace.steps and not stopped:
+        rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
+        asked, batch = request.signal != 0, begun.batches.next()
+        if step == first:
+            held = measured_memory(begun.stepper, batch[0])
+        result = train_step(begun.stepper, batch, step=step, rate=rate, stop=asked)
+        step, stopped = step + 1, result.stop
+        refuse_divergence(result, step)
+        begun.watch.step(result, step=step, rate=rate)
+        if not stopped:
+            with begun.watch.paused():
+                begun.milestones.between(step, samples=begun.first_sample(step))
+    return step, stopped, held
 
 
 def device_of(job: Job, local_rank: int) -> torch.device:
@@ -141,23 +172,29 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> Placed:
     return placed
 
 
-def first_samples(job: Job, start: Start) -> list[int]:
-    """Where in the order of samples each step from `start.step` on begins; one more at the end."""
-    sizes = (job.batch.size(step) for step in range(start.step, job.pace.steps))
-    return list(accumulate(sizes, initial=start.samples))
+def first_samples(job: Job, start: Start) -> Callable[[int], int]:
+    """Where in the order of samples a step begins, for steps from `start.step` to the end."""
+    batch, last = job.batch, job.pace.steps
+    sizes = (batch.size(step) for step in range(min(batch.ramp_steps, last)))
+    ramp = [*accumulate(sizes, initial=0)]  # after which every batch has the same size
+
+    def before(step: int) -> int:
+        flat = max(step - len(ramp) + 1, 0)
+        return ramp[step - flat] + flat * batch.size(last)
+
+    return lambda step: start.samples + before(min(step, last)) - before(start.step)
 
 
 def read_batches(
-    job: Job, mesh: Mesh, corpus: Corpus, start: Start, firsts: list[int]
+    job: Job, mesh: Mesh, corpus: Corpus, start: Start, first: Callable[[int], int]
 ) -> Prefetch[list[Micro]]:
     """The micro-batches of this rank, step after step, prepared ahead."""
     order = order_of(corpus, sequence=job.data.sequence, seed=job.seed)
     assert job.batch.micro_batch is not None
     rows = Rows(job.batch.micro_batch, job.layout.replicas, mesh.place("replicas"))
 
-    def read(step: int) -> list[Micro]:
-        at = min(step - start.step, len(firsts) - 1)  # reading ahead may pass the end
-        return micros(corpus, order, rows, first=firsts[at], size=job.batch.size(step))
+    def read(step: int) -> list[Micro]:  # ahead of its use: it may pass the end
+        return micros(corpus, order, rows, first=first(step), size=job.batch.size(step))
 
     return Prefetch(read, step=start.step)
 
@@ -171,13 +208,3 @@ def telling(show: Show, records: Records | None) -> Say:
             records.log(line)
 
     return tell
-
-
-@contextmanager
-def _records(job: Job, mesh: Mesh, start: Start) -> Iterator[Records | None]:
-    """The growing files of the run folder: rank 0's."""
-    if mesh.rank != 0:
-        yield None
-        return
-    with closing(Records(job.folder, step=start.step)) as records:
-        yield records

@@ -2,9 +2,10 @@
 
 import resource
 import time
-from pathlib import Path
 
 import torch
+
+from howdah.comm.machine import memory, memory_limit
 
 # Dense bf16 peaks in flop/s from the vendors' data sheets (not the doubled, sparse figures).
 DATA_SHEETS = {
@@ -45,12 +46,19 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return torch.cuda.max_memory_reserved(device), total
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return held, _host_memory()
+    return most_held(), memory().get("MemTotal", 1)
 
 
-def _host_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 1
+def most_held() -> int:
+    """The most bytes of resident memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def left() -> int | None:
+    """Bytes of memory that this process can still get; None where the system does not say.
+
+    Of what its control group grants, what it has held itself is gone.
+    """
+    there, limit = memory().get("MemAvailable"), memory_limit()
+    sizes = [there, None if limit is None else max(limit - most_held(), 0)]
+    return min((size for size in sizes if size is not None), default=None)

@@ -9,15 +9,17 @@ from torch import Tensor
 
 from howdah.checkpoint import load
 from howdah.checkpoint.export import export
+from howdah.checkpoint.facts import facts
 from howdah.checkpoint.load import Checkpoint, newest
 from howdah.model.transformer import Transformer
 from howdah.parallel.flatten import fill_masters, flatten
 from howdah.plan.flat import buffers
 from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape, RotaryScaling
+from howdah.plan.shapes import ModelShape, parameters
 from howdah.plan.weights import weights
 from howdah.text import tokenizer as tokenizers
 from howdah.train.folder import TOKENIZER
+from howdah.train.measure import left
 from howdah.train.resume import read_weights
 from howdah.train.show import Say
 
@@ -31,19 +33,29 @@ class OpenedRun:
 
     @property
     def shape(self) -> ModelShape:
-        return shape_of(self.checkpoint)
+        return facts(self.checkpoint).model
 
     @property
     def end(self) -> int:
         """The token between documents."""
-        return int(self.checkpoint.meta["end"])
+        return facts(self.checkpoint).end
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""
         return tokenizers.load(self.folder / TOKENIZER)
 
     def model(self) -> Transformer:
-        """The model in float32 on the CPU, whatever layout saved it."""
+        """The model in float32 on the CPU, whatever layout saved it.
+
+        Raises BadInput where there is no room for it: the system kills a process that takes more
+        memory than there is, and at the end of a run that would be the run.
+        """
+        needed, there = 4 * parameters(self.shape).total, left()
+        if there is not None and needed > there:
+            raise BadInput(
+                f"the model of {self.folder} takes {needed / 1e9:.1f} GB of memory in float32, and "
+                f"{there / 1e9:.1f} GB are left; end other programs, or use a larger machine"
+            )
         with torch.device("meta"):
             model = Transformer(self.shape)
         table = buffers(weights(self.shape))
@@ -65,14 +77,6 @@ class OpenedRun:
             to=to,
             dtype=torch.float32,
         )
-
-
-def shape_of(checkpoint: Checkpoint) -> ModelShape:
-    """The model that a checkpoint holds."""
-    sizes = dict(checkpoint.meta["model"])
-    if sizes["rotary_scaling"]:
-        sizes["rotary_scaling"] = RotaryScaling(**sizes["rotary_scaling"])
-    return ModelShape(**sizes)
 
 
 def open_run(folder: Path, *, say: Say, best: bool = False) -> OpenedRun:

@@ -12,11 +12,19 @@ from howdah.train.resume import check_match, choose, read_folder
 from howdah.train.show import Say, encoding_bar
 
 
-def ready_tokens(job: Job, say: Say) -> Corpus:
-    """Builds the token cache. Raises BadInput when its text cannot feed the run."""
+def ready_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
+    """Builds the token cache, and with `check` compares one that is there with its checksums.
+
+    Raises BadInput when its text cannot feed the run.
+    """
     with encoding_bar() as progress:
         corpus = prepare(
-            job.data, vocab=job.shape.vocab, cache=job.cache, say=say, progress=progress
+            job.data,
+            vocab=job.shape.vocab,
+            cache=job.cache,
+            say=say,
+            progress=progress,
+            check=check,
         )
     order_of(corpus, sequence=job.data.sequence, seed=job.seed)
     require_samples(corpus, sequence=job.data.sequence, batch=job.batch.size(job.pace.steps))

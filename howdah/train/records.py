@@ -7,17 +7,22 @@ The log line begins as torchtitan's, because people's parsers know it:
 
 tps is tokens per second *per rank*. tflops and mfu count the full attention square, as
 torchtitan does; metrics.jsonl also has the causal count. TensorBoard keys are torchtitan's.
+
+None of these files is needed to train: what cannot be written is said once, and training goes on.
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
 
-from howdah.checkpoint.atomic import write_text
+from howdah.checkpoint.atomic import replacing, sync_folder
+from howdah.train.beside import Beside
+from howdah.train.board import Board, write_all
 
-METRICS = "metrics.jsonl"
+METRICS, LOG, BOARD = "metrics.jsonl", "log.txt", "tensorboard"
+TRAIN, HELD_OUT = "train", "held_out"  # kinds of rows
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -78,55 +83,93 @@ class Measured:
         }
 
 
-def forget_after(metrics: Path, step: int) -> None:
-    """Drops the rows of later steps from metrics.jsonl, and a last row that was cut off."""
-    if not metrics.exists():
-        return
-    lines = metrics.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+# -- files that grow -----------------------------------------------------------
+
+
+def append(path: Path, line: str) -> None:
+    """Adds a line to a text file. Raises OSError where that is impossible.
+
+    The file is opened for every line: then one that was removed is noticed, and one that comes
+    back is used. A last line that was cut off, by a full disk or a power cut, is ended first.
+    """
+    with path.open("ab+", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        whole = size == 0 or os.pread(file.fileno(), 1, size - 1) == b"\n"
+        write_all(file, f"{'' if whole else chr(10)}{line}\n".encode(errors="replace"))
+
+
+def sift(metrics: Path, keep: Callable[[str, int], bool]) -> int:
+    """Keeps the rows of metrics.jsonl whose kind and step are wanted.
+
+    Lines that are no rows go as well; returns how many there were.
+    """
+    if not metrics.is_file():
+        return 0
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    rows = [_row(line) for line in lines]
+    kept = [line for line, row in zip(lines, rows, strict=True) if row and keep(*row)]
     if kept != lines:
-        write_text(metrics, "".join(kept))
+        with replacing(metrics) as file:
+            file.writelines(kept)
+        sync_folder(metrics.parent)
+    return rows.count(None)
+
+
+def _row(line: bytes) -> tuple[str, int] | None:
+    """Kind and step of a row; None where a power cut, a full disk or a hand has spoilt the line."""
+    try:
+        row = json.loads(line)
+        kind, step = row["kind"], row["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return (kind, step) if line.endswith(b"\n") and type(step) is int else None
 
 
 class Records:
     """The files of a run folder that grow. A resumed run appends.
 
     What was measured after `step`, from which the run goes on, is dropped first: those steps are
-    done again, and each step should stand there once. log.txt keeps all that was said.
+    done again, and each step should stand there once. log.txt keeps all that was said. `say` is
+    told in a sentence what cannot be written, and log.txt as well.
     """
 
-    def __init__(self, folder: Path, *, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        forget_after(folder / METRICS, step)
-        self._metrics: TextIO = (folder / METRICS).open("a")
-        self._log: TextIO = (folder / "log.txt").open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+    def __init__(self, folder: Path, *, step: int, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._beside = Beside(self._tell)
+        self._board = Board(folder / BOARD, step=step)
+        self._evaluated = step  # no evaluation of a later step is in metrics.jsonl
+        with self._beside.writing(METRICS):
+            spoilt = sift(folder / METRICS, lambda _, done: done <= step)
+            if spoilt:
+                self._tell(f"{METRICS}: lines that cannot be read were left out: {spoilt}")
 
     def measured(self, measured: Measured) -> None:
         """A stretch of steps."""
-        self._write("train", asdict(measured))
+        with self._beside.writing(METRICS):
+            self._add(TRAIN, asdict(measured))
         self.log(measured.line())
-        for name, value in measured.scalars().items():
-            self._board.add_scalar(name, value, measured.step)
+        with self._beside.writing(BOARD):
+            self._board.add(measured.scalars(), measured.step)
 
     def held_out(self, *, step: int, loss: float, bits_per_byte: float) -> None:
-        """An evaluation."""
-        self._write("held_out", {"step": step, "loss": loss, "bits_per_byte": bits_per_byte})
-        self._board.add_scalar("held_out/loss", loss, step)
-        self._board.add_scalar("held_out/bits_per_byte", bits_per_byte, step)
+        """An evaluation. Of a step that is evaluated again, the last one stays."""
+        values = {"loss": loss, "bits_per_byte": bits_per_byte}
+        with self._beside.writing(METRICS):
+            if step <= self._evaluated:
+                sift(self._folder / METRICS, lambda *row: row != (HELD_OUT, step))
+            self._add(HELD_OUT, {"step": step, **values})
+            self._evaluated = step
+        with self._beside.writing(BOARD):
+            self._board.add({f"held_out/{name}": value for name, value in values.items()}, step)
 
     def log(self, line: str) -> None:
         """A line of log.txt."""
-        self._log.write(line + "\n")
-        self._log.flush()
+        with self._beside.writing(LOG):
+            append(self._folder / LOG, line)
 
-    def _write(self, kind: str, values: Mapping[str, object]) -> None:
-        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._metrics.flush()
+    def _add(self, kind: str, values: Mapping[str, object]) -> None:
+        append(self._folder / METRICS, json.dumps({"kind": kind, **values}))
 
-    def close(self) -> None:
-        """Flushes and closes the files."""
-        self._metrics.close()
-        self._log.close()
-        self._board.close()
+    def _tell(self, sentence: str) -> None:
+        self._say(sentence)
+        self.log(sentence)

@@ -6,12 +6,13 @@ holds.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from howdah.checkpoint.facts import facts
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
@@ -124,28 +125,29 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
             f"{checkpoint.path} is past pace.steps {job.pace.steps}; make it {checkpoint.step} or "
             "more, or give another folder=PATH"
         )
-    shape = as_plain(stated(job.shape))
-    for name in _different(shape, checkpoint.meta["model"]):
+    saved = facts(checkpoint)
+    mine, theirs = as_plain(stated(job.shape)), as_plain(stated(saved.model))
+    for name in _different(mine, theirs):
         raise BadInput(
-            f"{checkpoint.path} holds a model with {name} {checkpoint.meta['model'].get(name)}, "
-            f"this run has {shape[name]}; {way_out}"
+            f"{checkpoint.path} holds a model with {name} {theirs[name]}, this run has "
+            f"{mine[name]}; {way_out}"
         )
-    if checkpoint.meta["tokenizer"] != corpus.fingerprint:
+    if saved.tokenizer != corpus.fingerprint:
         raise BadInput(
             f"{checkpoint.path} was trained with another tokenizer: its text sources or its "
             "vocabulary have changed; restore them, or give another folder=PATH"
         )
     order = as_plain(order_of(corpus, sequence=job.data.sequence, seed=job.seed))
-    for name in _different(order, checkpoint.meta["order"]):
+    theirs = as_plain(saved.order)
+    for name in _different(order, theirs):
         raise BadInput(
-            f"{checkpoint.path} was trained with {ORDER[name]} {checkpoint.meta['order'][name]}, "
+            f"{checkpoint.path} was trained with {ORDER[name]} {theirs[name]}, "
             f"this run has {order[name]}, so the next sample would be another; {way_out}"
         )
-    _check_optimizer(checkpoint, job.method.optimizer)
+    _check_optimizer(checkpoint, saved.optimizer, job.method.optimizer)
 
 
-def _check_optimizer(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
-    saved = checkpoint.meta["optimizer"]
+def _check_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> None:
     if saved != optimizer.name:
         raise BadInput(
             f"{checkpoint.path} holds the state of {saved}, this run uses {optimizer.name}; "
@@ -160,9 +162,8 @@ def _check_optimizer(checkpoint: Checkpoint, optimizer: Optimizer) -> None:
 
 
 def _different(mine: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    """What is not the same. A checkpoint from before a field was known has its usual value."""
-    usual = {field.name: field.default for field in fields(ModelShape)}
-    return [name for name in mine if mine[name] != saved.get(name, usual.get(name))]
+    """What is not the same."""
+    return [name for name in mine if mine[name] != saved[name]]
 
 
 def as_plain(facts: ModelShape | Order) -> dict[str, Any]:

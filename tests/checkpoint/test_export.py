@@ -5,6 +5,7 @@ import resource
 import weakref
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,6 +254,31 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, tokenizer):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_earlier_export_comes_back_when_the_new_one_cannot_take_its_place(
+    tmp_path, tokenizer, monkeypatch
+):
+    export_to(tmp_path / "out", tokenizer)
+    before = contents(tmp_path / "out")
+
+    def rename(path, to, rename=Path.rename):
+        if path.name == ".out.export":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        export_to(tmp_path / "out", tokenizer, shape=GPT2)
+    assert contents(tmp_path / "out") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_place_that_cannot_be_looked_into_is_a_sentence(tmp_path, tokenizer):
+    (tmp_path / "file").write_text("")
+    for to, why in (("file/out", "Not a directory"), ("x" * 300, "File name too long")):
+        with pytest.raises(BadInput, match=rf"cannot export to .*: {why} \(.*\); choose another"):
+            export_to(tmp_path / to, tokenizer)
 
 
 @pytest.mark.parametrize("end", [300, 10**6])

@@ -1,9 +1,13 @@
 """Which checkpoints stay and which go."""
 
+import os
+
+import pytest
 from sample_state import only, save, silent, state
 
-from howdah.checkpoint.folders import best_step, clean, step_folder, steps
+from howdah.checkpoint.folders import best_step, clean, numbered, step_folder, steps
 from howdah.checkpoint.load import newest
+from howdah.plan.problems import BadInput
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -34,6 +38,34 @@ def test_trouble_with_tidying_up_does_not_cost_the_checkpoint(tmp_path):
     save(tmp_path, 1, state(), say=said.append)
     assert "step 1 is saved, but tidying up after it failed" in said[0]
     assert newest(tmp_path, silent).step == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"step": 1e999}', '{"step": true}', '{"step": -1}', '{"step": "1"}', '{"step": 1.0}'),
+        *('{"step": 99999999999}', '{"step": ' + "9" * 5000 + "}", "[" * 100_000, "[1]", "{}", "0"),
+    ],
+)
+def test_a_damaged_mark_is_a_sentence(tmp_path, text):
+    (tmp_path / "best.json").write_text(text)
+    with pytest.raises(BadInput, match=r"best\.json is damaged; write"):
+        best_step(tmp_path)
+
+
+def test_a_mark_that_is_no_file_is_damaged(tmp_path):
+    os.mkfifo(tmp_path / "best.json")
+    with pytest.raises(BadInput, match=r"best\.json is damaged"):
+        best_step(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["step-1", "step-0000000020", "step-٠٠٠٠٠٠٢٠", "step-00000001.tmp", "step-" + "9" * 200]
+)
+def test_names_that_no_checkpoint_has(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / "step-00000007").mkdir()
+    assert numbered(tmp_path) == [7]
 
 
 def test_clean_removes_what_died_and_nothing_else(tmp_path):

@@ -1,6 +1,7 @@
 """The index: a person reads it, a flipped character is seen, ranks that disagree are refused."""
 
 import json
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_state import about
 
-from howdah.checkpoint.index import File, Index, Stored, decode, encode, entry_name, merge
+from howdah.checkpoint.index import (
+    DTYPES,
+    File,
+    Index,
+    Stored,
+    decode,
+    encode,
+    entry_name,
+    merge,
+)
+from howdah.checkpoint.safefile import SPELLED
 from howdah.plan.boxes import Box, Piece, whole, whole_piece
 from howdah.plan.problems import BadInput
 
@@ -100,6 +111,92 @@ def test_a_file_outside_the_folder_is_refused():
     )
     with pytest.raises(BadInput, match="damaged"):
         decode(encode(moved).encode(), "here")
+
+
+def resealed(change):
+    """A sound index with one change, and the checksum that belongs to it."""
+    fields = json.loads(encode(merge([part(0, HALVES[0]), part(1, HALVES[1])])))
+    fields.pop("crc32")
+    change(fields)
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**fields, "crc32": zlib.crc32(text.encode())}).encode()
+
+
+def put(path, value):
+    """A change that sets the field at a dotted path."""
+
+    def change(fields):
+        *owners, last = [int(word) if word.isdigit() else word for word in path.split(".")]
+        for owner in owners:
+            fields = fields[owner]
+        fields[last] = value
+
+    return change
+
+
+def test_an_index_that_is_sealed_again_is_sound():
+    assert decode(resealed(put("step", 7)), "here").step == 7
+
+
+NO_NUMBER = [None, True, -1, 1.5, "1", 2**63, 10**30, [], {}]
+NO_TEXT = [None, True, 1, [], {}, "a\nb", "x" * 2000]
+NO_LIST = [None, 1, "a", {}, [1], [[]]]
+NO_SIZES = [None, 1, "a", {}, [-1, 0], ["0", "0"], [True, 0], [0.0, 0], [0] * 9]
+WRONG = {
+    "step": [*NO_NUMBER, 10**10],
+    "samples": NO_NUMBER,
+    "run": NO_TEXT,
+    "layout": NO_TEXT,
+    "meta": [None, 1, "a", []],
+    "tensors": NO_LIST,
+    "tensors.0.kind": [*NO_TEXT, "exp_avg"],
+    "tensors.0.name": [*NO_TEXT, "v"],
+    "tensors.0.shape": [*NO_SIZES, [4], [4, 5]],
+    "tensors.0.dtype": [*NO_TEXT, "float8", "torch.float32"],
+    "pieces": NO_LIST,
+    "pieces.0.kind": [*NO_TEXT, "exp_avg"],
+    "pieces.0.name": [*NO_TEXT, "v"],
+    "pieces.0.corner": [*NO_SIZES, [0], [0, 1], [0, 0, 0]],
+    "pieces.0.size": [*NO_SIZES, [4], [4, 7], [2**62, 2**62]],
+    "pieces.0.start": [*NO_NUMBER, 13, 25],
+    "pieces.0.stop": [*NO_NUMBER, 25, 2**40],
+    "pieces.0.file": [*NO_TEXT, "../rank-00000.safetensors", "other.safetensors"],
+    "pieces.0.entry": NO_TEXT,
+    "pieces.0.crc32": [*NO_NUMBER, 2**32],
+    "files": NO_LIST,
+    "files.0.name": [*NO_TEXT, "", "..", "a/b", "a\0b", "x" * 300],
+    "files.0.bytes": NO_NUMBER,
+    "files.0.header_crc32": [*NO_NUMBER, 2**32],
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_every_field_has_a_type_and_bounds(path):
+    """Behind a right checksum, too: what is not ours may be sealed as well."""
+    for value in WRONG[path]:
+        with pytest.raises(BadInput, match="here is damaged; use another"):
+            decode(resealed(put(path, value)), "here")
+
+
+@pytest.mark.parametrize("name", ["tensors", "pieces", "files"])
+def test_nothing_stands_there_twice(name):
+    with pytest.raises(BadInput, match="here is damaged; use another"):
+        decode(resealed(lambda fields: fields[name].append(fields[name][0])), "here")
+
+
+@pytest.mark.parametrize("name", ["step", "run", "layout", "samples", "meta", "tensors", "files"])
+def test_nothing_is_missing(name):
+    with pytest.raises(BadInput, match="here is damaged; use another"):
+        decode(resealed(lambda fields: fields.pop(name)), "here")
+
+
+def test_an_index_nested_too_deep_is_damaged():
+    with pytest.raises(BadInput, match="here is damaged; use another"):
+        decode(b'{"format": 1, "meta": ' + b"[" * 100_000, "here")
+
+
+def test_the_dtypes_of_an_index_are_those_of_the_files():
+    assert set(DTYPES) == {str(dtype).removeprefix("torch.") for dtype in SPELLED}
 
 
 def test_merging_keeps_all_pieces_and_the_meta_of_rank_0():

@@ -1,10 +1,12 @@
 """Any layout reads what any other wrote; what is damaged is seen, named and passed over."""
 
 import json
+import os
 import shutil
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_flat_buffers_change_worlds(shapes, before, after):
     (buffer,) = flat.buffers(weights)
     memory = torch.zeros(buffer.length)
     for _, first, last in flat.pieces(buffer, 0, buffer.length):
-        memory[first:last] = torch.randn(last - first)
+        memory[first:last] = torch.arange(first, last) + 0.5
 
     def shared(world, rank):
         return flat.pieces(buffer, *flat.share(buffer.length, world, rank))
@@ -252,6 +254,52 @@ def test_a_damaged_index(two):
     index = newer / "index.json"
     index.write_text(index.read_text().replace('"samples": 64', '"samples": 65'))
     assert_falls_back(folder, "index.json is damaged")
+
+
+def test_a_copy_under_another_name_is_not_taken_for_a_later_step(two):
+    folder, newer = two
+    shutil.copytree(newer, step_folder(folder, 40))
+    said = []
+    assert newest(folder, said.append).step == 2
+    assert said[0].endswith("holds step 2; rename it to step-00000002, or remove it")
+    mark_best(folder, 40)
+    with pytest.raises(BadInput, match="step-00000040 holds step 2; rename it"):
+        best(folder)
+
+
+def test_a_copied_checkpoint_may_have_any_other_name(two):
+    folder, newer = two
+    shutil.copytree(newer, folder / "kept")
+    assert open_checkpoint(folder / "kept").step == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", "int32"), ("shape", [70]), ("shape", [5, 70])]
+)
+def test_an_index_that_says_more_than_the_files_hold(two, field, value):
+    """Its checksum is right, and so are those of the files: what it says would be allocated."""
+    folder, newer = two
+    fields = json.loads((newer / "index.json").read_text())
+    fields.pop("crc32")
+    tensor = next(row for row in fields["tensors"] if row["name"] == "norm.weight")
+    tensor[field] = value
+    for row in fields["pieces"]:
+        if (row["kind"], row["name"]) == (tensor["kind"], "norm.weight") and field == "shape":
+            row |= {"size": value, "corner": [0] * len(value), "stop": prod(value), "start": 0}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    (newer / "index.json").write_text(json.dumps({**fields, "crc32": crc32(text.encode())}))
+    said = []
+    assert newest(folder, said.append).step == 1
+    assert "is not what the index says" in said[0]
+    with pytest.raises(BadInput, match=r"does not hold .* as its index says"):
+        open_checkpoint(newer).tensor(tensor["kind"], "norm.weight")
+
+
+def test_an_index_that_is_no_file(two):
+    folder, newer = two
+    (newer / "index.json").unlink()
+    os.mkfifo(newer / "index.json")
+    assert_falls_back(folder, "it is a pipe, a socket or a device")
 
 
 def test_files_of_two_checkpoints_mixed(two):

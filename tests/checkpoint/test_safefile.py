@@ -1,6 +1,7 @@
 """Files: the library reads what we write, damage is seen, memory stays at one tensor."""
 
 import json
+import os
 import zlib
 
 import pytest
@@ -147,6 +148,19 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path):
         read_header(path)
 
 
+def test_a_header_nested_too_deep_is_a_sentence(tmp_path):
+    text, path = b"[" * 100_000, tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(BadInput, match=r"nested too deep.*restore it from a copy"):
+        read_header(path)
+
+
+def test_a_pipe_has_no_header(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(BadInput, match="is a pipe, a socket or a device, and not a file; restore"):
+        read_header(tmp_path / "a.safetensors")
+
+
 @pytest.mark.parametrize(
     "table",
     [
@@ -157,6 +171,15 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path):
         {"x": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}},
         {"x": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}},
         {"x": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}},
+        {"x": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}},
+        {"x": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}},
+        {"x": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+        {"x": {"dtype": "F32", "shape": [1] * 9, "data_offsets": [0, 4]}},
+        {"x": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]}},
+        {"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}},
+        {"x": {"dtype": "F32", "shape": [10**40], "data_offsets": [0, 4]}},
+        {"x": {"dtype": "F32", "shape": [1]}},
+        {"__metadata__": 3, "x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
     ],
 )
 def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, table):

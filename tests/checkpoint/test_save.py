@@ -108,7 +108,7 @@ def test_a_defect_comes_back_to_the_caller(tmp_path):
     with pytest.raises(KeyError):
         saver.wait()
     saver.wait()
-    assert saver.failed == said[0]
+    assert saver.failed in said[0]
     assert only(tmp_path) == []
 
 
@@ -118,7 +118,8 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (saver,) = savers(tmp_path / "file" / "checkpoints", 1, say=said.append)
     saver.save(step=1, entries=parts(state(), 1)[0], about=about())
     saver.wait()
-    assert said == [saver.failed]
+    (sentence,) = said
+    assert saver.failed in sentence
     assert "Not a directory" in said[0]
 
 

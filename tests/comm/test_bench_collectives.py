@@ -279,10 +279,8 @@ def bench(monkeypatch, capsys):
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["howdah", "bench", "collectives", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        said = capsys.readouterr()
-        return left.value.code or 0, said.out.splitlines(), said.err
+        code, said = cli.run(), capsys.readouterr()
+        return code, said.out.splitlines(), said.err
 
     return run
 

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from test_engine import join, together, with_engine  # noqa: F401
 
 from howdah.comm.signature import Disagreement
-from howdah.comm.spawn import HOST
 from howdah.comm.transport import PeerLost
 from howdah.plan.problems import BadInput
+
+HOST = "127.0.0.1"
 
 # -- ranks that disagree
 
@@ -85,8 +86,9 @@ DISAGREEMENTS = [
     (reduce_four, reduce_mean, FOUR, "#1 all_reduce(float32 [4], mean)"),
     (reduce_four, broadcast_0, FOUR, "#1 broadcast(float32 [4], root 0)"),
     (broadcast_0, broadcast_1, "broadcast(float32 [4], root 0)", "[4], root 1)"),
-    (gather_1_3, gather_2_2, "all_gather(float32 [4])", "all_gather(float32 [4])"),
-    (give_two, take_three, "all_to_all(float32 [])", "all_to_all(float32 [])"),
+    (gather_1_3, gather_2_2, "all_gather(float32 [1 3])", "all_gather(float32 [2 2])"),
+    (gather_1_3, gather_2_2, "all_gather(", "; the counts differ first for rank 0: "),
+    (give_two, take_three, "all_to_all(float32 [3 2], 0 to 1 and back)", "[2 2], 0 to 1 and back)"),
 ]
 
 
@@ -154,7 +156,7 @@ def test_what_cannot_work_is_refused_with_a_sentence(together):  # noqa: F811
     said, total = together(refusals, ranks=2)[0]
     expected = [
         "contiguous", "no reduction 'median'", "torch.bool", "mean of torch.int64", "names rank 2",
-        "names rank 0", "with that sum", "lie apart", "dtype of the whole", "lie apart from x",
+        "names rank 0", "have that sum", "lie apart", "dtype of the whole", "lie apart from x",
         "cannot move torch.complex32", "connect with arena_bytes=134217728 or more", "allocate()",
     ]  # fmt: skip
     for sentence, part in zip(said, expected, strict=True):

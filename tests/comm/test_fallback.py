@@ -9,15 +9,19 @@ import resource
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from time import monotonic, sleep
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.comm import fallback
-from howdah.comm.fallback import connect_fallback
-from howdah.comm.spawn import HOST
+from howdah.comm import fallback_file, watch
+from howdah.comm.fallback import Fallback, connect_fallback
+from howdah.comm.signature import Disagreement
 from howdah.plan.problems import BadInput
+
+HOST = "127.0.0.1"
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def small_files():
 
 def test_memory_that_is_short_is_told_at_the_start(small_files):
     with pytest.raises(BadInput, match=r"^8 MiB of shared memory are needed and not there"):
-        fallback._create(8 << 20)
+        fallback_file.create(8 << 20)
 
 
 def without_memfd(transport, port, folder):
@@ -58,6 +62,49 @@ def test_a_named_file_loses_its_name_when_all_have_it(workers, tmp_path):
     assert results[0] == ([3.0], [])
     assert results[1][0] == [3.0]
     assert os.listdir(tmp_path) == []
+
+
+def test_counts_that_are_too_many_to_show_are_told_apart():
+    """32 ranks, of which one has others: the calls look alike, cut as they are."""
+    size, said = 32, {}
+    fd, _ = fallback_file.create(fallback_file.Plan(size).total)
+
+    def gather(rank):
+        shared = Fallback(os.dup(fd), rank=rank, size=size, seconds=60)
+        counts = [100] * size
+        if rank == 5:
+            counts[30:32] = 101, 99
+        try:
+            shared.all_gather(torch.ones(100 * size), torch.ones(counts[rank]), counts)
+        except Disagreement as error:
+            said[rank] = str(error)
+
+    threads = [Thread(target=gather, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(fd)
+    for rank in range(size):
+        end = "101 and 100" if rank == 5 else "100 and 101"
+        assert said[rank].endswith(f"; the counts differ first for rank 30: {end}")
+
+
+def suspended(transport):
+    """Waits as one does that was suspended between any two looks."""
+    hours = iter(range(0, 10**9, 3600))
+    watch.monotonic = lambda: next(hours)
+    try:
+        if transport.rank == 1:
+            sleep(0.1)  # for a few looks
+        transport.barrier()
+    finally:
+        watch.monotonic = monotonic
+
+
+def test_an_hour_in_which_all_were_suspended_is_not_waited_for(workers):
+    """Two minutes are 1500 looks, however late they come."""
+    workers.run(suspended, ranks=2, transport="fallback")
 
 
 def files(transport):

@@ -10,6 +10,7 @@ import torch
 
 from howdah.comm.meeting import Kind
 from howdah.comm.reduction import REDUCIBLE
+from howdah.comm.signature import Disagreement
 from howdah.comm.transport import Alone, shares
 
 KINDS = ["engine", "fallback", "torch"]
@@ -252,6 +253,8 @@ def disagree(transport, case):
             transport.all_reduce(x, "max" if odd else "sum")
         elif case == "root":
             transport.broadcast(x, int(odd))
+        elif case == "counts":
+            transport.all_gather(torch.ones(4), x[: 2 if odd else 1], [2, 2] if odd else [1, 3])
         elif case == "pair":
             mine, theirs = (3, 4) if odd else (5, 5)
             out, x = torch.ones(theirs + 1), torch.ones(mine + 1)
@@ -272,6 +275,7 @@ CASES = {
     "dtype": ("all_reduce(float32 [10], sum)", "all_reduce(int32 [10], sum)"),
     "op": ("all_reduce(float32 [10], sum)", "all_reduce(float32 [10], max)"),
     "root": ("broadcast(float32 [10], root 0)", "broadcast(float32 [10], root 1)"),
+    "counts": ("all_gather(float32 [1 3])", "all_gather(float32 [2 2])"),
     "more": ("barrier", "all_reduce(float32 [10], sum)"),
 }
 
@@ -294,6 +298,27 @@ def test_ranks_that_disagree_are_told_by_whom_and_where(workers, case, kind):
 def test_pairs_that_disagree_are_told(workers, kind):
     told = workers.run(disagree, "pair", ranks=2, transport=kind)
     assert all(text.startswith("Disagreement: ") for text in told), told
+
+
+def disagree_late(transport):
+    """Many calls at once, of which one differs beyond what a record holds."""
+    x = torch.ones(10)
+    try:
+        with transport.group():
+            for number in range(20):
+                length = 7 if transport.rank == 1 and number == 15 else 10
+                transport.all_reduce(x[:length])
+    except Disagreement as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_of_many_calls_that_differs_is_told(workers, kind):
+    """By torch beside those that the record holds; the others run one after the other."""
+    for text in workers.run(disagree_late, ranks=3, transport=kind):
+        assert "all_reduce(float32 [10], sum)" in text
+        assert "all_reduce(float32 [7], sum)" in text
+        assert "test_transport.py:" in text
 
 
 def test_alone_everything_is_a_copy():

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from small_cases import case_of
 
 from howdah.comm.rendezvous import choose
-from howdah.comm.spawn import HOST
 from howdah.sim.traffic import step_traffic
 from howdah.verify.compare import compare
 from howdah.verify.evidence import gather
 from howdah.verify.reference import reference
+
+HOST = "127.0.0.1"
 
 
 def gather_on(transport, case, machines):
@@ -34,7 +35,7 @@ def gather_on(transport, case, machines):
         store = dist.TCPStore(HOST, int(port), is_master=False)
     with (
         patch("howdah.comm.meeting.this_machine", lambda: machines[rank]),
-        closing(choose(store, rank=rank, size=transport.size, seconds=60)) as wire,
+        closing(choose(store, rank=rank, size=transport.size, seconds=600)) as wire,
     ):
         evidence = gather(wire, case)
     transport.barrier()  # the store goes with rank 0

@@ -156,10 +156,12 @@ def lose_a_gradient(self, action):
 
 
 def reduce_too_early(self, stage):
-    """The sums over the replicas begin before the stage's last gradients."""
+    """The sums over the replicas are made before the stage's last gradients, all of them."""
     for reducer in self._by_stage[stage]:
         reducer.arm()
         reducer._start(whole=True)
+        for started in reducer._started:  # or they might come late enough to be right
+            started.result()
 
 
 BREAKS = {

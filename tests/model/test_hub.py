@@ -1,6 +1,7 @@
 """The model against transformers, both ways, and folders that cannot be read."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -226,7 +227,7 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path):
     (inside / "model.safetensors").rename(tmp_path / "model.safetensors")
     places = dict.fromkeys(load_file(tmp_path / "model.safetensors"), "../model.safetensors")
     (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(BadInput, match="cannot read"):
+    with pytest.raises(BadInput, match="no weight_map of file names"):
         read_hub(inside)
 
 
@@ -236,6 +237,8 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path):
         ("config.json", None, "cannot read"),
         ("config.json", b"{", "not JSON"),
         ("config.json", b"[]", "no table"),
+        ("config.json", b'{"model_type": ["llama"]}', "of type .'llama'., which howdah does not"),
+        ("config.json", b"[" * 100_000, "nested too deep"),
         ("model.safetensors", None, r"no model\.safetensors"),
         ("model.safetensors", b"short", "download it again"),
     ],
@@ -246,6 +249,25 @@ def test_a_damaged_folder_gets_a_sentence(name, content, sentence, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match=sentence):
+        read_hub(tmp_path)
+
+
+@pytest.mark.parametrize("places", [3, ["a"], {"a": 1}, {"a": ["b"]}, {"a": "a\0b"}, {"a": ""}])
+def test_an_index_names_files_or_is_refused(tmp_path, places):
+    write_folder(tmp_path, LLAMA)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(BadInput, match="no weight_map of file names; download the folder again"):
+        read_hub(tmp_path)
+
+
+def test_a_pipe_holds_no_weights(tmp_path):
+    write_folder(tmp_path, LLAMA)
+    (tmp_path / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "part")
+    places = {"weight_map": {"a": "part"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(places))
+    with pytest.raises(BadInput, match="part is a pipe, a socket or a device, and not a file"):
         read_hub(tmp_path)
 
 

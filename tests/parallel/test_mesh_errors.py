@@ -1,20 +1,19 @@
 """An error on one rank ends the run: nobody waits for what that rank would have sent."""
 
-from time import perf_counter
-
 import pytest
 import torch
 
 from howdah.comm.rendezvous import choose
-from howdah.comm.spawn import HOST
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.layout import parse_layout
+
+HOST = "127.0.0.1"
 
 
 def fail_on_rank_0(transport, port, kind):
     """Rank 0 fails while a receive of its own is under way; rank 1 waits for rank 0.
 
-    What each was told, and after how many seconds.
+    What each was told.
     """
     store = torch.distributed.TCPStore(HOST, port, is_master=False)
     own = choose(
@@ -22,9 +21,8 @@ def fail_on_rank_0(transport, port, kind):
         rank=transport.rank,
         size=2,
         transport=kind,
-        seconds=60,
+        seconds=600,
     )
-    began = perf_counter()
     try:
         with connect_mesh(parse_layout("tp2"), own, torch.device("cpu")) as mesh:
             x = torch.zeros(10)
@@ -33,7 +31,7 @@ def fail_on_rank_0(transport, port, kind):
                 raise ValueError("out of memory")
             mesh.tp.receive(x, 0)
     except Exception as error:
-        return type(error).__name__, str(error), perf_counter() - began
+        return type(error).__name__, str(error)
     finally:
         own.close()
 
@@ -41,11 +39,12 @@ def fail_on_rank_0(transport, port, kind):
 @pytest.mark.parametrize("kind", ["engine", "fallback", "torch"])
 def test_an_error_on_one_rank_reaches_all_at_once(workers, kind):
     """Closing waited for the progress thread, which waited for a rank that waited for this one:
-    the error was told after the deadline of ten minutes.
+    the deadline of ten minutes passed, and the other rank was told of that and not of the error.
     """
     store = torch.distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     first, second = workers.run(fail_on_rank_0, store.port, kind, ranks=2)
-    assert first[:2] == ("ValueError", "out of memory")
+    assert first == ("ValueError", "out of memory")
     if kind != "torch":
         assert second[0] == "PeerLost" and "rank 0" in second[1] and "gave up" in second[1]
-    assert max(first[2], second[2]) < 30  # of a deadline of 60
+    else:
+        assert "imed out" not in second[1]  # that rank 0 is gone, or what it called

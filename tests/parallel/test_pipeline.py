@@ -4,6 +4,7 @@ That a pipeline computes what one device does is proved in tests/distributed.
 """
 
 import re
+import time
 import weakref
 from dataclasses import replace
 from itertools import pairwise
@@ -97,20 +98,33 @@ def test_a_rank_builds_its_own_parts_alone(workers, words, shape):
 def hold(transport, words):
     """What a rank held at most, by its own count and by tensors that are alive."""
     stepper, leaves, alive = stepper_on(transport, f"{words} x{MICROS}"), [], []
+    plan, place = stepper.placed.plan, stepper.mesh.place("pp")
+    said = peak_held(schedule_of(plan), place)
+
+    def living(most):
+        """Leaves that live, when they are no more than that, or never will be: the thread that
+        has brought one lets go of it a moment after it has handed it over.
+        """
+        for _ in range(60_000):
+            count = sum(leaf() is not None for leaf in leaves)
+            if count <= most:
+                break
+            time.sleep(0.001)
+        return count
 
     class Watching(Pass):
         def output(self, action):
             x, out = super().output(action)
-            alive.append(sum(leaf() is not None for leaf in leaves) + (x is not None))
+            own = x is not None
+            alive.append(living(said - own) + own)
             if x is not None:
                 leaves.append(weakref.ref(x))
             return x, out
 
     with patch("howdah.parallel.pipeline.Pass", Watching):
         run(stepper)
-    assert not [leaf for leaf in leaves if leaf() is not None]
-    plan, place = stepper.placed.plan, stepper.mesh.place("pp")
-    return stepper.placed.pipeline.peak, max(alive), peak_held(schedule_of(plan), place)
+    assert living(0) == 0
+    return stepper.placed.pipeline.peak, max(alive), said
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -84,7 +84,8 @@ def test_a_ramp_is_linear():
         (Batch(global_batch=8, ramp_from=9, ramp_steps=2), Layout(), "batch.ramp_from 9 is over"),
         (Batch(global_batch=8, ramp_from=4), Layout(), "a ramp needs both batch.ramp_from and"),
         (Batch(global_batch=8, ramp_steps=4), Layout(), "a ramp needs both batch.ramp_from and"),
-        (Batch(global_batch=8, ramp_from=-1, ramp_steps=4), Layout(), "batch.ramp_from and"),
+        (Batch(global_batch=8, ramp_from=-1, ramp_steps=4), Layout(), "batch.ramp_from is -1; "),
+        (Batch(global_batch=1 << 40), Layout(), "batch.global_batch is 1099511627776; it must"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(batch, layout, sentence):

@@ -31,7 +31,7 @@ def test_a_sound_plan_has_no_problems():
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        (Method(dropout=1.0), "method.dropout is 1.0; it must be in [0, 1)"),
+        (Method(dropout=1.0), "method.dropout is 1.0; it must be below 1"),
         (Method(dropout=-0.1), "method.dropout is -0.1; "),
         (Method(optimizer=Optimizer(betas=(1.0, 0.9))), "method.optimizer.betas[0] is 1.0; "),
         (Method(optimizer=Optimizer(betas=(0.9, -1))), "method.optimizer.betas[1] is -1; "),
@@ -42,9 +42,9 @@ def test_a_sound_plan_has_no_problems():
         (Method(rate=Rate(peak=0.0)), "method.rate.peak is 0.0; it must be above 0"),
         (Method(rate=Rate(peak=float("nan"))), "method.rate.peak is nan; "),
         (Method(rate=Rate(peak=float("inf"))), "method.rate.peak is inf; "),
-        (Method(rate=Rate(floor=1.5)), "method.rate.floor is 1.5; it is a share of the peak"),
-        (Method(rate=Rate(warmup=-1)), "method.rate.warmup is -1 steps; "),
-        (Method(rate=Rate(decay=-1)), "method.rate.decay is -1 steps; "),
+        (Method(rate=Rate(floor=1.5)), "method.rate.floor is 1.5; it must be at most 1"),
+        (Method(rate=Rate(warmup=-1)), "method.rate.warmup is -1; it must be at least 0"),
+        (Method(rate=Rate(decay=-1)), "method.rate.decay is -1; it must be at least 0"),
     ],
 )
 def test_a_method_that_cannot_work_is_named(method, name):
@@ -59,6 +59,18 @@ def test_a_sequence_must_fit_the_context():
         "or a larger model.context"
     )
     assert problems(sequence=0) == ["data.sequence is 0; it must be at least 1"]
+
+
+def test_a_step_has_bounds():
+    shape = replace(SHAPE, context=1 << 20)
+    batch = Batch(global_batch=1 << 11)
+    found = check_plan(shape, parse_layout("single"), batch, Method(), sequence=1 << 20)
+    assert found == []
+    batch = Batch(global_batch=(1 << 11) + 1)
+    (problem,) = check_plan(shape, parse_layout("single"), batch, Method(), sequence=1 << 20)
+    assert problem.startswith(
+        "a step of 2,049 samples of 1,048,576 tokens is too large; at most 2,"
+    )
 
 
 def test_all_problems_are_told_at_once():

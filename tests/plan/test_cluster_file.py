@@ -1,5 +1,6 @@
 """Cluster files: what may stand there, and one sentence for everything that may not."""
 
+import os
 import re
 from pathlib import Path
 
@@ -173,6 +174,39 @@ WRONG = [
     (f'{GOOD}[network]\nshape = "mesh"\ndims = [0, 2]', "network.dims must give whole numbers"),
     (f'{GOOD}[network]\nshape = "mesh"', "network.dims must give whole numbers"),
     ("name = ours", "is not TOML"),
+    # bounds
+    (changed("devices = 4", "devices = 9223372036854775807"), "at least 1 and at most 1,048,576"),
+    (changed("devices = 4", "devices = 1048576"), "are 2,097,152; at most 1,048,576 are planned"),
+    (changed('memory = "24 GB"', 'memory = "0 GB"'), "device.memory is '0 GB'; it must be from 1e"),
+    (changed('memory = "24 GB"', 'memory = "1e99 GB"'), "device.memory is '1e99 GB'; it must be"),
+    (
+        changed('"10gbe"', '"x"\nbandwidth = "0 B/s"\nlatency = "0 s"'),
+        "between.bandwidth is '0 B/s'",
+    ),
+    (f"pue = inf\n{GOOD}", "pue is inf; it must be a number of at least 1 and at most 1e+06"),
+    (f"pue = nan\n{GOOD}", "pue is nan; it must be a number of at least 1"),
+    (
+        changed('name = "ours"', f'name = "{"x" * 5000}"'),
+        "it must be a text in quotes of at most 200",
+    ),
+    (changed('name = "ours"', r'name = "a\nb"'), "name is 'a\\nb'; it must be a text in quotes"),
+    (f"a = {'[' * 50_000}", "is not TOML: its lists or tables are nested too deep"),
+    (f"a = {'9' * 5000}", "is not TOML: a number has thousands of digits"),
+    (
+        f'{GOOD}[network]\nshape = "torus"\ndims = [1024, 1024]',
+        "of at most 65,536 devices together",
+    ),
+    (f'{GOOD}[network]\nshape = "torus"\ndims = {[1] * 101}', "it must be a list of at most 100"),
+    (f'{GOOD}[network]\nshape = "torus"\ndims = [8]\nslices = [[-1]]', "network.slices must give"),
+    (
+        f'{GOOD}[network]\nshape = "fat-tree"\nlevels = [{{nodes = 2, oversubscription = inf}}]',
+        "network.levels must be a list of",
+    ),
+    (
+        f"{GOOD}[measured]\n{'a.' * 900}b = 1",
+        "measured.a.a.a.a is unknown; known are: between.bandwidth",
+    ),
+    (f'{GOOD}"{"x" * 5000}" = 1', "unknown key host.'xxx"),
 ]
 
 
@@ -182,7 +216,7 @@ def test_what_is_wrong_names_the_file_and_the_key(text, sentence):
         parse_cluster(text, file="ours.toml")
     assert str(refused.value).startswith("ours.toml")
     assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
 
 
 # -- names and paths -----------------------------------------------------------
@@ -224,6 +258,26 @@ def test_a_wrong_file_is_named(tmp_path):
     path.write_text(changed('"24 GB"', '"24"'), encoding="utf-8")
     with pytest.raises(BadInput, match=r"^ours\.toml: device\.memory"):
         load_cluster(str(path))
+
+
+def test_sizes_of_no_machine_are_refused():
+    with pytest.raises(
+        BadInput, match="h100 with 99,999,992 devices is too large; at most 1,048,5"
+    ):
+        load_cluster("h100x99999992")
+
+
+def test_a_file_of_another_kind(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "large.toml").write_text("#" * 300_000)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name, reason in {
+        "pipe": "cannot be read: it is a pipe",
+        "large": "cannot be read: it has more than the 262,144 bytes",
+        "binary": "is not UTF-8; give a TOML file",
+    }.items():
+        with pytest.raises(BadInput, match=f"{name}.toml {reason}"):
+            load_cluster(str(tmp_path / f"{name}.toml"))
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -75,7 +75,16 @@ def test_spellings(text, layout, printed):
         ("optimizer=moon", "optimizer is 'moon'; known are: device, disk, host"),
         ("dp0", "dp0 must be at least dp1"),
         ("dp2 x0", "x0 must be at least x1"),
-        ("zero4", "zero4 is unknown; zero3 is the highest stage"),
+        ("zero4", "zero4 must be at most zero3"),
+        ("dp999999999", "dp999999999 must be at most dp1048576"),
+        ("dp" + "9" * 40, "must be at most dp1048576"),
+        ("pp2 x99999999", "x99999999 must be at most x16384"),
+        ("tp1025", "tp1025 must be at most tp1024"),
+        ("pp257", "pp257 must be at most pp256"),
+        ("pp2 v999999999", "v999999999 must be at most v256"),
+        ("dp1048576 tp2", "it makes 2,097,152 ranks; at most 1,048,576 are planned for"),
+        ("dp2 " * 250_000, "has 1,000,000 characters; 500 are the most"),
+        ("x" * 400, "the nearest are: x, context=, zero, zb-v, zb-h2"),
         ("dp6 ep4", "layout 'dp6 ep4': ep4 does not divide the 6 ranks of dp×cp; use ep3"),
         ("dp4 zero1 shard3", "shard3 does not divide the 4 ranks of dp×cp; use shard2"),
         ("dp4 shard2", "shard2 shares out nothing; add zero1, zero2 or zero3"),
@@ -98,7 +107,7 @@ def test_a_misspelt_layout_is_refused_in_a_sentence(text, sentence):
     with pytest.raises(BadInput) as caught:
         parse_layout(text)
     assert str(caught.value).endswith(sentence)
-    assert str(caught.value).startswith("layout '")
+    assert str(caught.value).startswith("layout '") and len(str(caught.value)) < 400
 
 
 @given(st.text(max_size=12))

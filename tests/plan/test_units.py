@@ -47,6 +47,9 @@ def test_quantities(text, kind, value):
         ("-5 us", "seconds", "is not a number and a unit, like '5 us'"),
         ("nan GB", "bytes", "is not a number and a unit"),
         ("", "bytes", "is not a number and a unit"),
+        ("1e99 GB", "bytes", "is '1e99 GB'; it must be 0, or from 1e-12 to 1e+21 bytes"),
+        ("9" * 5000 + " GB", "bytes", "it must be 0, or from 1e-12 to 1e+21 bytes"),
+        ("1e-99 s", "seconds", "it must be 0, or from 1e-12 to 1e+21 seconds"),
     ],
 )
 def test_a_wrong_quantity_is_one_sentence(text, kind, sentence):
@@ -54,6 +57,12 @@ def test_a_wrong_quantity_is_one_sentence(text, kind, sentence):
         parse_quantity(text, kind, where="x.toml: memory")
     assert sentence in str(refused.value)
     assert str(refused.value).startswith("x.toml: memory ")
+
+
+def test_what_divides_is_more_than_nothing():
+    assert parse_quantity("0 GB/s", "bytes/s", where="x") == 0
+    with pytest.raises(BadInput, match=r"x is '0 GB/s'; it must be from 1e-12 to 1e\+21 bytes/s"):
+        parse_quantity("0 GB/s", "bytes/s", where="x", positive=True)
 
 
 @pytest.mark.parametrize("kind", UNITS)
@@ -113,6 +122,7 @@ def test_counts(text, count):
         ("", "is no count"),
         ("nan", "is no count"),
         ("1e999", "is no count"),
+        ("1" * 100_000, "is no count"),
         ("0", "must lie between 1 and 1e24"),
         ("9e99", "must lie between 1 and 1e24"),
         ("1.5", "is 1.5, which is not a whole number"),

@@ -2,9 +2,11 @@
 
 import gzip
 import lzma
+from zlib import crc32
 
 import numpy as np
 import pytest
+from full_disk import FULL
 
 from howdah.text import encoding, tokenizer
 from howdah.text.encoding import Scales, Stream, encode
@@ -25,10 +27,14 @@ def test_documents_stand_between_ends_whatever_the_chunks(tmp_path, spelled, mon
     texts = [("one", "ab"), ("two", "c"), ("one", "abcd"), ("one", "d"), ("one", "a")]
     sizes = []
     counts = encode(iter(texts), streams, spelled, done=sizes.append)
-    assert counts == {
-        "one": {"dtype": "uint16", "ids": 13, "starts": 4},
-        "two": {"dtype": "uint16", "ids": 3, "starts": 1},
-    }
+    for name, (tokens, documents) in {"one": (13, 4), "two": (3, 1)}.items():
+        assert counts[name] == {
+            "dtype": "uint16",
+            "ids": tokens,
+            "ids_crc32": crc32((tmp_path / f"{name}.ids").read_bytes()),
+            "starts": documents,
+            "starts_crc32": crc32((tmp_path / f"{name}.starts").read_bytes()),
+        }
     ids = np.fromfile(tmp_path / "one.ids", dtype=np.uint16).tolist()
     assert ids == [9, a, b, 9, a, b, c, d, 9, d, 9, a, 9]
     assert np.fromfile(tmp_path / "one.starts", dtype=np.int64).tolist() == [0, 3, 8, 10]
@@ -47,7 +53,17 @@ def test_files_are_closed_when_the_text_breaks_off(tmp_path, spelled):
     assert stream.ids.closed and stream.starts.closed
 
 
-def test_scales_weigh_what_the_compressors_do():
+def test_a_full_disk_is_said_and_the_files_are_closed(tmp_path, spelled):
+    for kind in ("ids", "starts"):
+        (tmp_path / f"one.{kind}").symlink_to(FULL)
+    stream = Stream(tmp_path, "one", dtype=np.dtype(np.uint32), end=0)
+    with pytest.raises(OSError, match="No space left on device"):
+        encode([("one", "ab")], {"one": stream}, spelled, done=lambda size: None)
+    assert stream.ids.closed and stream.starts.closed
+
+
+def test_scales_weigh_what_the_compressors_do(monkeypatch):
+    monkeypatch.setattr(encoding, "CHUNK", 64)  # a document is weighed in parts
     texts = ["hello world\n" * 50, "é" * 100]
     scales = Scales()
     for text in texts:

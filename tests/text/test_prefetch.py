@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from howdah.text import prefetch
 from howdah.text.prefetch import Prefetch
 
 
@@ -23,26 +24,32 @@ def test_it_reads_two_ahead_and_no_further():
         return step
 
     ahead = Prefetch(read, depth=2)
-    assert second.wait(5)
+    second.wait()
     assert not third.wait(0.02)
     assert reads == [0, 1]
     assert ahead.next() == 0
-    assert third.wait(5)
+    third.wait()
     ahead.close()
     assert reads == [0, 1, 2]
 
 
-def test_time_spent_waiting_is_counted():
-    go = threading.Event()
+def test_time_spent_waiting_is_counted(monkeypatch):
+    """By a clock of the test's own, which moves while a step is read, and at no other time."""
+    clock, asked = [0.0], threading.Event()
+
+    def now():
+        asked.set()
+        return clock[0]
 
     def read(step):
-        go.wait(5)
+        asked.wait()  # the caller has looked at the clock: it waits
+        clock[0] += 0.25 if step == 0 else 0.0
         return step
 
+    monkeypatch.setattr(prefetch, "perf_counter", now)
     ahead = Prefetch(read)
-    threading.Timer(0.1, go.set).start()
-    ahead.next()
-    assert ahead.waited >= 0.02
+    assert ahead.next() == 0
+    assert ahead.waited == 0.25
     ahead.close()
 
 
@@ -62,8 +69,11 @@ def test_an_exception_reaches_the_caller_at_its_step_and_stays():
 
 def test_closing_ends_the_thread_and_may_be_repeated():
     def running():
-        return [one for one in threading.enumerate() if one.name == "howdah-prefetch"]
+        here = [one for one in threading.enumerate() if one.name == "howdah-prefetch"]
+        return [one for one in here if one not in before]
 
+    before = []  # an earlier test that failed may have left one
+    before = running()
     ahead = Prefetch(lambda step: step)
     assert len(running()) == 1
     ahead.close()

@@ -107,6 +107,26 @@ def test_a_damaged_gzip_is_a_sentence(tmp_path, keep):
         list(readers.lines(path, field="text", bad=refuse))
 
 
+def test_a_line_without_an_end_is_not_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST_LINE", 30)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + " " * 13 + '{"text": "fine"}\n{"text": "' + "x" * 30)
+    read = readers.lines(path, field="text", bad=refuse)
+    assert [next(read), next(read)] == ["fine", "fine"]
+    with pytest.raises(
+        BadInput, match=r"a\.jsonl line 3: longer than 0 MiB; a line is one document"
+    ):
+        next(read)
+
+
+def test_fields_of_any_length_leave_the_sentence_short(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"x" * 5000: 1, "a\nb": 2}) + "\n")
+    with pytest.raises(BadInput, match="no field 'y") as refused:
+        list(readers.lines(path, field="y" * 5000, bad=refuse))
+    assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+
+
 # -- Parquet -------------------------------------------------------------------
 
 

@@ -3,12 +3,14 @@
 import os
 import sys
 from hashlib import blake2b
+from pathlib import Path
+from socket import AF_UNIX, socket
 
 import pytest
 
 from howdah.plan.problems import BadInput
 from howdah.text import sources
-from howdah.text.sources import Data, Source, contents, documents, files
+from howdah.text.sources import Data, Source, check_sources, contents, documents, files
 
 
 def fill(folder, **texts):
@@ -105,17 +107,94 @@ def test_the_field_is_part_of_the_contents(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("data", "sentence"),
     [
-        (lambda: Source(""), "a path is empty"),
-        (lambda: Source("x", weight=0), "the weight of 'x' is 0"),
-        (lambda: Source("x", weight=float("nan")), "the weight of 'x' is nan"),
-        (lambda: Data(sources=()), "data.sources is empty"),
-        (lambda: Data(sequence=0), "data.sequence is 0"),
-        (lambda: Data(held_out=0.0), "data.held_out is 0.0"),
-        (lambda: Data(held_out=1.0), "data.held_out is 1.0"),
+        (Data((Source(""),)), "data.sources[0].path is empty; name a file, a folder or 'stdlib'"),
+        (Data((Source(), Source(" "))), "data.sources[1].path is empty"),
+        (Data((Source("a\0b"),)), "data.sources[0].path is 'a\\x00b', and it has a NUL"),
+        (Data((Source("x" * 300),)), "and a path has at most 4,096 characters, and 255 in each"),
+        (Data(()), "data.sources is empty; name at least one, such as 'stdlib'"),
+        (Data((Source(),) * 1001), "data.sources names 1,001 places; at most 1,000 are mixed"),
+        (Data(tokenizer="\ud800"), "data.tokenizer is '\\ud800', and it is not UTF-8"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        make()
+def test_names_that_cannot_work_are_told(data, sentence):
+    (problem,) = check_sources(data)
+    assert sentence in problem
+
+
+# -- folders that hold more than text ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (os.mkfifo, "is a pipe, a socket or a device, and not a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a pipe, a socket or a device, and not a"),
+        (lambda path: path.symlink_to("nowhere"), "does not exist"),
+        (lambda path: path.symlink_to("b.txt"), "cannot be read (Too many levels of symbolic"),
+        (lambda path: path.symlink_to("x" * 300), "cannot be read (File name too long)"),
+        (lambda path: socket(AF_UNIX).bind(str(path)), "is a pipe, a socket or a device, and not"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_only_has_the_name_of_a_file_is_left_out_and_told(tmp_path, monkeypatch, make, what):
+    """A pipe would be waited for; a link to what may not be looked at was a PermissionError."""
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, a_txt="one", c_txt="three")
+    make(Path("b.txt"))
+    told = []
+    assert list(documents(Source("."), skipped=told.append)) == ["one", "three"]
+    (sentence,) = told
+    assert sentence.startswith(f"b.txt {what}")
+    with pytest.raises(BadInput, match=r"b\.txt .*; repair it, or set data\.undecodable to 'skip'"):
+        list(documents(Source("."), "stop"))
+    assert contents(Source(".")) == contents(Source(str(tmp_path)))
+
+
+def test_a_source_that_is_no_file_is_told(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(BadInput, match="is a pipe, a socket or a device, and not a file; name a f"):
+        files(Source(str(tmp_path / "a.txt")))
+    (tmp_path / "b.txt").symlink_to("x" * 300)
+    with pytest.raises(
+        BadInput, match=r"b\.txt cannot be read \(File name too long\); name a file"
+    ):
+        files(Source(str(tmp_path / "b.txt")))
+
+
+@pytest.mark.parametrize("path", ["/", "/tmp/.."])
+def test_the_whole_disk_is_no_source(path):
+    with pytest.raises(BadInput, match="is the whole disk; name a folder of text in it"):
+        files(Source(path))
+
+
+def test_a_folder_of_too_many_files_is_no_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MANY_FILES", 3)
+    fill(tmp_path, a_txt="", b_txt="", c_bin="")
+    assert len(files(Source(str(tmp_path)))) == 2
+    fill(tmp_path / "d", e_txt="")
+    with pytest.raises(BadInput, match="holds more than 3 files; name a folder of text in it"):
+        files(Source(str(tmp_path)))
+
+
+def test_folders_that_lead_to_themselves_are_read_once(tmp_path):
+    source = fill(tmp_path / "in", a_txt="one")
+    (tmp_path / "in" / "again").symlink_to(tmp_path)
+    (tmp_path / "in" / "b.txt").symlink_to(tmp_path / "in")  # a folder with a file's name
+    assert list(documents(source, "stop")) == ["one"]
+
+
+def test_a_file_that_vanishes_while_it_is_read_is_a_sentence(tmp_path):
+    source = fill(tmp_path, a_txt="one", b_txt="two")
+    read = documents(source)
+    assert next(read) == "one"
+    (tmp_path / "b.txt").unlink()
+    with pytest.raises(BadInput, match=r"cannot read .*b\.txt: No such file or directory"):
+        next(read)
+
+
+def test_a_name_that_is_not_utf8_has_contents(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("one")
+    assert list(documents(Source(str(tmp_path)))) == ["one"]
+    assert contents(Source(str(tmp_path)))

@@ -1,6 +1,7 @@
 """Tokenizers: lossless, with an end that no text can spell, and refused when they cannot serve."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,32 @@ def test_a_file_that_is_no_tokenizer_is_a_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(BadInput, match=r"tokenizer\.json is not a tokenizer"):
         tokenizers.load(path)
+
+
+def test_a_tokenizer_that_is_no_file_is_a_sentence(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(BadInput, match=r"tokenizer\.json is a pipe, a socket or a device"):
+        tokenizers.find(str(tmp_path))
+    with pytest.raises(BadInput, match=r"cannot be read \(File name too long\); name a tokenizer"):
+        tokenizers.find("x" * 300)
+
+
+def test_a_tokenizer_of_gigabytes_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizers, "LARGEST", 10)
+    (tmp_path / "tokenizer.json").write_text(TRAINED.to_str())
+    for ask in (tokenizers.load, tokenizers.fingerprint):
+        with pytest.raises(BadInput, match="more than the 10 bytes that are read"):
+            ask(tmp_path / "tokenizer.json")
+
+
+def test_text_that_a_tokenizer_cannot_say_is_a_sentence():
+    """The library raises a bare Exception in the middle of a corpus."""
+    model = models.BPE(vocab={"a": 0, "b": 1}, merges=[], unk_token="?")
+    with pytest.raises(
+        BadInput, match=r"data\.tokenizer: it cannot encode the text \(.*\); choose"
+    ):
+        tokenizers.encode(Tokenizer(model), ["abc"])
+    assert [found.ids for found in tokenizers.encode(Tokenizer(model), ["ab", ""])] == [[0, 1], []]
 
 
 def test_truncation_and_padding_of_a_brought_tokenizer_are_turned_off(tmp_path):

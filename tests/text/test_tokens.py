@@ -9,6 +9,7 @@ from subprocess import PIPE, Popen
 
 import numpy as np
 import pytest
+from full_disk import fill, small_disk
 from made_corpus import corpus, stream
 
 from howdah.plan.problems import BadInput
@@ -114,7 +115,7 @@ def other(tmp_path, source, kill=False):
 
 def test_of_two_processes_one_builds(tmp_path, source):
     processes = [other(tmp_path, source) for _ in range(2)]
-    said = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    said = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert sorted("encoding" in lines for lines in said) == [False, True]
     assert said[0][-1] == said[1][-1] and said[0][-1].startswith("tokens ")
@@ -133,16 +134,16 @@ def test_who_finds_the_lock_taken_says_so_and_waits(tmp_path, source):
         fcntl.flock(lock, fcntl.LOCK_EX)
         thread = threading.Thread(target=ready, args=(source, tmp_path), kwargs={"say": say})
         thread.start()
-        assert waiting.wait(10)
+        waiting.wait()
         assert said == ["waiting for another process that is tokenising the same text"]
         assert not (tmp_path / "cache" / key).exists()
-    thread.join(10)
+    thread.join()
     assert (tmp_path / "cache" / key).is_dir()
 
 
 def test_a_builder_that_is_killed_leaves_nothing_that_counts(tmp_path, source):
     killed = other(tmp_path, source, kill=True)
-    killed.communicate(timeout=60)
+    killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     left = [path.suffix for path in (tmp_path / "cache").iterdir()]
     assert sorted(left) == [".lock", ".unfinished"]
@@ -221,6 +222,21 @@ def test_a_damaged_cache_is_said_to_be(tmp_path, source):
 def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path, source):
     (tmp_path / "cache").write_text("a file stands in the way")
     with pytest.raises(BadInput, match=r"the token cache .*cache cannot be used"):
+        ready(source, tmp_path)
+
+
+@pytest.mark.root
+def test_a_cache_on_a_full_disk_is_a_sentence(tmp_path, source):
+    disk = tmp_path / "cache"
+    disk.mkdir()
+    with small_disk(disk, 64 << 10):
+        filler = fill(disk)
+        with pytest.raises(
+            BadInput, match=r"the token cache .*cache cannot be used \(No space left"
+        ):
+            ready(source, tmp_path)
+        assert {path.suffix for path in disk.iterdir()} <= {"", ".lock"}
+        filler.unlink()
         ready(source, tmp_path)
 
 

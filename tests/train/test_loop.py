@@ -67,7 +67,7 @@ def test_every_layout_has_the_losses_of_one_process(workers, make_job, tmp_path,
 
 def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
     (outcome,) = train_on(workers, make_job("a", "layout=dp2", "pace.evaluate_every=8"))
-    assert (outcome.step, outcome.exit_code) == (20, 0)
+    assert (outcome.step, outcome.signal) == (20, 0)
     folder = tmp_path / "a"
     trained, held_out = metrics(folder), metrics(folder, "held_out")
     assert list(trained) == list(range(1, 21)) and list(held_out) == [8, 16, 20]
@@ -146,7 +146,7 @@ def test_bf16_keeps_float32_masters_and_moments(workers, make_job, tmp_path):
 
 def test_a_run_that_diverges_says_so_and_saves_nothing_of_it(make_job, tmp_path):
     """In this process: a rank that fails would take its workers along."""
-    job = make_job("a", "method.rate.peak=1e30", "method.rate.warmup=0", "pace.save_every=1")
+    job = make_job("a", "method.rate.peak=1e6", "method.rate.warmup=0", "pace.save_every=1")
     with pytest.raises(BadInput, match=r"training diverged: the gradient norm of step ") as told:
         train(job, Alone())
     step = int(re.search(r"of step (\d+) is", str(told.value))[1])

@@ -3,9 +3,11 @@
 A run that died is a run folder whose newer checkpoints are gone: it goes on from the one before.
 """
 
+import json
 import re
 import shutil
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 import torch
@@ -194,6 +196,29 @@ def test_another_training_is_refused_before_it_starts(
     with pytest.raises(BadInput, match=f"step-00000001 {re.escape(sentence)}") as refused:
         ready_start(job, ready_tokens(job, print), print)
     assert "\n" not in str(refused.value)
+
+
+def reseal(checkpoint, meta):
+    """Writes the index of a checkpoint with other facts, and the checksum that belongs to it."""
+    fields = json.loads((checkpoint / "index.json").read_text())
+    fields.pop("crc32")
+    fields["meta"] |= meta
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    (checkpoint / "index.json").write_text(json.dumps({**fields, "crc32": crc32(text.encode())}))
+
+
+@pytest.mark.parametrize(
+    "meta", [{"model": []}, {"order": {"seed": "1"}}, {"optimizer": ["adamw"]}, {"end": 1e9}]
+)
+def test_facts_that_make_no_sense_are_a_sentence(make_job, trained, tmp_path, meta):
+    """They raised TypeError and KeyError, after everything else had been found sound."""
+    shutil.copytree(trained / "adamw", tmp_path / "a")
+    reseal(step_folder(tmp_path / "a" / "checkpoints", 1), meta)
+    job = make_job("a")
+    with pytest.raises(BadInput, match="does not say what it was trained with: "):
+        ready_start(job, ready_tokens(job, print), print)
+    with pytest.raises(BadInput, match="does not say what it was trained with: "):
+        open_run(tmp_path / "a", say=print).model()
 
 
 def test_other_text_under_the_same_tokenizer_is_refused(make_job, trained, text, tmp_path):

@@ -233,3 +233,19 @@ def test_sample_text_starts_a_document_and_continues_the_prompt():
     pieces = sample_text(model, tokenizer, "hi", length=6, draw=GREEDY, end=0)
     assert "".join(pieces) == tokenizer.decode(expected)
     assert expected
+
+
+def test_a_prompt_of_an_ascii_terminal_is_the_text_it_was():
+    """Python hides its bytes in surrogates, which the tokenizer refused with a TypeError."""
+    model, tokenizer = random_model(ROTARY), byte_tokenizer()
+    there, here = (
+        "".join(sample_text(model, tokenizer, words, length=6, draw=GREEDY, end=0))
+        for words in ("é".encode().decode("ascii", "surrogateescape"), "é")
+    )
+    assert there == here
+
+
+@pytest.mark.parametrize("prompt", [b"caf\xe9".decode("ascii", "surrogateescape"), "\ud800"])
+def test_a_prompt_that_is_no_text_is_refused(prompt):
+    with pytest.raises(BadInput, match="the prompt is not UTF-8"):
+        sample_text(random_model(ROTARY), byte_tokenizer(), prompt, length=6, draw=GREEDY, end=0)

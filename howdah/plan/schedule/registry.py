@@ -1,9 +1,10 @@
 """The schedules by name: what a layout or a method may ask for."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
-from howdah.plan.problems import BadInput, nearest
+from howdah.plan.problems import BadInput, nearest, shown
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.gpipe import gpipe, naive
 from howdah.plan.schedule.interleaved import interleaved
@@ -12,6 +13,8 @@ from howdah.plan.schedule.pipedream import pipedream, pipedream_2bw
 from howdah.plan.schedule.terapipe import terapipe
 from howdah.plan.schedule.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from howdah.plan.schedule.zero_bubble_v import zero_bubble_v
+
+MOST = 1 << 17  # forwards of a schedule
 
 
 class Family(NamedTuple):
@@ -57,6 +60,7 @@ TAKERS = {
 }
 
 
+@lru_cache(2)  # asked for each rank of a plan
 def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int = 1) -> Schedule:
     """The schedule `name` on `ranks` ranks for `micros` micro-batches.
 
@@ -66,7 +70,7 @@ def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int =
     Raises BadInput for an unknown name, with the nearest, and for a number that does not fit.
     """
     if name not in SCHEDULES:
-        raise BadInput(f"schedule {name!r} is unknown{nearest(name, SCHEDULES)}")
+        raise BadInput(f"schedule {shown(name)} is unknown{nearest(name, SCHEDULES)}")
     family = SCHEDULES[name]
     numbers = {"ranks": ranks, "micros": micros, "virtual": virtual, "slices": slices}
     for word, number in numbers.items():
@@ -74,8 +78,22 @@ def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int =
             raise BadInput(f"schedule {name}: {word} is {number}; it must be at least 1")
     _check_taken(name, family, "virtual", virtual)
     _check_taken(name, family, "slices", slices)
+    # V-ZB is laid out with enough micro-batches to fill it, of which those left out go again
+    laid = max(micros, 2 * ranks - 1) if name == "zb-v" else micros
+    check_size(name, stages=ranks * max(virtual, 1 + (name == "zb-v")), micros=laid, slices=slices)
     third = {family.takes: numbers[family.takes]} if family.takes else {}
     return family.build(ranks, micros, **third)
+
+
+def check_size(name: str, *, stages: int, micros: int, slices: int) -> None:
+    """Raises BadInput for a schedule that is too long to list."""
+    size = stages * micros * slices
+    if size > MOST:
+        raise BadInput(
+            f"schedule {name}: {stages:,} stages with {micros:,} micro-batches"
+            + (f" of {slices:,} slices" if slices > 1 else "")
+            + f" have {size:,} forwards, and {MOST:,} are the most; use fewer of them"
+        )
 
 
 def _check_taken(name: str, family: Family, word: str, number: int) -> None:

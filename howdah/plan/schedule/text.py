@@ -10,10 +10,15 @@ run: `check_schedule` does.
 """
 
 import re
+from pathlib import Path
 
-from howdah.plan.problems import BadInput
+from howdah.plan.files import read_text
+from howdah.plan.problems import BadInput, named, shown
 from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.check import out_of_range
+from howdah.plan.schedule.registry import check_size
+
+LARGEST = 8 << 20  # bytes of a file
 
 HEADER = re.compile(
     r"([\w.+-]+) stages ([1-9]\d{0,5}) micros ([1-9]\d{0,5}) slices ([1-9]\d{0,5})", re.A
@@ -30,16 +35,27 @@ def format_schedule(schedule: Schedule) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read_schedule(path: Path) -> Schedule:
+    """The schedule that a file spells. Raises BadInput, naming the file."""
+    try:
+        return parse_schedule(read_text(path, LARGEST))
+    except OSError as error:
+        raise BadInput(f"schedule {named(path)} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"schedule {named(path)} is not UTF-8; give a text file") from None
+
+
 def parse_schedule(text: str) -> Schedule:
     """The schedule that `text` spells. Raises BadInput with the line and the word that is wrong."""
     header, *lines = text.splitlines() or [""]
     match = HEADER.fullmatch(header)
     if match is None:
         raise BadInput(
-            f"schedule, line 1: {header!r} is no header; write a name and numbers from 1 on, "
+            f"schedule, line 1: {shown(header)} is no header; write a name and numbers from 1 on, "
             "such as '1f1b stages 4 micros 8 slices 1'"
         )
     name, (stages, micros, slices) = match[1], map(int, match.groups()[1:])
+    check_size(shown(name), stages=max(stages, len(lines)), micros=micros, slices=slices)
     empty = Schedule(name, stages, micros, slices, ())
     return empty._replace(programs=tuple(_program(i, line, empty) for i, line in enumerate(lines)))
 
@@ -48,7 +64,7 @@ def _program(rank: int, line: str, schedule: Schedule) -> tuple[Action, ...]:
     start = f"rank {rank}:"
     if not line.startswith(start):
         raise BadInput(
-            f"schedule, line {rank + 2}: {line!r} must begin with {start!r}; "
+            f"schedule, line {rank + 2}: {shown(line)} must begin with {start!r}; "
             "write one line for each rank, in order"
         )
     words = line.removeprefix(start).split()
@@ -59,8 +75,8 @@ def _action(word: str, line: int, schedule: Schedule) -> Action:
     match = ACTION.fullmatch(word)
     if match is None:
         raise BadInput(
-            f"schedule, line {line}: {word!r} is no action; write the stage, one of F B I W U, "
-            "the micro-batch, and the slice if it is not 0, such as 2F0 or 2F0.1"
+            f"schedule, line {line}: {shown(word)} is no action; write the stage, one of F B I W "
+            "U, the micro-batch, and the slice if it is not 0, such as 2F0 or 2F0.1"
         )
     stage, kind, micro, part = match.groups()
     action = Action(Kind(kind), int(stage), int(micro), int(part or 0))

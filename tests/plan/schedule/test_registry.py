@@ -74,6 +74,24 @@ def test_the_two_stages_of_the_v_may_be_said():
         ("gpipe", {"micros": -1}, "schedule gpipe: micros is -1; it must be at least 1"),
         (
             "1f1b",
+            {"ranks": 999_999, "micros": 999_999},
+            "schedule 1f1b: 999,999 stages with 999,999 micro-batches have 999,998,000,001 "
+            "forwards, and 131,072 are the most; use fewer of them",
+        ),
+        (
+            "terapipe",
+            {"slices": 1 << 20},
+            "schedule terapipe: 4 stages with 8 micro-batches of 1,048,576 slices have 33,554,432 "
+            "forwards, and 131,072 are the most; use fewer of them",
+        ),
+        (  # laid out with as many micro-batches as fill it
+            "zb-v",
+            {"ranks": 300, "micros": 1},
+            "schedule zb-v: 600 stages with 599 micro-batches have 359,400 forwards, and 131,072 "
+            "are the most; use fewer of them",
+        ),
+        (
+            "1f1b",
             {"virtual": 2},
             "schedule 1f1b does not take virtual=2: use virtual=1, or schedule interleaved, "
             "which has several stages on each rank",

@@ -8,7 +8,7 @@ from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 from howdah.plan.schedule.terapipe import terapipe
-from howdah.plan.schedule.text import format_schedule, parse_schedule
+from howdah.plan.schedule.text import format_schedule, parse_schedule, read_schedule
 
 TEXT = """\
 1f1b stages 2 micros 3 slices 1
@@ -66,10 +66,30 @@ HEAD = "mine stages 2 micros 3 slices 1\n"
         (HEAD + "rank 0: 0F3\n", "line 2: '0F3': there is no micro-batch 3; the last is 2"),
         (HEAD + "rank 0: 0F2.1\n", "line 2: '0F2.1': there is no slice 1; the last is 0"),
         (HEAD + f"rank 0: 0F{'9' * 5000}\n", "is no action"),
+        ("x" * 5000, "is no header"),
+        (
+            "mine stages 999999 micros 999999 slices 999999\n",
+            "have 999,997,000,002,999,999 forwards",
+        ),
+        ("mine stages 1 micros 1 slices 1\n" + "rank\n" * 200_000, "131,072 are the most"),
     ],
 )
 def test_refused(text, sentence):
     with pytest.raises(BadInput) as refused:
         parse_schedule(text)
     assert sentence in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_a_file_is_read_or_refused(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text(HEAD + "rank 0: 0F0\n")
+    assert read_schedule(path).programs == ((Action(Kind.FORWARD, 0, 0, 0),),)
+    path.write_bytes(b"\0\xff")
+    with pytest.raises(BadInput, match=r"schedule .*mine\.txt is not UTF-8; give a text file"):
+        read_schedule(path)
+    path.write_bytes(b" " * (8 << 20) + b" ")
+    with pytest.raises(BadInput, match="cannot be read: it has more than the 8,388,608 bytes"):
+        read_schedule(path)
+    with pytest.raises(BadInput, match="cannot be read: Is a directory"):
+        read_schedule(tmp_path)

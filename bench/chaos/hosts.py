@@ -1,0 +1,116 @@
+"""Two hosts, a cable, and what becomes of a run when the cable is slow or gone.
+
+A host is a network namespace with a process namespace of its own, so that its ranks share nothing
+with the other's but the run folder; the cable is a veth pair. torchrun starts a rank on each.
+
+    slow   the link is shaped to 2 Mbit/s after the third step: the run must go on, with the same bits
+    cut    the link is taken down after the third step: both sides must say so within half a minute
+
+Needs root, and `ip` and `tc`.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from family import LIMIT, started
+from small import checksums, environment, undisturbed, write_recipe
+
+HOSTS, PORT = ("howdah-a", "howdah-b"), 29611
+LAYOUTS = ("dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4")
+TOLD_WITHIN = 30.0
+STEPS = 40
+
+
+def shell(line: str) -> None:
+    """Runs a command of the system."""
+    subprocess.run(line.split(), check=True, capture_output=True)
+
+
+@contextmanager
+def two_hosts() -> Iterator[None]:
+    """Two namespaces and the cable between them."""
+    try:
+        for host in HOSTS:
+            shell(f"ip netns add {host}")
+            shell(f"ip -n {host} link set lo up")
+        shell(f"ip -n {HOSTS[0]} link add cable type veth peer name cable netns {HOSTS[1]}")
+        for number, host in enumerate(HOSTS, 1):
+            shell(f"ip -n {host} addr add 10.77.0.{number}/24 dev cable")
+            shell(f"ip -n {host} link set cable up")
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "delete", host], check=False, capture_output=True)
+
+
+def on(host: int, recipe: Path, run: Path, words: list[str]) -> list[object]:
+    """The command line of one host."""
+    agent = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={host}"]
+    agent += ["--master-addr=10.77.0.1", f"--master-port={PORT}"]
+    return [
+        *("ip", "netns", "exec", HOSTS[host], "unshare", "--pid", "--fork", "--mount-proc"),
+        *(sys.executable, "-m", "torch.distributed.run", *agent),
+        *("-m", "howdah.cli", "train", recipe, f"folder={run}", *words),
+    ]
+
+
+def strike(what: str) -> None:
+    """Makes the cable slow, or cuts it."""
+    if what == "cut":
+        shell(f"ip -n {HOSTS[1]} link set cable down")
+        return
+    for host in HOSTS:
+        shaped = "rate 2mbit burst 16kb latency 400ms"
+        shell(f"tc -n {host} qdisc add dev cable root tbf {shaped}")
+
+
+def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]:
+    """One run on two hosts whose cable is struck."""
+    run, words = folder / "run", [f"layout={layout}", f"pace.steps={STEPS}"]
+    given = {**environment(folder), "GLOO_SOCKET_IFNAME": "cable", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with two_hosts(), ExitStack() as stack:
+        sides = [
+            stack.enter_context(
+                started(on(host, recipe, run, words), folder / str(host), environment=given)
+            )
+            for host in (0, 1)
+        ]
+        begun = sides[0].wait_for("\nstep:  3")
+        strike(what)
+        began = time.monotonic()
+        told, ends = [-1.0, -1.0], [-1.0, -1.0]
+        while time.monotonic() - began < LIMIT and min(ends) < 0:
+            for host, side in enumerate(sides):
+                said = side.err.read_text(errors="replace")
+                if told[host] < 0 and "rank " in said and ("lost" in said or "link" in said):
+                    told[host] = time.monotonic() - began
+                if ends[host] < 0 and side.process.poll() is not None:
+                    ends[host] = time.monotonic() - began
+            time.sleep(0.05)
+        said = [side.err.read_text(errors="replace")[:1000] for side in sides]
+        codes = [side.process.poll() for side in sides]
+    row: dict[str, object] = {"kind": "host", "layout": layout, "what": what, "begun": begun}
+    row |= {"told": told, "ended": ends, "codes": codes, "said": said}
+    if what == "slow":
+        wanted = undisturbed(recipe, folder / "ref", words, STEPS)
+        row["survived"] = codes == [0, 0] and checksums(run, STEPS) == wanted
+    else:
+        row["survived"] = all(0 <= seconds <= TOLD_WITHIN for seconds in ends)
+    return row
+
+
+def hosts(folder: Path) -> Iterator[dict[str, object]]:
+    """A row for each layout and kind of trouble."""
+    recipe = write_recipe(folder)
+    for number, layout in enumerate(LAYOUTS):
+        for what in ("slow", "cut"):
+            yield one(folder / f"host{number}{what}", recipe, layout, what)
+
+
+if __name__ == "__main__":
+    for row in hosts(Path(sys.argv[1])):
+        print(row, flush=True)

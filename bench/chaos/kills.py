@@ -1,0 +1,112 @@
+"""A hundred kills at random moments: over ten layouts, ten kills of one run each, one after another.
+
+Half of the kills come after a step of that start, half at any moment from its first instruction on.
+After the tenth the run may finish, and must end with the bits of one that was left alone.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from family import LIMIT, Family, started
+from small import checksums, environment, left, train, undisturbed, write_recipe
+
+LAYOUTS = (
+    *("single", "dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4"),
+    *("dp2 tp2", "pp2 dp2 zero1 x2", "dp2 zero3 tp2 recompute=full"),
+)
+STEPS = 300
+TARGETS = ("a rank", "a rank", "launcher", "fork server", "all", "a rank, stopped")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill: whom, after how many steps of this start, and what came of it.
+
+    ended   seconds until nothing of the run lived; negative: something did to the end
+    """
+
+    layout: str
+    target: str
+    steps: int
+    code: int | None
+    ended: float
+    left: list[str]
+    said: str
+
+    @property
+    def survived(self) -> bool:
+        """Whether the run ended as it should."""
+        return self.ended >= 0 and not self.left and "Traceback" not in self.said
+
+
+def strike(family: Family, target: str, draw: random.Random) -> str:
+    """Kills; the name of whom it was, which may not be there yet."""
+    ranks, server = family.ranks(), family.server()
+    if target == "all":
+        victims = list(family.members())
+    elif target == "fork server" and server:
+        victims = [server]
+    elif target.startswith("a rank") and ranks:
+        victims = [draw.choice(ranks)]
+    else:
+        target, victims = "launcher", [family.process.pid]
+    number = signal.SIGSTOP if target.endswith("stopped") else signal.SIGKILL
+    for pid in victims:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return target
+
+
+def kill_once(words: list[object], folder: Path, run: Path, draw: random.Random) -> Kill:
+    """Starts a run and strikes it."""
+    before, target = set(os.listdir("/dev/shm")), draw.choice(TARGETS)
+    late = draw.random() < 0.5
+    with started(words, folder, environment=environment(folder)) as family:
+        if late:
+            family.wait_for("\nstep: ")
+        time.sleep(draw.uniform(0, 1.0 if late else 4.0))
+        target = strike(family, target, draw)
+        ended = family.end(LIMIT)
+        said = family.err.read_text(errors="replace")
+        steps = family.said().count("\nstep: ")
+        return Kill(
+            layout=next(str(w) for w in words if str(w).startswith("layout=")).partition("=")[2],
+            target=target,
+            steps=steps,
+            code=family.process.poll(),
+            ended=ended,
+            left=left(folder, run, family, before),
+            said=said.strip()[-400:],
+        )
+
+
+def kills(folder: Path, *, each: int, layouts: tuple[str, ...], seed: int) -> Iterator[dict]:
+    """A row for every kill, and one for the end of every layout's run."""
+    recipe, draw = write_recipe(folder), random.Random(seed)
+    for number, layout in enumerate(layouts):
+        place = folder / str(number)
+        run = place / "run"
+        words = [f"layout={layout}"]
+        wanted = undisturbed(recipe, place, words, STEPS)
+        for _ in range(each):
+            yield {
+                "kind": "kill",
+                **asdict(kill_once(train(recipe, run, *words), place, run, draw)),
+            }
+        with started(train(recipe, run, *words), place, environment=environment(place)) as family:
+            family.end(LIMIT)
+            code = family.process.poll()
+        equal = code == 0 and checksums(run, STEPS) == wanted
+        yield {"kind": "end", "layout": layout, "code": code, "equal": equal}
+
+
+if __name__ == "__main__":
+    for row in kills(Path(sys.argv[1]), each=int(sys.argv[2]), layouts=LAYOUTS, seed=1):
+        print(row, flush=True)

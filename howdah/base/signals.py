@@ -1,0 +1,95 @@
+"""Stop signals: which they are, and two ways to take them.
+
+    at once    Stopped is raised where the signal arrives: nothing is lost by leaving there
+    patient    the request is noted, and whoever holds it looks at a moment of its own choice
+
+A process begins at once, is patient while it trains, and is at once again when all is saved. Only
+the first signal is raised: the others must not break off what it made leave. It is noted as well,
+for Python drops what is raised inside a finalizer.
+
+Children of the fork server start with these signals blocked (`comm/forkserver.py`). Those that come
+before a child listens wait until it does.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+# Termination; Ctrl-C; a lost terminal; Ctrl-\; what batch systems send before a limit.
+SIGNALS = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
+EARLY = "stopped before the first step: there is nothing to save"
+
+
+class Stopped(BaseException):
+    """The process was asked to stop. Not an Exception: whatever fails, this is not a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(name_of(number))
+        self.number = number
+
+
+def name_of(number: int) -> str:
+    """SIGTERM of 15."""
+    known = {one.value for one in signal.Signals}
+    return signal.Signals(number).name if number in known else f"signal {number}"
+
+
+@dataclass
+class StopRequest:
+    """What was asked of a process.
+
+    signal   the first that came; 0: none
+    patient  its holder looks at `signal`; otherwise Stopped is raised
+    """
+
+    signal: int = 0
+    patient: bool = False
+
+    def hurry(self) -> None:
+        """No longer patient. Raises Stopped where a signal has come before."""
+        self.patient = False
+        if self.signal:
+            raise Stopped(self.signal)
+
+
+@contextmanager
+def listen(*, patient: bool = False, last: bool = False) -> Iterator[StopRequest]:
+    """Turns stop signals into a request while the block runs. For the main thread.
+
+    last  the process leaves after the block, and has said how: signals do nothing any more
+
+    A hang-up that is ignored already (nohup) stays so.
+    """
+    request = StopRequest(patient=patient)
+
+    def ask(number: int, _: FrameType | None) -> None:
+        first, request.signal = not request.signal, request.signal or number
+        if first and not request.patient:
+            raise Stopped(number)
+
+    taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = {number: signal.signal(number, ask) for number in taken}
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        yield request
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Stop signals wait while the block runs; a process started inside begins with them blocked."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,348 @@
+"""Launching a training run on this machine, and seeing it to its end.
+
+    run ── fork server ──┬── rank 0        howdah train starts the ranks, passes stop signals on,
+                         └── rank 1        and says in one sentence how they ended
+
+A rank tells over its pipe why it leaves; of one that was killed, the system does. From all that
+was told, the verdict takes what came first in this list, for the rest follows from it:
+
+    mistake   BadInput: the same for all ranks                             exit code 2
+    killed    a rank got a signal that nobody can handle, or was stopped   1
+    defect    an exception that nobody foresaw, with its traceback         1
+    limit     the machine has no more memory, disk, files                  1
+    stopped   the run was asked to stop, and has said where it stands      128 + signal
+    early     it was asked before its first step                           128 + signal
+    lost      a rank misses another one                                    1
+
+After the first end that is not a good one, the others have GRACE seconds to leave by themselves,
+which tells more; a stopped run has as long as it takes to save. Then they are killed.
+"""
+
+import json
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any
+
+import torch.distributed as dist
+
+from howdah.base.processes import StoppedFor, adopt_orphans
+from howdah.base.signals import EARLY, Stopped, StopRequest, listen, name_of
+from howdah.comm.fork_server import Child, ForkServer, ServerLost
+from howdah.comm.transport import PeerLost
+from howdah.plan.problems import BadInput, Unfinished
+
+GRACE = 4.0  # seconds that ranks have to leave by themselves when one has failed
+GLANCE = 0.05  # seconds after which a signal is passed on
+LOOK = 0.5  # between looks at ranks that may be stopped
+LOOKS = 10  # in a row that find a rank stopped, and it is given up
+ORDER = ("mistake", "killed", "defect", "limit", "stopped", "early", "lost")
+ASKED = ("stopped", "early")
+LONGEST = 1 << 16  # characters of a traceback that are told
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place in a run, and where it meets the others."""
+
+    rank: int
+    size: int
+    store: dist.Store
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: its exit code, the sentence (or traceback) that says why, or nothing, and
+    what it was, as ORDER names it; empty where all went well.
+    """
+
+    code: int
+    why: str = ""
+    kind: str = ""
+
+    @property
+    def again(self) -> bool:
+        """Whether starting it again may help."""
+        return self.kind in ("killed", "defect", "limit", "lost")
+
+
+@dataclass
+class _Rank:
+    """A rank as the launcher knows it.
+
+    kind, told  why it leaves, as it told itself; heard: it will tell no more
+    stopped     by SIGSTOP, for too long
+    ours        killed by the launcher
+    """
+
+    child: Child
+    kind: str = ""
+    told: str = ""
+    heard: bool = False
+    stopped: bool = False
+    ours: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.child.status not in (None, 0)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a run is started and ended.
+
+    ranks         processes
+    save_seconds  that a stopped run has before its processes are killed
+    preload       modules that all ranks need
+    restarts      how often a run that failed is started again; a mistake, or a stop, never is
+    """
+
+    ranks: int
+    save_seconds: float
+    preload: Sequence[str] = ()
+    restarts: int = 0
+
+
+def launch(
+    function: Callable[..., int],
+    arguments: Sequence[Any],
+    terms: Terms,
+    *,
+    say: Callable[[str], None],
+) -> Ending:
+    """Runs function(seat, *arguments) in new processes, which exit with what it returns.
+
+    `say` is told why a run is started again. Raises BadInput when a rank did, or the machine
+    cannot start them; Stopped when a signal came before there was a rank.
+    """
+    modules = ("torch", "torch.distributed", "howdah.comm.launch", *terms.preload)
+    grace, server = terms.save_seconds, None
+    adopt_orphans(True)
+    try:
+        with listen(patient=True) as request:
+            for start in range(terms.restarts + 1):
+                if server and server.lost:
+                    server.close(kill=True)
+                if not server or server.lost:
+                    server = ForkServer(
+                        farewell=signal.SIGTERM, grace=grace, preload=modules, main=False
+                    )
+                run = _Launched(request, terms, server)
+                ending = run.see_through(function, arguments, f"start{start}")
+                if start == terms.restarts or not ending.again or request.signal:
+                    break
+                say(f"{ending.why}; starting it again, {start + 1} of {terms.restarts} times")
+        return ending
+    except ServerLost as lost:
+        raise BadInput(
+            f"{lost}; start fewer ranks, or raise the limits that `ulimit -a` shows"
+        ) from None
+    finally:
+        if server:
+            server.close(kill=True)
+        adopt_orphans(False)
+
+
+class _Launched:
+    """One start of a run's ranks."""
+
+    def __init__(self, request: StopRequest, terms: Terms, server: ForkServer) -> None:
+        self._request, self._terms, self._server = request, terms, server
+        self._ranks: list[_Rank] = []
+        self._passed_on = 0
+        self._until: float | None = None  # when those who are still here are killed
+        self._looked, self._stopped_for = monotonic(), StoppedFor()
+
+    def see_through(
+        self, function: Callable[..., int], arguments: Sequence[Any], prefix: str
+    ) -> Ending:
+        """Starts the ranks, and returns when all have ended."""
+        for rank in range(self._terms.ranks):
+            if self._request.signal:
+                raise Stopped(self._request.signal)
+            place = rank, self._terms.ranks, prefix
+            child = self._server.fork(_run_rank, function, place, arguments)
+            self._ranks.append(_Rank(child))
+        while any(rank.child.status is None for rank in self._ranks):
+            self._watch()
+        return self._verdict()
+
+    # -- while it runs
+
+    def _watch(self) -> None:
+        """One look at everything that may have changed."""
+        live = [rank for rank in self._ranks if rank.child.status is None]
+        pipes = {rank.child.pipe: rank for rank in live if not rank.heard}
+        control = [] if self._server.lost else [self._server.control]
+        for ready in wait([*pipes, *control], timeout=GLANCE):
+            if isinstance(ready, Connection):
+                _hear(pipes[ready])
+        self._server.look()
+        for rank in live:
+            if rank.child.status is not None and not rank.heard:
+                _hear(rank)
+        self._pass_on()
+        self._look_for_stopped(live)
+        if any(rank.failed and rank.kind not in ASKED for rank in self._ranks):
+            self._give(GRACE)
+        elif self._server.lost:  # the system has asked the ranks to stop
+            self._give(self._terms.save_seconds)
+        if self._until is not None and monotonic() > self._until:
+            self._kill()
+
+    def _pass_on(self) -> None:
+        """A stop signal that came here, or that one of the ranks got alone."""
+        asked = self._request.signal
+        for rank in self._ranks:
+            if rank.kind in ASKED and not asked:
+                asked = int(rank.told)
+        if asked and not self._passed_on:
+            self._passed_on = asked
+            self._signal(asked)
+            self._give(self._terms.save_seconds)
+
+    def _look_for_stopped(self, live: Sequence[_Rank]) -> None:
+        if monotonic() - self._looked < LOOK:
+            return
+        self._looked = monotonic()
+        if self._stopped_for.look(self._server.pid) >= LOOKS:
+            os.kill(self._server.pid, signal.SIGKILL)  # its children are told by the system
+        for rank in live:
+            if self._stopped_for.look(rank.child.pid) >= LOOKS:
+                rank.stopped = True
+                self._kill()
+
+    def _give(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        self._until = until if self._until is None else min(until, self._until)
+
+    def _signal(self, number: int) -> None:
+        for rank in self._ranks:
+            if rank.child.status is None:
+                with suppress(ProcessLookupError):
+                    os.kill(rank.child.pid, number)
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.ours = rank.ours or rank.child.status is None
+        self._signal(signal.SIGKILL)
+
+    # -- when all have ended
+
+    def _verdict(self) -> Ending:
+        for rank, one in enumerate(self._ranks):
+            status = one.child.status or 0
+            if one.stopped:
+                one.kind = "killed"
+                one.told = f"rank {rank} (process {one.child.pid}) was stopped, and all were ended"
+            elif status < 0 and not one.ours:
+                why = "; the system does so when memory runs out" if status == -9 else ""
+                one.kind = "killed"
+                one.told = (
+                    f"rank {rank} (process {one.child.pid}) was killed by {name_of(-status)}{why}"
+                )
+            elif status > 0 and not one.kind:
+                one.kind, one.told = "defect", f"rank {rank} left with exit code {status}"
+        for kind in ORDER:
+            for rank, one in enumerate(self._ranks):
+                if one.kind == kind:
+                    return self._ending(rank, one)
+        if any(one.ours for one in self._ranks):
+            seconds = self._terms.save_seconds
+            why = f"the ranks did not end within {seconds:g} s, and were killed"
+            return Ending(1, why, "killed")
+        return Ending(0)
+
+    def _ending(self, rank: int, one: _Rank) -> Ending:
+        stop = self._request.signal or (int(one.told) if one.kind in ASKED else 0)
+        match one.kind:
+            case "mistake":
+                raise BadInput(one.told)
+            case "stopped" if self._server.lost and not self._request.signal:
+                return Ending(1, "the process that started the ranks was killed", "killed")
+            case "stopped":
+                return Ending(128 + stop, kind="stopped")
+            case "early":
+                return Ending(128 + stop, EARLY, "early")
+            case "defect" if "\n" in one.told:
+                return Ending(1, f"rank {rank} failed:\n{one.told}", "defect")
+        return Ending(1, one.told, one.kind)
+
+
+def _hear(rank: _Rank) -> None:
+    """What a rank told before it left, if it had the time."""
+    with suppress(EOFError, OSError, ValueError):
+        if rank.child.pipe.poll():
+            rank.kind, rank.told = json.loads(rank.child.pipe.recv_bytes(8 * LONGEST))
+    rank.heard = True
+
+
+# -- in a rank -----------------------------------------------------------------------
+
+
+def _run_rank(
+    pipe: Connection,
+    store: dist.Store,
+    function: Callable[..., int],
+    place: tuple[int, int, str],
+    arguments: Sequence[Any],
+) -> int:
+    """A child's whole life: 0, or it tells why not."""
+    rank, size, prefix = place
+    try:
+        code = function(Seat(rank, size, dist.PrefixStore(prefix, store)), *arguments)
+        failure = Failure("stopped", str(code - 128))
+    except BaseException as error:
+        failure = explain(error)
+        code = failure.code
+    if code:
+        with suppress(OSError):
+            pipe.send_bytes(json.dumps((failure.kind, failure.told[-LONGEST:])).encode())
+    return code
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an error that ends a run is, as ORDER names it, and what is to be said of it."""
+
+    kind: str
+    told: str
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        match self.kind:
+            case "mistake":
+                return 2
+            case "early":
+                return 128 + int(self.told)
+        return 1
+
+
+def explain(error: BaseException) -> Failure:
+    """The failure behind an error."""
+    kind, told = "defect", "".join(traceback.format_exception(error))
+    match error:
+        case BadInput():
+            kind, told = "mistake", str(error)
+        case Stopped():
+            kind, told = "early", str(error.number)
+        case PeerLost():
+            kind, told = "lost", str(error)
+        case Unfinished():
+            kind, told = "limit", str(error)
+        case MemoryError():
+            kind, told = "limit", "there is not enough memory"
+        case OSError() if error.strerror:
+            where = f": {error.filename}" if error.filename else ""
+            kind, told = "limit", error.strerror + where
+        case RuntimeError() if any(words in str(error) for words in NO_MEMORY):
+            first = str(error).splitlines()[0]
+            kind, told = "limit", f"there is not enough memory: {first}"
+    return Failure(kind, told)

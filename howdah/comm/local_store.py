@@ -1,0 +1,229 @@
+"""The store of one machine's ranks: keys and values, over sockets that were inherited.
+
+    rank 0 ── socket pair ──┐
+    rank 1 ── socket pair ──┴── fork server, which keeps the Table
+
+torch's own stores listen on a port, where anybody may speak, or lie in a file. These sockets have
+no name: who was not forked with one has nothing to connect to, and nothing is left of them.
+
+A request and its answer are a frame each: a number that both share, and fields of bytes.
+
+    set key value        →                    wait seconds key ...   →  1, or 0 when it is too late
+    get key              →  value, or none    check key ...          →  1 or 0
+    add key number       →  the sum           swap key old new       →  the value now there
+    delete key           →  1 or 0            count                  →  number of keys
+"""
+
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Lock
+from time import monotonic
+
+import torch.distributed as dist
+
+LENGTH = struct.Struct("<I")
+LARGEST = 1 << 24  # bytes of a frame: a value is an address or a few words
+DEADLINE = timedelta(seconds=600)  # where a caller gives none, as torch's stores have 300
+
+
+def pack(number: int, fields: Sequence[bytes]) -> bytes:
+    """A frame."""
+    parts = [LENGTH.pack(number & 0xFFFFFFFF)]
+    for part in fields:
+        parts += [LENGTH.pack(len(part)), part]
+    body = b"".join(parts)
+    return LENGTH.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> tuple[int, list[bytes]]:
+    """The number and the fields of a frame. Raises ValueError when it is none."""
+    (number,), at, fields = LENGTH.unpack_from(body), LENGTH.size, []
+    while at < len(body):
+        (length,) = LENGTH.unpack_from(body, at)
+        at += LENGTH.size + length
+        if at > len(body):
+            raise ValueError("a field is longer than its frame")
+        fields.append(body[at - length : at])
+    return number, fields
+
+
+# -- the side of the ranks ---------------------------------------------------------
+
+
+class LocalStore(dist.Store):
+    """A torch store over one end of a socket pair. Any thread may ask; one at a time is served."""
+
+    def __init__(self, line: socket.socket) -> None:
+        super().__init__()
+        self._line, self._lock, self._number = line, Lock(), 0
+
+    def _ask(self, *fields: str | bytes) -> list[bytes]:
+        with self._lock:
+            self._number += 1
+            raw = [part.encode() if isinstance(part, str) else part for part in fields]
+            self._line.sendall(pack(self._number, raw))
+            while True:
+                number, answer = unpack(self._read(*LENGTH.unpack(self._read(LENGTH.size))))
+                if number == self._number & 0xFFFFFFFF:  # else of a question that was given up
+                    return answer
+
+    def _read(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            part = self._line.recv(count - len(parts))
+            if not part:
+                raise dist.DistNetworkError("the process that keeps the store has ended")
+            parts += part
+        return bytes(parts)
+
+    # The interface of dist.Store.
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Sets a value."""
+        self._ask("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value, as soon as there is one."""
+        self.wait([key])
+        return self._ask("get", key)[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number; the sum."""
+        return int(self._ask("add", key, str(amount))[0])
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have values."""
+        return self._ask("check", *keys) == [b"1"]
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Sets `desired` where the value is `expected`, or there is none and that is empty."""
+        return self._ask("swap", key, expected, desired)[0]
+
+    def delete_key(self, key: str) -> bool:
+        """Forgets a value; whether there was one."""
+        return self._ask("delete", key) == [b"1"]
+
+    def num_keys(self) -> int:
+        """How many keys have values."""
+        return int(self._ask("count")[0])
+
+    def wait(self, keys: list[str], timeout: timedelta = DEADLINE) -> None:
+        """Returns when all keys have values. Raises DistStoreError after `timeout`."""
+        if self._ask("wait", str(timeout.total_seconds()), *keys) != [b"1"]:
+            raise dist.DistStoreError(f"wait timeout after {timeout}, keys: {', '.join(keys)}")
+
+
+# -- the side that keeps the table ---------------------------------------------------
+
+
+@dataclass
+class Line:
+    """A rank's connection: what has come of a frame that is not complete."""
+
+    socket: socket.socket
+    read: bytearray = field(default_factory=bytearray)
+
+    def frames(self) -> Iterator[bytes]:
+        """The complete frames of what has come. Raises OSError or ValueError when it is over."""
+        part = self.socket.recv(1 << 16)
+        if not part:
+            raise ConnectionResetError("the rank has ended")
+        self.read += part
+        while len(self.read) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self.read)
+            if length > LARGEST:
+                raise ValueError("a frame is too long")
+            if len(self.read) < LENGTH.size + length:
+                return
+            frame = bytes(self.read[LENGTH.size : LENGTH.size + length])
+            del self.read[: LENGTH.size + length]
+            yield frame
+
+    def answer(self, number: int, *fields: bytes) -> None:
+        """Never waits: whoever does not read its answers has ended, or has been stopped."""
+        self.socket.send(pack(number, fields), socket.MSG_DONTWAIT)
+
+
+@dataclass
+class Waiting:
+    """A rank that waits for keys."""
+
+    line: Line
+    number: int
+    keys: list[bytes]
+    until: float
+
+
+class Table:
+    """The keys and values, and who waits for which."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._waiting: list[Waiting] = []
+
+    def serve(self, line: Line) -> None:
+        """Answers what has come over a line. Raises OSError or ValueError when it is over."""
+        for frame in line.frames():
+            number, fields = unpack(frame)
+            self._answer(line, number, *fields)
+
+    def forget(self, line: Line) -> None:
+        """Its rank waits no more."""
+        self._waiting = [one for one in self._waiting if one.line is not line]
+
+    def soonest(self) -> float | None:
+        """Seconds until somebody has waited too long; None where nobody waits."""
+        ends = [one.until for one in self._waiting]
+        return max(min(ends) - monotonic(), 0) if ends else None
+
+    def look(self) -> None:
+        """Lets those pass whose keys are there, and tells those whose time is over."""
+        now, left = monotonic(), []
+        for one in self._waiting:
+            if self._has(one.keys):
+                _tell(one, b"1")
+            elif now >= one.until:
+                _tell(one, b"0")
+            else:
+                left.append(one)
+        self._waiting = left
+
+    def _has(self, keys: Sequence[bytes]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def _answer(self, line: Line, number: int, name: bytes, *fields: bytes) -> None:
+        values = self._values
+        match name, *fields:
+            case b"set", key, value:
+                values[key] = value
+                line.answer(number)
+            case b"get", key:
+                line.answer(number, *[values[key]] if key in values else [])
+            case b"add", key, amount:
+                values[key] = str(int(values.get(key, b"0")) + int(amount)).encode()
+                line.answer(number, values[key])
+            case b"swap", key, old, new:
+                if values.get(key, b"") == old:
+                    values[key] = new
+                line.answer(number, values.get(key, old))
+            case b"delete", key:
+                line.answer(number, b"1" if values.pop(key, None) is not None else b"0")
+            case (b"count",):
+                line.answer(number, str(len(values)).encode())
+            case b"check", *keys:
+                line.answer(number, b"1" if self._has(keys) else b"0")
+            case b"wait", seconds, *keys:
+                self._waiting.append(Waiting(line, number, keys, monotonic() + float(seconds)))
+            case _:
+                raise ValueError("a rank asks what no store can answer")
+        self.look()
+
+
+def _tell(one: Waiting, word: bytes) -> None:
+    try:
+        one.line.answer(one.number, word)
+    except OSError:
+        return  # it has ended: its line will say so

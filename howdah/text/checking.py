@@ -1,0 +1,129 @@
+"""Whether a token cache still holds what was written into it: every byte is read, once a run.
+
+A power cut leaves zeros, a copy is cut short, a bit falls over. Nothing of that stops a training:
+it would go on with other tokens, to other weights, and say nothing. So the index holds a CRC-32 of
+each file and of itself. The ids must also be those of the tokenizer, and each start must point at
+the end token in front of a document: what was wrong when it was written has a right checksum.
+
+Files are read in blocks, at the speed of the disk. They are not mapped: where a disk gives an
+error, reading raises it, and a mapping ends the process.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+INDEX = "corpus.json"
+BLOCK = 4 << 20  # bytes; a multiple of the size of any token
+
+
+def sealed(fields: dict[str, Any]) -> str:
+    """An index as text, with its own checksum. What `fields` holds is plain JSON."""
+    return json.dumps({**fields, "crc32": _checksum(fields)}, indent=1)
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What was sealed. Raises ValueError when it is damaged, OSError when it cannot be read."""
+    try:
+        fields = json.loads((folder / INDEX).read_bytes())
+    except RecursionError:
+        fields = None
+    if not isinstance(fields, dict) or fields.pop("crc32", None) != _checksum(fields):
+        raise ValueError(f"{INDEX} is not what was written")
+    return fields
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with the cache in `folder`, or None. Raises OSError where it cannot be read."""
+    try:
+        index = read_index(folder)
+        facts = index["facts"]
+        for file, crc32 in index["files"].items():
+            _require_crc32(folder / file, sum_of(folder / file), crc32)
+        for name, count in index["tokens"].items():
+            _check_starts(folder / f"{name}.starts", count)
+            _check_ids(folder / name, count, entries=facts["entries"], end=facts["end"])
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, KeyError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def sum_of(path: Path) -> int:
+    """The CRC-32 of a file."""
+    crc32 = 0
+    for block in _blocks(path):
+        crc32 = zlib.crc32(block, crc32)
+    return crc32
+
+
+def require_size(path: Path, size: int) -> None:
+    """Raises ValueError for a file of another size than was written."""
+    if path.stat().st_size != size:
+        raise ValueError(f"{path.name} should hold {size} bytes")
+
+
+def _require_crc32(path: Path, found: int, written: int) -> None:
+    if found != written:
+        raise ValueError(f"{path.name} is not what was written")
+
+
+def _blocks(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, each block in the place of the one before it."""
+    buffer = memoryview(bytearray(BLOCK))
+    with path.open("rb") as file:
+        while size := file.readinto(buffer):
+            yield buffer[:size]
+
+
+def _check_starts(path: Path, count: dict[str, Any]) -> None:
+    """The first document starts at 0, every other one after the one before it."""
+    require_size(path, count["starts"] * 8)
+    crc32, last, sound = 0, -1, True
+    for block in _blocks(path):
+        crc32 = zlib.crc32(block, crc32)
+        starts = np.frombuffer(block, np.int64)
+        first = starts[0] == 0 if last < 0 else starts[0] > last
+        sound = sound and bool(first) and bool((starts[1:] > starts[:-1]).all())
+        last = int(starts[-1])
+    _require_crc32(path, crc32, count["starts_crc32"])
+    if not sound:
+        raise ValueError(f"{path.name} has documents out of order")
+
+
+def _check_ids(stream: Path, count: dict[str, Any], *, entries: int, end: int) -> None:
+    """All are below `entries`, and `end` stands at each start and behind the last document."""
+    path, dtype = stream.with_name(f"{stream.name}.ids"), np.dtype(count["dtype"])
+    require_size(path, count["ids"] * dtype.itemsize)
+    starts = _mapped(stream.with_name(f"{stream.name}.starts"))
+    crc32 = at = placed = 0
+    largest, ends, last = 0, True, -1
+    for block in _blocks(path):
+        crc32 = zlib.crc32(block, crc32)
+        ids = np.frombuffer(block, dtype)
+        here = starts[placed : placed + int(starts[placed:].searchsorted(at + len(ids)))]
+        ends = ends and bool((ids[here - at] == end).all())
+        largest, last = max(largest, int(ids.max())), int(ids[-1])
+        at, placed = at + len(ids), placed + len(here)
+    _require_crc32(path, crc32, count["ids_crc32"])
+    if largest >= entries:
+        raise ValueError(f"{path.name} has token {largest}, and the tokenizer has {entries}")
+    if not ends or placed != len(starts) or last != end or (placed and starts[-1] == at - 1):
+        raise ValueError(f"{path.name} has documents that do not stand between end tokens")
+
+
+def _mapped(path: Path) -> npt.NDArray[np.int64]:
+    """Mapped after all, for it was just read; an empty file cannot be."""
+    if not path.stat().st_size:
+        return np.empty(0, np.int64)
+    return np.asarray(np.memmap(path, dtype=np.int64, mode="r"))

@@ -1,0 +1,76 @@
+"""Stop signals: raised once where nothing is lost, noted where a run must save first."""
+
+import signal
+
+import pytest
+
+from howdah.base.signals import SIGNALS, Stopped, blocked, listen
+
+
+def send(number):
+    signal.raise_signal(number)  # to this thread: a test before may have left others
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_is_raised_and_the_others_do_not_break_off_what_it_made_leave(number):
+    left = []
+    with pytest.raises(Stopped) as stopped, listen() as request:
+        try:
+            send(number)
+        finally:
+            for again in SIGNALS:
+                send(again)
+            left.append("tidied up")
+    assert (stopped.value.number, request.signal, left) == (number, number, ["tidied up"])
+
+
+def test_a_patient_one_notes_the_first_and_leaves_when_it_is_ready():
+    with listen(patient=True) as request:
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        assert request.signal == signal.SIGTERM
+        with pytest.raises(Stopped):
+            request.hurry()
+    with listen(patient=True) as request:
+        request.hurry()
+        with pytest.raises(Stopped):
+            send(signal.SIGHUP)
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with listen():
+        assert all(signal.getsignal(n) != b for n, b in zip(SIGNALS, before, strict=True))
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_after_the_last_block_signals_do_nothing():
+    """Threads of the process may still take them when the handlers are gone."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with listen(last=True):
+            pass
+        for number in SIGNALS:
+            send(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_hang_up_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with listen() as request:
+            send(signal.SIGHUP)
+        assert request.signal == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_blocked_signals_come_when_somebody_listens():
+    with listen(patient=True) as outer, blocked():
+        send(signal.SIGTERM)
+        assert outer.signal == 0
+        with pytest.raises(Stopped), listen():
+            pytest.fail("the signal has waited, and comes first")
+    assert outer.signal == 0

@@ -1,0 +1,255 @@
+"""Links of the torch transport: who may connect, and how long a broken one goes unnoticed."""
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from shutil import which
+from threading import Thread
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
+from howdah.comm.torch_transport import torch_transport
+from howdah.comm.transport import PeerLost
+from howdah.plan.problems import BadInput
+
+HOST = "127.0.0.1"
+OPTIONS = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 5,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 20_000,
+}
+
+
+# -- sockets of this process
+
+
+def options(one):
+    return {key: one.getsockopt(*key) for key in OPTIONS}
+
+
+@pytest.fixture
+def pair():
+    """Both ends of a TCP connection."""
+    with socket.create_server((HOST, 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    with one, other:
+        yield one, other
+
+
+def name(one):
+    return os.readlink(f"/proc/self/fd/{one.fileno()}")
+
+
+def test_heartbeats_are_set_on_the_sockets_that_are_named(pair):
+    one, other = pair
+    before = options(other)
+    assert keep_alive({name(one)}) == 1
+    assert options(one) == OPTIONS
+    assert options(other) == before
+
+
+def test_without_names_all_tcp_sockets_of_the_process_are_meant(pair):
+    with socket.socket(socket.AF_UNIX) as local, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        assert keep_alive() >= 2
+        assert all(options(one) == OPTIONS for one in pair)
+        assert {name(local), name(datagrams)} <= open_sockets().keys()
+
+
+def test_hanging_up_ends_both_sides_and_leaves_the_sockets_open(pair):
+    one, other = pair
+    before = open_sockets()
+    hang_up({name(one)})
+    assert one.recv(1) == other.recv(1) == b""
+    assert open_sockets() == before
+
+
+# -- the transport
+
+
+def listening(transport, port, loopback):
+    """Where this process listens, after a transport is made and used; and its heartbeats."""
+    store = dist.PrefixStore(str(loopback), dist.TCPStore(HOST, port, is_master=False))
+    known = open_sockets()
+    rank, size = transport.rank, transport.size
+    made = torch_transport(store, rank=rank, size=size, loopback=loopback)
+    x = torch.ones(5)
+    made.all_reduce(x)
+    own = {one.removeprefix("socket:[").removesuffix("]") for one in open_sockets()}
+    found = []
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(FileNotFoundError), open(path) as lines:
+            rows = [line.split() for line in list(lines)[1:]]
+            found += [row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in own]
+    beating = 0
+    for link, number in open_sockets().items():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            beating += link not in known and options(one) == OPTIONS
+    return found, beating, x.tolist()
+
+
+def test_on_one_machine_nobody_else_can_connect(workers):
+    """127.0.0.1 is 0100007F there. Such a link is never down, and has no heartbeats."""
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    results = workers.run(listening, store.port, True, ranks=3, transport="fallback")
+    for found, beating, x in results:
+        assert found
+        assert set(found) == {"0100007F"}
+        assert beating == 0
+        assert x == [3.0] * 5
+
+
+def test_links_between_machines_have_heartbeats(workers):
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    results = workers.run(listening, store.port, False, ranks=3, transport="fallback")
+    for _, beating, x in results:
+        assert beating >= 2  # links; and where it listens
+        assert x == [3.0] * 5
+
+
+def give_up(transport):
+    """Rank 0 gives up while a thread of its own waits for rank 1, as rank 1 does for it."""
+    said = []
+
+    def wait():
+        try:
+            transport.receive(torch.zeros(1), 1 - transport.rank)
+        except PeerLost as error:
+            said.append(str(error))
+
+    thread = Thread(target=wait)
+    thread.start()
+    if transport.rank == 0:
+        transport.give_up()
+    thread.join()
+    return said
+
+
+def test_who_gives_up_ends_the_waits_of_all_threads_and_ranks(workers):
+    (one,), (other,) = workers.run(give_up, ranks=2, transport="torch")
+    assert one.startswith(
+        "rank 0 gave up; what it says tells why; this rank called receive(float32 ["
+    )
+    assert other.startswith("rank 0 ended, or its link is down, as rank 1 saw; this rank called re")
+    assert f"at {__file__}:" in one
+
+
+def test_a_rank_that_does_not_come_is_named():
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(
+        PeerLost, match=r"^rank 1 of 2 did not come to be connected, as rank 0 saw$"
+    ):
+        torch_transport(store, rank=0, size=2, seconds=0.1)
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 2}, {"rank": 0.5}, {"seconds": float("nan")}])
+def test_what_cannot_be_connected_is_refused(wrong):
+    with pytest.raises(BadInput):
+        torch_transport(dist.HashStore(), **({"rank": 0, "size": 2} | wrong))
+
+
+# -- real links
+
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+from howdah.comm.torch_transport import torch_transport
+from howdah.comm.transport import PeerLost
+
+rank, case = int(sys.argv[1]), sys.argv[2]
+transport = torch_transport(dist.FileStore(sys.argv[3], 2), rank=rank, size=2, seconds=600)
+x = torch.ones(300_000)
+for _ in range(3):
+    transport.all_reduce(x, "mean")
+print("going", flush=True)
+try:
+    while case == "busy":
+        transport.all_reduce(x, "mean")
+    if rank == 0:
+        transport.receive(x, 1)
+    sys.stdin.readline()
+    transport.barrier()
+except PeerLost as error:
+    print(error, flush=True)
+"""
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture
+def network():
+    """Two namespaces, and a switch between them in a third; the names of all."""
+    names = [f"howdah{os.getpid()}-{which}" for which in ("0", "1", "switch")]
+    try:
+        for space in names:
+            ip("netns", "add", space)
+        switch = names[2]
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        for rank, space in enumerate(names[:2]):
+            peer = ("peer", "name", "wire", "netns", space)
+            ip("-n", switch, "link", "add", f"port{rank}", "type", "veth", *peer)
+            ip("-n", switch, "link", "set", f"port{rank}", "master", "bridge", "up")
+            ip("-n", space, "address", "add", f"10.77.0.{rank + 1}/24", "dev", "wire")
+            ip("-n", space, "link", "set", "wire", "up")
+        yield names
+    finally:
+        for space in names:
+            subprocess.run(["ip", "netns", "del", space], check=False, stderr=subprocess.DEVNULL)
+
+
+def start(space, rank, case, path):
+    command = ["ip", "netns", "exec", space, sys.executable, "-c", RANK, str(rank), case, path]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "wire"},
+    )
+
+
+def next_line(process, seconds):
+    """What a rank says next, if it does."""
+    with selectors.DefaultSelector() as looker:
+        looker.register(process.stdout, selectors.EVENT_READ)
+        assert looker.select(seconds), f"nothing is said within {seconds} s"
+    return process.stdout.readline()
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or not which("ip"), reason="needs root and ip")
+@pytest.mark.parametrize("case", ["busy", "idle"])
+def test_a_link_that_goes_down_is_told_to_both_sides(network, tmp_path, case):
+    """The switch between them stops; both interfaces stay up, and no kernel says a word.
+
+    Without heartbeats, 600 s are waited for. With them it takes some 20.
+    """
+    ranks = [start(network[rank], rank, case, str(tmp_path / "store")) for rank in range(2)]
+    try:
+        assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
+        ip("-n", network[2], "link", "set", "bridge", "down")
+        for rank, process in enumerate(ranks):
+            if case == "idle" and rank == 1:  # what it does next, it does after rank 0 was told
+                process.stdin.write("\n")
+                process.stdin.flush()
+            said = next_line(process, 100)
+            assert said.startswith(
+                f"rank {1 - rank} ended, or its link is down, as rank {rank} saw"
+            )
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()

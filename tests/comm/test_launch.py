@@ -1,0 +1,177 @@
+"""Launching: whatever ends a run on this machine, its end is told once, and nothing is left."""
+
+import os
+import signal
+
+import pytest
+
+from howdah.base.signals import Stopped
+from howdah.comm.counters import Counters
+from howdah.comm.group import Group
+from howdah.comm.launch import Ending, Terms, explain, launch
+from howdah.comm.rendezvous import choose
+from howdah.comm.transport import PeerLost
+from howdah.plan.problems import BadInput, Unfinished
+
+
+def run(function, *arguments, ranks=2, restarts=0, said=None):
+    terms = Terms(ranks=ranks, save_seconds=60, restarts=restarts)
+    return launch(function, arguments, terms, say=(said if said is not None else []).append)
+
+
+def meet(seat, folder):
+    """For ranks: adds up their numbers, and writes down the sum."""
+    transport = choose(seat.store, rank=seat.rank, size=seat.size, seconds=60)
+    group = Group(transport, axis="dp", counters=Counters())
+    (total,) = group.sum_scalars([seat.rank + 1])
+    (folder / f"{seat.rank} of {seat.size}").write_text(str(total))
+    transport.close()
+    return 0
+
+
+def test_ranks_meet(tmp_path):
+    assert run(meet, tmp_path, ranks=3) == Ending(0)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        f"{rank} of 3": "6.0" for rank in range(3)
+    }
+
+
+def wait(transport):
+    """For ranks: waits for all others, who will not come."""
+    Group(transport, axis="dp", counters=Counters()).barrier()
+    return 0
+
+
+ENDS = {
+    "mistake": lambda: BadInput("the wheel: is missing"),
+    "defect": lambda: ValueError("a defect"),
+    "limit": lambda: Unfinished("no room"),
+    "memory": MemoryError,
+    "disk": lambda: OSError(28, "No space left on device", "there"),
+    "early": lambda: Stopped(signal.SIGINT),
+}
+
+
+def end(seat, how):
+    """For ranks: rank 1 ends in some way, and rank 0 waits for it."""
+    transport = choose(seat.store, rank=seat.rank, size=seat.size, seconds=60)
+    if seat.rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "stopped":
+            return 128 + signal.SIGUSR1
+        if how == "exit":
+            os._exit(7)
+        raise ENDS[how]()
+    return wait(transport)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "kind", "why"),
+    [
+        ("killed", 1, "killed", ") was killed by SIGKILL; the system does so when memory runs out"),
+        ("frozen", 1, "killed", ") was stopped, and all were ended"),
+        ("exit", 1, "defect", "rank 1 left with exit code 7"),
+        ("disk", 1, "limit", "No space left on device: there"),
+        ("early", 130, "early", "stopped before the first step: there is nothing to save"),
+    ],
+)
+def test_what_ends_a_run_is_told_and_not_what_follows_from_it(how, code, kind, why):
+    """Rank 0 loses its peer every time; that alone would help nobody."""
+    ending = run(end, how)
+    assert (ending.code, ending.kind) == (code, kind)
+    assert ending.why.endswith(why)
+    if how == "killed":
+        assert ending.why.startswith("rank 1 (process ")
+
+
+def fail_until(seat, folder, times):
+    """For ranks: the first starts fail."""
+    (folder / f"{seat.rank} {len(list(folder.iterdir()))}").touch()
+    if seat.rank == 0 and len([path for path in folder.iterdir() if path.name[0] == "0"]) <= times:
+        raise Unfinished("not yet")
+    return 0
+
+
+@pytest.mark.parametrize(("restarts", "code"), [(1, 1), (3, 0)])
+def test_a_run_that_failed_is_started_again(tmp_path, restarts, code):
+    said = []
+    ending = run(fail_until, tmp_path, 2, ranks=1, restarts=restarts, said=said)
+    assert ending.code == code
+    assert said == [
+        f"not yet; starting it again, {start} of {restarts} times"
+        for start in range(1, min(restarts, 2) + 1)
+    ]
+
+
+def test_a_stop_is_not_and_neither_is_a_mistake():
+    said = []
+    assert run(end, "stopped", restarts=3, said=said) == Ending(138, kind="stopped")
+    with pytest.raises(BadInput, match="the wheel: is missing"):
+        run(end, "mistake", restarts=3, said=said)
+    assert said == []
+
+
+def ask_launcher(seat, number):
+    """For ranks: rank 0 sends the launcher a signal; all wait until it reaches them."""
+    from howdah.base.signals import listen
+
+    with listen(patient=True) as request:
+        if seat.rank == 0:
+            (launcher,) = parents(parents([os.getpid()]))
+            os.kill(launcher, number)
+        while not request.signal:
+            signal.pause() if request.signal == 0 else None
+        return 128 + request.signal
+
+
+def parents(pids):
+    return [int(open(f"/proc/{p}/stat").read().rpartition(")")[2].split()[1]) for p in pids]
+
+
+def test_a_signal_to_the_launcher_reaches_all_ranks():
+    assert run(ask_launcher, signal.SIGHUP, ranks=3) == Ending(128 + signal.SIGHUP, kind="stopped")
+
+
+def leave_family(seat):
+    """For ranks: the server is killed, as the system does when memory runs out."""
+    from howdah.base.signals import listen
+
+    with listen(patient=True) as request:
+        if seat.rank == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        while not request.signal:
+            signal.pause()
+        return 128 + request.signal
+
+
+def test_when_the_fork_server_is_killed_ranks_save_and_leave():
+    ending = run(leave_family)
+    assert (ending.code, ending.why) == (1, "the process that started the ranks was killed")
+
+
+def test_what_an_error_is():
+    kinds = {name: explain(make()).kind for name, make in ENDS.items()}
+    assert kinds == {
+        "mistake": "mistake",
+        "defect": "defect",
+        "limit": "limit",
+        "memory": "limit",
+        "disk": "limit",
+        "early": "early",
+    }
+    assert explain(PeerLost("rank 1 left")).kind == "lost"
+    torchs = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+    assert explain(torchs).kind == "limit"
+
+
+def test_nothing_is_left_of_a_launch(tmp_path):
+    """No process, no file of shared memory, no socket; and the caller adopts nobody any more."""
+    before = set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))
+    run(meet, tmp_path)
+    assert set(os.listdir("/dev/shm")) - before[0] == set()
+    assert len(os.listdir("/proc/self/fd")) <= len(before[1])
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
