@@ -3,8 +3,8 @@
 A host is a network namespace with a process namespace of its own, so that its ranks share nothing
 with the other's but the run folder; the cable is a veth pair. torchrun starts a rank on each.
 
-    slow   the link is shaped to 2 Mbit/s after the third step: the run must go on, with the same bits
-    cut    the link is taken down after the third step: both sides must say so within half a minute
+    slow   the link is shaped to 2 Mbit/s after the third step: the run goes on, with the same bits
+    cut    the link is taken down after the third step: both sides say so within half a minute
 
 Needs root, and `ip` and `tc`.
 """

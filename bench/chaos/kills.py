@@ -1,4 +1,4 @@
-"""A hundred kills at random moments: over ten layouts, ten kills of one run each, one after another.
+"""A hundred kills at random moments: ten of one run each, one after another, on ten layouts.
 
 Half of the kills come after a step of that start, half at any moment from its first instruction on.
 After the tenth the run may finish, and must end with the bits of one that was left alone.

@@ -24,7 +24,7 @@ from howdah.comm.bench_collectives import Loop, copying, fitting, loop, slowest
 from howdah.comm.bench_table import WIDTHS, bound_bytes
 from howdah.comm.bench_trials import Memory, Trial, check, make_trial
 from howdah.comm.engine import Engine
-from howdah.comm.spawn import HOST, Workers
+from howdah.comm.spawn import Workers
 
 HOST = "127.0.0.1"
 

@@ -21,7 +21,7 @@ from contestants import Contestant
 from howdahs import HowdahStep, Place
 from peers import Step
 
-from howdah.comm.spawn import HOST, Workers
+from howdah.comm.spawn import Workers
 from howdah.comm.transport import Transport
 from howdah.text.batches import Micro
 

@@ -36,7 +36,6 @@ from howdah.comm.fallback import Fallback
 from howdah.comm.machine import gloo_address
 from howdah.comm.meeting import Kind
 from howdah.comm.transport import Transport
-from howdah.plan.problems import BadInput
 
 CALLS = 20_000  # the most in a block
 FRESH = 0x3C  # every byte of an input in a timed call

@@ -1,7 +1,10 @@
 """Rendezvous: all ranks choose the same transport, and who does not come is named."""
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,11 +124,24 @@ def alone(kinds):
     return rank, size, found
 
 
-def test_a_launched_program_connects_by_itself():
-    kinds = ["engine", "fallback", "torch", None]
-    for rank, (own, size, found) in enumerate(launch(alone, [kinds], ranks=2, save_seconds=10)):
-        assert (own, size) == (rank, 2)
-        for summed, gathered, turned, cast in found:
+PROGRAM = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_meeting import alone, np
+rank, size, found = alone(["engine", "fallback", "torch", None])
+np.savez({folder!r} + f"/{{rank}} of {{size}}.npz", *[array for each in found for array in each])
+"""
+
+
+def test_a_launched_program_connects_by_itself(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    subprocess.run([sys.executable, *torchrun, program], check=True, capture_output=True)
+    for rank in range(2):
+        with np.load(tmp_path / f"{rank} of 2.npz") as found:
+            arrays = [found[f"arr_{number}"] for number in range(16)]
+        for summed, gathered, turned, cast in zip(*[iter(arrays)] * 4, strict=True):
             np.testing.assert_array_equal(summed, np.full((3, 2), 3.0))
             np.testing.assert_array_equal(gathered, 2 * np.arange(8.0).reshape(4, 2))
             np.testing.assert_array_equal(turned, [2 * rank + n for n in (0, 1, 10, 11)])

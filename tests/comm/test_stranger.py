@@ -1,4 +1,4 @@
-"""Another user of the machine finds nothing of a run to talk to, to read, or to put its hands on."""
+"""Another user of the machine finds nothing of a run to talk to, to read, or to put hands on."""
 
 import json
 import os

@@ -1,0 +1,48 @@
+"""The short form of bench/chaos: kills and stops at moments nobody chose, and what is left."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHAOS = Path(__file__).parents[1] / "bench" / "chaos"
+
+
+@pytest.fixture
+def chaos(monkeypatch):
+    """The scripts, which import each other by name."""
+    monkeypatch.syspath_prepend(str(CHAOS))
+
+
+def test_kills_at_any_moment_leave_nothing_and_change_no_bit(chaos, tmp_path):
+    from kills import kills
+
+    rows = list(kills(tmp_path, each=3, layouts=("dp2 zero1",), seed=5))
+    assert [row["left"] for row in rows[:-1]] == [[]] * 3
+    assert all(row["ended"] >= 0 and "Traceback" not in row["said"] for row in rows[:-1])
+    assert rows[-1] == {"kind": "end", "layout": "dp2 zero1", "code": 0, "equal": True}
+
+
+@pytest.mark.parametrize("moment", ["ranks", "held out"])
+def test_a_stop_at_any_moment_leaves_nothing(chaos, monkeypatch, tmp_path, moment):
+    import signals
+
+    monkeypatch.setattr(signals, "MOMENTS", (moment,))
+    monkeypatch.setattr(signals, "SIGNALS", ("HUP",))
+    monkeypatch.setattr(signals, "WITHIN", 600.0)  # how long it takes is the benchmark's to judge
+    (row,) = signals.stops(tmp_path, ("dp2",))
+    assert row["survived"], row
+
+
+@pytest.mark.root
+@pytest.mark.skipif(
+    os.geteuid() != 0,
+    reason="mounts a small disk, which takes root",
+)
+def test_a_full_disk_never_ends_training(chaos, monkeypatch, tmp_path):
+    import disks
+
+    monkeypatch.setattr(disks, "PLACES", ("checkpoints",))
+    monkeypatch.setattr(disks, "STATES", ("full",))
+    (row,) = disks.disks(tmp_path)
+    assert row["survived"] and row["code"] == 1, row
