@@ -87,7 +87,20 @@ def report(kept: dict[str, Any]) -> str:
             f"{len(part['rows']) - len(bad)} of {len(part['rows'])} rows are as they must be.",
         ]
         lines += [f"- not so: `{json.dumps(row)[:600]}`" for row in bad]
+    if (HERE / "fuzz.json").exists():
+        lines += fuzz_table(json.loads((HERE / "fuzz.json").read_text()))
     return "\n".join(lines) + "\n"
+
+
+def fuzz_table(rows: list[Row]) -> list[str]:
+    """What `fuzz.py --write` found."""
+    lines = ["", "## fuzz", "", "| kind | asked | answered | refused in a sentence | failed |"]
+    lines.append("|---|---|---|---|---|")
+    for row in rows:
+        failed = row["failed"] if isinstance(row["failed"], int) else len(row["failed"])
+        what = row["kind"], row["asked"], row["answered"], row["refused"], failed
+        lines.append(f"| {' | '.join(map(str, what))} |")
+    return lines
 
 
 def seconds(rows: list[Row]) -> str:

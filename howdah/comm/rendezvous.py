@@ -25,6 +25,7 @@ from howdah.comm.counters import Counters
 from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
+from howdah.comm.heartbeat import keep_alive
 from howdah.comm.meeting import Kind, Word, meet, own_word
 from howdah.comm.settings import read_settings
 from howdah.comm.torch_transport import TorchTransport, torch_transport
@@ -68,6 +69,7 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
         raise BadInput(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
+    keep_alive()  # the store's connection too: its machine may go away while ranks meet
     store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
     carrier = choose(store, rank=rank, size=size, transport=transport, seconds=seconds)
