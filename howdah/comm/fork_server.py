@@ -46,6 +46,8 @@ LOOKS = 10  # in a row that find it stopped, and it is given up
 PATIENCE = 10  # seconds that a server without children may take to end
 START = "import sys; sys.path[:] = {path}; from howdah.comm.fork_server import main; main({words})"
 
+KILLED = "the process that started the ranks was killed"
+
 Target = Callable[..., int]  # (pipe, store, *arguments) → exit code
 
 
@@ -82,7 +84,7 @@ class ForkServer:
         if not main:
             self._prepared = {k: v for k, v in self._prepared.items() if "init_main" not in k}
         self._children: list[Child] = []
-        self.lost, self._why = False, "it was killed"
+        self.lost, self._why = False, ""
         try:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs, blocked():  # from its first instruction on
@@ -96,6 +98,11 @@ class ForkServer:
         start = START.format(path=path, words=", ".join(map(repr, (control, *words))))
         command = [sys.executable, "-c", start]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[control])
+
+    @property
+    def killed(self) -> bool:
+        """Whether the server ended without a word."""
+        return self.lost and not self._why
 
     def fork(self, target: Target, *arguments: Any) -> Child:
         """A process that runs target(pipe, store, *arguments), and exits with what it returns.
@@ -113,8 +120,9 @@ class ForkServer:
             if ours:
                 ours.close()
             self.look()  # what it said last may tell why it has ended
-            why = self._why if self.lost else error.strerror
-            raise ServerLost(f"no process can be started: {why}") from None
+            if self.killed:
+                raise ServerLost(KILLED) from None
+            raise ServerLost(f"no process can be started: {self._why or error.strerror}") from None
         child = Child(forked, Connection(ours.detach()))
         self._children.append(child)
         with suppress(OSError):  # it has ended already: its status will say so

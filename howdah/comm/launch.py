@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from howdah.base.processes import StoppedFor, adopt_orphans
 from howdah.base.signals import EARLY, Stopped, StopRequest, listen, name_of
-from howdah.comm.fork_server import Child, ForkServer, ServerLost
+from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.transport import PeerLost
 from howdah.plan.problems import BadInput, Unfinished
 
@@ -133,8 +133,9 @@ def launch(
                     server = ForkServer(
                         farewell=signal.SIGTERM, grace=grace, preload=modules, main=False
                     )
-                run = _Launched(request, terms, server)
-                ending = run.see_through(function, arguments, f"start{start}")
+                ending = _Launched(request, terms, server).see_through(
+                    function, arguments, f"start{start}"
+                )
                 if start == terms.restarts or not ending.again or request.signal:
                     break
                 say(f"{ending.why}; starting it again, {start + 1} of {terms.restarts} times")
@@ -167,7 +168,12 @@ class _Launched:
             if self._request.signal:
                 raise Stopped(self._request.signal)
             place = rank, self._terms.ranks, prefix
-            child = self._server.fork(_run_rank, function, place, arguments)
+            try:
+                child = self._server.fork(_run_rank, function, place, arguments)
+            except ServerLost:
+                if self._server.killed:
+                    return Ending(1, KILLED, "killed")
+                raise
             self._ranks.append(_Rank(child))
         while any(rank.child.status is None for rank in self._ranks):
             self._watch()
@@ -264,8 +270,8 @@ class _Launched:
         match one.kind:
             case "mistake":
                 raise BadInput(one.told)
-            case "stopped" if self._server.lost and not self._request.signal:
-                return Ending(1, "the process that started the ranks was killed", "killed")
+            case "stopped" | "early" if self._server.lost and not self._request.signal:
+                return Ending(1, KILLED, "killed")
             case "stopped":
                 return Ending(128 + stop, kind="stopped")
             case "early":

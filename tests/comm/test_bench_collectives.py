@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from howdah import cli
+from howdah import cli, cli_commands
 from howdah.comm.bench_collectives import measure
 from howdah.comm.bench_plot import bound, draw_bandwidth, series
 from howdah.comm.bench_table import (
@@ -362,5 +362,5 @@ def test_under_torchrun_the_ranks_are_the_launchers(bench, monkeypatch):
 def bench_error(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["howdah", "bench", "collectives", *words])
     with pytest.raises(BadInput) as found:
-        cli.app(standalone_mode=False)
+        cli_commands.app(standalone_mode=False)
     return str(found.value)

@@ -2,10 +2,11 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from howdah.base.signals import Stopped
+from howdah.base.signals import Stopped, listen
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.launch import Ending, Terms, explain, launch
@@ -116,8 +117,6 @@ def test_a_stop_is_not_and_neither_is_a_mistake():
 
 def ask_launcher(seat, number):
     """For ranks: rank 0 sends the launcher a signal; all wait until it reaches them."""
-    from howdah.base.signals import listen
-
     with listen(patient=True) as request:
         if seat.rank == 0:
             (launcher,) = parents(parents([os.getpid()]))
@@ -137,8 +136,6 @@ def test_a_signal_to_the_launcher_reaches_all_ranks():
 
 def leave_family(seat):
     """For ranks: the server is killed, as the system does when memory runs out."""
-    from howdah.base.signals import listen
-
     with listen(patient=True) as request:
         if seat.rank == 0:
             os.kill(os.getppid(), signal.SIGKILL)
@@ -150,6 +147,23 @@ def leave_family(seat):
 def test_when_the_fork_server_is_killed_ranks_save_and_leave():
     ending = run(leave_family)
     assert (ending.code, ending.why) == (1, "the process that started the ranks was killed")
+
+
+def die_early(seat):
+    """For ranks: the server is killed before anything has begun."""
+    if seat.rank == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+    with listen():
+        signal.pause()
+    return 0
+
+
+def test_when_it_is_killed_before_the_first_step_it_is_no_stop_and_may_be_tried_again():
+    said = []
+    assert run(die_early, restarts=1, said=said).kind == "killed"
+    assert said == [
+        "the process that started the ranks was killed; starting it again, 1 of 1 times"
+    ]
 
 
 def test_what_an_error_is():
@@ -168,10 +182,14 @@ def test_what_an_error_is():
 
 
 def test_nothing_is_left_of_a_launch(tmp_path):
-    """No process, no file of shared memory, no socket; and the caller adopts nobody any more."""
-    before = set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))
+    """No process and no descriptor of this one."""
+    held, children = set(os.listdir("/proc/self/fd")), children_of(os.getpid())
     run(meet, tmp_path)
-    assert set(os.listdir("/dev/shm")) - before[0] == set()
-    assert len(os.listdir("/proc/self/fd")) <= len(before[1])
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(os.listdir("/proc/self/fd")) <= len(held)
+    assert children_of(os.getpid()) == children
+
+
+def children_of(process):
+    """The live children of a process, and those that nobody has waited for."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return {pid for task in tasks for pid in (task / "children").read_text().split()}
