@@ -6,10 +6,11 @@ chosen by chance falls on every part of a run's life.
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from family import HOWDAH, LIMIT, Family, started
+from family import HOWDAH, LIMIT, Family, is_locked, started
 
 HERE = Path(__file__).parent
 RECIPE = """
@@ -69,9 +70,10 @@ def train(recipe: Path, run: Path, *words: object) -> list[object]:
 
 def left(folder: Path, run: Path, family: Family, before: set[str]) -> list[str]:
     """What a run that has ended left behind, in words."""
-    from family import is_locked
-
     found = [f"process {pid}" for pid in family.members()]
+    until = time.monotonic() + 2  # threads of a process that is seen to be dead may still be ending
+    while is_locked(run) and time.monotonic() < until:
+        time.sleep(0.01)
     found += ["its lock"] if is_locked(run) else []
     found += [f"temporary {name}" for name in os.listdir(folder / "tmp")]
     return found + [f"shared memory {name}" for name in set(os.listdir("/dev/shm")) - before]
