@@ -47,10 +47,19 @@ def run() -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's ranks, one for each machine
             say(str(mistake))
         return 2
-    except Unfinished as reason:
-        say(str(reason))
+    except (Unfinished, MemoryError, OSError) as reason:
+        say(words_of(reason))
         return 1
     return 0
+
+
+def words_of(reason: Exception) -> str:
+    """What the machine does not let a command finish. A defect among errors is raised again."""
+    if isinstance(reason, OSError):
+        if not reason.strerror:
+            raise reason
+        return reason.strerror + (f": {reason.filename}" if reason.filename else "")
+    return str(reason) or "there is not enough memory"
 
 
 def say(sentence: str) -> None:

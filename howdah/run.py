@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from howdah.checkpoint.atomic import write_text
 from howdah.plan.batch import Batch
 from howdah.plan.bounds import out_of_bounds
 from howdah.plan.check import check_plan
@@ -189,8 +190,19 @@ def _model(table: Table) -> object:
 
 
 def save_run(run: Run, path: Path) -> None:
-    """Writes a run as a recipe that `load_run` reads back."""
-    path.write_text(tomli_w.dumps(_plain(asdict(run))), "utf-8")
+    """Writes a run as a recipe that `load_run` reads back, whole or not at all.
+
+    Raises BadInput where that is impossible; a file that says the same already is left alone.
+    """
+    text = tomli_w.dumps(_plain(asdict(run)))
+    try:
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_text(path, text)
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {named(path)}: {error.strerror}; make room there, or give another "
+            "folder with folder=PATH"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -314,3 +314,16 @@ def test_a_recipe_may_not_share_its_table(recipe):
     before = tomllib.loads(recipe.read_text())
     parse_run({"name": "a", **table})
     assert table == before
+
+
+def test_a_run_that_cannot_be_written_is_a_sentence(tmp_path):
+    """A disk that is full at the start once ended in a traceback."""
+    run = load_run(Path("recipes/laptop.toml"))
+    save_run(run, tmp_path / "run.toml")
+    before = (tmp_path / "run.toml").stat()
+    save_run(run, tmp_path / "run.toml")
+    assert (tmp_path / "run.toml").stat() == before  # a full disk does not matter then
+    with pytest.raises(
+        BadInput, match=r"cannot write .*/gone/run\.toml: No such file or directory"
+    ):
+        save_run(run, tmp_path / "gone" / "run.toml")

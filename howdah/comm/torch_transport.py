@@ -323,6 +323,8 @@ class TorchTransport:
         while work:
             message, peer = work.pop(0)
             try:
+                if self._gave_up:  # another thread: not every wait that begins now would end
+                    raise RuntimeError
                 message.wait()
             except RuntimeError as error:
                 raise self._lost(peer, error) from None

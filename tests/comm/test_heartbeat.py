@@ -116,14 +116,17 @@ def test_links_between_machines_have_heartbeats(workers):
 
 
 def give_up(transport):
-    """Rank 0 gives up while a thread of its own waits for rank 1, as rank 1 does for it."""
+    """Everybody waits for the next one: 0 for 1, 1 for 2, 2 for 0; rank 0 in a thread. It gives up,
+    and so does who is told.
+    """
     said = []
 
     def wait():
         try:
-            transport.receive(torch.zeros(1), 1 - transport.rank)
+            transport.receive(torch.zeros(1), (transport.rank + 1) % 3)
         except PeerLost as error:
             said.append(str(error))
+        transport.give_up()
 
     thread = Thread(target=wait)
     thread.start()
@@ -134,12 +137,11 @@ def give_up(transport):
 
 
 def test_who_gives_up_ends_the_waits_of_all_threads_and_ranks(workers):
-    (one,), (other,) = workers.run(give_up, ranks=2, transport="torch")
-    assert one.startswith(
-        "rank 0 gave up; what it says tells why; this rank called receive(float32 ["
-    )
-    assert other.startswith("rank 0 ended, or its link is down, as rank 1 saw; this rank called re")
-    assert f"at {__file__}:" in one
+    (zero,), (one,), (two,) = workers.run(give_up, ranks=3, transport="torch")
+    assert zero.startswith("rank 0 gave up; what it says tells why; this rank called receive(")
+    assert one.startswith("rank 2 ended, or its link is down, as rank 1 saw; this rank called rec")
+    assert two.startswith("rank 0 ended, or its link is down, as rank 2 saw; this rank called rec")
+    assert f"receive(float32 [1], 2 to 1) at {__file__}:" in one
 
 
 def test_a_rank_that_does_not_come_is_named():
