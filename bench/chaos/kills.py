@@ -93,7 +93,7 @@ def kills(folder: Path, *, each: int, layouts: tuple[str, ...], seed: int) -> It
     for number, layout in enumerate(layouts):
         place = folder / str(number)
         run = place / "run"
-        words = [f"layout={layout}"]
+        words = [f"layout={layout}", f"pace.steps={STEPS}"]
         wanted = undisturbed(recipe, place, words, STEPS)
         for _ in range(each):
             yield {

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Container, Iterator
 from contextlib import suppress
 
-IDLE, EVERY, LIMIT = 5, 5, 20  # seconds
+IDLE, EVERY, LIMIT = 4, 4, 12  # seconds; twice LIMIT is the longest that anybody waits
 
 
 def keep_alive(names: Container[str] | None = None) -> int:
