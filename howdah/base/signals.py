@@ -11,7 +11,10 @@ Children of the fork server start with these signals blocked (`comm/forkserver.p
 before a child listens wait until it does.
 """
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ SIGNALS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
 )
+AGAIN = 0.01  # seconds
 EARLY = "stopped before the first step: there is nothing to save"
 
 
@@ -73,12 +77,25 @@ def listen(*, patient: bool = False, last: bool = False) -> Iterator[StopRequest
             raise Stopped(number)
 
     taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+    def dropped(what: "sys.UnraisableHookArgs") -> None:
+        """Stopped was raised inside a finalizer, where Python drops it: once more, elsewhere."""
+        if not isinstance(what.exc_value, Stopped):
+            hook(what)
+            return
+        number, request.signal = request.signal, 0
+        again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     before = {number: signal.signal(number, ask) for number in taken}
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
         yield request
     finally:
+        sys.unraisablehook = hook
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if last else handler)

@@ -23,6 +23,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from howdah.comm.settings import Settings
 
@@ -155,9 +156,14 @@ def _installed(compiler: str) -> Path:
 
 def _compile(command: list[str], target: Path) -> None:
     made = target.with_suffix(f".{os.getpid()}")
-    result = subprocess.run(
-        [*command, "-o", made, SOURCES[0]], capture_output=True, text=True, check=False
-    )
+    # The compiler's own files lie where they go away when it is broken off, by a signal say.
+    with TemporaryDirectory(dir=target.parent) as place:
+        result = subprocess.run(
+            ["env", f"TMPDIR={place}", *command, "-o", made, SOURCES[0]],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if result.returncode:
         made.unlink(missing_ok=True)
         said = (result.stderr.strip().splitlines() or ["nothing"])[0]

@@ -266,7 +266,11 @@ class _Launched:
         return Ending(0)
 
     def _ending(self, rank: int, one: _Rank) -> Ending:
-        stop = self._request.signal or (int(one.told) if one.kind in ASKED else 0)
+        asked = [int(other.told) for other in self._ranks if other.kind in ASKED]
+        # Ranks that only heard of it say SIGTERM; one that was asked itself knows better.
+        stop = self._request.signal or next(
+            (n for n in asked if n != signal.SIGTERM), signal.SIGTERM
+        )
         match one.kind:
             case "mistake":
                 raise BadInput(one.told)

@@ -44,6 +44,22 @@ def test_handlers_are_put_back():
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+class Deaf:
+    """Python drops what is raised while this is finalized."""
+
+    def __del__(self):
+        send(signal.SIGTERM)
+        sum(range(1000))
+
+
+def test_a_signal_that_python_drops_comes_again():
+    """In an import it once was: the run went on to its end."""
+    with pytest.raises(Stopped), listen():
+        Deaf()
+        while True:
+            signal.pause()
+
+
 def test_after_the_last_block_signals_do_nothing():
     """Threads of the process may still take them when the handlers are gone."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
