@@ -7,7 +7,6 @@ about processes (launchers, signals, a rank that dies) starts some.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -356,9 +355,7 @@ def test_torchrun_starts_a_run(recipe, environment, tmp_path, workers, make_job)
 
 def test_two_agents_start_a_run(recipe, environment, tmp_path, workers, make_job):
     """As on two machines: an agent each, that find each other by address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = 20_000 + os.getpid() % 10_000  # no system gives such a one to whoever asks for any
     agents = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port]
     words = ["-m", "howdah.cli", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]
     (tmp_path / "second").mkdir()

@@ -16,6 +16,7 @@ Used alone, in a program that torchrun started:
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import get_args
 
@@ -27,6 +28,7 @@ from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
 from howdah.comm.meeting import Kind, Word, meet, own_word
+from howdah.comm.pulse import Pulse
 from howdah.comm.settings import read_settings
 from howdah.comm.torch_transport import TorchTransport, torch_transport
 from howdah.comm.transport import Alone, Transport
@@ -69,12 +71,18 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
         raise BadInput(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
-    keep_alive()  # the store's connection too: its machine may go away while ranks meet
     store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
-    carrier = choose(store, rank=rank, size=size, transport=transport, seconds=seconds)
-    if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
-        logging.getLogger("howdah").warning(OPEN)
+    own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+    pulse = Pulse(own, rank=rank, size=size)
+    keep_alive()  # the store's connections too: its machine may go away while ranks meet
+    wish = transport
+    carrier = choose(store, rank=rank, size=size, transport=wish, seconds=seconds, pulse=pulse)
+    if isinstance(carrier, TorchTransport) and len(set(carrier.among.wires.nodes)) > 1:
+        carrier.pulse = pulse
+        pulse.start()
+        if rank == 0:
+            logging.getLogger("howdah").warning(OPEN)
     return carrier
 
 
@@ -85,8 +93,11 @@ def choose(
     size: int,
     transport: Kind | None = None,
     seconds: float = 600,
+    pulse: Pulse | None = None,
 ) -> Transport:
     """What carries the collectives of `size` ranks that share a store. Raises BadInput.
+
+    pulse  tells those that send messages when a rank is lost
 
     Its `among` joins some of them in the same way, when all of those call it.
     """
@@ -107,29 +118,39 @@ def choose(
     else:
         here = len({word.machine for word in words}) == 1
         carrier = torch_transport(store, rank=rank, size=size, seconds=seconds, loopback=here)
-    carrier.among = _Joining(store, rank, transport, seconds, wires_of(words))
+        if pulse is not None:
+            pulse.tell(carrier)
+    carrier.among = _Joining(store, rank, transport, seconds, wires_of(words), pulse)
     return carrier
 
 
+@dataclass
 class _Joining:
     """Joins some of the ranks that share a store. The same ones may meet again: each time under
     another number.
     """
 
-    def __init__(
-        self, store: dist.Store, rank: int, wish: Kind | None, seconds: float, wires: Wires
-    ) -> None:
-        self._store, self._rank, self._wish, self._seconds = store, rank, wish, seconds
-        self._times: Counter[tuple[int, ...]] = Counter()
-        self.wires = wires
+    store: dist.Store
+    rank: int
+    wish: Kind | None
+    seconds: float
+    wires: Wires
+    pulse: Pulse | None
+    times: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def __call__(self, ranks: Sequence[int]) -> Transport:
         members = tuple(ranks)
-        self._times[members] += 1
-        name = f"{'-'.join(map(str, members))}/{self._times[members]}"
-        store, place = dist.PrefixStore(name, self._store), members.index(self._rank)
-        wish, seconds = self._wish, self._seconds
-        return choose(store, rank=place, size=len(members), transport=wish, seconds=seconds)
+        self.times[members] += 1
+        name = f"{'-'.join(map(str, members))}/{self.times[members]}"
+        store, place = dist.PrefixStore(name, self.store), members.index(self.rank)
+        return choose(
+            store,
+            rank=place,
+            size=len(members),
+            transport=self.wish,
+            seconds=self.seconds,
+            pulse=self.pulse,
+        )
 
 
 def wires_of(words: Sequence[Word]) -> Wires:

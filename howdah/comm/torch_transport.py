@@ -30,6 +30,7 @@ from torch import Tensor
 
 from howdah.comm.checks import Checks, duration, flat, reduction
 from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
+from howdah.comm.pulse import Pulse
 from howdah.comm.reduction import reduce_in_order
 from howdah.comm.signature import (
     CALL,
@@ -78,6 +79,8 @@ class TorchTransport:
         self.rank, self.size = wire.rank(), wire.size()
         self._checks = Checks(self.rank, self.size)
         self._closed = self._gave_up = False
+        self._why = ""  # it gave up, where that was not of its own accord
+        self.pulse: Pulse | None = None  # of all ranks, which ends with this transport
         self._said = ""  # the call that is under way, and where it was made
         self.record_bytes = 0  # sent beside the payload, so that calls can be compared
         self._peers = [(self.rank + hop) % self.size for hop in range(1, self.size)]
@@ -193,9 +196,16 @@ class TorchTransport:
             else:  # another system; there the waits of this rank end when it has waited too long
                 self._wire.abort()
 
+    def lose(self, said: str) -> None:
+        """A rank is lost, as the pulse has seen: all waits end with this sentence."""
+        self._why = said
+        self.give_up()
+
     def close(self) -> None:
         """Torch closes its connections when the process group is let go."""
         self._closed = True
+        if self.pulse is not None:
+            self.pulse.close()
 
     # -- the rounds
 
@@ -332,7 +342,7 @@ class TorchTransport:
     def _lost(self, peer: int, error: RuntimeError) -> PeerLost:
         """A connection that cannot be used any more, in the words of the engine."""
         if self._gave_up:
-            lost = f"rank {self.rank} gave up; what it says tells why"
+            lost = self._why or f"rank {self.rank} gave up; what it says tells why"
         elif any(words in str(error) for words in SILENT):
             lost = f"rank {peer} was silent for {self._seconds:g} s, as rank {self.rank} saw"
         else:

@@ -91,6 +91,23 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
         ) from error
 
 
+def prompt_ids(tokenizer: Tokenizer, prompt: str, end: int) -> list[int]:
+    """What a model goes on from: `end` stands before the prompt, as before each document in
+    training. Raises BadInput for what is not UTF-8.
+    """
+    return [end, *tokenizer.encode(_as_utf8(prompt), add_special_tokens=False).ids]
+
+
+def _as_utf8(words: str) -> str:
+    """Words of the command line as text. Where the system's encoding is ASCII, Python hides the
+    bytes that are not in surrogates, which no tokenizer takes. Raises BadInput for other bytes.
+    """
+    try:
+        return words.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise BadInput("the prompt is not UTF-8; write it in a terminal whose text is") from None
+
+
 def end_of(tokenizer: Tokenizer, name: str) -> int:
     """The id of the token that stands between documents. Raises BadInput if there is none."""
     for end in ENDS:

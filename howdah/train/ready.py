@@ -5,7 +5,9 @@ one process, and the ranks find the tokens built. Under torchrun, which has star
 already, all look for the tokens, and rank 0 alone for the rest.
 """
 
+from howdah.plan.problems import BadInput
 from howdah.text.batches import order_of
+from howdah.text.tokenizer import prompt_ids
 from howdah.text.tokens import Corpus, prepare, require_samples
 from howdah.train.job import Job
 from howdah.train.resume import check_match, choose, read_folder
@@ -15,7 +17,7 @@ from howdah.train.show import Say, encoding_bar
 def ready_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     """Builds the token cache, and with `check` compares one that is there with its checksums.
 
-    Raises BadInput when its text cannot feed the run.
+    Raises BadInput when its text cannot feed the run, or the prompt is longer than the context.
     """
     with encoding_bar() as progress:
         corpus = prepare(
@@ -28,6 +30,13 @@ def ready_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
         )
     order_of(corpus, sequence=job.data.sequence, seed=job.seed)
     require_samples(corpus, sequence=job.data.sequence, batch=job.batch.size(job.pace.steps))
+    if job.pace.prompt:
+        tokens = len(prompt_ids(corpus.tokenizer, job.pace.prompt, corpus.end))
+        if tokens > job.shape.context:
+            raise BadInput(
+                f"pace.prompt has {tokens} tokens, and the model's context is "
+                f"{job.shape.context}: shorten it"
+            )
     return corpus
 
 

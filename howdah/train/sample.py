@@ -23,6 +23,7 @@ from howdah.model.attention import Cache
 from howdah.model.transformer import Transformer
 from howdah.plan.problems import BadInput
 from howdah.plan.seeds import key, mix
+from howdah.text.tokenizer import prompt_ids
 
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 
@@ -136,21 +137,10 @@ def sample_text(
 ) -> Iterator[str]:
     """The text that follows `prompt`, piece by piece, each of whole characters.
 
-    The end token stands before the prompt, as it stands before each document in training. Raises
-    BadInput for a prompt that cannot be continued.
+    Raises BadInput for a prompt that cannot be continued.
     """
-    tokens = [end, *tokenizer.encode(as_utf8(prompt), add_special_tokens=False).ids]
+    tokens = prompt_ids(tokenizer, prompt, end)
     return decode(tokenizer, generate(model, tokens, length=length, draw=draw, end=end))
-
-
-def as_utf8(words: str) -> str:
-    """Words of the command line as text. Where the system's encoding is ASCII, Python hides the
-    bytes that are not in surrogates, which no tokenizer takes. Raises BadInput for other bytes.
-    """
-    try:
-        return words.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError:
-        raise BadInput("the prompt is not UTF-8; write it in a terminal whose text is") from None
 
 
 def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """`howdah bench collectives`: what is asked for, what is counted as wrong, what is printed."""
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from howdah import cli, cli_commands
 from howdah.comm.bench_collectives import measure
@@ -305,11 +305,11 @@ def test_the_command_starts_ranks_and_draws(bench, tmp_path):
         (["--op", "none"], "--op: there is no collective 'none'"),
         (["--arena", "--transport", "torch"], "--arena: torch allocates no memory"),
         (["--plot", "/no/where.svg"], "--plot: there is no folder /no"),
-        (["--sizes", "4G"], "are free: take smaller sizes"),
+        (["--sizes", "1000000G"], "are free: take smaller sizes"),
     ],
 )
 def test_mistakes_are_a_sentence(bench, words, sentence):
-    code, lines, error = bench(*words, *(["--ranks", "64"] if "4G" in words else []))
+    code, lines, error = bench(*words, *(["--ranks", "64"] if "1000000G" in words else []))
     assert (code, lines) == (2, [])
     assert error.startswith("howdah: ") and sentence in error and error.count("\n") == 1
 
@@ -328,10 +328,10 @@ def test_a_mistake_is_found_before_torch_is_loaded():
 
 def launched(ranks, *words):
     """The command under a launcher's variables: what each rank printed, and its exit code."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    given = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    given |= {"OMP_NUM_THREADS": "1"}
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # it is there already, as torchrun's is
+    given |= {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [*HOWDAH, *words],

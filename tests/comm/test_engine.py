@@ -34,13 +34,13 @@ def together(workers):
 
 def join(store, *, rank, size, **options):
     """The engine of ranks that meet in `store`."""
-    words = meet(store, own_word(), rank=rank, size=size, seconds=60)
+    words = meet(store, own_word(), rank=rank, size=size, seconds=600)
     return connect_engine(store, [word.process for word in words], rank=rank, **options)
 
 
 def with_engine(transport, port, run, function, arguments):
     store = dist.PrefixStore(f"engine{run}", dist.TCPStore(HOST, port, is_master=False))
-    deadline = getattr(function, "deadline", 60)
+    deadline = getattr(function, "deadline", 600)
     rank, size = transport.rank, transport.size
     engine = join(store, rank=rank, size=size, arena_bytes=1 << 26, deadline=deadline)
     try:

@@ -2,6 +2,7 @@
 
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -186,6 +187,25 @@ except PeerLost as error:
 """
 
 
+STOPPED = """
+import sys
+import torch
+from howdah.comm.rendezvous import join
+from howdah.comm.transport import PeerLost
+
+transport = join()
+try:
+    transport.barrier()
+    print("going", flush=True)
+    if transport.rank == 1:
+        sys.stdin.readline()
+    transport.barrier()
+except PeerLost as error:
+    print(error, flush=True)
+transport.close()
+"""
+
+
 def ip(*words):
     subprocess.run(["ip", *words], check=True)
 
@@ -212,14 +232,14 @@ def network():
             subprocess.run(["ip", "netns", "del", space], check=False, stderr=subprocess.DEVNULL)
 
 
-def start(space, rank, case, path):
-    command = ["ip", "netns", "exec", space, sys.executable, "-c", RANK, str(rank), case, path]
+def start(space, script, *words, **environment):
+    command = ["ip", "netns", "exec", space, sys.executable, "-c", script, *words]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "wire"},
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "wire"} | environment,
     )
 
 
@@ -240,7 +260,8 @@ def test_a_link_that_goes_down_is_told_to_both_sides(network, tmp_path, case):
 
     Without heartbeats, 600 s are waited for. With them it takes some 12.
     """
-    ranks = [start(network[rank], rank, case, str(tmp_path / "store")) for rank in range(2)]
+    store = str(tmp_path / "store")
+    ranks = [start(network[rank], RANK, str(rank), case, store) for rank in range(2)]
     try:
         assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
         ip("-n", network[2], "link", "set", "bridge", "down")
@@ -252,6 +273,25 @@ def test_a_link_that_goes_down_is_told_to_both_sides(network, tmp_path, case):
             assert said.startswith(
                 f"rank {1 - rank} ended, or its link is down, as rank {rank} saw"
             )
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or not which("ip"), reason="needs root and ip")
+def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network):
+    """Its kernel goes on answering: only its pulse is missing, for some 20 s."""
+    where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    ranks = [start(network[rank], STOPPED, RANK=str(rank), **where) for rank in range(2)]
+    try:
+        assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
+        ranks[1].send_signal(signal.SIGSTOP)
+        said = next_line(ranks[0], 100)
+        assert said.startswith("rank 1 has not been heard of for 20 s, as rank 0 saw: it is stop")
+        assert ranks[0].wait(100) == 0
     finally:
         for process in ranks:
             process.kill()

@@ -283,3 +283,9 @@ def test_a_size_that_is_said_out_loud_is_the_same_model(workers, make_job, tmp_p
     open_run(tmp_path / "a", say=print).export(tmp_path / "hub")
     (outcome,) = train_on(workers, replace(read_folder_of, init_from=tmp_path / "hub"))
     assert outcome.step == 1
+
+
+def test_a_prompt_that_is_longer_than_the_context_is_refused_before_training(make_job):
+    job = make_job("a", f"pace.prompt={'words and ' * 200}")
+    with pytest.raises(BadInput, match=r"^pace\.prompt has \d+ tokens, and the model's context is"):
+        ready_tokens(job, print)

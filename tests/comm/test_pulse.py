@@ -1,0 +1,110 @@
+"""A rank of several machines that stops beating is named by the one that watches it."""
+
+import pytest
+import torch.distributed as dist
+
+from howdah.comm import pulse, watch
+from howdah.comm.pulse import EVERY, SILENT, Pulse
+
+
+class Told:
+    """Stands where transports do: the sentence it is told."""
+
+    said = ""
+
+    def lose(self, said):
+        self.said = said
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that only the test lets pass."""
+    now = [0.0]
+    monkeypatch.setattr(watch, "monotonic", lambda: now[0])
+    return now
+
+
+def pulses(size):
+    store = dist.HashStore()
+    return [Pulse(store, rank=rank, size=size) for rank in range(size)]
+
+
+def rounds(clock, ranks, seconds):
+    """The ranks beat for so long; the last sentence of each."""
+    said = []
+    for _ in range(round(seconds / EVERY)):
+        clock[0] += EVERY
+        said = [one.look() for one in ranks]
+    return said
+
+
+def test_ranks_that_beat_are_not_missed(clock):
+    assert rounds(clock, pulses(3), 10 * SILENT) == ["", "", ""]
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_the_one_that_stops_is_named_to_all(clock, silent):
+    ranks = pulses(3)
+    rounds(clock, ranks, 20)
+    others = [one for rank, one in enumerate(ranks) if rank != silent]
+    assert rounds(clock, others, SILENT - 2 * EVERY) == ["", ""]
+    rounds(clock, others, 3 * EVERY)  # who is told may have looked just before
+    first, second = rounds(clock, others, EVERY)
+    assert first == second
+    assert first == (
+        f"rank {silent} has not been heard of for 20 s, as rank {(silent - 1) % 3} saw: it is "
+        "stopped, or its machine is"
+    )
+
+
+def test_a_rank_that_never_came_to_beat_is_named_too(clock):
+    (alone, _) = pulses(2)
+    assert rounds(clock, [alone], SILENT + 2 * EVERY) != [""]
+
+
+def test_the_silence_of_ones_own_suspension_does_not_count(clock):
+    """All were suspended for an hour; whoever wakes up first would name the next one."""
+    ranks = pulses(2)
+    rounds(clock, ranks, 20)
+    clock[0] += 3600
+    assert ranks[0].look() == ""
+    assert rounds(clock, ranks, 2 * SILENT) == ["", ""]
+
+
+def test_a_rank_that_has_closed_is_not_missed(clock, monkeypatch):
+    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    stays, leaves = pulses(2)
+    leaves.start()
+    leaves.close()
+    assert rounds(clock, [stays], 10 * SILENT) == [""]
+
+
+def test_transports_are_told_once_and_not_kept(monkeypatch):
+    """The thread ends with it."""
+    monkeypatch.setattr(pulse, "EVERY", 0.001)
+    monkeypatch.setattr(Pulse, "look", lambda self: "rank 1 is lost")
+    (one, _) = pulses(2)
+    stays, let_go = Told(), Told()
+    one.tell(stays)
+    one.tell(let_go)
+    del let_go
+    assert len(one._told) == 1
+    one.start()
+    one._thread.join()
+    assert stays.said == "rank 1 is lost"
+
+
+def test_a_store_that_has_gone_ends_the_thread_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(pulse, "EVERY", 0.001)
+
+    def gone(self):
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(Pulse, "look", gone)
+    (one, _) = pulses(2)
+    told = Told()
+    one.tell(told)
+    one.start()
+    one._thread.join()
+    assert told.said == ""
+    one.close()
