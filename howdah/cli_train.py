@@ -140,7 +140,7 @@ def _train_here(job: Job, restarts: int) -> int:
     terms = Terms(
         ranks=job.layout.world,
         save_seconds=SAVE_SECONDS,
-        preload=["howdah.train.loop"],
+        preload=["howdah.train.loop", "torch._dynamo"],
         restarts=restarts,
     )
     ending = launch(train_rank, [job], terms, say=_say)

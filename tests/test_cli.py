@@ -353,6 +353,7 @@ def test_torchrun_starts_a_run(recipe, environment, tmp_path, workers, make_job)
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
 
 
+@pytest.mark.slow
 def test_two_agents_start_a_run(recipe, environment, tmp_path, workers, make_job):
     """As on two machines: an agent each, that find each other by address."""
     port = 20_000 + os.getpid() % 10_000  # no system gives such a one to whoever asks for any
@@ -445,6 +446,7 @@ def test_a_run_starts_again_after_a_failure(  # noqa: PLR0917
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
 
 
+@pytest.mark.slow
 def test_torchrun_starts_ranks_again(recipe, environment, tmp_path):
     """They once met under the keys of the dead, for the store still held what those had said."""
     words = ["-m", "howdah.cli", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]

@@ -1,19 +1,23 @@
-"""Two hosts, a cable, and what becomes of a run when the cable is slow or gone.
+"""Two hosts, a cable, and what becomes of a run when the cable is slow or gone, or a rank stands.
 
 A host is a network namespace with a process namespace of its own, so that its ranks share nothing
 with the other's but the run folder; the cable is a veth pair. torchrun starts a rank on each.
 
-    slow   the link is shaped to 2 Mbit/s after the third step: the run goes on, with the same bits
-    cut    the link is taken down after the third step: both sides say so within half a minute
+    slow     the link is shaped to 10 Mbit/s after the third step: the run goes on, with equal bits
+    cut      the link is taken down after the third step: both sides say so within half a minute
+    stopped  a rank is stopped (SIGSTOP) after the third step, while its kernel goes on answering:
+             the other host says so within half a minute, and it when it is continued
 
 Needs root, and `ip` and `tc`.
 """
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from family import LIMIT, started
@@ -21,7 +25,9 @@ from small import checksums, environment, undisturbed, write_recipe
 
 HOSTS, PORT = ("howdah-a", "howdah-b"), 29611
 LAYOUTS = ("dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4")
+TROUBLES = ("slow", "cut", "stopped")
 TOLD_WITHIN = 30.0
+TELLING = ("lost", "link", "heard of")  # in a sentence about a rank
 STEPS = 40
 
 
@@ -58,14 +64,28 @@ def on(host: int, recipe: Path, run: Path, words: list[str]) -> list[object]:
     ]
 
 
-def strike(what: str) -> None:
-    """Makes the cable slow, or cuts it."""
+def strike(what: str, run: Path) -> None:
+    """Makes the cable slow, cuts it, or stops rank 1."""
     if what == "cut":
         shell(f"ip -n {HOSTS[1]} link set cable down")
-        return
-    for host in HOSTS:
-        shaped = "rate 2mbit burst 16kb latency 400ms"
-        shell(f"tc -n {host} qdisc add dev cable root tbf {shaped}")
+    elif what == "stopped":
+        os.kill(process_of(run, 1), signal.SIGSTOP)
+    else:
+        for host in HOSTS:
+            shaped = "rate 10mbit burst 16kb latency 400ms"
+            shell(f"tc -n {host} qdisc add dev cable root tbf {shaped}")
+
+
+def process_of(run: Path, rank: int) -> int:
+    """The process of a rank, which torchrun started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (path / "cmdline").read_bytes()
+            given = (path / "environ").read_bytes().split(b"\0")
+            trains = f"folder={run}".encode() in words and b"torch.distributed.run" not in words
+            if trains and f"RANK={rank}".encode() in given:
+                return int(path.name)
+    raise SystemExit(f"rank {rank} of {run} is not there")
 
 
 def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]:
@@ -80,16 +100,18 @@ def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]
             for host in (0, 1)
         ]
         begun = sides[0].wait_for("\nstep:  3")
-        strike(what)
+        strike(what, run)
         began = time.monotonic()
         told, ends = [-1.0, -1.0], [-1.0, -1.0]
-        while time.monotonic() - began < LIMIT and min(ends) < 0:
+        while time.monotonic() - began < 3 * LIMIT and min(ends) < 0:
             for host, side in enumerate(sides):
                 said = side.err.read_text(errors="replace")
-                if told[host] < 0 and "rank " in said and ("lost" in said or "link" in said):
+                if told[host] < 0 and "rank " in said and any(word in said for word in TELLING):
                     told[host] = time.monotonic() - began
                 if ends[host] < 0 and side.process.poll() is not None:
                     ends[host] = time.monotonic() - began
+                    if (what, host) == ("stopped", 0):
+                        os.kill(process_of(run, 1), signal.SIGCONT)
             time.sleep(0.05)
         said = [side.err.read_text(errors="replace")[:1000] for side in sides]
         codes = [side.process.poll() for side in sides]
@@ -98,8 +120,10 @@ def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]
     if what == "slow":
         wanted = undisturbed(recipe, folder / "ref", words, STEPS)
         row["survived"] = codes == [0, 0] and checksums(run, STEPS) == wanted
-    else:
-        row["survived"] = all(0 <= seconds <= TOLD_WITHIN for seconds in ends)
+    else:  # a rank that was stopped is continued when the first host has ended
+        since = [0.0, ends[0] if what == "stopped" else 0.0]
+        took = [end - start for end, start in zip(ends, since, strict=True)]
+        row["survived"] = min(ends) >= 0 and max(took) <= TOLD_WITHIN
     return row
 
 
@@ -107,7 +131,7 @@ def hosts(folder: Path) -> Iterator[dict[str, object]]:
     """A row for each layout and kind of trouble."""
     recipe = write_recipe(folder)
     for number, layout in enumerate(LAYOUTS):
-        for what in ("slow", "cut"):
+        for what in TROUBLES:
             yield one(folder / f"host{number}{what}", recipe, layout, what)
 
 

@@ -172,7 +172,10 @@ def disks_table(rows: list[Row]) -> list[str]:
 
 def hosts_table(rows: list[Row]) -> list[str]:
     """A row each."""
-    lines = ["| layout | cable | exit codes | told after, s | survived |", "|---|---|---|---|---|"]
+    lines = [
+        "| layout | trouble | exit codes | ended after, s | survived |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         told = "-" if row["what"] == "slow" else ", ".join(f"{s:.0f}" for s in row["ended"])
         fine = "yes" if survived(row) else "NO"

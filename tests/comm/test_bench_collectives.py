@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah import cli, cli_commands
+from howdah import cli, cli_bench, cli_commands
 from howdah.comm.bench_collectives import measure
 from howdah.comm.bench_plot import bound, draw_bandwidth, series
 from howdah.comm.bench_table import (
@@ -305,13 +305,19 @@ def test_the_command_starts_ranks_and_draws(bench, tmp_path):
         (["--op", "none"], "--op: there is no collective 'none'"),
         (["--arena", "--transport", "torch"], "--arena: torch allocates no memory"),
         (["--plot", "/no/where.svg"], "--plot: there is no folder /no"),
-        (["--sizes", "1000000G"], "are free: take smaller sizes"),
     ],
 )
 def test_mistakes_are_a_sentence(bench, words, sentence):
-    code, lines, error = bench(*words, *(["--ranks", "64"] if "1000000G" in words else []))
+    code, lines, error = bench(*words)
     assert (code, lines) == (2, [])
     assert error.startswith("howdah: ") and sentence in error and error.count("\n") == 1
+
+
+def test_what_needs_more_memory_than_is_free_is_refused(bench, monkeypatch):
+    monkeypatch.setattr(cli_bench, "memory", lambda: {"MemAvailable": 10**9})
+    code, _, error = bench("--sizes", "1G")
+    assert code == 2
+    assert "need up to" in error and "GB, and 1.0 are free: take smaller sizes" in error
 
 
 def test_a_mistake_is_found_before_torch_is_loaded():

@@ -10,8 +10,6 @@ from howdah.comm.engine import connect_engine
 from howdah.comm.meeting import meet, own_word
 from howdah.comm.transport import shares
 
-HOST = "127.0.0.1"
-
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 OPS = ["sum", "mean", "min", "max", "product"]
@@ -23,11 +21,10 @@ COUNTS = [0, 1, 7, 1024, 20_003, LONG]
 @pytest.fixture(scope="module")
 def together(workers):
     """Runs function(engine, *arguments) on each of `ranks` engines, and closes them."""
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     runs = iter(range(1_000_000))
 
     def run(function, *arguments, ranks):
-        return workers.run(with_engine, store.port, next(runs), function, arguments, ranks=ranks)
+        return workers.run(with_engine, next(runs), function, arguments, ranks=ranks)
 
     return run
 
@@ -38,8 +35,9 @@ def join(store, *, rank, size, **options):
     return connect_engine(store, [word.process for word in words], rank=rank, **options)
 
 
-def with_engine(transport, port, run, function, arguments):
-    store = dist.PrefixStore(f"engine{run}", dist.TCPStore(HOST, port, is_master=False))
+def with_engine(transport, run, function, arguments):
+    store = transport.among.store if transport.size > 1 else dist.HashStore()
+    store = dist.PrefixStore(f"engine{run}", store)
     deadline = getattr(function, "deadline", 600)
     rank, size = transport.rank, transport.size
     engine = join(store, rank=rank, size=size, arena_bytes=1 << 26, deadline=deadline)

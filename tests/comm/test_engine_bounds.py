@@ -23,7 +23,6 @@ from howdah.comm.library import OP
 from howdah.comm.settings import read_settings
 from howdah.comm.transport import PeerLost
 
-HOST = "127.0.0.1"
 POKE = Path(__file__).with_name("poke.c")
 WHERE, MOST, COUNT, STEP, KIND, SITE, ABORT = range(7)
 LONG = 20_000  # elements: more than are reduced at once
@@ -180,6 +179,9 @@ def look_after(engine, path, looks, apart):
     return found
 
 
+look_after.deadline = 60
+
+
 def test_an_hour_in_which_all_were_suspended_is_not_waited_for(together, poke):  # noqa: F811
     """The deadline is a minute, which is 1500 looks of 40 ms, however late they come."""
     hour, late = 3600 * 10**9, -4
@@ -187,9 +189,9 @@ def test_an_hour_in_which_all_were_suspended_is_not_waited_for(together, poke): 
         assert together(look_after, poke, looks, hour, ranks=2)[0] == found
 
 
-def wait_for_word(port, name, rank, size, pipe):
+def wait_for_word(met, name, rank, size, pipe):
     """Rank 0 waits in an all-reduce; rank 1 comes when it is told to."""
-    store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
+    store = dist.PrefixStore(name, dist.FileStore(met))
     engine = join(store, rank=rank, size=size, arena_bytes=1 << 20, deadline=2)
     pipe.send(arena_number())
     if rank == 1:

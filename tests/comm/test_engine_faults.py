@@ -17,8 +17,6 @@ from howdah.comm.signature import Disagreement
 from howdah.comm.transport import PeerLost
 from howdah.plan.problems import BadInput
 
-HOST = "127.0.0.1"
-
 # -- ranks that disagree
 
 
@@ -178,10 +176,10 @@ def test_a_closed_engine_says_so(together):  # noqa: F811
 # -- ranks that are gone
 
 
-def loop(port, name, rank, size, pipe):
+def loop(met, name, rank, size, pipe):
     """All-reduces for ever; tells the error and how many there were."""
     torch.set_num_threads(1)
-    store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
+    store = dist.PrefixStore(name, dist.FileStore(met))
     store.set(f"started{rank}", "")
     store.wait([f"started{peer}" for peer in range(size)])
     engine = join(store, rank=rank, size=size, arena_bytes=1 << 24, stopped_for=1.5)
@@ -199,18 +197,17 @@ def loop(port, name, rank, size, pipe):
 
 
 @pytest.fixture
-def running():
+def running(tmp_path):
     """Starts `size` ranks that all-reduce; gives processes and pipes, and ends them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "howdah.comm.engine"])
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    started = []
+    met, started = str(tmp_path / "store"), []
 
     def start(name, size, target=loop):
         ranks = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=target, args=(store.port, name, rank, size, theirs))
+            process = context.Process(target=target, args=(met, name, rank, size, theirs))
             process.start()
             theirs.close()
             ranks.append((process, ours))
@@ -280,9 +277,9 @@ def test_a_stopped_rank_is_given_up_after_the_deadline_and_a_short_stop_is_not(r
     first.join()
 
 
-def receive_from_all(port, name, rank, size, pipe):
+def receive_from_all(met, name, rank, size, pipe):
     """Rank 0 receives from all others at once; they are there and send nothing."""
-    store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
+    store = dist.PrefixStore(name, dist.FileStore(met))
     engine = join(store, rank=rank, size=size, deadline=600, stopped_for=0.3)
     pipe.send(arena_number())
     if rank:
@@ -306,9 +303,9 @@ def test_the_right_one_of_several_awaited_ranks_is_named(running, fault, victim)
     assert f"rank {victim} (process {pids[victim]}) {happened}" in ranks[0][1].recv()
 
 
-def wait_for_rank_1(port, name, rank, size, pipe):
+def wait_for_rank_1(met, name, rank, size, pipe):
     """Rank 0 waits for rank 1, which signals when it is told to; rank 2 leaves when it is."""
-    store = dist.PrefixStore(name, dist.TCPStore(HOST, port, is_master=False))
+    store = dist.PrefixStore(name, dist.FileStore(met))
     engine = join(store, rank=rank, size=size, deadline=600)
     pipe.send(arena_number())
     try:
@@ -340,7 +337,7 @@ def test_the_others_go_on_when_one_has_left_and_ended(running):
 @pytest.mark.parametrize("closed", [True, False])
 def test_the_arena_is_given_back_without_the_collector(closed):
     """Engines in cycles were freed dozens at once, in the middle of anything: stalls of seconds."""
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    store = dist.HashStore()
     gc.disable()
     try:
         engine = join(store, rank=0, size=1, arena_bytes=1 << 20)

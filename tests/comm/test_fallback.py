@@ -21,8 +21,6 @@ from howdah.comm.fallback import Fallback, connect_fallback
 from howdah.comm.signature import Disagreement
 from howdah.plan.problems import BadInput
 
-HOST = "127.0.0.1"
-
 
 @pytest.fixture
 def small_files():
@@ -38,14 +36,16 @@ def test_memory_that_is_short_is_told_at_the_start(small_files):
         fallback_file.create(8 << 20)
 
 
-def without_memfd(transport, port, folder):
+def without_memfd(transport, folder):
     """Connects as on a system that has no memfd; the files that there were, and are."""
     kept = os.memfd_create
     tempfile.tempdir = folder
     del os.memfd_create
     try:
-        store = dist.TCPStore(HOST, port, is_master=False)
-        shared = connect_fallback(store, rank=transport.rank, size=transport.size)
+        store = transport.among.store
+        shared = connect_fallback(
+            dist.PrefixStore("named", store), rank=transport.rank, size=transport.size
+        )
     finally:
         os.memfd_create, tempfile.tempdir = kept, None
     x = torch.full((100_000,), shared.rank + 1.0)
@@ -57,8 +57,7 @@ def without_memfd(transport, port, folder):
 
 
 def test_a_named_file_loses_its_name_when_all_have_it(workers, tmp_path):
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    results = workers.run(without_memfd, store.port, str(tmp_path), ranks=2, transport="torch")
+    results = workers.run(without_memfd, str(tmp_path), ranks=2, transport="torch")
     assert results[0] == ([3.0], [])
     assert results[1][0] == [3.0]
     assert os.listdir(tmp_path) == []

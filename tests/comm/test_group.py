@@ -18,8 +18,6 @@ from howdah.plan.flat import share
 from howdah.plan.problems import BadInput
 from howdah.sim.traffic import Traffic
 
-HOST = "127.0.0.1"
-
 LENGTHS = [0, 1, 2, 3, 5, 1000]  # not divisible, shorter than the group, empty
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [1, 2, 3, 4]
@@ -365,9 +363,9 @@ def test_all_to_all_of_uneven_rows(workers, kind):
 # -- a peer that dies
 
 
-def lose_a_peer(pipe, port, rank, *, kind, through_thread):
+def lose_a_peer(pipe, met, rank, *, kind, through_thread):
     """Rank 1 dies without a word; rank 0 tells what its all-reduce said."""
-    store = dist.TCPStore(HOST, port, is_master=False)
+    store = dist.FileStore(met)
     transport = choose(store, rank=rank, size=2, transport=kind, seconds=300)
     group = Group(transport, axis="dp", counters=Counters())
     group.barrier()
@@ -389,15 +387,14 @@ def lose_a_peer(pipe, port, rank, *, kind, through_thread):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("through_thread", [False, True])
-def test_a_dead_peer_is_told_soon(through_thread, kind):
+def test_a_dead_peer_is_told_soon(tmp_path, through_thread, kind):
     """Long before the 300 seconds after which a silent peer is given up."""
     context = multiprocessing.get_context("forkserver")
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     ours, theirs = context.Pipe()
     ranks = [
         context.Process(
             target=lose_a_peer,
-            args=(theirs, store.port, rank),
+            args=(theirs, str(tmp_path / "store"), rank),
             kwargs={"kind": kind, "through_thread": through_thread},
         )
         for rank in range(2)

@@ -76,9 +76,9 @@ def test_hanging_up_ends_both_sides_and_leaves_the_sockets_open(pair):
 # -- the transport
 
 
-def listening(transport, port, loopback):
+def listening(transport, loopback):
     """Where this process listens, after a transport is made and used; and its heartbeats."""
-    store = dist.PrefixStore(str(loopback), dist.TCPStore(HOST, port, is_master=False))
+    store = dist.PrefixStore(str(loopback), transport.among.store)
     known = open_sockets()
     rank, size = transport.rank, transport.size
     made = torch_transport(store, rank=rank, size=size, loopback=loopback)
@@ -100,8 +100,7 @@ def listening(transport, port, loopback):
 
 def test_on_one_machine_nobody_else_can_connect(workers):
     """127.0.0.1 is 0100007F there. Such a link is never down, and has no heartbeats."""
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    results = workers.run(listening, store.port, True, ranks=3, transport="fallback")
+    results = workers.run(listening, True, ranks=3, transport="fallback")
     for found, beating, x in results:
         assert found
         assert set(found) == {"0100007F"}
@@ -110,8 +109,7 @@ def test_on_one_machine_nobody_else_can_connect(workers):
 
 
 def test_links_between_machines_have_heartbeats(workers):
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    results = workers.run(listening, store.port, False, ranks=3, transport="fallback")
+    results = workers.run(listening, False, ranks=3, transport="fallback")
     for _, beating, x in results:
         assert beating >= 2  # links; and where it listens
         assert x == [3.0] * 5
@@ -147,7 +145,7 @@ def test_who_gives_up_ends_the_waits_of_all_threads_and_ranks(workers):
 
 
 def test_a_rank_that_does_not_come_is_named():
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    store = dist.HashStore()
     with pytest.raises(
         PeerLost, match=r"^rank 1 of 2 did not come to be connected, as rank 0 saw$"
     ):

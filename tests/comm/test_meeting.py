@@ -18,8 +18,6 @@ from howdah.comm.rendezvous import agree, choose, wires_of
 from howdah.plan.problems import BadInput
 from howdah.sim.traffic import Wires
 
-HOST = "127.0.0.1"
-
 HERE, THERE = Word("a", 1), Word("b", 1)
 BARE = Word("a", 1, lack="there is no C compiler")
 
@@ -80,7 +78,7 @@ def test_what_carries_the_messages_of_some_ranks(words, wires):
 
 @pytest.fixture
 def store():
-    return dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    return dist.HashStore()
 
 
 def test_who_does_not_come_is_named(store):

@@ -65,6 +65,7 @@ def eight():
         yield workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["dp7 x1", "dp8 zero1 x1", "dp8 zero2 x2", "dp8 zero2 shard4 x2"]
 )

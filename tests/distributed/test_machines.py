@@ -11,7 +11,6 @@ from contextlib import closing
 from unittest.mock import patch
 
 import pytest
-import torch
 import torch.distributed as dist
 from small_cases import case_of
 
@@ -21,24 +20,15 @@ from howdah.verify.compare import compare
 from howdah.verify.evidence import gather
 from howdah.verify.reference import reference
 
-HOST = "127.0.0.1"
-
 
 def gather_on(transport, case, machines):
     """`gather`, on ranks that say they are on these machines."""
-    rank, port = transport.rank, torch.zeros(1, dtype=torch.int64)
-    if rank == 0:
-        store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        port += store.port
-    transport.broadcast(port, 0)
-    if rank > 0:
-        store = dist.TCPStore(HOST, int(port), is_master=False)
+    rank, store = transport.rank, dist.PrefixStore("machines", transport.among.store)
     with (
         patch("howdah.comm.meeting.this_machine", lambda: machines[rank]),
         closing(choose(store, rank=rank, size=transport.size, seconds=600)) as wire,
     ):
         evidence = gather(wire, case)
-    transport.barrier()  # the store goes with rank 0
     return evidence
 
 

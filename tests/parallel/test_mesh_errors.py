@@ -7,17 +7,14 @@ from howdah.comm.rendezvous import choose
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.layout import parse_layout
 
-HOST = "127.0.0.1"
 
-
-def fail_on_rank_0(transport, port, kind):
+def fail_on_rank_0(transport, kind):
     """Rank 0 fails while a receive of its own is under way; rank 1 waits for rank 0.
 
     What each was told.
     """
-    store = torch.distributed.TCPStore(HOST, port, is_master=False)
     own = choose(
-        torch.distributed.PrefixStore(kind, store),
+        torch.distributed.PrefixStore(kind, transport.among.store),
         rank=transport.rank,
         size=2,
         transport=kind,
@@ -41,8 +38,7 @@ def test_an_error_on_one_rank_reaches_all_at_once(workers, kind):
     """Closing waited for the progress thread, which waited for a rank that waited for this one:
     the deadline of ten minutes passed, and the other rank was told of that and not of the error.
     """
-    store = torch.distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    first, second = workers.run(fail_on_rank_0, store.port, kind, ranks=2)
+    first, second = workers.run(fail_on_rank_0, kind, ranks=2)
     assert first == ("ValueError", "out of memory")
     if kind != "torch":
         assert second[0] == "PeerLost" and "rank 0" in second[1] and "gave up" in second[1]
