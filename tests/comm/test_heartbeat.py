@@ -219,6 +219,7 @@ def network():
         ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         ip("-n", switch, "link", "set", "bridge", "up")
         for rank, space in enumerate(names[:2]):
+            ip("-n", space, "link", "set", "lo", "up")
             peer = ("peer", "name", "wire", "netns", space)
             ip("-n", switch, "link", "add", f"port{rank}", "type", "veth", *peer)
             ip("-n", switch, "link", "set", f"port{rank}", "master", "bridge", "up")
