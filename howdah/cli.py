@@ -22,12 +22,17 @@ def main() -> None:
     from howdah.base.signals import Stopped, listen, name_of
 
     lasting_output()
-    with listen(last=True):
+    with listen(last=True) as request:
         try:
             code = run()
+            request.patient = True  # it has ended; whoever asks now is too late
         except Stopped as stopped:
             code = 128 + stopped.number
             say(f"stopped by {name_of(stopped.number)}")
+    if "RANK" in os.environ:  # other threads of a launcher's rank may be inside of torch
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

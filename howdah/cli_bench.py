@@ -4,7 +4,6 @@ What is asked for is checked before any process is started. Then the ranks are s
 under torchrun, are those that it has started; rank 0 prints.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from howdah.cli_errors import in_words
 from howdah.comm.bench_table import Row, Wish, check_memory, heading, line, read_wish, verdict
 from howdah.comm.machine import memory
+from howdah.environment import launched, number_in, ready_torch
 from howdah.plan.problems import BadInput
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
     plot: Annotated[Path | None, typer.Option(help="draw bus bandwidth to this SVG file")] = None,
 ) -> None:
     """Time collectives between processes, and check every result; exit code 1 if one is wrong."""
+    ready_torch()
     world = _launched()
     if world and ranks not in (0, world):
         raise BadInput(f"--ranks {ranks}: torchrun has started {world}; leave --ranks out")
@@ -61,7 +63,8 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
     wish = replace(wish, arena=arena)
     if not world:
         check_memory(wish, memory().get("MemAvailable"))
-    rows = _show(_joined(wish) if world else _started(wish))
+    with in_words():
+        rows = _show(_joined(wish) if world else _started(wish))
     if plot is not None and rows:
         from howdah.comm.bench_plot import draw_bandwidth
 
@@ -71,7 +74,7 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
 
 def _launched() -> int:
     """How many ranks a launcher has started this process among; 0: none has."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= set(os.environ) else 0
+    return number_in("WORLD_SIZE") if launched() else 0
 
 
 def _show(rows: Iterator[Row]) -> list[Row]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli_train import ready_torch
+from howdah.environment import ready_torch
 
 
 def sample(  # noqa: PLR0913, PLR0917  each is an option of the command

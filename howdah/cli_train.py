@@ -6,19 +6,20 @@ has started: then the environment says which.
 """
 
 import os
-import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from howdah.base.output import lasting_output
+from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
+from howdah.cli_errors import in_words
 from howdah.comm.machine import free_memory
-from howdah.plan.problems import BadInput, Unfinished
+from howdah.environment import launched, number_in, ready_torch, this_machine
 from howdah.run import Machine, Run, load_run, resolve_run, resolved, save_run
 from howdah.sim.capacity import Room, refuse_too_large
 from howdah.train.job import Job
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from howdah.comm.launch import Seat
     from howdah.comm.transport import Transport
 
-TORCH_BYTES = 1 << 30  # of addresses that its build for CPUs and a run's few threads take at least
 SAVE_SECONDS = 600  # how long a stopped run may take to save before its processes are killed
 
 Recipe = Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder to go on with")]
@@ -44,8 +44,10 @@ def train(
 ) -> None:
     """Train RECIPE: start its processes, or join those that torchrun has started."""
     run = load_run(recipe, overrides or [])
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        machine = this_machine(launched=True)
+    if launched():
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun ends with its ranks, and they with it
+            die_with_parent(SIGTERM)
+        machine = this_machine(among=True)
         job = resolve_run(run, machine)
         _require_room(job, machine, force=force)
         _make_ready(run, job, first=os.environ["RANK"] == "0")
@@ -53,48 +55,17 @@ def train(
     machine = this_machine()
     job = resolve_run(run, machine)
     _require_room(job, machine, force=force)
+    code: int | None = None
     try:
         _make_ready(run, job, first=True)
-        sys.exit(_train_here(job, restarts) if job.layout.world > 1 else _train_alone(job))
+        with listen(patient=True):  # training takes stop signals by itself
+            here = job.layout.world > 1 or restarts
+            code = _train_here(job, restarts) if here else _train_alone(job)
     except Stopped as stopped:
-        _say(EARLY)
-        sys.exit(128 + stopped.number)
-
-
-def ready_torch() -> Path:
-    """What must be so before torch is loaded; the cache folder. Raises BadInput.
-
-    torch keeps what it compiles in a folder of a name that everybody can guess, below /tmp, and
-    runs what it finds there: here it is the user's own.
-    """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= limit < TORCH_BYTES:
-        raise BadInput(
-            f"the address space is limited to {limit >> 20} MiB (ulimit -v), and torch alone takes "
-            f"{TORCH_BYTES >> 20}; raise the limit"
-        )
-    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    cache = (Path(base) if base else Path.home() / ".cache") / "howdah"
-    if "torch" not in sys.modules:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
-        with suppress(OSError):  # found to be so when somebody needs it
-            (cache / "inductor").mkdir(mode=0o700, parents=True, exist_ok=True)
-    return cache
-
-
-def this_machine(*, launched: bool = False) -> Machine:
-    """What must be known of where the run starts, and of who started it."""
-    cache = ready_torch()
-    import torch
-
-    environment = os.environ
-    return Machine(
-        world=int(environment["WORLD_SIZE"]) if launched else None,
-        local_world=int(environment.get("LOCAL_WORLD_SIZE", "1")) if launched else None,
-        cores=len(os.sched_getaffinity(0)),
-        cuda=torch.cuda.device_count(),
-        cache=cache,
-    )
+        if code is None:  # otherwise it is too late
+            _say(EARLY)
+            code = 128 + stopped.number
+    sys.exit(code)
 
 
 def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
@@ -129,7 +100,7 @@ def _train_alone(job: Job) -> int:
     """In this process."""
     from howdah.comm.transport import Alone
 
-    with _in_words():
+    with in_words():
         return _train(job, Alone(), local_rank=0)
 
 
@@ -160,8 +131,9 @@ def train_rank(seat: "Seat", job: Job) -> int:
     from howdah.comm.rendezvous import choose
 
     lasting_output()
-    with listen(last=True):
+    with listen(last=True) as request:
         transport = choose(seat.store, rank=seat.rank, size=seat.size)
+        request.patient = True  # training takes stop signals by itself
         return _train(job, transport, local_rank=seat.rank)
 
 
@@ -170,23 +142,10 @@ def _train_launched(job: Job) -> int:
     from howdah.comm.rendezvous import join
     from howdah.comm.transport import Alone
 
-    with _in_words():
+    with in_words(), listen() as request:
         transport = join() if job.layout.world > 1 else Alone()
-        return _train(job, transport, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
-
-
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """What the machine or a peer does to a run is a sentence; a defect keeps its traceback."""
-    from howdah.comm.launch import explain
-
-    try:
-        yield
-    except Exception as error:
-        failure = explain(error)
-        if failure.kind in ("lost", "limit"):
-            raise Unfinished(failure.told) from None
-        raise
+        request.patient = True  # training takes stop signals by itself
+        return _train(job, transport, local_rank=number_in("LOCAL_RANK", least=0))
 
 
 def _train(job: Job, transport: "Transport", *, local_rank: int) -> int:
@@ -204,6 +163,7 @@ def verify(
     full: Annotated[bool, typer.Option(help="the run itself instead of its miniature")] = False,
 ) -> None:
     """Prove that a run's layout computes the gradients of one device; exit code 1 if not."""
+    ready_torch()
     from howdah.comm.spawn import Workers
     from howdah.verify.case import check_case, full_case, miniature
     from howdah.verify.verify import report
@@ -213,7 +173,7 @@ def verify(
     job = resolve_run(load_run(recipe, overrides or []), this_machine())
     make_case = full_case if full else miniature
     case = make_case(job, precision=precision, steps=steps)
-    with Workers(case.layout.world) as workers:
+    with in_words(), Workers(case.layout.world) as workers:
         verdict = prove(case, workers)
     if case.layout != job.layout:
         print(f"the miniature of {job.layout}:")

@@ -39,6 +39,7 @@ Table = dict[str, Any]
 
 LARGEST_TOML = 256 << 10  # bytes; a parser of TOML takes a second for a few of these
 MOST_HERE = 512  # processes that one command starts on one machine
+MOST_THREADS = 8  # of a process, for each core of the machine
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,11 @@ def resolve_run(run: Run, machine: Machine) -> Job:
     problems = problems_of(run, machine.world)
     if run.device == "cuda" and not machine.cuda:
         problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
+    if run.threads > MOST_THREADS * machine.cores:
+        problems.append(
+            f"threads is {run.threads}, over {MOST_THREADS} for each core of this machine "
+            f"({machine.cores}): they would wait for each other; threads=0 shares the cores out"
+        )
     if problems:
         raise BadInput(several(problems))
     layout = resolve(parse_layout(run.layout), machine.world)

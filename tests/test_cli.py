@@ -296,6 +296,12 @@ def ranks_of(process):
     return [pid for pid, parent in parents.items() if parents.get(parent) == process.pid]
 
 
+def children_of(process):
+    """The processes that it has started itself."""
+    everyone = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in everyone if (is_ := stat(pid)) and is_[1] == process.pid]
+
+
 def wait_until(true):
     """Looks again and again until it is so."""
     deadline = time.monotonic() + 300
@@ -379,11 +385,13 @@ ENDLESS = ["pace.steps=200000", "pace.save_every=0", "method.rate.shape=constant
 def test_a_stopped_run_saves_and_goes_on(  # noqa: PLR0917
     recipe, environment, tmp_path, workers, make_job, layout, number
 ):
+    """Five times, to the whole group, as a batch system and an impatient user do."""
     words = [f"layout={layout}", *ENDLESS]
     train = [*HOWDAH, "train", recipe, f"folder={tmp_path / 'a'}", *words]
     with started(train, environment, tmp_path) as process:
         wait_for(process, "step:  3 ", tmp_path)
-        process.send_signal(number)
+        for _ in range(5):
+            os.killpg(process.pid, number)
         code, out, error = ended(process, tmp_path)
     assert (code, error) == (128 + number, "")
     (step,) = steps(tmp_path / "a" / "checkpoints")
@@ -447,15 +455,39 @@ def test_a_run_starts_again_after_a_failure(  # noqa: PLR0917
 
 
 @pytest.mark.slow
+def test_when_torchrun_is_killed_its_ranks_save_and_leave(recipe, environment, tmp_path):
+    """They once trained on, and held the folder, for ever."""
+    words = ["-m", "howdah.cli", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]
+    with started([*TORCHRUN, 2, "--standalone", *words, *ENDLESS], environment, tmp_path) as agent:
+        wait_for(agent, "step:  3 ", tmp_path)
+        ranks = children_of(agent)
+        agent.kill()
+        wait_until(lambda: not any((is_ := stat(pid)) and is_[0] != "Z" for pid in ranks))
+    (step,) = steps(tmp_path / "a" / "checkpoints")
+    assert f"stopped after step {step} of 200000 and saved" in (tmp_path / "out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"), [("train", "-n 12"), ("train", "-f 20"), ("verify", "-f 100")]
+)
+def test_what_the_system_does_not_allow_is_a_sentence(
+    recipe, environment, tmp_path, command, limit
+):
+    words = map(str, [*HOWDAH, command, recipe, f"folder={tmp_path / 'a'}", "layout=dp2"])
+    limited = ["bash", "-c", f'ulimit {limit}; exec "$@"', "-", *words]
+    code, _, error = run(limited, environment, tmp_path)
+    assert code in (1, 2), error
+    assert error.splitlines()[-1].startswith("howdah: ") and "Traceback" not in error
+
+
+@pytest.mark.slow
 def test_torchrun_starts_ranks_again(recipe, environment, tmp_path):
     """They once met under the keys of the dead, for the store still held what those had said."""
     words = ["-m", "howdah.cli", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]
     torchrun = [*TORCHRUN, 2, "--standalone", "--max-restarts", 1, *words, *ENDLESS]
     with started([*torchrun, "pace.save_every=5"], environment, tmp_path) as process:
         wait_for(process, "step: 12 ", tmp_path)
-        everyone = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-        ranks = [pid for pid in everyone if (is_ := stat(pid)) and is_[1] == process.pid]
-        os.kill(ranks[0], signal.SIGKILL)
+        os.kill(children_of(process)[0], signal.SIGKILL)
         wait_for(process, "going on from step ", tmp_path)
         process.send_signal(signal.SIGTERM)
         ended(process, tmp_path)

@@ -42,6 +42,8 @@ FLOORS = (
 TOP = (
     "run",
     "drafts",
+    "environment",
+    "cli_errors",
     "cli_plan",
     "cli_bench",
     "cli_train",
@@ -55,7 +57,7 @@ LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
 
 PIPES = "comm/pipes.py"  # between a process and its child, over what both inherited
 LONGEST = 400  # lines of a file
-ENVIRONMENT_READERS = ("cli.py", "cli_train.py", "cli_bench.py", "comm/settings.py")
+ENVIRONMENT_READERS = ("cli.py", "cli_train.py", "environment.py", "comm/settings.py")
 
 
 @dataclass(frozen=True)

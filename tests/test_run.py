@@ -96,6 +96,14 @@ def test_a_moved_run_folder_goes_on_where_it_is(recipe, tmp_path):
     assert load_run(tmp_path / "new", ["folder=third"]).folder == Path("third")
 
 
+def test_more_threads_than_cores_can_run_are_refused(recipe):
+    resolve_run(load_run(recipe, ["threads=64"]), replace(HERE, cores=8))
+    with pytest.raises(
+        BadInput, match=r"^threads is 65, over 8 for each core of .* \(8\): .* threads=0"
+    ):
+        resolve_run(load_run(recipe, ["threads=65"]), replace(HERE, cores=8))
+
+
 def test_going_on_elsewhere_takes_the_threads_and_device_of_that_machine(recipe, tmp_path):
     recipe.write_text(recipe.read_text().replace("threads = 1", ""))
     there = replace(HERE, cores=64, cuda=8)

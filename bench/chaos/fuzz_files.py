@@ -21,10 +21,18 @@ from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.checkpoint.save import write_part
 from howdah.model.hub import names, read_hub
 from howdah.model.hub_config import config as hub_config
+from howdah.plan.batch import Batch
 from howdah.plan.boxes import Piece, whole
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Method
+from howdah.plan.pipeline import program_of
+from howdah.plan.plan import Plan, make_plan
 from howdah.plan.presets import preset
 from howdah.plan.problems import BadInput
 from howdah.plan.shapes import ModelShape, stated
+from howdah.sim.laps import Call, Lap, Laps, read_laps, write_laps
+from howdah.sim.measured import beside, drawn, report, traced
+from howdah.sim.timeline import simulate
 from howdah.text import tokenizer as tokenizers
 from howdah.text.sources import Source, contents, documents
 from howdah.train.resume import as_plain
@@ -114,6 +122,40 @@ def best(random: Random, folder: Path) -> None:
     best_step(folder)
 
 
+# -- traces ----------------------------------------------------------------------------
+
+
+def laps(random: Random, folder: Path) -> None:
+    """What a rank did in its last steps, compared, drawn and traced as `howdah trace` does."""
+    plan = _measured(folder)
+    file = folder / "trace" / "rank-1.json"
+    content = (folder / "laps.whole").read_bytes()
+    if random.random() < 0.3:
+        file.write_bytes(mutate_text(random, content))
+    else:
+        fields = json.loads(content)
+        mutate(random, fields)
+        file.write_text(json.dumps(fields, default=str))
+    found = beside(plan, read_laps(file.parent, str(plan.layout), plan.layout.world))
+    drawn(found)
+    traced(found)
+    for _ in report(found, str(plan.layout)):
+        pass
+
+
+def _measured(folder: Path) -> Plan:
+    """A small plan, whose laps are written once in a folder."""
+    layout = resolve(parse_layout("pp2 1f1b x4"), None)
+    plan = make_plan(TINY, layout, Batch(micro_batch=1), sequence=8, method=Method())
+    if not (folder / "laps.whole").exists():
+        call = Call("pp", "send", 1024, 0.25, 0.5)
+        for rank, spans in enumerate(simulate(program_of(plan)).spans):
+            steps = [Lap(number, 100.0 + number, [*spans], [call]) for number in range(3)]
+            write_laps(folder / "trace", rank, Laps(str(layout), "here", steps))
+        (folder / "laps.whole").write_bytes((folder / "trace" / "rank-1.json").read_bytes())
+    return plan
+
+
 # -- folders of Hugging Face -----------------------------------------------------------
 
 
@@ -201,4 +243,6 @@ def tokenizer(random: Random, folder: Path) -> None:
     tokenizers.encode(found, ["a few words", "é 日 \n"])
 
 
-KINDS: dict[str, Ask] = {ask.__name__: ask for ask in (index, header, best, hub, text, tokenizer)}
+KINDS: dict[str, Ask] = {
+    ask.__name__: ask for ask in (index, header, best, laps, hub, text, tokenizer)
+}

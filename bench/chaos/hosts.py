@@ -113,7 +113,9 @@ def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]
                     if (what, host) == ("stopped", 0):
                         os.kill(process_of(run, 1), signal.SIGCONT)
             time.sleep(0.05)
-        said = [side.err.read_text(errors="replace")[:1000] for side in sides]
+        whole = [side.err.read_text(errors="replace") for side in sides]
+        said = [text[:1000] for text in whole]
+        aborted = any("terminate called" in text for text in whole)
         codes = [side.process.poll() for side in sides]
     row: dict[str, object] = {"kind": "host", "layout": layout, "what": what, "begun": begun}
     row |= {"told": told, "ended": ends, "codes": codes, "said": said}
@@ -123,7 +125,7 @@ def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]
     else:  # a rank that was stopped is continued when the first host has ended
         since = [0.0, ends[0] if what == "stopped" else 0.0]
         took = [end - start for end, start in zip(ends, since, strict=True)]
-        row["survived"] = min(ends) >= 0 and max(took) <= TOLD_WITHIN
+        row["survived"] = min(ends) >= 0 and max(took) <= TOLD_WITHIN and not aborted
     return row
 
 

@@ -54,6 +54,12 @@ class StopRequest:
     signal: int = 0
     patient: bool = False
 
+    def ask(self, number: int, _: FrameType | None) -> None:
+        """The handler of all stop signals."""
+        first, self.signal = not self.signal, self.signal or number
+        if first and not self.patient:
+            raise Stopped(number)
+
     def hurry(self) -> None:
         """No longer patient. Raises Stopped where a signal has come before."""
         self.patient = False
@@ -67,15 +73,10 @@ def listen(*, patient: bool = False, last: bool = False) -> Iterator[StopRequest
 
     last  the process leaves after the block, and has said how: signals do nothing any more
 
-    A hang-up that is ignored already (nohup) stays so.
+    Inside another block of this kind, what that was asked before counts here, and what comes here
+    counts there. A hang-up that is ignored already (nohup) stays so. May raise Stopped at once.
     """
     request = StopRequest(patient=patient)
-
-    def ask(number: int, _: FrameType | None) -> None:
-        first, request.signal = not request.signal, request.signal or number
-        if first and not request.patient:
-            raise Stopped(number)
-
     taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
@@ -90,16 +91,27 @@ def listen(*, patient: bool = False, last: bool = False) -> Iterator[StopRequest
 
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    before = {number: signal.signal(number, ask) for number in taken}
+    before = {number: signal.signal(number, request.ask) for number in taken}
+    outer = _request_of(before[signal.SIGTERM])
     try:
+        request.signal = outer.signal
+        if not patient:
+            request.hurry()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
         yield request
     finally:
         sys.unraisablehook = hook
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        outer.signal = outer.signal or request.signal
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if last else handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _request_of(handler: object) -> StopRequest:
+    """The request that a handler serves; one that nobody looks at where it is none of ours."""
+    request = getattr(handler, "__self__", None)
+    return request if isinstance(request, StopRequest) else StopRequest()
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from howdah.plan.problems import BadInput, shown
 
 FORMAT = 1
 MOST_STEPS = 10**9
+MOST_SAMPLES = 10**15  # the order of samples counts in 63 bits, a thousandfold
 CRC32 = (1 << 32) - 1
 # What tensors are saved in, in torch's words.
 DTYPES = (
@@ -222,7 +223,7 @@ def _decode(fields: Row) -> Index:
     entries = {(item.file, item.entry) for item in stored}
     _require(len(entries) == len(stored), "two pieces stand in one place")
     _require({item.file for item in stored} <= names, "a piece stands in a file that is not listed")
-    samples, meta = whole(fields, "samples"), table(fields["meta"], "meta")
+    samples, meta = whole(fields, "samples", MOST_SAMPLES), table(fields["meta"], "meta")
     about = About(text(fields, "run"), text(fields, "layout"), samples, meta)
     return Index(whole(fields, "step", MOST_STEPS), about, stored, files)
 

@@ -106,8 +106,9 @@ class Saver:
         self._part = False
         self._written.clear()
         self._cancelled.clear()
-        self._thread = Thread(target=self._job, args=arguments, name="save", daemon=not alone)
-        self._thread.start()
+        thread = Thread(target=self._job, args=arguments, name="save", daemon=not alone)
+        thread.start()  # which a limit may refuse
+        self._thread = thread
 
     def part(self) -> bool:
         """Whether this rank's part of the last save stands on disk, as soon as that is known."""

@@ -13,6 +13,7 @@ be the process of a rank, of this user.
 
 import errno
 import os
+import resource
 import secrets
 import socket
 import struct
@@ -26,6 +27,7 @@ from howdah.comm.watch import ended
 from howdah.plan.problems import BadInput
 
 ADDRESS = "arena"  # the key of the store under which rank 0 says where it listens
+ARENAS = 32  # times the default heaps of a group: what a limited address space must hold
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,20 @@ class Arena:
     heap: int
 
 
+def default_heap(size: int) -> int:
+    """Bytes that each of `size` ranks can allocate where nobody says: its part of the machine's
+    memory, or of a small part of the address space, for a run has some arenas and needs the rest.
+
+    Only what is written takes memory. All ranks must say the same, so it is a part of the limit,
+    and not of what it leaves.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        memory = min(memory, limit // ARENAS)
+    return memory // size
+
+
 def map_arena(ranks: Ranks, bytes: int) -> mmap:
     """Memory of `bytes` that all ranks share; pages are taken when they are first written."""
     try:
@@ -55,10 +71,7 @@ def map_arena(ranks: Ranks, bytes: int) -> mmap:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise BadInput(
-            f"{bytes / 2**30:.1f} GiB cannot be mapped ({lacking(error)}); or connect with a "
-            "smaller arena_bytes, or take transport=torch"
-        ) from None
+        raise BadInput(f"{bytes / 2**30:.1f} GiB cannot be mapped ({lacking(error)})") from None
     return memory
 
 

@@ -22,8 +22,10 @@ The bound moves the bytes that must move (`bench_table.bound_bytes`), and does n
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from hmac import compare_digest
+from secrets import token_hex
 from time import perf_counter
 
 import torch
@@ -38,6 +40,8 @@ from howdah.comm.meeting import Kind
 from howdah.comm.transport import Transport
 
 CALLS = 20_000  # the most in a block
+LOOPBACK = "127.0.0.1"
+WORD = 32  # characters that rank 1 alone knows
 FRESH = 0x3C  # every byte of an input in a timed call
 
 Loop = Callable[[int], float]  # so many calls → their seconds on this rank
@@ -118,26 +122,42 @@ def sending(transport: Transport, wire: socket.socket | None, size: int) -> Loop
 
 
 def open_wire(transport: Transport) -> socket.socket | None:
-    """A TCP connection between ranks 0 and 1, where gloo's would be; None on the others."""
+    """A TCP connection between ranks 0 and 1, where gloo's would be; None on the others.
+
+    On one machine it is loopback. Whoever else connects does not know the word that rank 1 says.
+    """
     where = torch.zeros(128, dtype=torch.uint8)
     with ExitStack() as stack:
         if transport.rank == 0:
-            address = gloo_address()
+            apart = len(set(transport.among.wires.nodes)) > 1
+            address, word = gloo_address() if apart else LOOPBACK, token_hex(WORD // 2)
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             listener = stack.enter_context(socket.create_server((address, 0), family=family))
-            words = f"{address} {listener.getsockname()[1]}".encode()
+            words = f"{address} {listener.getsockname()[1]} {word}".encode()
             where[: len(words)] = torch.tensor(list(words), dtype=torch.uint8)
         transport.broadcast(where, 0)
         if transport.rank > 1:
             return None
         if transport.rank == 0:
-            listener.settimeout(60)
-            wire, _ = listener.accept()
+            wire = accept(listener, word.encode())
         else:
-            host, port = bytes(where.tolist()).rstrip(b"\0").decode().split(" ")
+            host, port, word = bytes(where.tolist()).rstrip(b"\0").decode().split(" ")
             wire = socket.create_connection((host, int(port)), timeout=60)
+            wire.sendall(word.encode())
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return wire
+
+
+def accept(listener: socket.socket, word: bytes) -> socket.socket:
+    """The connection of the one that says the word first. All others are hung up on."""
+    listener.settimeout(60)
+    while True:
+        wire, _ = listener.accept()
+        wire.settimeout(60)
+        with suppress(OSError):
+            if compare_digest(wire.recv(len(word), socket.MSG_WAITALL), word):
+                return wire
+        wire.close()
 
 
 # -- all that is wished for -------------------------------------------------------------

@@ -129,7 +129,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             if os.fstat(lock).st_uid != os.geteuid():  # and may be held for ever
                 raise NoCompiler(f"{folder} holds the lock of another user: remove the folder")
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _close_to_others(inside)
+            _clear(inside)
             yield
         finally:
             os.close(lock)
@@ -137,12 +137,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(inside)
 
 
-def _close_to_others(folder: int) -> None:
+def _clear(folder: int) -> None:
+    """Closes it to others. What may be theirs goes, and what somebody left who was killed here."""
     mode = os.fstat(folder).st_mode
     if mode & 0o077:
         os.fchmod(folder, 0o700)
-    if mode & OTHERS:  # whatever is in it may be theirs
-        for name in set(os.listdir(folder)) - {"lock"}:
+    for name in set(os.listdir(folder)) - {"lock"}:
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+        elif mode & OTHERS or not name.endswith(".so"):
             os.unlink(name, dir_fd=folder)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import Store
 
 from howdah.comm import library
-from howdah.comm.arena import Arena, map_arena
+from howdah.comm.arena import Arena, default_heap, map_arena
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.checks import MOST, Checks, duration, movable, reduction, whole_number
 from howdah.comm.engine_errors import Failure, spoken
@@ -55,7 +55,7 @@ def connect_engine(
     """Joins the ranks that share a store and have met. Raises BadInput, or PeerLost.
 
     processes    of all ranks, in their order, on this machine
-    arena_bytes  that each rank can allocate, by default its part of the machine's memory. Only
+    arena_bytes  that each rank can allocate, by default as much as `default_heap` says. Only
                  what is written takes memory.
     deadline     seconds after which a rank that lives but does not come is given up
     stopped_for  seconds after which one that is stopped (SIGSTOP) is; one that is dead, at once
@@ -67,7 +67,7 @@ def connect_engine(
     deadline = duration("deadline", deadline)
     stopped_for = duration("stopped_for", stopped_for)
     if arena_bytes is None:
-        arena_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // size
+        arena_bytes = default_heap(size)
     heap = whole_number("arena_bytes", arena_bytes, most=MOST // RANKS)
     with told_to_all(store, rank), ExitStack() as undo:
         watched = tuple(watch(processes))

@@ -19,7 +19,7 @@ all have opened it, so nothing is left behind.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, lockf
 from mmap import mmap
@@ -370,9 +370,10 @@ class Fallback:
         self._words[self._at.abort] = 1 + self.rank + (1 + about) * GIVEN_UP
 
 
-def _steps(length: int, step: int) -> list[slice]:
+def _steps(length: int, step: int) -> Iterator[slice]:
     """[0, length) in slices; one empty slice when there is nothing, for calls to be compared."""
-    return [slice(start, min(start + step, length)) for start in range(0, max(length, 1), step)]
+    # Not a list: a rank may have said any length, and is found out in the first turn.
+    return (slice(start, min(start + step, length)) for start in range(0, max(length, 1), step))
 
 
 def connect_fallback(store: dist.Store, *, rank: int, size: int, seconds: float = 600) -> Fallback:

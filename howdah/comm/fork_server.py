@@ -11,15 +11,17 @@ folder, and only the caller writes what a child unpickles. Nothing is left when 
 Whoever ends, the others notice by themselves:
 
     a child        the server reaps it, and tells the caller how it ended
-    the server     the caller's end of `control` closes; the children get `farewell`
+    the server     the caller's end of `control` closes; the children get `farewell`; one that is
+                   stopped (SIGSTOP) is killed
     the caller     the server's end of `control` closes; the children get `farewell`, and after
-                   `grace` seconds SIGKILL; a caller that is stopped (SIGSTOP) counts as one that
-                   ended, and is woken when the children are gone
+                   `grace` seconds SIGKILL, or as soon as they are seen to be stopped; a caller
+                   that is stopped counts as one that ended, and is woken when they are gone
 
 Stop signals are blocked in the server, which a Ctrl-C reaches too, and in the children until they
 listen (`base/signals.py`).
 """
 
+import errno
 import os
 import selectors
 import signal
@@ -31,7 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import spawn
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -41,7 +43,7 @@ from howdah.base.signals import blocked
 from howdah.comm.local_store import Line, LocalStore, Table
 from howdah.comm.pipes import receive, send
 
-LOOK = 0.5  # seconds between looks at a caller that may be stopped
+LOOK = 0.5  # seconds between looks at a process that may be stopped
 LOOKS = 10  # in a row that find it stopped, and it is given up
 PATIENCE = 10  # seconds that a server without children may take to end
 START = "import sys; sys.path[:] = {path}; from howdah.comm.fork_server import main; main({words})"
@@ -74,10 +76,17 @@ class ForkServer:
     grace     seconds that they have to leave before they are killed
     preload   modules that all children need
     main      whether children can call functions of the caller's own script
+    heed      is called now and then while the caller waits for the server; may raise
     """
 
     def __init__(
-        self, *, farewell: signal.Signals, grace: float, preload: Sequence[str], main: bool
+        self,
+        *,
+        farewell: signal.Signals,
+        grace: float,
+        preload: Sequence[str],
+        main: bool,
+        heed: Callable[[], None] | None = None,
     ) -> None:
         self._prepared = spawn.get_preparation_data("howdah")
         del self._prepared["authkey"]  # which refuses to be sent, and nobody needs
@@ -85,6 +94,7 @@ class ForkServer:
             self._prepared = {k: v for k, v in self._prepared.items() if "init_main" not in k}
         self._children: list[Child] = []
         self.lost, self._why = False, ""
+        self._heed, self._stopped = heed, StoppedFor()
         try:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs, blocked():  # from its first instruction on
@@ -109,26 +119,45 @@ class ForkServer:
 
         Raises ServerLost when there can be none.
         """
-        ours: socket.socket | None = None
         try:
             ours, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self.control, [b"fork"], [theirs.fileno()])
-            while not (forked := self._hear()):
-                pass
+            with ours:
+                with theirs:
+                    socket.send_fds(self.control, [b"fork"], [theirs.fileno()])
+                self._wait()
+                while not (forked := self._hear()):
+                    self._wait()
+                pipe = Connection(ours.detach())
         except OSError as error:
-            if ours:
-                ours.close()
             self.look()  # what it said last may tell why it has ended
             if self.killed:
                 raise ServerLost(KILLED) from None
             raise ServerLost(f"no process can be started: {self._why or error.strerror}") from None
-        child = Child(forked, Connection(ours.detach()))
+        child = Child(forked, pipe)
         self._children.append(child)
         with suppress(OSError):  # it has ended already: its status will say so
             send(child.pipe, self._prepared)
             send(child.pipe, target, arguments)
         return child
+
+    def _wait(self) -> None:
+        """Until the server says something, or has ended. Raises what `heed` does."""
+        while not wait([self.control], LOOK):
+            self.end_if_stopped()
+            if self._heed:
+                self._heed()
+
+    def end_if_stopped(self) -> None:
+        """Kills a server that many looks in a row found stopped. For every LOOK seconds."""
+        if self._stopped.look(self.pid) >= LOOKS:
+            self._process.kill()
+
+    def status_of(self, child: Child) -> int | None:
+        """How a child ended whose pipe is closed; None where the server ended and cannot tell."""
+        while child.status is None and not self.lost:
+            self._wait()
+            self.look()
+        return child.status
 
     def look(self) -> None:
         """Notes which children have ended. For when `control` can be read, or after a while."""
@@ -232,6 +261,7 @@ class _Server:
         signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._bell, selectors.EVENT_READ, self._reap)
         self._leaving: float | None = None  # when the children are killed
+        self._looked = monotonic()
 
     def run(self) -> None:
         """Serves until nobody is left to serve."""
@@ -240,18 +270,30 @@ class _Server:
             for key, _ in self._selector.select(min(waits)):
                 key.data(key.fileobj)
             self._table.look()
-            if self._leaving is None and self._stopped.look(self._parent) >= LOOKS:
-                self._leave()
+            self._look_for_stopped()
             if self._leaving is not None and monotonic() > self._leaving:
                 self._signal(signal.SIGKILL)
         if os.getppid() == self._parent:
             os.kill(self._parent, signal.SIGCONT)  # it may have been stopped; now it can tell
 
+    def _look_for_stopped(self) -> None:
+        """A caller that is stopped is given up; a child that is cannot be asked to leave."""
+        if monotonic() - self._looked < LOOK:
+            return
+        self._looked = monotonic()
+        if self._leaving is None:
+            if self._stopped.look(self._parent) >= LOOKS:
+                self._leave()
+            return
+        for pid in self._children:
+            if self._stopped.look(pid) >= LOOKS:
+                os.kill(pid, signal.SIGKILL)
+
     def _serve_caller(self, caller: socket.socket) -> None:
         with suppress(ConnectionResetError):
             word, pipes, _, _ = socket.recv_fds(caller, 16, 1)
             if word:
-                return self._fork(pipes[0])
+                return self._fork(pipes)
         self._selector.unregister(caller)
         return self._leave()
 
@@ -264,22 +306,24 @@ class _Server:
         for pid in self._children:
             os.kill(pid, number)  # not reaped yet, so its number is still its own
 
-    def _fork(self, pipe: int) -> None:
-        ours, theirs = socket.socketpair()
+    def _fork(self, pipes: Sequence[int]) -> None:
         server = os.getpid()
         try:
-            pid = os.fork()
-        except OSError as error:
-            ours.close()
-            self._tell("refused", error.errno or 0)
-        else:
-            if not pid:
-                self._become_child(pipe, theirs, server)
+            if not pipes:  # a descriptor that is one too many does not arrive
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # First: a child closes what is registered, and so has no end but its own.
+                self._selector.register(ours, selectors.EVENT_READ, self._serve_line(Line(ours)))
+                if not (pid := os.fork()):
+                    self._become_child(pipes[0], theirs, server)
             self._children.add(pid)
-            self._selector.register(ours, selectors.EVENT_READ, self._serve_line(Line(ours)))
             self._tell("forked", pid)
-        theirs.close()
-        os.close(pipe)
+        except OSError as error:
+            self._tell("refused", error.errno or 0)
+        finally:
+            for pipe in pipes:
+                os.close(pipe)
 
     def _serve_line(self, line: Line) -> Callable[[Any], None]:
         def serve(_: object) -> None:

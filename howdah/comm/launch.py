@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any
@@ -43,8 +44,13 @@ LOOK = 0.5  # between looks at ranks that may be stopped
 LOOKS = 10  # in a row that find a rank stopped, and it is given up
 ORDER = ("mistake", "killed", "defect", "limit", "stopped", "early", "lost")
 ASKED = ("stopped", "early")
+WAY = "start fewer ranks, or raise the limits that `ulimit -a` shows"
 LONGEST = 1 << 16  # characters of a traceback that are told
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate")
+NO_MEMORY = (  # as torch and its parts say it
+    *("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate"),
+    *("std::bad_alloc", "could not create a primitive"),
+)
+NO_THREAD = "can't start new thread"  # as Python says it
 
 
 @dataclass(frozen=True)
@@ -123,15 +129,16 @@ def launch(
     """
     modules = ("torch", "torch.distributed", "howdah.comm.launch", *terms.preload)
     grace, server = terms.save_seconds, None
-    adopt_orphans(True)
-    try:
-        with listen(patient=True) as request:
+    with listen(patient=True) as request:  # a second signal must not break off what the first ends
+        heed = partial(_heed, request)
+        adopt_orphans(True)
+        try:
             for start in range(terms.restarts + 1):
                 if server and server.lost:
                     server.close(kill=True)
                 if not server or server.lost:
                     server = ForkServer(
-                        farewell=signal.SIGTERM, grace=grace, preload=modules, main=False
+                        farewell=signal.SIGTERM, grace=grace, preload=modules, main=False, heed=heed
                     )
                 ending = _Launched(request, terms, server).see_through(
                     function, arguments, f"start{start}"
@@ -139,15 +146,18 @@ def launch(
                 if start == terms.restarts or not ending.again or request.signal:
                     break
                 say(f"{ending.why}; starting it again, {start + 1} of {terms.restarts} times")
-        return ending
-    except ServerLost as lost:
-        raise BadInput(
-            f"{lost}; start fewer ranks, or raise the limits that `ulimit -a` shows"
-        ) from None
-    finally:
-        if server:
-            server.close(kill=True)
-        adopt_orphans(False)
+        except ServerLost as lost:
+            raise BadInput(f"{lost}; {WAY}") from None
+        finally:
+            if server:
+                server.close(kill=True)
+            adopt_orphans(False)
+    return ending
+
+
+def _heed(request: StopRequest) -> None:
+    if request.signal:
+        raise Stopped(request.signal)
 
 
 class _Launched:
@@ -165,8 +175,7 @@ class _Launched:
     ) -> Ending:
         """Starts the ranks, and returns when all have ended."""
         for rank in range(self._terms.ranks):
-            if self._request.signal:
-                raise Stopped(self._request.signal)
+            _heed(self._request)
             place = rank, self._terms.ranks, prefix
             try:
                 child = self._server.fork(_run_rank, function, place, arguments)
@@ -217,8 +226,7 @@ class _Launched:
         if monotonic() - self._looked < LOOK:
             return
         self._looked = monotonic()
-        if self._stopped_for.look(self._server.pid) >= LOOKS:
-            os.kill(self._server.pid, signal.SIGKILL)  # its children are told by the system
+        self._server.end_if_stopped()  # its children are told by the system
         for rank in live:
             if self._stopped_for.look(rank.child.pid) >= LOOKS:
                 rank.stopped = True
@@ -248,11 +256,8 @@ class _Launched:
                 one.kind = "killed"
                 one.told = f"rank {rank} (process {one.child.pid}) was stopped, and all were ended"
             elif status < 0 and not one.ours:
-                why = "; the system does so when memory runs out" if status == -9 else ""
                 one.kind = "killed"
-                one.told = (
-                    f"rank {rank} (process {one.child.pid}) was killed by {name_of(-status)}{why}"
-                )
+                one.told = killed(f"rank {rank} (process {one.child.pid})", status)
             elif status > 0 and not one.kind:
                 one.kind, one.told = "defect", f"rank {rank} left with exit code {status}"
         for kind in ORDER:
@@ -274,7 +279,7 @@ class _Launched:
         match one.kind:
             case "mistake":
                 raise BadInput(one.told)
-            case "stopped" | "early" if self._server.lost and not self._request.signal:
+            case "stopped" | "early" | "lost" if self._server.lost and not self._request.signal:
                 return Ending(1, KILLED, "killed")
             case "stopped":
                 return Ending(128 + stop, kind="stopped")
@@ -345,6 +350,10 @@ def explain(error: BaseException) -> Failure:
             kind, told = "early", str(error.number)
         case PeerLost():
             kind, told = "lost", str(error)
+        case dist.DistNetworkError():
+            kind, told = "lost", f"the ranks cannot meet: {_first(error)}"
+        case ConnectionError():
+            kind, told = "lost", f"whoever was connected has ended ({error.strerror or error})"
         case Unfinished():
             kind, told = "limit", str(error)
         case MemoryError():
@@ -353,6 +362,17 @@ def explain(error: BaseException) -> Failure:
             where = f": {error.filename}" if error.filename else ""
             kind, told = "limit", error.strerror + where
         case RuntimeError() if any(words in str(error) for words in NO_MEMORY):
-            first = str(error).splitlines()[0]
-            kind, told = "limit", f"there is not enough memory: {first}"
+            kind, told = "limit", f"there is not enough memory: {_first(error)}"
+        case RuntimeError() if NO_THREAD in str(error):
+            kind, told = "limit", f"no thread can be started; {WAY}"
     return Failure(kind, told)
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def killed(who: str, status: int) -> str:
+    """What is said of a process that a signal ended, `status` being minus its number."""
+    why = "; the system does so when memory runs out" if status == -signal.SIGKILL else ""
+    return f"{who} was killed by {name_of(-status)}{why}"

@@ -124,10 +124,20 @@ def memory_limit() -> int | None:
 
 def free_memory() -> int | None:
     """Bytes that processes can still take: what the machine has available, and what the control
-    group grants. None where the system does not tell.
+    groups grant beyond what is used. None where the system does not tell.
     """
-    found = [size for size in (memory().get("MemAvailable"), memory_limit()) if size is not None]
-    return min(found, default=None)
+    return _tightest([memory().get("MemAvailable"), *map(_left, _control_groups("memory"))])
+
+
+def _left(group: Path) -> int | None:
+    """Bytes that a control group still grants. Files it has read can be let go and do not count."""
+    limits = map(parse_limit, (_text(group / "memory.max"), _text(group / "memory.limit_in_bytes")))
+    used = _text(group / "memory.current") or _text(group / "memory.usage_in_bytes") or "0"
+    words = _text(group / "memory.stat").split()
+    stat = dict(zip(words[::2], words[1::2], strict=False))
+    files = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
+    limit = _tightest(limits)
+    return None if limit is None else max(limit - max(int(used) - int(files), 0), 0)
 
 
 def disk(folder: Path) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ Three short requests per rank and look, however many ranks there are. A thread d
 may compute as long as it likes. Time in which this process was itself suspended does not count.
 """
 
-from threading import Event, Thread
+from threading import Event, Thread, main_thread
 from typing import Protocol
 from weakref import WeakSet
 
@@ -44,7 +44,7 @@ class Pulse:
         self._told: WeakSet[Loser] = WeakSet()
         self._heard, self._silence = -1, Patience(SILENT, every=EVERY)
         self._closed = Event()
-        self._thread = Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread = Thread(target=self._beat, name="pulse")
 
     def tell(self, loser: Loser) -> None:
         """It is told, on the pulse's thread, when a rank is lost; while anybody else holds it."""
@@ -82,7 +82,8 @@ class Pulse:
 
     def _beat(self) -> None:
         try:
-            while not self._closed.wait(EVERY):
+            # Not a daemon: Python may not end while one is inside of torch.
+            while not self._closed.wait(EVERY) and main_thread().is_alive():
                 if said := self.look():
                     for loser in list(self._told):
                         loser.lose(said)

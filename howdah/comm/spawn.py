@@ -9,16 +9,19 @@ where `function(transport, argument)` runs on each rank with a fresh group.
 """
 
 import signal
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from math import inf
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from howdah.comm.fork_server import ForkServer
+from howdah.base.processes import StoppedFor
+from howdah.comm.fork_server import KILLED, LOOK, LOOKS, Child, ForkServer, ServerLost
+from howdah.comm.launch import GRACE, WAY, explain, killed
 from howdah.comm.meeting import Kind
 from howdah.comm.pipes import receive, send
 from howdah.comm.rendezvous import choose
@@ -28,21 +31,34 @@ PRELOAD = ("torch", "torch.distributed", "howdah.comm.spawn")
 
 
 class WorkerError(RuntimeError):
-    """A function failed on a worker; the text is the worker's traceback."""
+    """A function failed on a worker, or there can be no workers.
+
+    kind  mistake, limit, lost, killed (`launch.ORDER`): the text is a sentence for the user; or
+          defect: it is the worker's traceback
+    """
+
+    def __init__(self, told: str, kind: str = "defect") -> None:
+        super().__init__(told)
+        self.kind = kind
 
 
 class Workers:
-    """`size` processes that wait for functions to run together."""
+    """`size` processes that wait for functions to run together. Raises WorkerError."""
 
     def __init__(self, size: int, *, threads: int = 1) -> None:
         self._runs = 0
-        self._pipes: list[Connection] = []
-        self._server: ForkServer | None = ForkServer(
-            farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=True
-        )
+        self._children: list[Child] = []
+        self._server: ForkServer | None = None
         try:
+            self._server = ForkServer(farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=True)
             for _ in range(size):
-                self._pipes.append(self._server.fork(_serve, threads).pipe)
+                self._children.append(self._server.fork(_serve, threads))
+        except ServerLost as lost:
+            ended = self._server is not None and self._server.killed
+            self.close(kill=True)
+            if ended:
+                raise WorkerError(str(lost), "killed") from None
+            raise WorkerError(f"{lost}; {WAY}", "limit") from None
         except BaseException:
             self.close(kill=True)
             raise
@@ -57,47 +73,85 @@ class Workers:
         """Calls function(transport, *arguments) on the first `ranks` workers at once.
 
         `transport` is the kind they get, by default the best that there is.
-        Returns their results in rank order. Raises WorkerError with the first traceback that
+        Returns their results in rank order. Raises WorkerError with the first failure that
         arrives; the workers of a failed run may wait for each other, so they are ended, and
         later runs are refused.
         """
-        ranks = len(self._pipes) if ranks is None else ranks
-        if not 1 <= ranks <= len(self._pipes):
-            raise WorkerError(f"{ranks} ranks were asked for, but {len(self._pipes)} workers live")
-        pipes = self._pipes[:ranks]
+        ranks = len(self._children) if ranks is None else ranks
+        if self._server is None or not 1 <= ranks <= len(self._children):
+            raise WorkerError(
+                f"{ranks} ranks were asked for, but {len(self._children)} workers live"
+            )
+        children = self._children[:ranks]
         self._runs += 1
-        for rank, pipe in enumerate(pipes):
-            with suppress(BrokenPipeError):  # it died: reading its answer says so
-                send(pipe, function, arguments, rank, ranks, self._runs, transport)
-        results: dict[int, Any] = {}
-        while len(results) < len(pipes):
-            silent = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
-            spoken = wait(list(silent))
-            for pipe in (pipe for pipe in silent if pipe in spoken):
-                results[silent[pipe]] = self._answer(pipe, silent[pipe])
-        return [results[rank] for rank in range(len(pipes))]
-
-    def _answer(self, pipe: Connection, rank: int) -> Any:
+        for rank, child in enumerate(children):
+            with suppress(ConnectionError):  # it died: reading its answer says so
+                send(child.pipe, function, arguments, rank, ranks, self._runs, transport)
         try:
-            failed, value = receive(pipe)
-        except (EOFError, ConnectionResetError):
-            failed, value = True, f"worker {rank} died"
-        if failed:
+            return _answers(self._server, children)
+        except WorkerError:
             self.close(kill=True)
-            raise WorkerError(value)
-        return value
+            raise
 
     def close(self, *, kill: bool = False) -> None:
         """Ends the workers: lets them leave, or kills them where they may be stuck."""
         if self._server:
             self._server.close(kill=kill)
-        self._pipes, self._server = [], None
+        self._children, self._server = [], None
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(kill=kind is not None)  # after an error they may wait for each other
+
+
+def _answers(server: ForkServer, children: Sequence[Child]) -> list[Any]:
+    """What all answer. One that misses another one says less than that one's end, which may come
+    a moment later, or which is seen when it is stopped.
+    """
+    answers: dict[int, Any] = {}
+    lost: WorkerError | None = None
+    until, stopped = inf, StoppedFor()
+    while len(answers) < len(children) and monotonic() < until:
+        silent = {child.pipe: rank for rank, child in enumerate(children) if rank not in answers}
+        spoken = wait(list(silent), LOOK)
+        for rank in (rank for pipe, rank in silent.items() if pipe in spoken):
+            try:
+                answers[rank] = _answer(server, children, rank)
+            except WorkerError as error:
+                if error.kind != "lost":
+                    raise
+                answers[rank], lost, until = None, lost or error, min(until, monotonic() + GRACE)
+        if not spoken:
+            server.end_if_stopped()  # its workers go with it
+            for rank in silent.values():
+                if stopped.look(children[rank].pid) >= LOOKS:
+                    raise WorkerError(f"{_name(children, rank)} was stopped", "killed")
+    if lost:
+        raise lost
+    return [answers[rank] for rank in range(len(children))]
+
+
+def _answer(server: ForkServer, children: Sequence[Child], rank: int) -> Any:
+    try:
+        kind, value = receive(children[rank].pipe)
+    except (EOFError, ConnectionResetError):
+        status, who = server.status_of(children[rank]), _name(children, rank)
+        if server.lost:
+            raise WorkerError(KILLED, "killed") from None
+        if status is not None and status < 0:
+            raise WorkerError(killed(who, status), "killed") from None
+        raise WorkerError(f"{who} left with exit code {status}") from None
+    if kind == "defect":
+        raise WorkerError(f"rank {rank} of {len(children)}:\n{value}")
+    if kind:
+        raise WorkerError(value, kind)
+    return value
+
+
+def _name(children: Sequence[Child], rank: int) -> str:
+    return f"worker {rank} (process {children[rank].pid})"
 
 
 def _serve(pipe: Connection, store: dist.Store, threads: int) -> int:
@@ -112,6 +166,7 @@ def _serve(pipe: Connection, store: dist.Store, threads: int) -> int:
             with closing(
                 choose(met, rank=rank, size=size, transport=kind, seconds=PATIENCE)
             ) as transport:
-                send(pipe, False, function(transport, *arguments))
-        except Exception:
-            send(pipe, True, f"rank {rank} of {size}:\n{traceback.format_exc()}")
+                send(pipe, "", function(transport, *arguments))
+        except Exception as error:
+            failure = explain(error)
+            send(pipe, failure.kind, failure.told)

@@ -14,12 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from howdah.plan.problems import BadInput
+from howdah.plan.files import parse_json, read_file
+from howdah.plan.problems import BadInput, brief
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.sim.timeline import Span
 
 FOLDER = "trace"
+LARGEST = 128 << 20  # bytes of a file
+MOST = (1 << 63) - 1
+MOST_SECONDS = 1e10
+LONGEST = 1000  # characters of a name
 
 
 class Call(NamedTuple):
@@ -102,30 +107,79 @@ def _plain(lap: Lap) -> dict[str, object]:
 
 def _read(path: Path) -> Laps:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Laps(content["layout"], content["machine"], [*map(_lap, content["laps"])])
+        content = parse_json(read_file(path, LARGEST))
+        laps = [*map(_lap, _list(content["laps"]))]
+        return Laps(_text(content["layout"]), _text(content["machine"]), laps)
     except OSError as error:
         raise BadInput(
             f"cannot read {path}: {error.strerror}; a run writes it when it saves, "
             "after a step in its layout"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is damaged ({error}); train on to have it written anew") from None
+        raise BadInput(
+            f"{path} is damaged ({brief(error)}); train on to have it written anew"
+        ) from None
+
+
+# -- what a file says, which anybody may have written --------------------------
 
 
 def _lap(plain: dict[str, Any]) -> Lap:
-    return Lap(
-        plain["number"],
-        plain["began"],
-        [*map(_span, plain["spans"])],
-        [Call(*call) for call in plain["calls"]],
-    )
+    """A lap of a step. It has at least as many spans as micro-batches."""
+    spans = [*map(_span, _list(plain["spans"]))]
+    if not spans or max(span.instruction.action.micro for span in spans) >= len(spans):
+        raise ValueError("a step has too few spans")
+    calls = [*map(_call, _list(plain["calls"]))]
+    return Lap(_whole(plain["number"]), _seconds(plain["began"]), spans, calls)
+
+
+def _call(fields: Sequence[Any]) -> Call:
+    axis, operation, sent, *moments = _list(fields)
+    return Call(_text(axis), _text(operation), _whole(sent), *_from_to(moments))
 
 
 def _span(fields: Sequence[Any]) -> Span:
-    verb, kind, stage, micro, part, peer, start, end = fields
-    action = Action(Kind(kind), stage, micro, part)
-    return Span(Instruction(Verb(verb), action, peer), start, end)
+    verb, kind, stage, micro, part, peer, *moments = _list(fields)
+    action = Action(Kind(_text(kind)), _whole(stage), _whole(micro), _whole(part))
+    told = Instruction(Verb(_text(verb)), action, None if peer is None else _whole(peer))
+    start, end = _from_to(moments)
+    if told.verb is Verb.COMPUTE and start == end:
+        raise ValueError(f"{action} took no time")
+    return Span(told, start, end)
+
+
+def _from_to(moments: Sequence[object]) -> tuple[float, float]:
+    start, end = map(_seconds, moments)
+    if start > end:
+        raise ValueError("a span ends before it starts")
+    return start, end
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("a list is missing")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST or not value.isprintable():
+        raise ValueError("a name is no text of one line")
+    return value
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError("a number is no whole one")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in (int, float) or not abs(value) <= MOST_SECONDS:  # type: ignore[arg-type]
+        raise ValueError("a moment is no number of seconds")
+    return float(value)  # type: ignore[arg-type]
+
+
+# -- the laps of one step ------------------------------------------------------
 
 
 def common(laps: Sequence[Laps], number: int) -> list[Lap]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from howdah.plan.pipeline import program_of
 from howdah.plan.plan import Plan
+from howdah.plan.problems import BadInput
 from howdah.plan.ranks import axis
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
@@ -62,6 +63,13 @@ def _one(
     program = program_of(plan, micros)
     laps = [steps[chosen][rank] for rank in ranks]
     where = plan.stages.where
+    for rank, told, lap in zip(ranks, program.programs, laps, strict=True):
+        if not _follows(lap, told):
+            raise BadInput(
+                f"step {chosen} of rank {rank} is not one of {plan.layout} with {micros} "
+                "micro-batches: what was measured is of another run, or damaged; train on to have "
+                "it written anew"
+            )
     spans = tuple(
         tuple(_in_lanes(lap.spans, first=where.index(place))) for place, lap in enumerate(laps)
     )
@@ -79,6 +87,13 @@ def _one(
     simulated = simulate(program, seconds, transfer)
     calls = tuple(tuple(lap.calls) for lap in laps)
     return Beside(chosen, ranks, Timeline(program.schedule, spans), simulated, calls)
+
+
+def _follows(lap: Lap, program: Sequence[Instruction]) -> bool:
+    """Whether a rank computed what its program says, and did nothing else."""
+    told = {instruction[:3] for instruction in program}
+    did = {s.instruction[:3] for s in lap.spans if s.instruction.verb is not Verb.UPDATE}
+    return did <= told and all(one in did for one in told if one[0] is Verb.COMPUTE)
 
 
 def _in_lanes(spans: Sequence[Span], first: int) -> Iterator[Span]:

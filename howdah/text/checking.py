@@ -11,15 +11,25 @@ error, reading raises it, and a mapping ends the process.
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from howdah.plan.files import kind_of, parse_json, path_problem, read_file
+
 INDEX = "corpus.json"
 BLOCK = 4 << 20  # bytes; a multiple of the size of any token
+LARGEST_INDEX = 64 << 20
+DTYPES = ("uint16", "uint32")
+COUNTS = ("ids", "starts", "ids_crc32", "starts_crc32")  # of a stream
+POSITIVE = ("entries", "held_out_bytes")
+FACTS = (
+    *("entries", "end", "documents", "duplicates", "skipped"),
+    *("held_out_bytes", "held_out_gzip", "held_out_xz"),
+)
 
 
 def sealed(fields: dict[str, Any]) -> str:
@@ -29,13 +39,49 @@ def sealed(fields: dict[str, Any]) -> str:
 
 def read_index(folder: Path) -> dict[str, Any]:
     """What was sealed. Raises ValueError when it is damaged, OSError when it cannot be read."""
-    try:
-        fields = json.loads((folder / INDEX).read_bytes())
-    except RecursionError:
-        fields = None
+    _require_file(folder / INDEX)
+    fields = parse_json(read_file(folder / INDEX, LARGEST_INDEX))
     if not isinstance(fields, dict) or fields.pop("crc32", None) != _checksum(fields):
         raise ValueError(f"{INDEX} is not what was written")
+    for name, count in _table(fields, "tokens").items():
+        _require_name(name)
+        if _table(fields["tokens"], name)["dtype"] not in DTYPES:
+            raise ValueError(f"{INDEX} has tokens of an unknown type")
+        _require_whole(count, COUNTS)
+    for name in _table(fields, "files"):
+        _require_name(name)
+    _require_whole(fields["files"], fields["files"])
+    facts = _table(fields, "facts")
+    _require_whole(facts, FACTS)
+    wrong = [name for name in POSITIVE if facts[name] == 0]
+    if wrong or not isinstance(facts["fingerprint"], str) or len(facts) != len(FACTS) + 1:
+        raise ValueError(f"{INDEX} has facts that cannot be")
     return fields
+
+
+def _table(owner: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(owner[name], dict):
+        raise ValueError(f"{INDEX}: {name} is no table")
+    table: dict[str, Any] = owner[name]
+    return table
+
+
+def _require_whole(table: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if type(table[name]) is not int or not 0 <= table[name] < 1 << 63:
+            raise ValueError(f"{INDEX}: {name} is no whole number")
+
+
+def _require_name(name: str) -> None:
+    """A file of the cache's own folder."""
+    if path_problem(name) or "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"{INDEX} names a file elsewhere")
+
+
+def _require_file(path: Path) -> None:
+    """A pipe would be waited for, a device has no end."""
+    if (kind := kind_of(path)) not in ("file", "does not exist"):
+        raise ValueError(f"{path.name} {kind if kind != 'folder' else 'is a folder'}")
 
 
 def _checksum(fields: dict[str, Any]) -> int:
@@ -80,6 +126,7 @@ def _require_crc32(path: Path, found: int, written: int) -> None:
 
 def _blocks(path: Path) -> Iterator[memoryview]:
     """The bytes of a file, each block in the place of the one before it."""
+    _require_file(path)
     buffer = memoryview(bytearray(BLOCK))
     with path.open("rb") as file:
         while size := file.readinto(buffer):

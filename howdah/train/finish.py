@@ -6,12 +6,13 @@ must be equal; where they are not, it is said.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
-from howdah.plan.problems import BadInput
+from howdah.plan.problems import BadInput, Unfinished
 from howdah.sim.traffic import Traffic, step_traffic
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut
@@ -32,18 +33,37 @@ def finish(job: Job, milestones: Milestones, watch: Watch, held: Bytes) -> None:
     """Evaluates on all held-out text, exports, and reports. All ranks call together.
 
     held  what rank 0 was measured to hold, by component; empty when no step was taken
+
+    Raises Unfinished where the checkpoint of the last step is no longer there.
     """
     held_out = milestones.evaluate(job.pace.steps, limit=0)
     mesh = milestones.stepper.mesh
     if mesh.rank != 0:
         return
-    opened = open_run(job.folder, say=milestones.say)
+    opened = open_last(job, milestones)
     lines = ["", *quality(held_out, milestones.corpus), *speed(job, mesh, watch)]
     lines += compare(job.plan, mesh, held) if held else []
     lines += _optional("export", export, job, opened) if job.pace.export else []
     lines += _optional("sample", sample, job, opened) if job.pace.prompt else []
     for line in [*lines, *paths(job, opened)]:
         milestones.say(line)
+
+
+def open_last(job: Job, milestones: Milestones) -> OpenedRun:
+    """The run with what it has just saved: no older step passes for its end.
+
+    Raises Unfinished where somebody has removed or damaged it since.
+    """
+    stands = "no other one is"
+    with suppress(BadInput):
+        opened = open_run(job.folder, say=milestones.say)
+        if opened.checkpoint.step == milestones.saved:
+            return opened
+        stands = f"step {opened.checkpoint.step} is the newest that is"
+    raise Unfinished(
+        f"step {milestones.saved} was saved, and is no longer whole in {milestones.folder}; "
+        f"{stands}; what is missing is trained again by: howdah train {job.folder}"
+    )
 
 
 def _optional(
@@ -167,6 +187,7 @@ def how_to_finish(job: Job) -> str:
 
 
 def _short(path: Path) -> str:
-    """Relative to the current folder where it lies below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """Relative to the current folder where it lies below it; that may have been removed."""
+    with suppress(OSError, ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

@@ -27,6 +27,7 @@ from howdah.train.state import entries
 from howdah.train.step import Stepper
 
 RESCUE = 2.0  # seconds that a save in flight gets when a run breaks off
+REMOVE = 1.0  # seconds to remove what it has written, where a rank is gone
 
 
 class Milestones:
@@ -59,6 +60,11 @@ class Milestones:
         self._saver = Saver(
             self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.pace.keep, say=say
         )
+
+    @property
+    def saved(self) -> int:
+        """The last step that all ranks know to be on disk, or -1."""
+        return self._saved
 
     def between(self, step: int, *, samples: int) -> None:
         """Evaluates and saves where `step` asks for it, and after the last."""
@@ -101,9 +107,11 @@ class Milestones:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Where a run breaks off, a save in flight may still become whole."""
+        """Where a run breaks off, a save in flight may still become whole, or leaves nothing."""
         if error:
             self._saver.wait(RESCUE)
+            self._saver.cancel()
+            self._saver.wait(REMOVE)
 
     def _write_laps(self) -> None:
         """What this rank did in the last steps, for `howdah trace`."""

@@ -1,9 +1,14 @@
-"""Output whose reader has left: nothing is raised, in the program or at its end."""
+"""Output whose reader has left, or does not read: nothing is raised, and nothing waits for ever."""
 
+import fcntl
 import os
 import pty
+import select
+import signal
 import subprocess
 import sys
+import termios
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -133,3 +138,186 @@ def test_a_run_whose_reader_leaves_trains_to_its_end(recipe, cache, tmp_path):
         )
     assert (done.returncode, done.stderr) == (0, b"")
     assert (tmp_path / "a" / "checkpoints" / "step-00000002").is_dir()
+
+
+# -- readers that are there and do not read --------------------------------------
+
+GUARD = 600  # seconds
+MUCH = 40_000  # lines, more than a pipe or a terminal takes
+HEAD = """
+import sys, threading
+from howdah.base import output
+from howdah.base.signals import Stopped, listen
+output.GLANCE, output.LOOKS = 10, {looks}
+output.lasting_output()
+def tell(what):
+    print(what, file=sys.stderr, flush=True)
+def speak():
+    for line in range({much}):
+        print(line)
+    sys.stdout.flush()
+"""
+NEVER, SOON = 10**9, 2  # looks after which the reader is given up
+PATIENT = """
+with listen(patient=True) as request:
+    tell("begun")
+    speak()
+    print("the last line", flush=True)
+    tell(f"asked {request.signal}")
+"""
+AT_ONCE = """
+with listen():
+    try:
+        tell("begun")
+        speak()
+        tell("all is written")
+    except Stopped as stopped:
+        print("more, which waits for nobody", flush=True)
+        tell(f"stopped {stopped.number}")
+"""
+IN_A_THREAD = """
+with listen() as request:
+    tell("begun")
+    thread = threading.Thread(target=speak)
+    thread.start()
+    thread.join()
+    tell("dropped")
+"""
+
+
+@contextmanager
+def unread_pipe():
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+
+
+@contextmanager
+def unread_terminal():
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+
+
+@contextmanager
+def held_terminal():
+    """As after Ctrl-S."""
+    ours, theirs = pty.openpty()
+    termios.tcflow(theirs, termios.TCOOFF)
+    yield ours, theirs
+    os.close(ours)
+
+
+UNREAD = [unread_pipe, unread_terminal, held_terminal]
+
+
+@contextmanager
+def killed_in_the_end(process):
+    """After the block, and where that waits for what never comes."""
+    guard = threading.Timer(GUARD, process.kill)
+    guard.start()
+    try:
+        yield
+    finally:
+        guard.cancel()
+        process.kill()
+
+
+@contextmanager
+def speaking(program, looks, to):
+    """Runs a program that speaks to `to`, and has begun."""
+    command = [sys.executable, "-c", HEAD.format(looks=looks, much=MUCH) + program]
+    with subprocess.Popen(command, stdout=to, stderr=subprocess.PIPE, stdin=subprocess.PIPE) as one:
+        os.close(to)
+        with killed_in_the_end(one):
+            assert one.stderr.readline() == b"begun\n"
+            yield one
+            assert one.wait(GUARD) == 0
+
+
+@pytest.mark.parametrize("unread", UNREAD)
+@pytest.mark.parametrize(
+    ("program", "said"), [(PATIENT, b"asked 15\n"), (AT_ONCE, b"stopped 15\n")]
+)
+def test_a_stop_request_ends_the_waiting(unread, program, said):
+    """A training whose pager was paused heard no signal at all."""
+    with unread() as (_, to), speaking(program, NEVER, to) as one:
+        one.send_signal(signal.SIGTERM)
+        assert one.stderr.readline() == said
+
+
+@pytest.mark.parametrize("unread", UNREAD)
+@pytest.mark.parametrize(
+    ("program", "said"), [(PATIENT, b"asked 0\n"), (IN_A_THREAD, b"dropped\n")]
+)
+def test_training_goes_on_without_a_reader(unread, program, said):
+    with unread() as (_, to), speaking(program, SOON, to) as one:
+        assert one.stderr.readline() == said
+
+
+def test_a_terminal_without_room_for_the_end_of_a_line():
+    """It has room for one byte and says so, and would wait for the second."""
+    program = """
+with listen(patient=True):
+    tell("begun")
+    print("\\n" * 40_000, flush=True)
+    tell("dropped")
+"""
+    with unread_terminal() as (_, to), speaking(program, SOON, to) as one:
+        assert one.stderr.readline() == b"dropped\n"
+
+
+def lines_of(reader):
+    with os.fdopen(os.dup(reader), "rb") as file:
+        return file.read().split()
+
+
+@pytest.mark.parametrize(("program", "looks"), [(PATIENT, NEVER), (AT_ONCE, 0)])
+def test_a_slow_reader_gets_every_line(program, looks):
+    """And a command whose Ctrl-C is heard at once waits as long as its pager is open."""
+    with unread_pipe() as (reader, to):
+        ours = os.dup(to)
+        with speaking(program, looks, to):
+            while select.select([], [ours], [], 0)[1]:  # until it is full
+                pass
+            os.close(ours)
+            numbers = lines_of(reader)[:MUCH]
+    assert numbers == [str(line).encode() for line in range(MUCH)]
+
+
+def test_a_reader_that_comes_back_is_written_to_again():
+    program = """
+with listen(patient=True):
+    tell("begun")
+    speak()
+    tell("dropped")
+    sys.stdin.readline()
+    print("again", flush=True)
+"""
+    with unread_pipe() as (reader, to), speaking(program, SOON, to) as one:
+        assert one.stderr.readline() == b"dropped\n"
+        os.read(reader, 1 << 20)
+        one.communicate(b"\n", timeout=GUARD)
+        assert lines_of(reader)[-1] == b"again"
+
+
+def test_a_run_whose_reader_does_not_read_stops_when_it_is_asked(recipe, cache, tmp_path):
+    program = (
+        "import sys; from howdah.base import output; output.GLANCE, output.LOOKS = 10, 2\n"
+        "from howdah.cli import main; main()"
+    )
+    words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "pace.steps=1000000"]
+    log = tmp_path / "a" / "log.txt"
+    with unread_pipe() as (_, to):
+        fcntl.fcntl(to, fcntl.F_SETPIPE_SZ, 4096)  # thirty lines of the log
+        environment = {**os.environ, "HOWDAH_CACHE": str(cache.parent)}
+        command = [sys.executable, "-c", program, *words, "method.rate.shape=constant"]
+        with subprocess.Popen(command, env=environment, stdout=to, stderr=subprocess.PIPE) as one:
+            os.close(to)
+            while one.poll() is None and not (log.is_file() and "step: 99" in log.read_text()):
+                pass
+            one.send_signal(signal.SIGTERM)
+            _, error = one.communicate(timeout=GUARD)
+    assert (one.returncode, error) == (143, b"")
+    assert "and saved; go on: howdah train" in log.read_text()
+    assert len([*(tmp_path / "a" / "checkpoints").glob("step-????????")]) >= 1

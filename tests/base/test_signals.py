@@ -89,4 +89,25 @@ def test_blocked_signals_come_when_somebody_listens():
         assert outer.signal == 0
         with pytest.raises(Stopped), listen():
             pytest.fail("the signal has waited, and comes first")
-    assert outer.signal == 0
+    assert outer.signal == signal.SIGTERM
+
+
+def test_what_a_block_inside_was_asked_breaks_nothing_off_outside():
+    """A run that had saved once said that it was stopped before its first step: the second of two
+    signals came when it had left the inner block.
+    """
+    with listen() as outer:
+        with listen(patient=True):
+            send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert outer.signal == signal.SIGTERM
+
+
+def test_what_was_asked_before_a_block_counts_in_it():
+    with listen(patient=True):
+        send(signal.SIGINT)
+        with listen(patient=True) as inner:
+            assert inner.signal == signal.SIGINT
+        with pytest.raises(Stopped) as stopped, listen():
+            pytest.fail("it was asked already")
+        assert stopped.value.number == signal.SIGINT

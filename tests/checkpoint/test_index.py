@@ -144,7 +144,7 @@ NO_LIST = [None, 1, "a", {}, [1], [[]]]
 NO_SIZES = [None, 1, "a", {}, [-1, 0], ["0", "0"], [True, 0], [0.0, 0], [0] * 9]
 WRONG = {
     "step": [*NO_NUMBER, 10**10],
-    "samples": NO_NUMBER,
+    "samples": [*NO_NUMBER, 2**63 - 1, 10**15 + 1],
     "run": NO_TEXT,
     "layout": NO_TEXT,
     "meta": [None, 1, "a", []],

@@ -1,9 +1,12 @@
 """Saver: snapshots stand apart, ranks meet in the file system, failures cost a sentence."""
 
+from threading import Thread
+
 import pytest
 import torch
 from sample_state import about, assert_holds, only, parts, save, savers, silent, state
 
+from howdah.checkpoint import save as saving
 from howdah.checkpoint.folders import best_step, step_folder, steps
 from howdah.checkpoint.load import newest, open_checkpoint
 from howdah.plan.boxes import whole_piece
@@ -110,6 +113,27 @@ def test_a_defect_comes_back_to_the_caller(tmp_path):
     saver.wait()
     assert saver.failed in said[0]
     assert only(tmp_path) == []
+
+
+class Refused(Thread):
+    """A thread that a limit does not let start."""
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_cannot_be_started_is_not_waited_for(tmp_path, monkeypatch):
+    """`wait` wanted to join it, and said so instead of why there was none."""
+    (saver,) = savers(tmp_path, 1)
+    (entries,) = parts(state(), 1)
+    with monkeypatch.context() as limited, pytest.raises(RuntimeError, match="can't start new"):
+        limited.setattr(saving, "Thread", Refused)
+        saver.save(step=1, entries=entries, about=about())
+    saver.wait()
+    assert not saver.part()
+    saver.save(step=1, entries=entries, about=about())
+    saver.wait()
+    assert only(tmp_path) == ["step-00000001"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

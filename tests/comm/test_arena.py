@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 import torch.distributed as dist
 
-from howdah.comm.arena import ADDRESS, map_arena
+from howdah.comm.arena import ADDRESS, ARENAS, default_heap, map_arena
 from howdah.comm.engine import connect_engine
 from howdah.comm.joining import Ranks, told_to_all
 from howdah.comm.memory import check_memory, make_memory
@@ -176,6 +176,17 @@ def test_all_ranks_are_told_at_once_which_limit_is_too_low(limited, limit, way):
     (said,) = sentences(limited, limit)
     assert said.startswith(f"rank {limited} cannot share memory with the others: 2.0 GiB cannot be")
     assert way in said
+    assert "arena_bytes" not in said  # which no command has
+
+
+def test_a_limited_address_space_is_not_filled_with_arenas(monkeypatch):
+    """A run has some groups, each of which would map as much as the machine has memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in (4 << 30, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, -1))
+        whole = memory if limit == resource.RLIM_INFINITY else min(limit // ARENAS, memory)
+        assert default_heap(1) == whole
+        assert default_heap(3) == whole // 3
 
 
 @pytest.mark.parametrize("limited", [0, 1])

@@ -1,6 +1,7 @@
 """`howdah bench collectives`: what is asked for, what is counted as wrong, what is printed."""
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from howdah import cli, cli_bench, cli_commands
-from howdah.comm.bench_collectives import measure
+from howdah.comm.bench_collectives import accept, measure
 from howdah.comm.bench_plot import bound, draw_bandwidth, series
 from howdah.comm.bench_table import (
     COPIES,
@@ -370,3 +371,16 @@ def bench_error(monkeypatch, *words):
     with pytest.raises(BadInput) as found:
         cli_commands.app(standalone_mode=False)
     return str(found.value)
+
+
+def test_a_stranger_is_hung_up_on():
+    """Whoever leaves, or says another word, is not measured with."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        socket.create_connection(address).close()
+        with socket.create_connection(address) as other, socket.create_connection(address) as peer:
+            other.sendall(b"x" * 32)
+            peer.sendall(b"w" * 32 + b"more")
+            with accept(listener, b"w" * 32) as wire:
+                assert wire.recv(4) == b"more"
+            assert other.recv(1) == b""

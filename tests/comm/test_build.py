@@ -86,6 +86,20 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
         engine_library(Settings(("cc",), tmp_path / "file"))
 
 
+def test_what_was_left_by_those_who_were_killed_goes(tmp_path, quick):
+    """With what the compiler had made until then, files and folders. Libraries stay."""
+    settings = Settings((quick,), tmp_path / "cache")
+    library = engine_library(settings)
+    other = library.with_name("engine-other.so")
+    library.rename(other)
+    left = library.parent / "tmpabc"
+    left.mkdir()
+    (left / "cc1.s").touch()
+    library.with_suffix(".123").touch()
+    assert engine_library(settings) == library
+    assert {path.name for path in library.parent.iterdir()} == {"lock", library.name, other.name}
+
+
 # -- what others could have written
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -17,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from howdah.comm import fallback_file, watch
-from howdah.comm.fallback import Fallback, connect_fallback
+from howdah.comm.fallback import Fallback, _steps, connect_fallback
 from howdah.comm.signature import Disagreement
+from howdah.comm.transport import PeerLost
 from howdah.plan.problems import BadInput
 
 
@@ -87,6 +89,47 @@ def test_counts_that_are_too_many_to_show_are_told_apart():
     for rank in range(size):
         end = "101 and 100" if rank == 5 else "100 and 101"
         assert said[rank].endswith(f"; the counts differ first for rank 30: {end}")
+
+
+def wild(transport, to):
+    """An all_to_all in which rank 1 says that it sends absurdly many elements to some rank."""
+    size, turn = transport.size, transport._turn
+
+    def wild_turn(writes=()):
+        for side in range(2):
+            table = transport._at.table + side * size**2
+            transport._words[table + size + to] = 1 << 62
+        return turn(writes)
+
+    if transport.rank == 1:
+        transport._turn = wild_turn
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    room = pages * resource.getpagesize() + (1 << 30)  # what a list of so many turns cannot have
+    resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
+    try:
+        transport.all_to_all(torch.zeros(size), torch.ones(size), [1] * size, [1] * size)
+    except (Disagreement, PeerLost) as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_an_absurd_count_ends_nobody_else(workers, to):
+    """Those whom it does not concern went through it too, and ran out of memory."""
+    told = workers.run(wild, to, ranks=3, transport="fallback")
+    said = told.pop(to)
+    assert said.startswith(f"rank {to} called all_to_all to receive 1 elements from rank 1 at ")
+    assert said.endswith(f", but rank 1 sends {1 << 62}")
+    assert told == [f"rank {to} of 3 gave up; what it says tells why"] * 2
+
+
+def test_turns_are_not_listed_before_they_are_taken():
+    turns = _steps(10, 4)
+    assert isinstance(turns, Iterator)
+    assert list(turns) == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert list(_steps(0, 4)) == [slice(0, 0)]
 
 
 def suspended(transport):

@@ -1,12 +1,14 @@
 """The fork server: children in a family without ports, names, or members that outlive it."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import torch.distributed as dist
 
 from howdah.comm.fork_server import ForkServer, ServerLost
 
@@ -19,6 +21,13 @@ def number(pipe, store, answer):
     """For children: exits with a number, when it is told to."""
     pipe.recv_bytes()
     return answer
+
+
+def served(pipe, store, answer):
+    """For children: as `number`, once the store has answered."""
+    store.set("any", "thing")
+    pipe.send_bytes(b"served")
+    return number(pipe, store, answer)
 
 
 def gone(pids):
@@ -35,9 +44,7 @@ def gone(pids):
 
 
 def see_end(family, child):
-    while child.status is None:
-        family.look()
-    return child.status
+    return family.status_of(child)
 
 
 def test_children_tell_how_they_ended():
@@ -91,14 +98,79 @@ def test_when_the_server_is_killed_its_children_end():
     family.close(kill=True)
 
 
+def test_a_server_that_is_stopped_is_not_waited_for():
+    """Not even while it loads: nobody else would ever wake it."""
+    family = server()
+    os.kill(family.pid, signal.SIGSTOP)
+    with pytest.raises(ServerLost, match="the process that started the ranks was killed"):
+        family.fork(number, 0)
+    family.close(kill=True)
+
+
+class Asked(Exception):
+    pass
+
+
+def test_whoever_waits_for_a_server_is_asked_now_and_then():
+    def heed():
+        raise Asked
+
+    family = ForkServer(farewell=signal.SIGKILL, grace=0, preload=[], main=False, heed=heed)
+    os.kill(family.pid, signal.SIGSTOP)
+    with pytest.raises(Asked):
+        family.fork(number, 0)
+    family.close(kill=True)
+
+
+def test_a_server_without_free_descriptors_refuses_and_serves_on():
+    family = server()
+    child = family.fork(served, 5)
+    assert child.pipe.recv_bytes() == b"served"  # so what the fork took is closed again
+    before = resource.prlimit(family.pid, resource.RLIMIT_NOFILE)
+    held = {int(name) for name in os.listdir(f"/proc/{family.pid}/fd")}
+    free = sorted({*range(100)} - held)
+    for limit in free[:3]:  # none for the child's pipe, none and one for the ends of its line
+        resource.prlimit(family.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+        with pytest.raises(ServerLost, match="no process can be started: Too many open files"):
+            family.fork(number, 0)
+    resource.prlimit(family.pid, resource.RLIMIT_NOFILE, before)
+    for one, status in ((family.fork(number, 6), 6), (child, 5)):
+        one.pipe.send_bytes(b"now")
+        assert see_end(family, one) == status
+    family.close()
+
+
+def hear_the_end(pipe, store):
+    """For children: waits for a key that nobody sets; says what ends that."""
+    pipe.send_bytes(b"here")
+    try:
+        store.get("nothing")
+    except (dist.DistNetworkError, ConnectionError):
+        pipe.send_bytes(b"ended")
+    return 0
+
+
+def test_a_child_hears_the_store_end():
+    """It held the server's end of its own line, and so waited for an answer of itself."""
+    family = ForkServer(farewell=signal.SIGTERM, grace=600, preload=["torch"], main=True)
+    child = family.fork(hear_the_end)
+    assert child.pipe.recv_bytes() == b"here"
+    os.kill(family.pid, signal.SIGKILL)
+    assert child.pipe.poll(600)
+    assert child.pipe.recv_bytes() == b"ended"
+    family.close(kill=True)
+    gone([child.pid])
+
+
 CALLER = """
 import os, signal, sys
 from howdah.comm.fork_server import ForkServer
 sys.path.insert(0, {tests!r})
 from test_fork_server import number
-family = ForkServer(farewell=signal.SIGKILL, grace=0, preload=["torch"], main=False)
+family = ForkServer(farewell=signal.{farewell}, grace={grace}, preload=["torch"], main=False)
 children = [family.fork(number, 0) for _ in range(2)]
 print(family.pid, *(child.pid for child in children), flush=True)
+{before}
 os.kill(os.getpid(), signal.{ending})
 """
 
@@ -106,7 +178,18 @@ os.kill(os.getpid(), signal.{ending})
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
 def test_when_the_caller_is_killed_or_stopped_all_end(ending):
     """A caller that was stopped is woken, so that it can tell; this one has nothing to tell."""
-    text = textwrap.dedent(CALLER).format(tests=os.path.dirname(__file__), ending=ending)
+    see_family_end(ending, before="", farewell="SIGKILL", grace=0)
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
+def test_a_child_that_is_stopped_does_not_keep_them(ending):
+    """It cannot be asked to leave, and the others would wait as long as one may take to save."""
+    before = "os.kill(children[0].pid, signal.SIGSTOP)\nchildren[1].pipe.send_bytes(b'now')"
+    see_family_end(ending, before=before, farewell="SIGTERM", grace=100_000)
+
+
+def see_family_end(ending, **how):
+    text = textwrap.dedent(CALLER).format(tests=os.path.dirname(__file__), ending=ending, **how)
     command = [sys.executable, "-c", text]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
         gone(map(int, caller.stdout.readline().split()))

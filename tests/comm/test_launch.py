@@ -5,11 +5,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from howdah.base.signals import Stopped, listen
+from howdah.comm import launch as launching
 from howdah.comm.counters import Counters
+from howdah.comm.fork_server import ForkServer
 from howdah.comm.group import Group
-from howdah.comm.launch import Ending, Terms, explain, launch
+from howdah.comm.launch import Ending, Failure, Terms, explain, launch
 from howdah.comm.rendezvous import choose
 from howdah.comm.transport import PeerLost
 from howdah.plan.problems import BadInput, Unfinished
@@ -126,6 +129,51 @@ def ask_launcher(seat, number):
         return 128 + request.signal
 
 
+class Frozen(ForkServer):
+    """A server that is stopped before it has forked anybody."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        os.kill(self.pid, signal.SIGSTOP)
+
+
+class Asking(Frozen):
+    """One that has its launcher asked to end while this waits for it."""
+
+    def fork(self, *what):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().fork(*what)
+
+
+def test_a_launcher_hears_signals_while_its_server_is_stopped(monkeypatch):
+    monkeypatch.setattr(launching, "ForkServer", Asking)
+    with pytest.raises(Stopped), listen(patient=True):
+        run(meet, None)
+
+
+def test_a_server_that_is_stopped_while_it_loads_is_told_as_killed(monkeypatch):
+    """The launcher waited for it for ever."""
+    monkeypatch.setattr(launching, "ForkServer", Frozen)
+    assert run(meet, None) == Ending(1, "the process that started the ranks was killed", "killed")
+
+
+class Interrupted(ForkServer):
+    """A server during whose end the launcher is asked to stop."""
+
+    def close(self, **how):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().close(**how)
+        assert self._process.returncode is not None
+
+
+def test_a_signal_while_all_ends_breaks_nothing_off(tmp_path, monkeypatch):
+    """It was raised in the middle of ending the family, whose processes stayed."""
+    monkeypatch.setattr(launching, "ForkServer", Interrupted)
+    with listen() as request:
+        assert run(meet, tmp_path) == Ending(0)
+        request.patient = True
+
+
 def parents(pids):
     return [int(open(f"/proc/{p}/stat").read().rpartition(")")[2].split()[1]) for p in pids]
 
@@ -177,8 +225,27 @@ def test_what_an_error_is():
         "early": "early",
     }
     assert explain(PeerLost("rank 1 left")).kind == "lost"
-    torchs = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
-    assert explain(torchs).kind == "limit"
+    assert explain(ConnectionResetError(104, "Connection reset by peer")).kind == "lost"
+    assert explain(dist.DistNetworkError("the store has ended")) == Failure(
+        "lost", "the ranks cannot meet: the store has ended"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+            "enough memory: [",
+        ),
+        ("std::bad_alloc", "enough memory: std::bad_alloc"),
+        ("could not create a primitive", "enough memory: could not"),
+        ("can't start new thread", "no thread can be started; start fewer ranks, or raise the lim"),
+    ],
+)
+def test_what_torch_and_python_say_of_limits_is_a_sentence(said, told):
+    failure = explain(RuntimeError(said))
+    assert (failure.kind, told in failure.told) == ("limit", True)
 
 
 def test_nothing_is_left_of_a_launch(tmp_path):

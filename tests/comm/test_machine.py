@@ -96,6 +96,18 @@ def test_limits_of_version_1_are_read(groups):
     assert machine.core_quota() == 0.5
 
 
+def test_what_a_control_group_still_grants_is_what_is_free(groups):
+    groups("meminfo", f"MemAvailable: {2**21} kB\n")
+    assert machine.free_memory() == 2**31
+    groups("a/memory.max", str(2**30))
+    assert machine.free_memory() == 2**30
+    groups("a/memory.current", str(2**29))
+    groups("a/memory.stat", f"anon 7\ninactive_file {2**28}\n")
+    assert machine.free_memory() == 2**30 - 2**28
+    groups("a/memory.current", str(2**31))
+    assert machine.free_memory() == 0
+
+
 def test_the_nearest_folder_that_exists(tmp_path):
     assert machine.nearest_there(tmp_path / "a/b/c") == tmp_path
     assert machine.nearest_there(tmp_path) == tmp_path

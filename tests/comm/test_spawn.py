@@ -1,4 +1,4 @@
-"""Workers: kept and reused, in rank order, and a failure is told with its traceback."""
+"""Workers: kept and reused, in rank order; a failure is a sentence, a defect has its traceback."""
 
 import os
 import signal
@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from howdah.comm import spawn
 from howdah.comm.counters import Counters
+from howdah.comm.fork_server import ForkServer
 from howdah.comm.group import Group
 from howdah.comm.pipes import send
 from howdah.comm.spawn import WorkerError, Workers
+from howdah.comm.transport import PeerLost
+from howdah.plan.problems import BadInput
 
 
 def place(transport):
@@ -67,6 +71,7 @@ def test_an_error_comes_with_its_traceback_and_ends_the_workers():
             two.run(fail_on, 1)
         text = str(told.value)
         assert text.startswith("rank 1 of 2:\nTraceback")
+        assert told.value.kind == "defect"
         assert 'raise ZeroDivisionError("this rank divides by nothing")' in text
         # A later test must not be told that nothing went wrong on no ranks at all.
         with pytest.raises(WorkerError, match="2 ranks were asked for, but 0 workers live"):
@@ -81,11 +86,80 @@ def die(transport, rank):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_dies_is_named(rank):
-    """Or its peer is quicker and tells that the connection is gone: never a hang."""
+    """Also where its peer is quicker, and tells that it is lost."""
     with Workers(2) as two, pytest.raises(WorkerError) as told:
+        pid = two.run(place)[rank][2]
         two.run(die, rank)
-    words = f"worker {rank} died", "onnection", f"rank {rank} (process"
-    assert any(word in str(told.value) for word in words)
+    assert told.value.kind == "killed"
+    assert str(told.value).startswith(f"worker {rank} (process {pid}) was killed by SIGKILL; ")
+
+
+ENDS = {
+    "mistake": lambda: BadInput("the wheel: is missing"),
+    "limit": lambda: OSError(24, "Too many open files"),
+    "lost": lambda: PeerLost("rank 1 of 1 is lost"),
+}
+
+
+def end(transport, how):
+    raise ENDS[how]()
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_is_no_defect_is_a_sentence(how):
+    with Workers(1) as one, pytest.raises(WorkerError) as told:
+        one.run(end, how)
+    sentence = str(ENDS[how]()).removeprefix("[Errno 24] ")
+    assert (told.value.kind, str(told.value)) == (how, sentence)
+
+
+def leave(transport):
+    os._exit(7)
+
+
+def test_a_worker_that_leaves_is_a_defect():
+    with Workers(1) as one, pytest.raises(WorkerError, match=r"left with exit code 7$") as told:
+        one.run(leave)
+    assert told.value.kind == "defect"
+
+
+def stop(transport, pid):
+    os.kill(pid or os.getpid(), signal.SIGSTOP)
+    return pid
+
+
+def test_a_worker_that_is_stopped_is_not_waited_for():
+    """A single one, whom no peer misses."""
+    with Workers(1) as one, pytest.raises(WorkerError, match=r"\) was stopped$") as told:
+        one.run(stop, 0)
+    assert told.value.kind == "killed"
+
+
+def test_a_server_that_is_stopped_is_not_waited_for():
+    """The workers meet through it."""
+    with Workers(2) as two:
+        assert two.run(stop, two._server.pid, ranks=1) == [two._server.pid]
+        with pytest.raises(WorkerError, match="that started the ranks was killed") as told:
+            two.run(place)
+    assert told.value.kind == "killed"
+
+
+def test_workers_that_cannot_be_started_are_told(monkeypatch):
+    """Because the server's process cannot load what they need, or is killed on the way."""
+    monkeypatch.setattr(spawn, "PRELOAD", ["no.such.module"])
+    with pytest.raises(WorkerError, match=r"No module named 'no'; .*`ulimit -a`") as told:
+        Workers(1)
+    assert told.value.kind == "limit"
+    monkeypatch.setattr(spawn, "ForkServer", Killed)
+    with pytest.raises(WorkerError, match=r"that started the ranks was killed$") as told:
+        Workers(1)
+    assert told.value.kind == "killed"
+
+
+class Killed(ForkServer):
+    def __init__(self, **how):
+        super().__init__(**how)
+        os.kill(self.pid, signal.SIGKILL)
 
 
 def test_a_worker_that_died_between_runs_is_named():
@@ -93,7 +167,7 @@ def test_a_worker_that_died_between_runs_is_named():
         pids = [pid for _, _, pid, _ in two.run(place)]
         os.kill(pids[1], signal.SIGKILL)
         wait_for_end(pids[1:])
-        with pytest.raises(WorkerError, match="worker 1 died"):
+        with pytest.raises(WorkerError, match=r"worker 1 \(process \d+\) was killed by SIGKILL"):
             two.run(last_comes_first)
 
 
@@ -131,6 +205,6 @@ def test_an_error_of_the_caller_does_not_wait_for_workers_that_wait():
     """Rank 0 of a run that was interrupted while it started waits for its peer in vain."""
     with pytest.raises(KeyboardInterrupt), Workers(2) as two:
         pids = [pid for _, _, pid, _ in two.run(place)]
-        send(two._pipes[0], place, (), 0, 2, 2, None)
+        send(two._children[0].pipe, place, (), 0, 2, 2, None)
         raise KeyboardInterrupt
     wait_for_end(pids)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -56,28 +57,31 @@ def wait_to_end(pipe, store):
     return 0
 
 
-def test_a_stranger_finds_nothing():
+@pytest.fixture(scope="module")
+def pids():
+    """Of a family of processes: the server and two children."""
     family = ForkServer(farewell=signal.SIGKILL, grace=0, preload=["torch"], main=True)
     children = [family.fork(wait_to_end) for _ in range(2)]
-    try:
-        user = pwd.getpwnam("nobody").pw_uid
-        pids = [str(pid) for pid in (family.pid, *(child.pid for child in children))]
-        # The tests' own Python may lie where nobody else may look: the system's will do.
-        python = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
-        words = [python, "-c", STRANGER, str(user), *pids]
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        assert json.loads(told) == []
-    finally:
-        family.close(kill=True)
+    yield [str(pid) for pid in (family.pid, *(child.pid for child in children))]
+    family.close(kill=True)
 
 
-def test_the_test_can_fail():
+def told(*words):
+    """What a stranger has found."""
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("place", [[], ["unshare", "--net"]])
+def test_a_stranger_finds_nothing(pids, place):
+    """Neither on this machine's network, nor on another one, as a container has."""
+    if place and not which(place[0]):
+        pytest.skip("needs unshare")
+    user = pwd.getpwnam("nobody").pw_uid
+    # The tests' own Python may lie where nobody else may look: the system's will do.
+    python = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
+    assert told(*place, python, "-c", STRANGER, str(user), *pids) == []
+
+
+def test_the_test_can_fail(pids):
     """The same, asked by the user who started them."""
-    family = ForkServer(farewell=signal.SIGKILL, grace=0, preload=["torch"], main=True)
-    child = family.fork(wait_to_end)
-    try:
-        words = [sys.executable, "-c", STRANGER, "0", str(child.pid)]
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        assert f"descriptors of {child.pid}" in json.loads(told)
-    finally:
-        family.close(kill=True)
+    assert f"descriptors of {pids[1]}" in told(sys.executable, "-c", STRANGER, "0", pids[1])

@@ -178,3 +178,18 @@ def test_files_that_do_not_fit_are_refused(tmp_path, break_it, sentence):
     break_it(tmp_path / "rank-1.json")
     with pytest.raises(BadInput, match=sentence):
         read_laps(tmp_path, "dp2 x2", 2)
+
+
+@pytest.mark.parametrize("words", ["single x3", "pp2 1f1b x4"])
+def test_a_step_that_does_not_follow_the_schedule_is_refused(words):
+    plan = plan_of(words)
+    for at, change in ((0, {"stage": 10**9}), (0, {"micro": 1}), (1, {"slice": 1})):
+        laps = measure(plan, (3,))
+        spans = laps[0].laps[0].spans
+        told = spans[at].instruction
+        told = told._replace(action=told.action._replace(**change))
+        spans[at] = spans[at]._replace(instruction=told)
+        with pytest.raises(
+            BadInput, match=r"step 3 of rank 0 is not one of .* train on to have it"
+        ):
+            beside(plan, laps)

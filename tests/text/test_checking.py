@@ -1,6 +1,7 @@
 """A token cache that does not hold what was written into it: found, said, and built anew."""
 
 import json
+import os
 import shutil
 import threading
 
@@ -189,3 +190,51 @@ def test_a_document_behind_the_last_end_is_found(folder):
     last = (folder / "source0.ids").stat().st_size // 2 - 1
     rewrite(folder, "source0", "starts", put(-1, last))
     assert "do not stand between end tokens" in damage(folder)
+
+
+NO_COUNT = [None, True, -1, 1.5, "x", 1 << 63, [], {}]
+WRONG = {
+    "facts/held_out_bytes": [*NO_COUNT, 0],
+    "facts/held_out_gzip": NO_COUNT,
+    "facts/entries": [*NO_COUNT, 0],
+    "facts/end": NO_COUNT,
+    "facts/documents": NO_COUNT,
+    "facts/fingerprint": [None, 1, []],
+    "facts/another": [1],
+    "facts": [None, 1, [], {}],
+    "tokens": [None, 1, []],
+    "tokens/source0": [None, 1, [], {}],
+    "tokens/source0/dtype": [None, 1, [], "object", "float64", "int16", "V99999"],
+    "tokens/source0/ids": NO_COUNT,
+    "tokens/source0/starts_crc32": NO_COUNT,
+    "tokens/..": [{}],
+    "files": [None, 1, []],
+    "files/tokenizer.json": NO_COUNT,
+    "files/../../x": [1],
+    "files/a\0b": [1],
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_an_index_is_not_believed(source, folder, built, path):
+    """Behind a right checksum, too: a run divided by a held-out text of no bytes, at its end."""
+    for value in WRONG[path]:
+        index = read_index(built)
+        *owners, last = path.split("/") if "../" not in path else ("files", "../../x")
+        owner = index
+        for name in owners:
+            owner = owner[name]
+        owner[last] = value
+        (folder / "corpus.json").write_text(sealed(index))
+        with pytest.raises(BadInput, match=r"the token cache .* is damaged \(.*\); remove it"):
+            prepare(Data((source,), held_out=0.2), vocab=300, cache=folder.parent, say=str)
+    ready(source, folder.parent)
+    assert contents(folder) == contents(built)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(source, folder, built, file):
+    (folder / file).unlink()
+    os.mkfifo(folder / file)
+    ready(source, folder.parent)
+    assert contents(folder) == contents(built)

@@ -1,13 +1,20 @@
-"""The end of a run: bytes predicted and bytes counted are compared row by row."""
+"""The end of a run: bytes predicted and bytes counted are compared row by row; no older step
+passes for the last one; and what follows training does not need the folder it began in.
+"""
 
+import shutil
 from unittest.mock import patch
 
 import pytest
 import torch
 
+from howdah.checkpoint.folders import steps
+from howdah.comm.transport import Alone
+from howdah.plan.problems import Unfinished
 from howdah.sim.traffic import Traffic
 from howdah.train import loop
-from howdah.train.finish import sent
+from howdah.train.finish import how_to_go_on, sent
+from howdah.train.keep import Milestones
 
 SCATTER, GATHER = (
     Traffic("dp", operation, "shared") for operation in ("reduce_scatter", "all_gather")
@@ -60,3 +67,54 @@ def test_a_run_tells_what_it_was_not_predicted_to_send(workers, make_job, tmp_pa
     lines = (tmp_path / "a" / "log.txt").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("sent "))
     assert line.endswith("NOT EQUAL in dp broadcast over shared, 0 and 24: please report this")
+
+
+def remove_last(checkpoints):
+    shutil.rmtree(checkpoints / "step-00000020")
+
+
+def damage_last(checkpoints):
+    file = checkpoints / "step-00000020" / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+@pytest.mark.parametrize(
+    ("harm", "stands"),
+    [
+        (remove_last, "step 10 is the newest that is"),
+        (damage_last, "step 10 is the newest that is"),
+        (shutil.rmtree, "no other one is"),
+    ],
+)
+def test_no_older_step_passes_for_the_last_one(make_job, tmp_path, harm, stands):
+    """The final evaluation takes minutes, in which somebody may tidy up: step 10 was exported."""
+    evaluate, checkpoints = Milestones.evaluate, tmp_path / "a" / "checkpoints"
+
+    def evaluate_and_harm(milestones, step, *, limit):
+        found = evaluate(milestones, step, limit=limit)
+        if limit == 0:
+            assert steps(checkpoints) == [10, 20]
+            harm(checkpoints)
+        return found
+
+    sentence = f"step 20 was saved, and is no longer whole in .*; {stands}; .*: howdah train "
+    with (
+        patch.object(Milestones, "evaluate", evaluate_and_harm),
+        pytest.raises(Unfinished, match=sentence),
+    ):
+        loop.train(make_job("a", "pace.export=true"), Alone())
+    assert not (tmp_path / "a" / "export").exists()
+    loop.train(make_job("a", "pace.export=true"), Alone())
+    assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
+
+
+def test_the_folder_that_a_run_began_in_may_go(make_job, tmp_path, monkeypatch, capsys):
+    """A finished run ended with exit code 1 and no export, for a path could not be shortened."""
+    job = make_job("a", "pace.steps=2", "pace.export=true")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    loop.train(job, Alone())
+    assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
+    assert f"checkpoint  {tmp_path}/a/checkpoints/step-00000002\n" in capsys.readouterr().out
+    assert how_to_go_on(job, 1).endswith(f"howdah train {tmp_path}/a")

@@ -1,10 +1,21 @@
-"""The run folder's tokenizer: there whole, or a sentence before the first step."""
+"""The run folder's tokenizer: there whole, or a sentence before the first step. And what a run
+that breaks off leaves of its checkpoints.
+"""
+
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
+import torch
 from full_disk import fill, small_disk
 
+from howdah.checkpoint.folders import draft_folder
+from howdah.checkpoint.index import About
+from howdah.checkpoint.save import Saver
+from howdah.plan.boxes import Piece, whole
 from howdah.plan.problems import BadInput
-from howdah.train.keep import keep_tokenizer
+from howdah.train import keep
+from howdah.train.keep import Milestones, keep_tokenizer
 
 
 @pytest.fixture
@@ -53,3 +64,28 @@ def test_on_a_full_disk_the_one_that_is_there_will_do(tmp_path):
         with pytest.raises(BadInput, match=r"\(No space left on device\); make room there"):
             keep_tokenizer(source, disk / "tokenizer.json")
         assert sorted(path.name for path in disk.iterdir()) == ["filler", "there.json"]
+
+
+GUARD = 600.0  # seconds
+
+
+def test_a_save_that_a_lost_rank_leaves_in_flight_leaves_no_draft(tmp_path):
+    """Rank 0 waited two seconds for the part of a rank that was killed, and left its own there."""
+    said = []
+    saver = Saver(tmp_path, rank=0, world=2, keep=1, say=said.append, deadline=GUARD)
+    piece = Piece("w", (4,), whole((4,)), 0, 2)
+    saver.save(step=7, entries=[("weight", piece, torch.ones(2))], about=About("a", "dp2", 8, {}))
+    assert saver.part() and [*draft_folder(tmp_path, 7).iterdir()]
+    milestones = SimpleNamespace(_saver=saver)
+    with patch.multiple(keep, RESCUE=0.0, REMOVE=GUARD):
+        Milestones.__exit__(milestones, RuntimeError)
+    assert [*tmp_path.iterdir()] == []
+    assert said == [
+        "the checkpoint of step 7 was not saved: rank 1 could not write its part, nor say why; "
+        "older ones are untouched"
+    ]
+
+
+def test_a_run_that_ends_well_cancels_nothing():
+    saver = SimpleNamespace()  # which can do nothing
+    Milestones.__exit__(SimpleNamespace(_saver=saver), None)
