@@ -25,6 +25,7 @@ def main() -> None:
     with listen(last=True) as request:
         try:
             code = run()
+            sys.stdout.flush()  # while a signal still ends the wait for a reader
             request.patient = True  # it has ended; whoever asks now is too late
         except Stopped as stopped:
             code = 128 + stopped.number

@@ -312,12 +312,16 @@ def test_a_run_whose_reader_does_not_read_stops_when_it_is_asked(recipe, cache, 
         fcntl.fcntl(to, fcntl.F_SETPIPE_SZ, 4096)  # thirty lines of the log
         environment = {**os.environ, "HOWDAH_CACHE": str(cache.parent)}
         command = [sys.executable, "-c", program, *words, "method.rate.shape=constant"]
-        with subprocess.Popen(command, env=environment, stdout=to, stderr=subprocess.PIPE) as one:
+        streams = {"stdout": to, "stderr": subprocess.PIPE}
+        with (
+            subprocess.Popen(command, env=environment, **streams) as one,
+            killed_in_the_end(one),
+        ):
             os.close(to)
             while one.poll() is None and not (log.is_file() and "step: 99" in log.read_text()):
                 pass
             one.send_signal(signal.SIGTERM)
-            _, error = one.communicate(timeout=GUARD)
+            _, error = one.communicate()
     assert (one.returncode, error) == (143, b"")
     assert "and saved; go on: howdah train" in log.read_text()
     assert len([*(tmp_path / "a" / "checkpoints").glob("step-????????")]) >= 1
