@@ -16,7 +16,7 @@ Sockets that a library opened are reached by what the system calls them; theirs 
 import os
 import socket
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 
 IDLE, EVERY, LIMIT = 4, 4, 12  # seconds; twice LIMIT is the longest that anybody waits
@@ -54,6 +54,17 @@ def open_sockets() -> dict[str, int]:
                 if name.startswith("socket:"):
                     found[name] = int(number)
     return found
+
+
+def is_down(links: Mapping[str, int]) -> bool:
+    """Whether one of these sockets of this process, by name and number, is closed by now."""
+    for name, number in links.items():
+        try:
+            if os.readlink(f"/proc/self/fd/{number}") != name:
+                return True
+        except OSError:
+            return True
+    return False
 
 
 def _reach(names: Container[str] | None) -> Iterator[socket.socket]:

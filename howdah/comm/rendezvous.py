@@ -30,7 +30,8 @@ from howdah.comm.heartbeat import keep_alive
 from howdah.comm.meeting import Kind, Word, meet, own_word
 from howdah.comm.pulse import Pulse
 from howdah.comm.settings import read_settings
-from howdah.comm.torch_transport import TorchTransport, torch_transport
+from howdah.comm.torch_connect import torch_transport
+from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import Alone, Transport
 from howdah.plan.problems import BadInput, nearest
 from howdah.sim.traffic import Wires

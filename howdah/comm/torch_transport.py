@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from howdah.comm.checks import Checks, duration, flat, reduction
-from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
+from howdah.comm.checks import Checks, flat, reduction
+from howdah.comm.heartbeat import hang_up, is_down, keep_alive, open_sockets
 from howdah.comm.pulse import Pulse
 from howdah.comm.reduction import reduce_in_order
 from howdah.comm.signature import (
@@ -49,13 +49,20 @@ from howdah.plan.problems import BadInput
 
 ALIGN = 64  # bytes: a cache line
 EXPLAINED = timedelta(seconds=5)  # how long a rank waits for the whole call of one that disagrees
+FORGOTTEN = timedelta(seconds=1)  # that what was sent has on a link that is down
 SILENT = ("Timed out waiting", "Application timeout")  # in what gloo says when it waited too long
-HOST = "127.0.0.1"
 
 WHOLE = 1 << 16  # bytes of such a call
 
 Message = tuple[Tensor, int]  # a flat tensor, and the peer it goes to or comes from
-Posted = tuple[dist.Work, int]  # what is under way, and the peer
+
+
+class Posted(NamedTuple):
+    """A message that is under way."""
+
+    work: dist.Work
+    peer: int
+    sent: bool
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class TorchTransport:
 
     def __init__(self, wire: dist.ProcessGroup, *, seconds: float) -> None:
         self._wire, self._seconds, self.site = wire, seconds, ""
-        self._links: set[str] = set()  # the names of its sockets
+        self._links: dict[str, int] = {}  # its sockets: names and numbers
         self.rank, self.size = wire.rank(), wire.size()
         self._checks = Checks(self.rank, self.size)
         self._closed = self._gave_up = False
@@ -183,7 +190,7 @@ class TorchTransport:
         bytes = [torch.zeros(1, dtype=torch.uint8) for _ in range(2 * self.size)]
         work = [self._receive(bytes.pop(), peer, 0) for peer in self._peers]
         self._finish(work + [self._send(bytes.pop(), peer, 0) for peer in self._peers])
-        self._links = {name for name in open_sockets() if name not in known}
+        self._links = {name: n for name, n in open_sockets().items() if name not in known}
         if heartbeats:
             keep_alive(self._links)
 
@@ -304,8 +311,8 @@ class TorchTransport:
             for peer in peers:
                 text = texts[peer].encode()[:WHOLE].ljust(WHOLE)
                 work.append(self._send(_bytes(text), peer, 0))
-            for message, _ in work:
-                message.wait(EXPLAINED)
+            for message in work:
+                message.work.wait(EXPLAINED)
         return {peer: _read(text) for peer, text in heard.items()}
 
     def _post(self, rounds: Sequence[Round], records: dict[int, bytes]) -> list[Posted]:
@@ -319,23 +326,28 @@ class TorchTransport:
 
     def _send(self, tensor: Tensor, peer: int, tag: int) -> Posted:
         try:
-            return self._wire.send([tensor], peer, tag), peer
+            return Posted(self._wire.send([tensor], peer, tag), peer, sent=True)
         except RuntimeError as error:
             raise self._lost(peer, error) from None
 
     def _receive(self, tensor: Tensor, peer: int, tag: int) -> Posted:
         try:
-            return self._wire.recv([tensor], peer, tag), peer
+            return Posted(self._wire.recv([tensor], peer, tag), peer, sent=False)
         except RuntimeError as error:
             raise self._lost(peer, error) from None
 
     def _finish(self, work: list[Posted]) -> None:
+        """Waits for all of them, those that come first."""
+        down: bool | None = None
         while work:
-            message, peer = work.pop(0)
+            message, peer, sent = work.pop(0)
+            if sent and down is None:
+                down = is_down(self._links)
             try:
                 if self._gave_up:  # another thread: not every wait that begins now would end
                     raise RuntimeError
-                message.wait()
+                # gloo forgets what it began to send as the link went down: that wait has no end.
+                message.wait(FORGOTTEN) if sent and down else message.wait()
             except RuntimeError as error:
                 raise self._lost(peer, error) from None
 
@@ -343,7 +355,7 @@ class TorchTransport:
         """A connection that cannot be used any more, in the words of the engine."""
         if self._gave_up:
             lost = self._why or f"rank {self.rank} gave up; what it says tells why"
-        elif any(words in str(error) for words in SILENT):
+        elif any(words in str(error) for words in SILENT) and not is_down(self._links):
             lost = f"rank {peer} was silent for {self._seconds:g} s, as rank {self.rank} saw"
         else:
             lost = f"rank {peer} ended, or its link is down, as rank {self.rank} saw"
@@ -356,45 +368,3 @@ def _bytes(text: bytes) -> Tensor:
 
 def _read(text: Tensor) -> str:
     return text.numpy().tobytes().decode(errors="replace").strip(" \0")
-
-
-def torch_transport(
-    store: dist.Store, *, rank: int, size: int, seconds: float = 600, loopback: bool = False
-) -> TorchTransport:
-    """Connects `size` ranks that share a store. A silent peer is given up after `seconds`.
-
-    loopback  all are on this machine, and no other one can connect
-
-    Raises PeerLost when not all come.
-    """
-    seconds, rank = duration("seconds", seconds), Checks(0, size).peer(rank)
-    known = open_sockets()
-    try:
-        store.set(f"here/{rank}", "")
-        wire = _connect(store, rank, size, timedelta(seconds=seconds), loopback)
-    except RuntimeError as error:
-        raise _not_met(store, rank, size, error) from None
-    transport = TorchTransport(wire, seconds=seconds)
-    transport.greet(known, heartbeats=not loopback)  # a machine's link to itself is never down
-    return transport
-
-
-def _connect(store: dist.Store, rank: int, size: int, patience: timedelta, loopback: bool) -> Any:
-    gloo: Any = dist.ProcessGroupGloo
-    if not loopback:
-        return gloo(store, rank, size, patience)
-    options = gloo._Options()
-    options._devices, options._timeout = [gloo.create_device(hostname=HOST)], patience
-    return gloo(store, rank, size, options)
-
-
-def _not_met(store: dist.Store, rank: int, size: int, error: RuntimeError) -> PeerLost:
-    """Who did not come; or what gloo says, when all did and a link fails."""
-    missing: list[str] = []
-    with suppress(RuntimeError):  # the store may be what failed
-        missing = [str(peer) for peer in range(size) if not store.check([f"here/{peer}"])]
-    if missing:
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
-        return PeerLost(f"{who} of {size} did not come to be connected, as rank {rank} saw")
-    said = str(error).splitlines()[0]
-    return PeerLost(f"rank {rank} cannot be connected with all of {size} ranks: {said}")

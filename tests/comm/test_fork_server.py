@@ -181,6 +181,7 @@ def test_when_the_caller_is_killed_or_stopped_all_end(ending):
     see_family_end(ending, before="", farewell="SIGKILL", grace=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
 def test_a_child_that_is_stopped_does_not_keep_them(ending):
     """It cannot be asked to leave, and the others would wait as long as one may take to save."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
-from howdah.comm.torch_transport import torch_transport
+from howdah.comm.torch_connect import torch_transport
 from howdah.comm.transport import PeerLost
 from howdah.plan.problems import BadInput
 
@@ -164,7 +164,7 @@ RANK = """
 import sys
 import torch
 import torch.distributed as dist
-from howdah.comm.torch_transport import torch_transport
+from howdah.comm.torch_connect import torch_transport
 from howdah.comm.transport import PeerLost
 
 rank, case = int(sys.argv[1]), sys.argv[2]

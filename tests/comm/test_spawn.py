@@ -135,6 +135,7 @@ def test_a_worker_that_is_stopped_is_not_waited_for():
     assert told.value.kind == "killed"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_is_not_waited_for():
     """The workers meet through it."""
     with Workers(2) as two:
