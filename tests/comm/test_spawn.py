@@ -128,6 +128,7 @@ def stop(transport, pid):
     return pid
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_not_waited_for():
     """A single one, whom no peer misses."""
     with Workers(1) as one, pytest.raises(WorkerError, match=r"\) was stopped$") as told:

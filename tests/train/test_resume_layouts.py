@@ -51,7 +51,7 @@ def documents(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("precision", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_run_that_changes_its_layout_at_every_checkpoint_is_one_that_never_did(
     workers, make_job, documents, tmp_path, precision
 ):
