@@ -19,7 +19,7 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the next two are loaded: no traceback
     from howdah.base.output import lasting_output
-    from howdah.base.signals import Stopped, listen, name_of
+    from howdah.base.signals import listen, name_of, stop_behind
 
     lasting_output()
     with listen(last=True) as request:
@@ -27,7 +27,9 @@ def main() -> None:
             code = run()
             sys.stdout.flush()  # while a signal still ends the wait for a reader
             request.patient = True  # it has ended; whoever asks now is too late
-        except Stopped as stopped:
+        except BaseException as error:
+            if not (stopped := stop_behind(error)):
+                raise
             code = 128 + stopped.number
             say(f"stopped by {name_of(stopped.number)}")
     if "RANK" in os.environ:  # other threads of a launcher's rank may be inside of torch

@@ -43,6 +43,14 @@ def name_of(number: int) -> str:
     return signal.Signals(number).name if number in known else f"signal {number}"
 
 
+def stop_behind(error: BaseException) -> Stopped | None:
+    """The Stopped that an error is, or was made of: Python does so in a class's __set_name__."""
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, Stopped):
+        cause = cause.__cause__
+    return cause
+
+
 @dataclass
 class StopRequest:
     """What was asked of a process.

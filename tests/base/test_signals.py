@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from howdah.base.signals import SIGNALS, Stopped, blocked, listen
+from howdah.base.signals import SIGNALS, Stopped, blocked, listen, stop_behind
 
 
 def send(number):
@@ -35,6 +35,20 @@ def test_a_patient_one_notes_the_first_and_leaves_when_it_is_ready():
         request.hurry()
         with pytest.raises(Stopped):
             send(signal.SIGHUP)
+
+
+class Named:
+    """What a class is made of: Python says that it fails in an error of its own (until 3.12)."""
+
+    def __set_name__(self, owner, name):
+        send(signal.SIGQUIT)
+
+
+def test_a_stop_that_python_wraps_is_one():
+    with pytest.raises(BaseException) as told, listen():
+        type("Made", (), {"named": Named()})
+    assert stop_behind(told.value).number == signal.SIGQUIT
+    assert stop_behind(ValueError("a defect")) is None
 
 
 def test_handlers_are_put_back():
