@@ -46,7 +46,9 @@ def name_of(number: int) -> str:
 def stop_behind(error: BaseException) -> Stopped | None:
     """The Stopped that an error is, or was made of: Python does so in a class's __set_name__."""
     cause: BaseException | None = error
-    while cause and not isinstance(cause, Stopped):
+    while not isinstance(cause, Stopped):
+        if cause is None:
+            return None
         cause = cause.__cause__
     return cause
 
