@@ -78,9 +78,10 @@ def disks(folder: Path) -> Iterator[dict[str, object]]:
         with damaged(target, state), started(words, place, environment=given) as family:
             if state == "gone":
                 family.wait_for("\nstep: 12")
-                if target.is_dir():
+                if target.is_dir():  # what the run makes anew meanwhile may stay
                     shutil.rmtree(target, ignore_errors=True)
-                target.unlink(missing_ok=True)
+                else:
+                    target.unlink(missing_ok=True)
             ended = family.end(LIMIT)
             code = family.process.poll()
             said = family.err.read_text(errors="replace")
