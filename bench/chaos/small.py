@@ -92,6 +92,6 @@ def undisturbed(recipe: Path, folder: Path, words: Sequence[object], step: int) 
     """The checksums of a run that is left alone."""
     run = folder / "alone"
     with started(train(recipe, run, *words), folder, environment=environment(folder)) as family:
-        if family.end(LIMIT) < 0 or family.process.poll():
+        if family.end(10 * LIMIT) < 0 or family.process.poll():
             raise RuntimeError(f"a run that was left alone failed: {family.err.read_text()}")
     return checksums(run, step)
