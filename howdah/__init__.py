@@ -10,20 +10,20 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BadInput": "howdah.plan.problems",
+    "BadInput": "howdah.base.errors",
     "Layout": "howdah.plan.layout",
     "Method": "howdah.plan.method",
-    "ModelShape": "howdah.plan.shapes",
+    "ModelShape": "howdah.shapes.shape",
     "Workers": "howdah.comm.spawn",
     "apply": "howdah.parallel.apply",
-    "full_gradient": "howdah.parallel.whole",
-    "full_parameter": "howdah.parallel.whole",
-    "full_state": "howdah.parallel.whole",
-    "load_run": "howdah.run",
-    "open_run": "howdah.train.opened",
+    "full_gradient": "howdah.parallel.full_tensors",
+    "full_parameter": "howdah.parallel.full_tensors",
+    "full_state": "howdah.parallel.full_tensors",
+    "load_run": "howdah.config.recipe",
+    "open_run": "howdah.train.finished_run",
     "parse_layout": "howdah.plan.layout",
-    "preset": "howdah.plan.presets",
-    "resolve_run": "howdah.run",
+    "preset": "howdah.shapes.presets",
+    "resolve_run": "howdah.config.recipe",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 (a list of strings, made where the names are)

@@ -1,6 +1,6 @@
 """`python -m howdah`."""
 
-from howdah.cli import main
+from howdah.cli.main import main
 
 if __name__ == "__main__":
     main()

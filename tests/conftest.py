@@ -14,7 +14,7 @@ from selection import EIGHTHS, eighth_of, is_of_processes
 from small_runs import RECIPE
 
 from howdah.comm.spawn import Workers
-from howdah.run import Machine, load_run, resolve_run
+from howdah.config.recipe import Machine, load_run, resolve_run
 
 # No test has a time limit, for machines are noisy; and the same tests run twice try the same cases.
 settings.register_profile(

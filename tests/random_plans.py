@@ -6,11 +6,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from random_shapes import shapes
 
+from howdah.base.errors import BadInput
 from howdah.plan.batch import Batch
 from howdah.plan.layout import SCHEDULES, Layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
-from howdah.plan.problems import BadInput
 
 small = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
 home = st.sampled_from(["device", "device", "host", "disk"])

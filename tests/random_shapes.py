@@ -3,7 +3,7 @@
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from howdah.plan.shapes import Experts, Latent, ModelShape, check_shape
+from howdah.shapes.shape import Experts, Latent, ModelShape, check_shape
 
 small, size, some = st.integers(1, 3), st.integers(2, 9), st.booleans()
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
-from howdah.plan.presets import preset
+from howdah.shapes.presets import preset
 from howdah.verify.case import Case, small_shape
 
 LAPTOP = small_shape(preset("laptop"), context=16)  # grouped queries, RMSNorm, SwiGLU, tied

@@ -41,10 +41,10 @@ import pytest
 import typer.main
 from typer.exceptions import TyperException
 
-from howdah import cli
-from howdah.cli_commands import app
-from howdah.plan.problems import BadInput
-from howdah.run import Machine, load_run, resolve_run
+from howdah.base.errors import BadInput
+from howdah.cli import main as cli
+from howdah.cli.commands import app
+from howdah.config.recipe import Machine, load_run, resolve_run
 
 ROOT = Path(__file__).parents[1]
 TOUR = ROOT / "docs" / "tour.md"
@@ -159,7 +159,7 @@ def howdah(words, *, refused):
     Training takes a process of its own: the ranks that it starts print past any redirection.
     """
     if words[0] == "train" and not refused:
-        command = [sys.executable, "-m", "howdah.cli", *words]
+        command = [sys.executable, "-m", "howdah", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
     said = StringIO()
@@ -219,7 +219,7 @@ def check_command(line):
     if words[0] == "torchrun":
         sizes = {word: int(n) for word, n in pairwise(words) if n.isdigit()}
         world = sizes.get("--nnodes", 1) * sizes["--nproc-per-node"]
-        words = words[words.index("howdah.cli") :]
+        words = words[words.index("howdah") :]
     command = typer.main.get_command(app).commands[words[1]]
     given = command.make_context(words[1], words[2:]).params
     if "recipe" in given:
@@ -246,7 +246,7 @@ def test_slow_commands_would_be_accepted(page, line):
         "howdah train recipes/laptop.toml sead=1",
         "howdah verify recipes/laptop.toml layout=dp2 --step 3",
         "howdah frobnicate",
-        "torchrun --nnodes 2 --nproc-per-node 3 -m howdah.cli train recipes/laptop.toml",
+        "torchrun --nnodes 2 --nproc-per-node 3 -m howdah train recipes/laptop.toml",
     ],
 )
 def test_a_wrong_command_would_be_found(line):

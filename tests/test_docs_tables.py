@@ -14,16 +14,16 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from howdah.drafts import Draft, draft
-from howdah.plan.cluster_file import load_cluster
+from howdah.base.errors import BadInput
+from howdah.config.drafts import Draft, draft
+from howdah.config.recipe import Run, parse_run
+from howdah.draw.tables import prediction_data
+from howdah.machines.cluster_file import load_cluster
 from howdah.plan.layout import KNOWN, Layout, parse_layout
-from howdah.plan.presets import PRESETS, preset
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import parameters
 from howdah.plan.support import unsupported
-from howdah.run import Run, parse_run
+from howdah.shapes.presets import PRESETS, preset
+from howdah.shapes.shape import parameters
 from howdah.sim.predict import predict
-from howdah.sim.show_plan import prediction_data
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROW = re.compile(r"^\| `([^`]+)` \| (.*) \|$", re.M)

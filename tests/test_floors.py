@@ -1,10 +1,9 @@
 """The walls of the house: what every file of howdah/ must keep, read from its syntax tree.
 
-    report        may import from every floor below it
-    verify
+    cli           may import from every floor below it
+    config
     ...           the list FLOORS, from the ground up
-    collectives
-    plan
+    shapes
     base          may import from no floor
 
 A check is a function from one source file to sentences, so that the same checks run over the
@@ -14,6 +13,7 @@ real package and over the small made-up one at the end of this file, where each 
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,40 +24,42 @@ import howdah
 
 PACKAGE = Path(howdah.__file__).parent
 
-FLOORS = (
-    *(
-        "base",
-        "plan",
-        "collectives",
-        "sim",
-        "search",
-        "text",
-        "comm",
-        "model",
-        "optim",
-        "checkpoint",
-    ),
-    *("parallel", "server", "train", "verify", "report"),
-)
-TOP = (
-    "run",
-    "drafts",
-    "environment",
-    "cli_errors",
-    "cli_plan",
-    "cli_bench",
-    "cli_train",
-    "cli_runs",
-    "cli_commands",
-    "cli",
-    "__main__",
-)
-LIGHT = ("base", "plan", "collectives", "sim", "search", "text", "report")  # never load torch
+FLOORS = {  # from the ground up, with the lines that each may have in the end
+    "base": 1_300,
+    "shapes": 2_400,
+    "machines": 1_100,
+    "plan": 5_500,
+    "collectives": 1_200,
+    "sim": 2_200,
+    "search": 2_000,
+    "draw": 2_500,
+    "text": 2_000,
+    "host": 800,
+    "comm": 7_200,
+    "model": 2_600,
+    "optim": 1_200,
+    "checkpoint": 1_800,
+    "parallel": 5_000,
+    "server": 1_800,
+    "train": 3_000,
+    "verify": 1_600,
+    "bench": 900,
+    "report": 1_200,
+    "config": 900,
+    "cli": 1_200,
+}
+HOUSE_LINES = 42_000  # less than the sum: no floor may use all of its own
+TOP = ("__main__",)
+LAZY = ("config", "cli", "__main__", "__init__")  # load torch only once a command needs it
+LIGHT = (
+    *("base", "shapes", "machines", "plan", "collectives", "sim", "search", "draw", "text"),
+    "report",
+)  # never load torch
 LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
 
 PIPES = "comm/pipes.py"  # between a process and its child, over what both inherited
 LONGEST = 400  # lines of a file
-ENVIRONMENT_READERS = ("cli.py", "cli_train.py", "environment.py", "comm/settings.py")
+ENVIRONMENT_READERS = ("cli/main.py", "cli/train.py", "cli/environment.py", "comm/settings.py")
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,34 @@ def unknown_places(root: Path) -> list[str]:
     ]
 
 
+def lines_of_floors(root: Path) -> Counter[str]:
+    """Lines of Python and C on each floor."""
+    files = [path for path in root.rglob("*") if path.suffix in (".py", ".c", ".h")]
+    return Counter(
+        {
+            floor: sum(
+                len(f.read_text("utf-8").splitlines())
+                for f in files
+                if f.relative_to(root).parts[0] == floor
+            )
+            for floor in FLOORS
+        }
+    )
+
+
+def too_many_lines(lines: Counter[str]) -> list[str]:
+    """Floors that have outgrown their share, and the house where it has."""
+    grown = [
+        f"{floor} has {lines[floor]:,} lines; it may have {most:,}"
+        for floor, most in FLOORS.items()
+        if lines[floor] > most
+    ]
+    total = lines.total()
+    return grown + [f"the house has {total:,} lines; it may have {HOUSE_LINES:,}"] * (
+        total > HOUSE_LINES
+    )
+
+
 HOUSE = sources(PACKAGE)  # for all checks; a made-up house changes under its test
 CHECKS: tuple[Callable[[Source], Iterator[str]], ...] = (
     imports_go_down,
@@ -283,6 +313,20 @@ def test_every_folder_is_a_floor():
     assert unknown_places(PACKAGE) == []
 
 
+def test_no_floor_has_outgrown_its_share():
+    assert too_many_lines(lines_of_floors(PACKAGE)) == []
+
+
+def test_a_floor_that_grows_too_much_is_found(tmp_path):
+    root = house(tmp_path, "optim/a.py", "x = 1\n" * FLOORS["optim"])
+    most = FLOORS["optim"]
+    assert too_many_lines(lines_of_floors(root)) == [
+        f"optim has {most + 1:,} lines; it may have {most:,}"
+    ]
+    full = Counter(FLOORS)
+    assert too_many_lines(full) == [f"the house has {full.total():,} lines; it may have 42,000"]
+
+
 # -- what a fresh process loads ------------------------------------------------
 
 LOADER = """
@@ -296,8 +340,8 @@ for name in sys.argv[2:]:
 
 
 def light_modules(root: Path) -> list[str]:
-    """Everything that must import without torch: the package, ○ floors, run and cli."""
-    light = [source for source in sources(root) if source.floor in (*LIGHT, *TOP, "__init__")]
+    """Everything that must import without torch: the package, light and lazy floors."""
+    light = [source for source in sources(root) if source.floor in (*LIGHT, *LAZY)]
     dotted = (source.path.removesuffix(".py").removesuffix("__init__") for source in light)
     return [".".join(["howdah", *filter(None, name.split("/"))]) for name in dotted]
 
@@ -332,9 +376,9 @@ BROKEN = [
     (imports_go_down, "plan/a.py", "from howdah import sim", "sim lies above plan"),
     (imports_go_down, "plan/a.py", "from ..comm.group import Group", "howdah.comm.group.Group"),
     (imports_go_down, "plan/a.py", "from .. import comm", "comm lies above plan"),
-    (imports_go_down, "plan/a.py", "def f():\n    import howdah.cli", "plan/a.py:3"),
-    (imports_go_down, "train/a.py", "import howdah.run", "run lies above train"),
-    (imports_go_down, "run.py", "from howdah.cli import main", "cli lies above run"),
+    (imports_go_down, "plan/a.py", "def f():\n    import howdah.cli.main", "plan/a.py:3"),
+    (imports_go_down, "train/a.py", "import howdah.config.recipe", "config lies above train"),
+    (imports_go_down, "config/a.py", "from howdah.cli import main", "cli lies above config"),
     (imports_go_down, "train/a.py", "from howdah import Trainer", "name the floor"),
     (
         imports_go_down,
@@ -353,11 +397,16 @@ BROKEN = [
     (no_global_is_changed, "comm/a.py", "seen = {}\ndef f():\n    seen['x'] = 1", "changes seen"),
     (no_global_is_changed, "comm/a.py", "seen = []\ndef f():\n    seen.append(1)", "changes seen"),
     (no_global_is_changed, "comm/a.py", "seen = {}\ndef f():\n    del seen['x']", "changes seen"),
-    (environment_is_read_at_the_top, "run.py", "import os\nos.environ['X']", "reads os.environ"),
-    (environment_is_read_at_the_top, "run.py", "import os\nos.getenv('X')", "reads os.getenv"),
-    (environment_is_read_at_the_top, "run.py", "from os import environ", "imports os.environ"),
-    (environment_is_read_at_the_top, "run.py", "Path.home()", "reads Path.home"),
-    (environment_is_read_at_the_top, "run.py", "p.expanduser()", "reads p.expanduser"),
+    (
+        environment_is_read_at_the_top,
+        "config/a.py",
+        "import os\nos.environ['X']",
+        "reads os.environ",
+    ),
+    (environment_is_read_at_the_top, "config/a.py", "import os\nos.getenv('X')", "reads os.getenv"),
+    (environment_is_read_at_the_top, "config/a.py", "from os import environ", "imports os.environ"),
+    (environment_is_read_at_the_top, "config/a.py", "Path.home()", "reads Path.home"),
+    (environment_is_read_at_the_top, "config/a.py", "p.expanduser()", "reads p.expanduser"),
     (files_are_one_idea, "plan/a.py", "x = 1\n" * 400, "plan/a.py has 401 lines"),
     (floors_open_with_a_docstring_alone, "plan/__init__.py", "import math", "plan/__init__.py"),
 ]
@@ -378,7 +427,7 @@ def test_a_missing_docstring_is_found(tmp_path):
 SOUND = [
     ("sim/a.py", "from howdah.plan.boxes import Box\nfrom ..plan import boxes\nfrom . import b"),
     ("comm/a.py", "import torch\nimport howdah.plan.boxes\nfrom howdah import __version__"),
-    ("cli.py", "import os\nos.environ['X']\nimport howdah.run"),
+    ("cli/main.py", "import os\nos.environ['X']\nimport howdah.config.recipe"),
     ("comm/settings.py", "import os\nos.environ.get('X')"),
     ("__init__.py", "def __getattr__(name):\n    from howdah.train import loop\n    return loop"),
     ("plan/a.py", "seen = {}\ndef f(seen):\n    seen['x'] = 1\ndef g():\n    return seen['x']"),
@@ -400,7 +449,7 @@ def test_unknown_folders_and_files_are_found(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("path", ["plan/a.py", "cli.py", "__init__.py"])
+@pytest.mark.parametrize("path", ["plan/a.py", "cli/a.py", "__init__.py"])
 def test_torch_is_found_however_it_is_loaded(tmp_path, path):
     """A stand-in for torch beside the made-up package keeps this quick."""
     (tmp_path / "torch.py").write_text("")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench" / "chaos"))
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from selection import EIGHTHS, eighth_of, eighth_of_commit, is_of_processes
 
-import howdah.plan.presets  # noqa: F401  a local module full of constants
+import howdah.shapes.presets  # noqa: F401  a local module full of constants
 from howdah.comm.spawn import WorkerError
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-HOWDAH = (sys.executable, "-m", "howdah.cli")
+HOWDAH = (sys.executable, "-m", "howdah")
 LIMIT = 120.0  # seconds after which a run that does not end is given up
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fuzz_files import KINDS as FILES
 from fuzz_inputs import KINDS as INPUTS
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 
 KINDS = INPUTS | FILES
 HERE = Path(__file__).resolve().parent

@@ -13,25 +13,26 @@ from random import Random
 import torch
 from fuzz_mutations import mutate, mutate_text
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.facts import facts
 from howdah.checkpoint.folders import best_step, step_folder
 from howdah.checkpoint.index import About, encode, merge
 from howdah.checkpoint.load import Checkpoint, open_checkpoint
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.checkpoint.save import write_part
+from howdah.draw.measured_step import beside, drawn, report, traced
 from howdah.model.hub import names, read_hub
-from howdah.model.hub_config import config as hub_config
 from howdah.plan.batch import Batch
 from howdah.plan.boxes import Piece, whole
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method
-from howdah.plan.pipeline import program_of
 from howdah.plan.plan import Plan, make_plan
-from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape, stated
-from howdah.sim.laps import Call, Lap, Laps, read_laps, write_laps
-from howdah.sim.measured import beside, drawn, report, traced
+from howdah.plan.program import program_of
+from howdah.plan.recording import Call, Lap, Laps
+from howdah.plan.trace_file import read_laps, write_laps
+from howdah.shapes.huggingface_written import config as hub_config
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape, stated
 from howdah.sim.timeline import simulate
 from howdah.text import tokenizer as tokenizers
 from howdah.text.sources import Source, contents, documents

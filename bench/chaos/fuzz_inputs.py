@@ -18,22 +18,22 @@ from typing import Any
 import typer
 from fuzz_mutations import INTEGERS, TEXTS, mutate, mutate_text
 
-from howdah import cli_plan
-from howdah.drafts import Draft, draft
-from howdah.model.hub_config import config as hub_config
-from howdah.plan.cluster_file import FOLDER, load_cluster
-from howdah.plan.hub_config import model_of
+from howdah.base.errors import BadInput
+from howdah.cli import plan as cli_plan
+from howdah.config.drafts import Draft, draft
+from howdah.config.recipe import Machine, load_run, parse_run, resolve_run
+from howdah.draw.cluster import check_cluster, show_cluster
+from howdah.machines.cluster_file import FOLDER, load_cluster
 from howdah.plan.layout import CHOICES, MOST, NUMBERS, SCHEDULES
-from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput
 from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule, read_schedule
-from howdah.plan.shapes import stated
-from howdah.run import Machine, load_run, parse_run, resolve_run
+from howdah.shapes.huggingface import model_of
+from howdah.shapes.huggingface_written import config as hub_config
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import stated
 from howdah.sim.predict import predict
-from howdah.sim.show_cluster import check_cluster, show_cluster
 from howdah.sim.timeline import simulate
 from howdah.train.resume import as_plain
 

@@ -60,7 +60,7 @@ def on(host: int, recipe: Path, run: Path, words: list[str]) -> list[object]:
     return [
         *("ip", "netns", "exec", HOSTS[host], "unshare", "--pid", "--fork", "--mount-proc"),
         *(sys.executable, "-m", "torch.distributed.run", *agent),
-        *("-m", "howdah.cli", "train", recipe, f"folder={run}", *words),
+        *("-m", "howdah", "train", recipe, f"folder={run}", *words),
     ]
 
 

@@ -20,12 +20,13 @@ PAUSE = (2.0, 9.0)  # seconds between kills
 
 
 def loop(folder: Path, *, seconds: float, steps: int, seed: int) -> Iterator[dict[str, object]]:
-    """One row: how often it was struck, and how it ended."""
+    """One row: how often and how long it was struck, and how it ended."""
     recipe, draw = write_recipe(folder), random.Random(seed)
     words = [*WORDS, f"pace.steps={steps}"]
     wanted = undisturbed(recipe, folder / "ref", words, steps)
     place, before, struck, starts = folder / "loop", set(os.listdir("/dev/shm")), 0, 0
-    run, until, finished = place / "run", time.monotonic() + seconds, False
+    run, began, last, finished = place / "run", time.monotonic(), 0.0, False
+    until = began + seconds
     given = environment(place)
     while not finished:
         # The launcher and the fork server are struck as well: then the loop starts the run again.
@@ -44,14 +45,14 @@ def loop(folder: Path, *, seconds: float, steps: int, seed: int) -> Iterator[dic
                 with suppress(ProcessLookupError):
                     if victim and family.process.poll() is None:
                         os.kill(victim, signal.SIGKILL)
-                        struck += 1
+                        struck, last = struck + 1, time.monotonic() - began
             family.end(LIMIT)
             finished = family.process.poll() == 0
             rubbish = left(place, run, family, before)
     yield {
         "kind": "loop",
         "layout": WORDS[0],
-        "seconds": seconds,
+        "seconds": round(last),
         "struck": struck,
         "starts": starts,
         "left": rubbish,

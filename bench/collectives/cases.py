@@ -8,7 +8,7 @@ all-to-all.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from howdah.comm.bench_plot import binary
+from howdah.bench.plot import binary
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from cases import Case, Contestant
 from contestants import Carrier, connect, disconnect
 
-from howdah.comm.bench_collectives import Loop, copying, fitting, loop, slowest
-from howdah.comm.bench_table import WIDTHS, bound_bytes
-from howdah.comm.bench_trials import Memory, Trial, check, make_trial
+from howdah.bench.collectives import Loop, copying, fitting, loop, slowest
+from howdah.bench.table import WIDTHS, bound_bytes
+from howdah.bench.trials import Memory, Trial, check, make_trial
 from howdah.comm.engine import Engine
 from howdah.comm.spawn import Workers
 

@@ -19,8 +19,8 @@ from cases import Case, cases
 from measure import measure
 from tables import markdown, refusals, summary, verdicts
 
-from howdah.comm.machine import allowed_cores
 from howdah.comm.spawn import Workers
+from howdah.host.facts import allowed_cores
 
 HERE = Path(__file__).resolve().parent
 BUDGET = 300.0  # seconds for all cases; what a case leaves, the later ones may take

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from howdah.plan.method import Method, Optimizer, Precision, Rate
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.shape import ModelShape
 from howdah.text.batches import Micro
 
 SEED = 1

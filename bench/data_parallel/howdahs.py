@@ -20,7 +20,7 @@ from torch import Tensor
 from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Alone, Counts, Transport, keep
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout

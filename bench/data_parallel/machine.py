@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from deepspeed_peer import AVAILABLE
 
-from howdah.comm.machine import allowed_cores
+from howdah.host.facts import allowed_cores
 
 
 def machine() -> str:

@@ -33,12 +33,12 @@ from run import HERE
 
 import howdah.train.step
 from howdah.comm.transport import Alone
+from howdah.config.recipe import Machine, load_run, resolve_run
 from howdah.model.transformer import Transformer
-from howdah.parallel.flatten import FlatUnit
-from howdah.run import Machine, load_run, resolve_run
+from howdah.parallel.flat_params import FlatUnit
 from howdah.text.prefetch import Prefetch
 from howdah.train.loop import train
-from howdah.train.watch import Watch
+from howdah.train.monitor import Watch
 
 ROOT = HERE.parent.parent
 WORK = ("forward", "backward", "optimizer", "zero", "publish")

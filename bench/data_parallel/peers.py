@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from howdah.model.loss import cross_entropy_sum
 from howdah.model.transformer import Transformer
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.plan.boxes import whole_piece
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 
 # One step of this rank → its loss per token, None where only other ranks have one.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cases import LARGE, SMALL, TINY, Case
 
 from howdah.plan.layout import Layout, parse_layout
-from howdah.plan.ranks import axis
+from howdah.plan.mesh_axes import axis
 
 LAYOUTS = (("tp2", 1), ("pp2", 8), ("dp2 zero3", 1), ("dp2 zero3", 4), ("dp2 tp2", 1))
 

@@ -28,7 +28,7 @@ from howdah.comm.transport import Alone
 from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import Placed, apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout

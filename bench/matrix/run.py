@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from howdah.base.errors import BadInput
 from howdah.comm.spawn import WorkerError, Workers
-from howdah.plan.problems import BadInput
 from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
 from howdah.verify.verify import verify
 

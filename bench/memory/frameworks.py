@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from rows import Row
 
-from howdah.plan.activations import CLASSIC, FLASH, Kernels, Kind
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import local_buffers
+from howdah.shapes.activations import CLASSIC, FLASH, Kernels, Kind
 from howdah.sim.memory import BOTH, Width, memory, peak
 
 GIB = 2**30

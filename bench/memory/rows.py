@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from howdah.base.errors import BadInput
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan, make_plan
-from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape
 from howdah.plan.stages import even, looped
-from howdah.plan.weights import parts
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import parts
 
 GPT2_WORDS = 50257  # of GPT-2's tokenizer, which Megatron's functional tests use
 PAD = 128  # Megatron pads the vocabulary to a multiple of this times tp

@@ -26,21 +26,22 @@ import torch
 
 from howdah.comm.spawn import Workers
 from howdah.comm.transport import Transport
+from howdah.draw.perfetto import trace
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.executor import KINDS, Pass
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.pipeline import KINDS, Pass
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method
-from howdah.plan.pipeline import schedule_of, tied_stages
 from howdah.plan.plan import Plan, make_plan
+from howdah.plan.program import schedule_of, tied_stages
+from howdah.plan.recording import Span
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import lower
-from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import weights
-from howdah.sim.timeline import Span, Timeline, simulate
-from howdah.sim.trace import trace
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import weights
+from howdah.sim.timeline import Timeline, simulate
 from howdah.text.batches import Micro
 from howdah.train.step import Stepper, accumulate
 

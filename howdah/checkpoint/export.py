@@ -25,12 +25,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.base.atomic import sync_folder, write_text
+from howdah.base.errors import BadInput, brief
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub import Theirs, names
-from howdah.model.hub_config import config
-from howdah.plan.problems import BadInput, brief
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.huggingface_written import config
+from howdah.shapes.shape import ModelShape
 
 GIGABYTE = 10**9
 TABLES = {

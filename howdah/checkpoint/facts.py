@@ -6,10 +6,10 @@ what is missing, of another type or out of bounds is a sentence, before a tensor
 
 from dataclasses import dataclass, fields
 
+from howdah.base.errors import BadInput, several
+from howdah.base.tables import read_table
 from howdah.checkpoint.load import Checkpoint
-from howdah.plan.problems import BadInput, several
-from howdah.plan.shapes import ModelShape, check_shape
-from howdah.plan.tables import read_table
+from howdah.shapes.shape import ModelShape, check_shape
 from howdah.text.order import Order
 
 

@@ -17,11 +17,11 @@ import re
 import shutil
 from pathlib import Path
 
-from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.base.atomic import sync_folder, write_text
+from howdah.base.errors import BadInput
+from howdah.base.files import kind_of, parse_json, read_file
 from howdah.checkpoint.fields import table, whole
 from howdah.checkpoint.index import MOST_STEPS
-from howdah.plan.files import kind_of, parse_json, read_file
-from howdah.plan.problems import BadInput
 
 INDEX = "index.json"
 BEST = "best.json"

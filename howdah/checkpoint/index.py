@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from howdah.base.errors import BadInput, shown
+from howdah.base.files import parse_json, path_problem
 from howdah.checkpoint.fields import Row, rows, sizes, table, text, whole
 from howdah.plan.boxes import Box, Piece
-from howdah.plan.files import parse_json, path_problem
-from howdah.plan.problems import BadInput, shown
 
 FORMAT = 1
 MOST_STEPS = 10**9

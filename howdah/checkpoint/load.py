@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from howdah.base.errors import BadInput, nearest
+from howdah.base.files import kind_of, read_file
 from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder, step_of
 from howdah.checkpoint.index import File, Index, Stored, decode, inconsistencies
 from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, read_into
 from howdah.plan.boxes import Missing, Piece, Run, reads, whole_piece
-from howdah.plan.files import kind_of, read_file
-from howdah.plan.problems import BadInput, nearest
 
 LARGEST_INDEX = 256 << 20  # bytes: a million pieces
 WINDOW = 1 << 20  # elements held in memory while runs are read

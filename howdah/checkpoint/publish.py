@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 
-from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.base.atomic import sync_folder, write_text
+from howdah.base.errors import BadInput
 from howdah.checkpoint.folders import INDEX, draft_folder, rank_file, remove, step_folder
 from howdah.checkpoint.index import Index, decode, encode, merge
-from howdah.plan.problems import BadInput
 
 POLL = 0.02  # seconds between two looks for done-files
 

@@ -27,10 +27,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from howdah.checkpoint.atomic import replacing
+from howdah.base.atomic import replacing
+from howdah.base.errors import BadInput
+from howdah.base.files import kind_of, parse_json
 from howdah.checkpoint.fields import sizes, table, text
-from howdah.plan.files import kind_of, parse_json
-from howdah.plan.problems import BadInput
 
 DTYPES = {
     "F64": torch.float64,

@@ -24,7 +24,8 @@ from threading import Event, Thread
 import torch
 from torch import Tensor
 
-from howdah.checkpoint.atomic import sync_folder, write_text
+from howdah.base.atomic import sync_folder, write_text
+from howdah.base.errors import BadInput
 from howdah.checkpoint.folders import (
     draft_folder,
     mark_best,
@@ -37,7 +38,6 @@ from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.publish import publish
 from howdah.checkpoint.safefile import Spec, write
 from howdah.plan.boxes import Piece
-from howdah.plan.problems import BadInput
 
 Snapshot = dict[str, tuple[str, Piece, Tensor]]  # entry name → kind, piece, its elements (1-D)
 

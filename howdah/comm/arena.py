@@ -21,10 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 
+from howdah.base.errors import BadInput
 from howdah.comm.joining import LOOK, Ranks
 from howdah.comm.memory import check_memory, lacking, make_memory
 from howdah.comm.watch import ended
-from howdah.plan.problems import BadInput
 
 ADDRESS = "arena"  # the key of the store under which rank 0 says where it listens
 ARENAS = 32  # times the default heaps of a group: what a limited address space must hold

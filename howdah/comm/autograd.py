@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from howdah.comm.group import Group
-from howdah.plan.flat import share
+from howdah.plan.flat_buffers import share
 
 
 def copy_to(x: Tensor, group: Group) -> Tensor:

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from howdah.comm.library import CODES, DTYPES
+from howdah.base.errors import BadInput, shown
+from howdah.comm.engine_abi import CODES, DTYPES
 from howdah.comm.reduction import check_reduction
-from howdah.plan.problems import BadInput, shown
 
 MOST = 1 << 56  # elements, bytes: more than any memory holds, and sums of some do not overflow
 LONGEST = 1e9  # seconds that can be asked for: 30 years

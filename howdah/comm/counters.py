@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from howdah.comm.clock import Clock
-from howdah.sim.traffic import Traffic
+from howdah.comm.recorder import Clock
+from howdah.plan.recording import Traffic
 
 
 @dataclass

@@ -502,7 +502,7 @@ static uint64_t in_segment(const Plan *p, uint64_t count, uint64_t i) {
     return start >= count ? 0 : count - start < p->chunk ? count - start : p->chunk;
 }
 
-/* Elements of `count` that a rank owns, as plan/flat.py shares them. */
+/* Elements of `count` that a rank owns, as plan/flat_buffers.py shares them. */
 static uint64_t share(const Engine *e, uint64_t count, int rank) {
     return count * (rank + 1) / e->size - count * rank / e->size;
 }

@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from howdah.comm import library
+from howdah.base.errors import BadInput
+from howdah.comm import engine_abi as library
 from howdah.comm.arena import Arena, default_heap, map_arena
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.checks import MOST, Checks, duration, movable, reduction, whole_number
+from howdah.comm.engine_abi import KINDS, OP, PULSE, load_library
 from howdah.comm.engine_errors import Failure, spoken
 from howdah.comm.joining import LOOK, Ranks, all_came, told_to_all
-from howdah.comm.library import KINDS, OP, PULSE, load_library
 from howdah.comm.settings import read_settings
 from howdah.comm.signature import caller
 from howdah.comm.transport import Among, Counts
 from howdah.comm.watch import Patience, release, watch
-from howdah.plan.problems import BadInput
 
 RANKS = library.RANKS
 LINE = 64  # bytes: tensors in the arena start on a cache line

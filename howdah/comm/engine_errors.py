@@ -9,7 +9,8 @@ import time
 from ctypes import CDLL, byref, c_int, create_string_buffer
 from dataclasses import dataclass
 
-from howdah.comm.library import (
+from howdah.base.errors import BadInput
+from howdah.comm.engine_abi import (
     KINDS,
     OP,
     REASONS,
@@ -22,7 +23,6 @@ from howdah.comm.library import (
 )
 from howdah.comm.signature import BY_RANK, Disagreement, both_ways, different_counts, number
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput
 
 WHAT_HAPPENED = {
     "died": "died",

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from howdah.base.errors import BadInput
 from howdah.comm.checks import Checks, duration, flat, reduction
 from howdah.comm.fallback_file import LINE, MAIL, SLOT, TEXT, Plan, create, open_file
 from howdah.comm.joining import Ranks, all_came, told_to_all
@@ -47,7 +48,6 @@ from howdah.comm.signature import (
 )
 from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
 from howdah.comm.watch import Patience
-from howdah.plan.problems import BadInput
 
 ONE_SHOT = 1 << 14  # bytes: up to here everyone adds everything, and a turn is saved
 GIVEN_UP = 1 << 16  # in the abort word: 1 + who gave up, and times this 1 + about whom

@@ -7,9 +7,9 @@ opened it.
 import os
 import tempfile
 
+from howdah.base.errors import BadInput
 from howdah.comm.memory import check_memory, make_memory
 from howdah.comm.signature import RECORD
-from howdah.plan.problems import BadInput
 
 SLOT, MAIL = 1 << 20, 1 << 16  # bytes: most that a rank writes in a turn, and in a message
 TEXT = 4096  # bytes of a call that is too long for a record

@@ -31,15 +31,15 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from howdah.base.errors import BadInput
 from howdah.comm.checks import Checks
 from howdah.comm.counters import Counters, add
-from howdah.comm.lend import check_tensor, give_back, lend
 from howdah.comm.reduction import check_reduction
 from howdah.comm.signature import caller
+from howdah.comm.staging import check_tensor, give_back, lend
 from howdah.comm.transport import Transport, shares
-from howdah.plan.flat import share
-from howdah.plan.problems import BadInput
-from howdah.sim.traffic import Traffic
+from howdah.plan.flat_buffers import share
+from howdah.plan.recording import Traffic
 
 Tensors = Tensor | Sequence[Tensor]
 DONE: Future[None] = Future()

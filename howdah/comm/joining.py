@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch.distributed import DistNetworkError, Store
 
+from howdah.base.errors import BadInput
 from howdah.comm.memory import lacking
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience, ended
-from howdah.plan.problems import BadInput
 
 NAP, LOOK = 0.001, 0.1  # seconds: the first nap, and the longest time between two looks
 CAME, ALL_CAME = "came", "all came"  # keys of the store

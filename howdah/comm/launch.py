@@ -32,11 +32,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput, Unfinished
 from howdah.base.processes import StoppedFor, adopt_orphans
 from howdah.base.signals import EARLY, Stopped, StopRequest, listen, name_of
 from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput, Unfinished
 
 GRACE = 4.0  # seconds that ranks have to leave by themselves when one has failed
 GLANCE = 0.05  # seconds after which a signal is passed on

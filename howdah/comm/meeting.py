@@ -14,9 +14,9 @@ from typing import Literal
 
 from torch.distributed import Store
 
+from howdah.base.errors import BadInput
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.settings import read_settings
-from howdah.plan.problems import BadInput
 
 Kind = Literal["engine", "torch", "fallback"]
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine

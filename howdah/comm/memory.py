@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 
 WAYS = {
     errno.ENOMEM: "raise the limit of its address space (ulimit -v), or free some memory",

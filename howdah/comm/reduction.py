@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from howdah.plan.problems import BadInput, nearest
+from howdah.base.errors import BadInput, nearest
 
 REDUCIBLE = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),

@@ -22,6 +22,7 @@ from typing import get_args
 
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput, nearest
 from howdah.comm.counters import Counters
 from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.fallback import connect_fallback
@@ -33,8 +34,7 @@ from howdah.comm.settings import read_settings
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import Alone, Transport
-from howdah.plan.problems import BadInput, nearest
-from howdah.sim.traffic import Wires
+from howdah.plan.recording import Wires
 
 OPEN = (
     "ranks on several machines talk without passwords or encryption: their network must be one "

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from howdah.base.errors import BadInput
 from howdah.comm.checks import Checks, flat, reduction
 from howdah.comm.heartbeat import hang_up, is_down, keep_alive, open_sockets
 from howdah.comm.pulse import Pulse
@@ -45,7 +46,6 @@ from howdah.comm.signature import (
     spell,
 )
 from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
-from howdah.plan.problems import BadInput
 
 ALIGN = 64  # bytes: a cache line
 EXPLAINED = timedelta(seconds=5)  # how long a rank waits for the whole call of one that disagrees

@@ -23,8 +23,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from howdah.plan.flat import share
-from howdah.sim.traffic import Wires
+from howdah.plan.flat_buffers import share
+from howdah.plan.recording import Wires
 
 Counts = Sequence[int]  # elements, one number for each rank
 

@@ -10,8 +10,8 @@ import select
 from collections.abc import Sequence
 from time import monotonic
 
+from howdah.base.errors import BadInput
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput
 
 ODD_LOOK = 4  # times as long as looks are apart: more than that, and everybody was suspended
 

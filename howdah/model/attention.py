@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from howdah.model.norm import build_norm
-from howdah.plan.shapes import ModelShape, RotaryScaling
+from howdah.shapes.shape import ModelShape, RotaryScaling
 
 
 @dataclass(frozen=True)

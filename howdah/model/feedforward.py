@@ -5,7 +5,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.shape import ModelShape
 
 
 class FeedForward(nn.Module):

@@ -20,12 +20,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from howdah.model.hub_config import CLASSES, kind
-from howdah.plan.files import kind_of, path_problem
-from howdah.plan.hub_config import read_json, shape_from_config
-from howdah.plan.problems import BadInput, brief, named, shown
-from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import weights
+from howdah.base.errors import BadInput, brief, named, shown
+from howdah.base.files import kind_of, path_problem
+from howdah.shapes.huggingface import read_json, shape_from_config
+from howdah.shapes.huggingface_written import CLASSES, kind
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import weights
 
 LLAMA = {
     "embedding": "model.embed_tokens",

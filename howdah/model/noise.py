@@ -17,7 +17,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from howdah.plan.seeds import GOLDEN, MULTIPLIERS, SHIFTS, key
+from howdah.base.seeds import GOLDEN, MULTIPLIERS, SHIFTS, key
 
 CHUNK = 1 << 22  # elements drawn at a time, so that a large tensor needs little scratch
 

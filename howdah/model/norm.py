@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from howdah.plan.shapes import Norm
+from howdah.shapes.shape import Norm
 
 
 def promoted(dtype: torch.dtype) -> torch.dtype:

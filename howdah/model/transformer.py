@@ -22,8 +22,8 @@ from howdah.model.embedding import Embedding
 from howdah.model.feedforward import FeedForward
 from howdah.model.noise import Noise, dropout
 from howdah.model.norm import build_norm, promoted
-from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import parts as all_parts
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import parts as all_parts
 
 
 @dataclass(frozen=True)

@@ -27,17 +27,17 @@ from howdah.model.loss import Terms, cross_entropy_sum
 from howdah.model.transformer import Transformer
 from howdah.optim.optimizers import Range, build_optimizer, make_states
 from howdah.parallel.data import Reducer, Replicas, listen_to_parameters, whole_gradients
-from howdah.parallel.flatten import Fill, FlatUnit, Whole, fill_masters, flatten
-from howdah.parallel.keeper import UnitKeeper
+from howdah.parallel.executor import Pipeline, Stages
+from howdah.parallel.flat_params import Fill, FlatUnit, Whole, fill_masters, flatten
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, own_operations
 from howdah.parallel.part_sums import PartSums, sum_parts
-from howdah.parallel.pipeline import Pipeline, Stages
 from howdah.parallel.recompute import recompute
-from howdah.parallel.sequence import Border
 from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import own_parts
 from howdah.parallel.tensor import border_of, head_parts, split
+from howdah.parallel.tensor_border import Border
+from howdah.parallel.weight_store import UnitKeeper
 from howdah.parallel.zero import Gatherer, ShareReducer, Window, gather_weights
 from howdah.parallel.zero3 import Gathering
 from howdah.plan.buckets import used_by_several

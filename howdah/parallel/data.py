@@ -29,9 +29,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from howdah.comm.group import Group
-from howdah.parallel.flatten import FlatUnit
+from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.buckets import fill_buckets
-from howdah.plan.flat import Buffer
+from howdah.plan.flat_buffers import Buffer
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
                                    rank 2 ── shard ── rank 3        the other
     world    0 1 2 3
 
-Which ranks talk along an axis is decided in `plan/ranks.py`; here they are joined. An axis that
+Which ranks talk along an axis is decided in `plan/mesh_axes.py`; here they are joined. An axis that
 spans all ranks under the same label is the world itself.
 """
 
@@ -18,8 +18,8 @@ from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import Alone, Among, Transport
 from howdah.plan.layout import Layout
-from howdah.plan.ranks import Axis, axis
-from howdah.sim.traffic import Wires
+from howdah.plan.mesh_axes import Axis, axis
+from howdah.plan.recording import Wires
 
 # What talks along an axis is counted under its label: the two cuts of dp are its own.
 # Stages have links of their own, pair by pair (`links.py`).

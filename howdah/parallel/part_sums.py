@@ -23,11 +23,11 @@ from torch import Tensor
 
 from howdah.comm.group import Group
 from howdah.parallel.data import Reducer, whole_gradients
-from howdah.parallel.flatten import FlatUnit
+from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.zero import ShareReducer
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
 from howdah.plan.sharding import summed_over_tp
 
 Key = tuple[str, tuple[int, ...]]  # a unit, and the parts of tp whose gradients add up

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from howdah.comm.group import DONE, Group
 from howdah.parallel.data import Reducer, Replicas, whole_gradient, whole_gradients
-from howdah.parallel.flatten import FlatUnit
+from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.part_sums import PartSums, sum_parts
 from howdah.parallel.zero import ShareReducer, Window
 from howdah.plan.buckets import summed_together
-from howdah.plan.pipeline import tied_stages
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
+from howdah.plan.program import tied_stages
 
 Units = dict[str, FlatUnit]
 Sums = Reducer | ShareReducer | PartSums

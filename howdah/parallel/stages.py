@@ -16,10 +16,10 @@ from torch import Tensor
 
 from howdah.model.noise import Noise
 from howdah.model.transformer import Block, Transformer
-from howdah.plan.flat import share
-from howdah.plan.pipeline import stage_parts
+from howdah.plan.flat_buffers import share
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
+from howdah.plan.program import stage_parts
 
 
 @dataclass(frozen=True)

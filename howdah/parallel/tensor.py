@@ -33,8 +33,8 @@ from howdah.model.loss import add_product
 from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, Keeper, add_bias, embedding
-from howdah.parallel.sequence import Border, HeadParts, noise_of_slices
-from howdah.plan.flat import share
+from howdah.parallel.tensor_border import Border, HeadParts, noise_of_slices
+from howdah.plan.flat_buffers import share
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import tokens
 

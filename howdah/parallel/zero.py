@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from howdah.comm.group import Group
 from howdah.parallel.data import Replicas, buckets_of
-from howdah.parallel.flatten import FlatUnit
+from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.buckets import window_of
-from howdah.plan.flat import gaps
+from howdah.plan.flat_buffers import gaps
 from howdah.plan.plan import Plan
 
 

@@ -31,10 +31,10 @@ from time import perf_counter
 
 from torch import Tensor
 
+from howdah.base.errors import BadInput
 from howdah.comm.group import Group
-from howdah.parallel.flatten import FlatUnit
-from howdah.parallel.keeper import whole_weights
-from howdah.plan.problems import BadInput
+from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.weight_store import whole_weights
 
 
 @dataclass(frozen=True)

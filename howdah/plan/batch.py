@@ -12,9 +12,9 @@ early steps have fewer micro-batches, and the layout's x is that of the full bat
 
 from dataclasses import dataclass, replace
 
-from howdah.plan.bounds import out_of_bounds
+from howdah.base.bounds import out_of_bounds
+from howdah.base.errors import BadInput
 from howdah.plan.layout import Layout
-from howdah.plan.problems import BadInput
 
 MASKED = -100  # the label of a token that is not to be predicted, as in torch's cross-entropy
 

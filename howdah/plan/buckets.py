@@ -16,13 +16,13 @@ longest bucket: one is filled while one is reduced, and some stay open for longe
 
 from collections.abc import Sequence
 
-from howdah.plan.flat import Buffer
-from howdah.plan.pipeline import schedule_of, stage_parts, tied_stages
+from howdah.plan.flat_buffers import Buffer
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
+from howdah.plan.program import schedule_of, stage_parts, tied_stages
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_buffers, summed_over_tp
-from howdah.plan.weights import parts_of
+from howdah.shapes.weights import parts_of
 
 BUCKET_BYTES = 4 << 20
 SPLIT = ("zb-h1", "zb-h2", "zb-v")  # backwards in two halves

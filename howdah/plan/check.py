@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from howdah.base.bounds import out_of_bounds
+from howdah.base.errors import BadInput, shown
 from howdah.plan.batch import Batch, resolve_batch
-from howdah.plan.bounds import out_of_bounds
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
-from howdah.plan.problems import BadInput, shown
-from howdah.plan.shapes import ModelShape, check_shape
-from howdah.plan.weights import parts
+from howdah.shapes.shape import ModelShape, check_shape
+from howdah.shapes.weights import parts
 
 LARGEST_STEP = 1 << 31  # tokens: beyond it, the bytes of a step would not fit in 64 bits
 

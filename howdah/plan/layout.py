@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from howdah.plan.problems import BadInput, nearest, shown
+from howdah.base.errors import BadInput, nearest, shown
+from howdah.machines.cluster import WORLD
+from howdah.shapes.activations import Recompute
 
 Home = Literal["device", "host", "disk"]
 Accumulate = Literal["whole", "shard"]
-Recompute = Literal["none", "selective", "full"]
 Context = Literal["ring", "all-to-all"]
 Inputs = Literal["sliced", "gathered"]
 Release = Literal["use", "step"]
@@ -159,8 +160,7 @@ MEANING = {
     "slices": "token slices of each micro-batch (slices4)",
     "again": "blocks of each stage that are recomputed (again2)",
 }
-# The most of each number, and of their product. No machine has as many ranks, no run such numbers.
-WORLD = 1 << 20
+# The most of each number. No machine has as many ranks, no run such numbers.
 MOST = {
     "pp": 256,
     "dp": WORLD,

@@ -8,16 +8,17 @@ with all its problems at once.
 from dataclasses import dataclass
 from functools import cached_property
 
+from howdah.base.errors import BadInput
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
-from howdah.plan.flops import part_flops
-from howdah.plan.layout import Layout, Recompute
+from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
-from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Schedule
-from howdah.plan.shapes import ModelShape
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
-from howdah.plan.weights import Weight, parts, parts_of, weights
+from howdah.shapes.activations import Recompute
+from howdah.shapes.products import part_flops
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import Weight, parts, parts_of, weights
 
 BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "float64": 8}
 
@@ -30,7 +31,7 @@ class Plan:
     batch     resolved too, in samples
     sequence  tokens of a sample
     stages    the parts of the model on each stage, and the pipeline rank of each stage
-    schedule  of one's own, in place of the one that the layout names (`plan/pipeline.py`)
+    schedule  of one's own, in place of the one that the layout names (`plan/program.py`)
     """
 
     shape: ModelShape

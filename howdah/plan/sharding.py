@@ -35,13 +35,13 @@ from itertools import product
 from typing import Literal
 
 from howdah.plan.boxes import Box
-from howdah.plan.dims import CHUNK, Local, Per
-from howdah.plan.flat import Buffer, buffers, share
+from howdah.plan.flat_buffers import Buffer, buffers, share
 from howdah.plan.layout import Layout
+from howdah.plan.mesh_axes import Axis, axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import Axis, axis
-from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import Weight
+from howdah.shapes.dims import CHUNK, Local, Per
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import Weight
 
 Range = tuple[int, int]  # [start, stop)
 

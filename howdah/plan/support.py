@@ -5,7 +5,7 @@ asks here first, so that a layout is either run as planned or refused by name.
 """
 
 from howdah.plan.layout import Layout, needs_own
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.shape import ModelShape
 
 
 def unsupported(shape: ModelShape, layout: Layout, *, compiled: bool = False) -> list[str]:

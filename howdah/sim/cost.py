@@ -13,7 +13,7 @@ failed runs are left out, as they are there.
 
 from dataclasses import dataclass
 
-from howdah.plan.cluster import Cluster
+from howdah.machines.cluster import Cluster
 
 HOURS_OF_A_YEAR = 8766.0
 
@@ -89,7 +89,7 @@ def run_cost(tokens: float, *, tokens_per_second: float, devices: int, rates: Ra
 def rough_flops(parameters: float, tokens: float) -> float:
     """6·P·T: the floating-point operations of a training run, without attention's scores.
 
-    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. `train_flops` of plan/shapes.py counts all.
+    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. `train_flops` of shapes/shape.py counts all.
     """
     return 6 * parameters * tokens
 

@@ -18,7 +18,7 @@ and N ranks that share out one copy of them, in bf16 with Adam:
 A unit that is not cut (N = 1, or experts that live on one rank each) is neither gathered nor cut,
 and what lives on another home leaves the same windows on the device as what is shared out.
 
-Activations are the lists of `plan/activations.py`; how many micro-batches are in flight is asked
+Activations are the lists of `shapes/activations.py`; how many micro-batches are in flight is asked
 of the schedule itself. Frameworks that keep other formats are another `Width`; the table of the
 ZeRO paper (https://arxiv.org/abs/1910.02054, figure 1) is `states` with 2-byte gradients.
 
@@ -29,16 +29,16 @@ an allocator. `bench/memory/` says how much those are in published runs.
 from math import prod
 from typing import Literal, NamedTuple
 
-from howdah.plan.activations import Kernels, bytes_of, made_again, saved, shared
 from howdah.plan.buckets import window_of
-from howdah.plan.flat import Buffer, share
+from howdah.plan.flat_buffers import Buffer, share
 from howdah.plan.layout import Home, Layout
-from howdah.plan.pipeline import schedule_of
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
+from howdah.plan.program import schedule_of
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.sharding import local_buffers, local_of, replicas_of
 from howdah.plan.stages import stages_of
+from howdah.shapes.activations import Kernels, bytes_of, made_again, saved, shared
 
 Moment = Literal["passes", "update"]
 PASSES: tuple[Moment, ...] = ("passes",)

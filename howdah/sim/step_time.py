@@ -24,16 +24,16 @@ from collections import Counter
 from dataclasses import dataclass
 from math import log2
 
-from howdah.plan.cluster import Cluster, attained, peak
-from howdah.plan.dims import Dim
-from howdah.plan.flops import conventions, part_flops
-from howdah.plan.network import Pattern, axis_groups, path
-from howdah.plan.pipeline import schedule_of, tied_stages
+from howdah.machines.cluster import Cluster, attained, peak
+from howdah.machines.network import Pattern, axis_groups, path
+from howdah.plan.mesh_axes import Axis, axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import Axis, axis
+from howdah.plan.program import schedule_of, tied_stages
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
 from howdah.plan.sharding import local_buffers, local_of
+from howdah.shapes.dims import Dim
+from howdah.shapes.products import conventions, part_flops
 from howdah.sim.timeline import Timeline, simulate
 from howdah.sim.traffic import step_traffic
 

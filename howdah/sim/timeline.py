@@ -21,30 +21,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
+from howdah.plan.recording import COMPUTES, Span
 from howdah.plan.schedule.actions import Action, Schedule
 from howdah.plan.schedule.clock import Deadlock, clock, units
 from howdah.plan.schedule.lowering import VERBS, Instruction, Lowered, Verb
-
-COMPUTES = (Verb.COMPUTE, Verb.UPDATE)
-
-
-class Span(NamedTuple):
-    """What takes time, with the seconds from the start of the step at which it starts and ends."""
-
-    instruction: Instruction
-    start: float
-    end: float
-
-    @property
-    def lane(self) -> str:
-        """What is on one lane of a rank never overlaps: compute, collectives, to 1."""
-        if self.instruction.verb in COMPUTES:
-            return "compute"
-        return (
-            f"to {self.instruction.peer}" if self.instruction.verb is Verb.SEND else "collectives"
-        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ The forms, A micro-batches a step, T tokens of a micro-batch on a rank, h the wi
                  zero1: reduce-scatter of gradients, all-gather of updated weights
                  zero2: the reduce-scatter A times, unless gradients accumulate whole
                  zero3: A times a reduce-scatter, and an all-gather of every unit in every
-                        pass that asks for its weights (`plan/uses.py`)
+                        pass that asks for its weights (`plan/gather_order.py`)
                  shardG: all of it inside G ranks; then all-reduce of the shares across groups
     tp           gradients of weights that tp does not cut, where its parts have parts of them;
                  per sub-layer and micro-batch an all-reduce of T·h each way; with sp an
@@ -33,14 +33,15 @@ Rows that depend on the data (ep) are exact only for even routing.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from howdah.plan.flat import share
+from howdah.plan.flat_buffers import share
+from howdah.plan.gather_order import gathers
 from howdah.plan.layout import has_whole_norm
+from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import Stride, axis
+from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.plan.sharding import (
     heads,
     held,
@@ -50,40 +51,8 @@ from howdah.plan.sharding import (
     summed_over_tp,
     tokens,
 )
-from howdah.plan.uses import gathers
 
 SCALAR_BYTES = 8
-
-
-class Traffic(NamedTuple):
-    """One row's name: what the dp axis sends in a reduce-scatter over tcp, say."""
-
-    axis: str
-    operation: str
-    link: str
-
-
-class Wires(NamedTuple):
-    """The class of link between ranks: `inside` a node of `node` ranks, or `between` nodes.
-
-    nodes  which node each rank is on, where a group has one transport for all of its messages:
-           what carries them `inside` if all of its ranks share a node. Left out, each message
-           takes the wire between its two ranks
-    """
-
-    inside: str = "tcp"
-    between: str = "tcp"
-    node: int = 1
-    nodes: tuple[int, ...] = ()
-
-    def near(self, rank: int, group: np.ndarray) -> np.ndarray:
-        """Which messages of `rank` to the others of a group stay inside its node."""
-        if not self.nodes:
-            return np.asarray(group // self.node == rank // self.node)
-        return np.full(len(group), len({self.nodes[r] for r in (rank, *group)}) == 1)
-
-
-TCP = Wires()
 
 
 @dataclass

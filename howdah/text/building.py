@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import tokenizer as tokenizers
 from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode

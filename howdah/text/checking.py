@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from howdah.plan.files import kind_of, parse_json, path_problem, read_file
+from howdah.base.files import kind_of, parse_json, path_problem, read_file
 
 INDEX = "corpus.json"
 BLOCK = 4 << 20  # bytes; a multiple of the size of any token

@@ -23,8 +23,8 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from howdah.plan.problems import BadInput
-from howdah.plan.seeds import key, permute
+from howdah.base.errors import BadInput
+from howdah.base.seeds import key, permute
 
 Numbers = npt.NDArray[np.int64]
 

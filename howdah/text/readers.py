@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from howdah.plan.problems import BadInput, brief, nearest, shown
+from howdah.base.errors import BadInput, brief, nearest, shown
 
 Bad = Callable[[str], None]
 Dataset = Any  # datasets.Dataset, which is optional and untyped

@@ -21,8 +21,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from howdah.plan.files import kind_of, path_problem
-from howdah.plan.problems import BadInput, named, shown
+from howdah.base.errors import BadInput, named, shown
+from howdah.base.files import kind_of, path_problem
 from howdah.text import readers
 
 Undecodable = Literal["skip", "stop"]

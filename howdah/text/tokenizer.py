@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from howdah.plan.files import kind_of, read_file, read_text
-from howdah.plan.problems import BadInput, brief, named
+from howdah.base.errors import BadInput, brief, named
+from howdah.base.files import kind_of, read_file, read_text
 
 END = "<|end|>"
 ENDS = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]")

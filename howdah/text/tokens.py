@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import tokenizer as tokenizers
 from howdah.text.building import FORMAT, HELD_OUT, Say, build, source_name
 from howdah.text.checking import damage, read_index, require_size

@@ -10,20 +10,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from howdah.base.errors import BadInput, Unfinished
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
-from howdah.plan.problems import BadInput, Unfinished
-from howdah.sim.traffic import Traffic, step_traffic
+from howdah.plan.recording import Traffic
+from howdah.sim.traffic import step_traffic
 from howdah.text.tokens import Corpus
+from howdah.train.checkpointing import Milestones
 from howdah.train.evaluate import HeldOut
-from howdah.train.folder import EXPORT
-from howdah.train.foresee import Bytes, compare
+from howdah.train.finished_run import OpenedRun, open_run
 from howdah.train.job import Job
-from howdah.train.keep import Milestones
-from howdah.train.opened import OpenedRun, open_run
-from howdah.train.records import MIB
+from howdah.train.metrics import MIB
+from howdah.train.monitor import Watch
+from howdah.train.report import Bytes, compare
+from howdah.train.run_folder import EXPORT
 from howdah.train.sample import Draw, sample_text
-from howdah.train.watch import Watch
 
 SAMPLE_TOKENS = 120
 SCALARS = "scalars"  # the operation

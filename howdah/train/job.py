@@ -12,7 +12,7 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 
 

@@ -11,27 +11,27 @@ from signal import SIGTERM
 
 import torch
 
+from howdah.base.errors import BadInput
 from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.comm.transport import Transport
-from howdah.optim.rates import learning_rate
+from howdah.host.measured import peak_flops
+from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import DTYPES, Placed, apply
 from howdah.parallel.mesh import Mesh, connect_mesh
-from howdah.plan.problems import BadInput
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
+from howdah.train.checkpointing import Milestones
+from howdah.train.console import Lines, Say, Show, Silent, open_show
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
-from howdah.train.folder import hold
-from howdah.train.foresee import Bytes, foretell, measured_memory
 from howdah.train.job import Job
-from howdah.train.keep import Milestones
-from howdah.train.measure import peak_flops
-from howdah.train.records import Records
+from howdah.train.metrics import Records
+from howdah.train.monitor import Watch
+from howdah.train.report import Bytes, foretell, measured_memory
 from howdah.train.resume import Start, check_match, find_start
-from howdah.train.show import Lines, Say, Show, Silent, open_show
+from howdah.train.run_folder import hold
 from howdah.train.state import restore_states
 from howdah.train.step import Stepper, StepResult, train_step
-from howdah.train.watch import Watch
 
 NOTHING: Bytes = {}  # is held by a run that takes no step
 

@@ -12,22 +12,22 @@ from typing import Any
 
 from torch import Tensor
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.facts import facts
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
-from howdah.parallel.flatten import Fill, fresh
+from howdah.parallel.flat_params import Fill, fresh
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
 from howdah.plan.method import Optimizer
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape, stated
-from howdah.plan.weights import weights
+from howdah.shapes.shape import ModelShape, stated
+from howdah.shapes.weights import weights
 from howdah.text.batches import order_of
 from howdah.text.order import Order
 from howdah.text.tokens import Corpus
+from howdah.train.console import Say
 from howdah.train.job import Job
-from howdah.train.show import Say
 
 # What the order of samples depends on, in the user's words.
 ORDER = {

@@ -19,10 +19,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from howdah.base.errors import BadInput
+from howdah.base.seeds import key, mix
 from howdah.model.attention import Cache
 from howdah.model.transformer import Transformer
-from howdah.plan.problems import BadInput
-from howdah.plan.seeds import key, mix
 from howdah.text.tokenizer import prompt_ids
 
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character

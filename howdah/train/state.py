@@ -19,7 +19,7 @@ from howdah.checkpoint.load import Checkpoint
 from howdah.optim.optimizers import Range
 from howdah.parallel.apply import Placed
 from howdah.plan.boxes import Piece
-from howdah.plan.flat import pieces
+from howdah.plan.flat_buffers import pieces
 
 Entry = tuple[str, Piece, Tensor]
 

@@ -19,7 +19,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from howdah.comm.clock import Clock
+from howdah.comm.recorder import Clock
 from howdah.model.noise import Noise
 from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate

@@ -12,15 +12,15 @@ from typing import cast
 
 import numpy as np
 
+from howdah.base.errors import BadInput
+from howdah.base.seeds import key, mix
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
-from howdah.plan.pipeline import with_schedule
 from howdah.plan.plan import Plan, make_plan
-from howdah.plan.problems import BadInput
+from howdah.plan.program import with_schedule
 from howdah.plan.schedule.actions import Schedule
-from howdah.plan.seeds import key, mix
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 from howdah.text.tokens import Corpus, Tokens, prepare
 from howdah.train.job import Job

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from howdah.plan.method import Precision
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 from howdah.verify.case import Case
 from howdah.verify.evidence import Arrays, Evidence
 

@@ -13,15 +13,15 @@ import numpy.typing as npt
 import torch
 
 from howdah.comm.transport import Transport
-from howdah.optim.rates import learning_rate
+from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
+from howdah.parallel.full_tensors import full_gradient, full_parameter, parameter_names
 from howdah.parallel.mesh import Mesh, connect_mesh
-from howdah.parallel.whole import full_gradient, full_parameter, parameter_names
-from howdah.plan.weights import weights
-from howdah.sim.traffic import TCP, Traffic, Wires
+from howdah.plan.recording import TCP, Traffic, Wires
+from howdah.shapes.weights import weights
 from howdah.text.batches import Micro, Rows, micros, order_of
-from howdah.train.foresee import Bytes, measured_memory
+from howdah.train.report import Bytes, measured_memory
 from howdah.train.step import Stepper, accumulate, counted, train_step
 from howdah.verify.case import Case, corpus_of
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement
 
+from howdah.base.errors import BadInput
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
-from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput
 from howdah.plan.support import unsupported
+from howdah.shapes.presets import preset
 from howdah.verify.case import Case, small_shape
 
 SEQUENCE = 18

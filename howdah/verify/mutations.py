@@ -41,12 +41,12 @@ from howdah.model.attention import Core, Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
-from howdah.parallel.keeper import UnitKeeper
-from howdah.parallel.sequence import Border, Coming
 from howdah.parallel.tensor import Column
-from howdah.plan.pipeline import schedule_of, tied_stages
+from howdah.parallel.tensor_border import Border, Coming
+from howdah.parallel.weight_store import UnitKeeper
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.ranks import axis
+from howdah.plan.program import schedule_of, tied_stages
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.messages import message_order
 from howdah.plan.sharding import placement, summed_over_tp

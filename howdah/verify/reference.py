@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from howdah.base.seeds import key
 from howdah.model.noise import Noise, fill_normal
 from howdah.model.norm import promoted
 from howdah.model.transformer import Transformer
 from howdah.parallel.apply import DTYPES
 from howdah.plan.batch import MASKED
 from howdah.plan.method import Optimizer
-from howdah.plan.seeds import key
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 from howdah.verify.case import Case
 from howdah.verify.evidence import Evidence, rate_of, rows_of

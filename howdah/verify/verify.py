@@ -16,9 +16,9 @@ from howdah.comm.spawn import Workers
 from howdah.plan.boxes import Box
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import held
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 from howdah.sim.traffic import step_traffic
-from howdah.train.foresee import predicted_memory
+from howdah.train.report import predicted_memory
 from howdah.verify.case import Case
 from howdah.verify.compare import Difference, compare
 from howdah.verify.evidence import Evidence, gather

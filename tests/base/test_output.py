@@ -94,7 +94,7 @@ BAR = """
 import sys
 from howdah.base.output import lasting_output
 lasting_output()
-from howdah.train.show import open_show
+from howdah.train.console import open_show
 show = open_show(0, 50, 0)
 assert type(show).__name__ == "Bar"
 show.step(1)
@@ -124,7 +124,7 @@ def test_a_bar_outlives_its_terminal():
 def test_a_run_whose_reader_leaves_trains_to_its_end(recipe, cache, tmp_path):
     program = (
         "from howdah.base.output import lasting_output; lasting_output()\n"
-        "from howdah.cli import main; main()"
+        "from howdah.cli.main import main; main()"
     )
     words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "pace.steps=2"]
     with closed_pipe() as stream:
@@ -304,7 +304,7 @@ with listen(patient=True):
 def test_a_run_whose_reader_does_not_read_stops_when_it_is_asked(recipe, cache, tmp_path):
     program = (
         "import sys; from howdah.base import output; output.GLANCE, output.LOOKS = 10, 2\n"
-        "from howdah.cli import main; main()"
+        "from howdah.cli.main import main; main()"
     )
     words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "pace.steps=1000000"]
     log = tmp_path / "a" / "log.txt"

@@ -7,7 +7,7 @@ import torch
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.plan.boxes import Box, Piece, whole
-from howdah.plan.flat import share
+from howdah.plan.flat_buffers import share
 
 KINDS = ("weight", "exp_avg")
 SHAPES = {"layers.0.q.weight": (5, 7), "norm.weight": (6,), "temperature": ()}

@@ -11,12 +11,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.export import export, plan_shards
 from howdah.model.hub import names, read_hub
 from howdah.model.transformer import Transformer
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape, RotaryScaling
-from howdah.plan.weights import weights
+from howdah.shapes.shape import ModelShape, RotaryScaling
+from howdah.shapes.weights import weights
 
 LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=300, context=32)
 GPT2 = replace(

@@ -3,11 +3,11 @@
 import pytest
 from sample_state import about, parts, savers, silent, state
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.facts import Facts, facts
 from howdah.checkpoint.load import newest
-from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import RotaryScaling
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import RotaryScaling
 from howdah.text.order import Order
 from howdah.train.resume import as_plain
 

@@ -5,9 +5,9 @@ import os
 import pytest
 from sample_state import only, save, silent, state
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.folders import best_step, clean, numbered, step_folder, steps
 from howdah.checkpoint.load import newest
-from howdah.plan.problems import BadInput
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):

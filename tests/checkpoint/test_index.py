@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_state import about
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.index import (
     DTYPES,
     File,
@@ -21,7 +22,6 @@ from howdah.checkpoint.index import (
 )
 from howdah.checkpoint.safefile import SPELLED
 from howdah.plan.boxes import Box, Piece, whole, whole_piece
-from howdah.plan.problems import BadInput
 
 SHAPE = (4, 6)
 HALVES = [Piece("w", SHAPE, whole(SHAPE), 0, 12), Piece("w", SHAPE, whole(SHAPE), 12, 24)]

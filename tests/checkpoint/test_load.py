@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_state import SHAPES, about, assert_holds, elements, pieces, save, savers, silent, state
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint import load
 from howdah.checkpoint.folders import mark_best, step_folder, steps
 from howdah.checkpoint.load import best, newest, open_checkpoint
-from howdah.plan import flat
+from howdah.plan import flat_buffers as flat
 from howdah.plan.boxes import Piece, whole, whole_piece
-from howdah.plan.problems import BadInput
-from howdah.plan.weights import Weight
+from howdah.shapes.weights import Weight
 
 shapes = st.lists(st.integers(1, 9), max_size=3).map(tuple)
 

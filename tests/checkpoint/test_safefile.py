@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.safefile import (
     DTYPES,
     Spec,
@@ -18,7 +19,6 @@ from howdah.checkpoint.safefile import (
     read_into,
     write,
 )
-from howdah.plan.problems import BadInput
 
 
 def sample():

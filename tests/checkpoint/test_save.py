@@ -6,11 +6,11 @@ import pytest
 import torch
 from sample_state import about, assert_holds, only, parts, save, savers, silent, state
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint import save as saving
 from howdah.checkpoint.folders import best_step, step_folder, steps
 from howdah.checkpoint.load import newest, open_checkpoint
 from howdah.plan.boxes import whole_piece
-from howdah.plan.problems import BadInput
 
 
 def test_a_snapshot_does_not_see_later_changes(tmp_path):

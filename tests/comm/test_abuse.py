@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from howdah.base.errors import BadInput
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.plan.problems import BadInput
 
 KINDS = ["engine", "fallback", "torch"]
 HUGE, NAN = 2**70, float("nan")

@@ -12,13 +12,13 @@ from threading import Thread
 import pytest
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput
 from howdah.comm.arena import ADDRESS, ARENAS, default_heap, map_arena
 from howdah.comm.engine import connect_engine
 from howdah.comm.joining import Ranks, told_to_all
 from howdah.comm.memory import check_memory, make_memory
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience, release, watch
-from howdah.plan.problems import BadInput
 
 HOST = "127.0.0.1"
 STRANGER = """

@@ -12,7 +12,7 @@ import torch
 from howdah.comm import autograd
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.plan.flat import share
+from howdah.plan.flat_buffers import share
 
 SIZES = [1, 2, 3]
 LENGTH = 7  # not divisible by 2 or 3

@@ -10,7 +10,7 @@ import pytest
 
 from howdah.comm import build
 from howdah.comm.build import NoCompiler, engine_library
-from howdah.comm.library import load_library
+from howdah.comm.engine_abi import load_library
 from howdah.comm.settings import Settings, read_settings
 
 NOBODY = 65534

@@ -1,7 +1,7 @@
 """The table of what was sent: calls, bytes and seconds add up row by row."""
 
 from howdah.comm.counters import Counters, add
-from howdah.sim.traffic import Traffic
+from howdah.plan.recording import Traffic
 
 SUMS = Traffic("dp", "reduce_scatter", "tcp")
 COPIES = Traffic("dp", "all_gather", "tcp")

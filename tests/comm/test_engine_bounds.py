@@ -19,7 +19,7 @@ from test_engine_faults import arena_number, running  # noqa: F401
 from howdah.comm import build
 from howdah.comm.engine import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, SEND
 from howdah.comm.engine import REDUCE_SCATTER as SCATTER
-from howdah.comm.library import OP
+from howdah.comm.engine_abi import OP
 from howdah.comm.settings import read_settings
 from howdah.comm.transport import PeerLost
 

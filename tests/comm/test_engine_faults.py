@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from test_engine import join, together, with_engine  # noqa: F401
 
+from howdah.base.errors import BadInput
 from howdah.comm.signature import Disagreement
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput
 
 # -- ranks that disagree
 

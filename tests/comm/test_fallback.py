@@ -17,11 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput
 from howdah.comm import fallback_file, watch
 from howdah.comm.fallback import Fallback, _steps, connect_fallback
 from howdah.comm.signature import Disagreement
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput
 
 
 @pytest.fixture

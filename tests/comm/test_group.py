@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Alone
-from howdah.plan.flat import share
-from howdah.plan.problems import BadInput
-from howdah.sim.traffic import Traffic
+from howdah.plan.flat_buffers import share
+from howdah.plan.recording import Traffic
 
 LENGTHS = [0, 1, 2, 3, 5, 1000]  # not divisible, shorter than the group, empty
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput
 from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput
 
 HOST = "127.0.0.1"
 OPTIONS = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput, Unfinished
 from howdah.base.signals import Stopped, listen
 from howdah.comm import launch as launching
 from howdah.comm.counters import Counters
@@ -15,7 +16,6 @@ from howdah.comm.group import Group
 from howdah.comm.launch import Ending, Failure, Terms, explain, launch
 from howdah.comm.rendezvous import choose
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput, Unfinished
 
 
 def run(function, *arguments, ranks=2, restarts=0, said=None):

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from howdah.base.errors import BadInput
 from howdah.comm import connect
 from howdah.comm.engine import RANKS
 from howdah.comm.meeting import Word, meet
 from howdah.comm.rendezvous import agree, choose, wires_of
-from howdah.plan.problems import BadInput
-from howdah.sim.traffic import Wires
+from howdah.plan.recording import Wires
 
 HERE, THERE = Word("a", 1), Word("b", 1)
 BARE = Word("a", 1, lack="there is no C compiler")

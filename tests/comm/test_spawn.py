@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from howdah.base.errors import BadInput
 from howdah.comm import spawn
 from howdah.comm.counters import Counters
 from howdah.comm.fork_server import ForkServer
@@ -16,7 +17,6 @@ from howdah.comm.group import Group
 from howdah.comm.pipes import send
 from howdah.comm.spawn import WorkerError, Workers
 from howdah.comm.transport import PeerLost
-from howdah.plan.problems import BadInput
 
 
 def place(transport):

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from howdah.base.errors import BadInput
 from howdah.comm import watch as watching
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience, ended, release, watch
-from howdah.plan.problems import BadInput
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from small_cases import FORMS, case_of
 from typer.testing import CliRunner
 
-from howdah.cli_commands import app
+from howdah.cli.commands import app
 from howdah.comm.spawn import Workers
 from howdah.parallel.data import Reducer
 from howdah.verify.evidence import gather

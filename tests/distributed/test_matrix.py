@@ -5,8 +5,8 @@
 
 import pytest
 
+from howdah.base.errors import BadInput
 from howdah.plan.layout import parse_layout
-from howdah.plan.problems import BadInput
 from howdah.verify.matrix import FORMS, case_of, pairs, together, triples
 from howdah.verify.verify import report, verify
 

@@ -17,15 +17,15 @@ import torch
 from small_cases import FORMS, case_of
 from small_runs import copy_until, losses, metrics, train_on
 
+from howdah.base.errors import BadInput
 from howdah.comm.group import DONE
-from howdah.parallel.pipeline import KINDS, VERBS, Late, Pass
+from howdah.parallel.executor import KINDS, VERBS, Late, Pass
 from howdah.parallel.stage_sums import StageSums
-from howdah.plan.problems import BadInput
 from howdah.plan.schedule.actions import Kind, Value
 from howdah.plan.schedule.lowering import Verb
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule, parse_schedule
-from howdah.train.opened import open_run
+from howdah.train.finished_run import open_run
 from howdah.verify.case import miniature
 from howdah.verify.evidence import gather
 from howdah.verify.verify import report, verify

@@ -18,7 +18,7 @@ from small_runs import losses, samples_of, train_watched
 
 from howdah.optim.clip import squared_norm
 from howdah.plan.batch import MASKED
-from howdah.plan.pipeline import tied_stages
+from howdah.plan.program import tied_stages
 from howdah.plan.sharding import summed_over_tp
 from howdah.verify.compare import compare
 from howdah.verify.evidence import gather, rows_of

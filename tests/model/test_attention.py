@@ -16,7 +16,7 @@ from howdah.model.attention import (
     rotary_turns,
     rotate,
 )
-from howdah.plan.shapes import RotaryScaling
+from howdah.shapes.shape import RotaryScaling
 
 CPU = torch.device("cpu")
 

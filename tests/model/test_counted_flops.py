@@ -1,4 +1,4 @@
-"""The operator list of `plan/flops.py` against what torch counts of the real model."""
+"""The operator list of `shapes/products.py` against what torch counts of the real model."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from howdah.model.loss import cross_entropy_sum
-from howdah.plan.dims import Tokens, local
-from howdah.plan.flops import flops, operators, train_flops
-from howdah.plan.weights import parts
+from howdah.shapes.dims import Tokens, local
+from howdah.shapes.products import flops, operators, train_flops
+from howdah.shapes.weights import parts
 
 SHAPES = {
     "llama": LLAMA,

@@ -9,11 +9,11 @@ import torch
 from random_model import GPT2, LLAMA, QWEN3, STRETCHED, model_of, random_tokens, random_weights
 from safetensors.torch import load_file, save_file
 
+from howdah.base.errors import BadInput
 from howdah.model.hub import names, read_hub
-from howdah.model.hub_config import config
-from howdah.plan.hub_config import shape_from_config
-from howdah.plan.problems import BadInput
-from howdah.plan.weights import weights
+from howdah.shapes.huggingface import shape_from_config
+from howdah.shapes.huggingface_written import config
+from howdah.shapes.weights import weights
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from random_model import GPT2, LLAMA, QWEN3
 
-from howdah.model.hub_config import config, kind
-from howdah.plan.hub_config import shape_from_config
-from howdah.plan.presets import preset
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import Experts
+from howdah.base.errors import BadInput
+from howdah.shapes.huggingface import shape_from_config
+from howdah.shapes.huggingface_written import config, kind
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import Experts
 
 CLASS = {
     "laptop": "llama",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from howdah.base import seeds
 from howdah.model.noise import CHUNK, Noise, dropout, fill_normal, mix, normal
-from howdah.plan import seeds
 
 CPU = torch.device("cpu")
 KEYS = [0, 1, 2**63, 2**64 - 1, seeds.key(7, "layers.0.attention.q.weight")]

@@ -10,9 +10,9 @@ from howdah.model.loss import cross_entropy_sum
 from howdah.model.noise import Noise
 from howdah.model.transformer import Transformer
 from howdah.plan.layout import Layout
-from howdah.plan.presets import PRESETS, preset
 from howdah.plan.support import unsupported
-from howdah.plan.weights import weights
+from howdah.shapes.presets import PRESETS, preset
+from howdah.shapes.weights import weights
 
 # What the 2017 Transformer has: norm after the block, ReLU, LayerNorm, learned positions.
 VASWANI = replace(GPT2, norm_at="after", feedforward="relu", tied=False)

@@ -14,7 +14,7 @@ from howdah.optim.optimizers import (
 from howdah.plan.method import STATES, Optimizer
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (4, 2), "norm": (5,), "bias": (1,)}
-DECAYS = ("a", "b", "c")  # first in the buffer, as in plan/flat.py
+DECAYS = ("a", "b", "c")  # first in the buffer, as in plan/flat_buffers.py
 RATES = (1e-2, 3e-2, 5e-3, 1e-2)
 
 SETTINGS = [

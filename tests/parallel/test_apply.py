@@ -8,8 +8,8 @@ from tiny import SHAPE, TIED, place
 
 from howdah.comm.transport import Alone
 from howdah.parallel.apply import DTYPES
-from howdah.plan.flat import buffers
-from howdah.plan.weights import weights
+from howdah.plan.flat_buffers import buffers
+from howdah.shapes.weights import weights
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])

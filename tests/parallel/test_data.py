@@ -12,9 +12,9 @@ from howdah.comm.group import Group
 from howdah.comm.transport import Alone
 from howdah.parallel import data
 from howdah.parallel.data import Reducer, Replicas, listen_to_parameters
-from howdah.parallel.flatten import FlatUnit
-from howdah.plan.flat import buffers
-from howdah.plan.weights import weights
+from howdah.parallel.flat_params import FlatUnit
+from howdah.plan.flat_buffers import buffers
+from howdah.shapes.weights import weights
 from howdah.train.step import arrays_of, loss_of
 
 

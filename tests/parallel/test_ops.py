@@ -9,12 +9,12 @@ from howdah.comm.transport import Alone
 from howdah.model.norm import LayerNorm, RMSNorm
 from howdah.parallel.apply import apply
 from howdah.parallel.data import whole_gradients
-from howdah.parallel.flatten import fresh
-from howdah.parallel.keeper import UnitKeeper
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.ops import Handle, embedding, head_loss, linear, norm, own_operations
+from howdah.parallel.weight_store import UnitKeeper
 from howdah.plan.method import Method
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 
 
 class Shelf:

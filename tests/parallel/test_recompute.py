@@ -8,19 +8,19 @@ import torch
 from small_cases import FORMS
 from tiny import plan_of
 
+from howdah.base.errors import BadInput
 from howdah.comm.transport import Alone
 from howdah.model.noise import Noise
-from howdah.model.saved import SavedBytes
 from howdah.parallel import recompute as module
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.recompute import again
-from howdah.plan.activations import bytes_of, made_again
+from howdah.parallel.saved_bytes import SavedBytes
 from howdah.plan.method import Method
-from howdah.plan.problems import BadInput
 from howdah.plan.sharding import local_of
-from howdah.plan.weights import parts, weights
+from howdah.shapes.activations import bytes_of, made_again
+from howdah.shapes.weights import parts, weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.text.batches import Micro

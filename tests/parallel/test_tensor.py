@@ -8,14 +8,14 @@ import pytest
 import torch
 from small_cases import case_of
 
-from howdah.model.saved import SavedBytes
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.ops import Handle
-from howdah.parallel.sequence import Border
+from howdah.parallel.saved_bytes import SavedBytes
 from howdah.parallel.tensor import Column, Columns, VocabEmbedding
-from howdah.plan.weights import weights
+from howdah.parallel.tensor_border import Border
+from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.train.step import Stepper, arrays_of, loss_of

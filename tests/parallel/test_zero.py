@@ -11,14 +11,14 @@ from tiny import SHAPE, TIED, micro, plan_of
 
 from howdah.comm.transport import Alone
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
+from howdah.parallel.full_tensors import full_gradient, full_parameter, full_state, parameter_names
 from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
 from howdah.plan import buckets
-from howdah.plan.flat import share
+from howdah.plan.flat_buffers import share
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.train.step import Stepper, accumulate, train_step

@@ -13,21 +13,21 @@ import torch
 from small_cases import FORMS
 from tiny import micro, plan_of
 
+from howdah.base.errors import BadInput
 from howdah.comm.transport import Alone
 from howdah.parallel import apply as applying
 from howdah.parallel import ops
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
+from howdah.parallel.full_tensors import full_gradient, full_parameter, full_state, parameter_names
 from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.whole import full_gradient, full_parameter, full_state, parameter_names
 from howdah.parallel.zero3 import Gathering
+from howdah.plan.gather_order import backward_units, forward_units, gathers
 from howdah.plan.method import Method
-from howdah.plan.problems import BadInput
-from howdah.plan.uses import backward_units, forward_units, gathers
-from howdah.plan.weights import parts, weights
+from howdah.shapes.weights import parts, weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
-from howdah.train.foresee import measured_memory
+from howdah.train.report import measured_memory
 from howdah.train.step import Stepper, held_out_loss, train_step
 
 MICROS = 2

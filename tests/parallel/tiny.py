@@ -5,14 +5,14 @@ import torch
 
 from howdah.model.loss import cross_entropy_sum
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.method import Method, Optimizer
 from howdah.plan.plan import make_plan
-from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import weights
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 
 SHAPE = ModelShape(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=37, context=16)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from howdah.base.errors import BadInput
 from howdah.plan.batch import Batch, micro_steps, resolve_batch
 from howdah.plan.layout import Layout
-from howdah.plan.problems import BadInput
 
 counts = st.integers(1, 50)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from howdah.plan.buckets import fill_buckets
-from howdah.plan.flat import Buffer
+from howdah.plan.flat_buffers import Buffer
 
 
 def made(*lengths):

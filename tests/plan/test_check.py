@@ -8,7 +8,7 @@ from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method, Optimizer, Rate
-from howdah.plan.shapes import Experts, ModelShape
+from howdah.shapes.shape import Experts, ModelShape
 
 SHAPE = ModelShape(layers=2, width=32, heads=2, ffn=64, vocab=300, context=32)
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import layouts
 
+from howdah.base.errors import BadInput
 from howdah.plan.layout import (
     CHOICES,
     KNOWN,
@@ -17,7 +18,6 @@ from howdah.plan.layout import (
     parse_layout,
     resolve,
 )
-from howdah.plan.problems import BadInput
 from howdah.plan.schedule.registry import SCHEDULES as BUILDERS
 
 

@@ -9,10 +9,9 @@ from random_plans import plans
 
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout
+from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
-from howdah.plan.ranks import axis
-from howdah.plan.shapes import Experts, Latent, ModelShape
 from howdah.plan.sharding import (
     heads,
     held,
@@ -22,7 +21,8 @@ from howdah.plan.sharding import (
     replicas_of,
     tokens,
 )
-from howdah.plan.weights import weights
+from howdah.shapes.shape import Experts, Latent, ModelShape
+from howdah.shapes.weights import weights
 
 SHAPE = ModelShape(layers=4, width=12, heads=6, kv_heads=2, ffn=20, vocab=50, context=32)
 

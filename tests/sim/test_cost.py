@@ -4,9 +4,9 @@ from math import floor
 
 import pytest
 
-from howdah.plan.cluster_file import load_cluster
-from howdah.plan.presets import preset
-from howdah.plan.shapes import parameters
+from howdah.machines.cluster_file import load_cluster
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import parameters
 from howdah.sim.cost import (
     Cost,
     Rates,

@@ -10,23 +10,23 @@ from random_plans import plans
 
 from howdah.comm.transport import Alone
 from howdah.model.loss import cross_entropy_sum
-from howdah.model.saved import SavedBytes
 from howdah.parallel.apply import apply
-from howdah.parallel.flatten import fresh
+from howdah.parallel.flat_params import fresh
 from howdah.parallel.mesh import connect_mesh
-from howdah.plan.activations import CLASSIC, FLASH, howdah
+from howdah.parallel.saved_bytes import SavedBytes
 from howdah.plan.batch import Batch
-from howdah.plan.flat import buffers
+from howdah.plan.flat_buffers import buffers
 from howdah.plan.layout import Layout, parse_layout
 from howdah.plan.method import Method, Optimizer
 from howdah.plan.plan import make_plan
-from howdah.plan.presets import preset
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.registry import build
-from howdah.plan.shapes import Experts, ModelShape
 from howdah.plan.sharding import local_buffers
 from howdah.plan.stages import even, looped
-from howdah.plan.weights import parts, parts_of, weights
+from howdah.shapes.activations import CLASSIC, FLASH, howdah
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import Experts, ModelShape
+from howdah.shapes.weights import parts, parts_of, weights
 from howdah.sim.memory import STEADY, Width, memory, peak, states
 
 # The ZeRO paper's: 2-byte gradients, and K = 12 of a master and two moments.

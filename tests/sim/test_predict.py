@@ -6,16 +6,16 @@ import random
 
 import pytest
 
+from howdah.base.errors import BadInput
+from howdah.draw.tables import prediction_data, show_prediction
+from howdah.machines.cluster import resized
+from howdah.machines.cluster_file import cluster_names, load_cluster
 from howdah.plan.batch import Batch
-from howdah.plan.cluster import resized
-from howdah.plan.cluster_file import cluster_names, load_cluster
 from howdah.plan.layout import CHOICES, SCHEDULES, parse_layout, resolve
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
-from howdah.plan.presets import PRESETS, preset
-from howdah.plan.problems import BadInput
+from howdah.shapes.presets import PRESETS, preset
 from howdah.sim.predict import predict
-from howdah.sim.show_plan import prediction_data, show_prediction
 
 CLUSTERS = [load_cluster(name) for name in cluster_names()]
 AXES = ("pp", "cp", "tp", "ep")

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from random_plans import plans
 
+from howdah.base.errors import BadInput
+from howdah.machines.cluster import Link, attained, peak
+from howdah.machines.cluster_file import load_cluster
 from howdah.plan.batch import Batch
-from howdah.plan.cluster import Link, attained, peak
-from howdah.plan.cluster_file import load_cluster
-from howdah.plan.flops import conventions, train_flops
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape
+from howdah.shapes.products import conventions, train_flops
+from howdah.shapes.shape import ModelShape
 from howdah.sim.step_time import step_time
 
 # Blocks alone would be even stages: the head is as small as it can be.

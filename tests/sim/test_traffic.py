@@ -23,14 +23,15 @@ from random_plans import plans
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.plan.batch import Batch
-from howdah.plan.flat import share
+from howdah.plan.flat_buffers import share
 from howdah.plan.layout import parse_layout
+from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Method, Optimizer
 from howdah.plan.plan import make_plan
-from howdah.plan.ranks import axis
-from howdah.plan.shapes import Experts, ModelShape
+from howdah.plan.recording import Traffic, Wires
 from howdah.plan.sharding import local_buffers
-from howdah.sim.traffic import SCALAR_BYTES, Sender, Traffic, Wires, scalars, shares, step_traffic
+from howdah.shapes.shape import Experts, ModelShape
+from howdah.sim.traffic import SCALAR_BYTES, Sender, scalars, shares, step_traffic
 
 MIB = 2**20
 RECEIVED = slice(128, 136)  # tcpi_bytes_received of struct tcp_info, linux/tcp.h

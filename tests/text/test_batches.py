@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from made_corpus import END, corpus, stream
 
+from howdah.base.errors import BadInput
 from howdah.model import loss
-from howdah.plan.problems import BadInput
 from howdah.text.batches import MASKED, Rows, held_out_micros, micros, order_of
 from howdah.text.order import locate
 

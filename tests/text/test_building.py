@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import building
 from howdah.text.building import build, split
 from howdah.text.sources import Data, Source

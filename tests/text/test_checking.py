@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import checking
 from howdah.text.checking import damage, read_index, sealed, sum_of
 from howdah.text.sources import Data, Source

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text.order import BLOCK, Order, locate, shares
 
 

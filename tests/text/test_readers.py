@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet as format
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import readers
 
 

@@ -8,7 +8,7 @@ from socket import AF_UNIX, socket
 
 import pytest
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import sources
 from howdah.text.sources import Data, Source, check_sources, contents, documents, files
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import tokenizer as tokenizers
 
 TEXTS = ["the cat sat on the mat, the cat sat", "def f(x):\n    return x\n"] * 3

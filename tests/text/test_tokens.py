@@ -12,7 +12,7 @@ import pytest
 from full_disk import fill, small_disk
 from made_corpus import corpus, stream
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.text import tokenizer as tokenizers
 from howdah.text import tokens as cache
 from howdah.text.sources import Data, Source

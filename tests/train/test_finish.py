@@ -8,13 +8,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from howdah.base.errors import Unfinished
 from howdah.checkpoint.folders import steps
 from howdah.comm.transport import Alone
-from howdah.plan.problems import Unfinished
-from howdah.sim.traffic import Traffic
+from howdah.plan.recording import Traffic
 from howdah.train import loop
+from howdah.train.checkpointing import Milestones
 from howdah.train.finish import how_to_go_on, sent
-from howdah.train.keep import Milestones
 
 SCATTER, GATHER = (
     Traffic("dp", operation, "shared") for operation in ("reduce_scatter", "all_gather")

@@ -11,13 +11,13 @@ import torch
 from small_runs import assert_same_bits, forget, losses, metrics, opened, tensors, train_on
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.folders import best_step, mark_best, steps
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import Alone
-from howdah.plan.problems import BadInput
+from howdah.train.finished_run import open_run
 from howdah.train.loop import require_same_text, train
-from howdah.train.opened import open_run
 
 # What torchtitan's users read its log with.
 TORCHTITAN = re.compile(

@@ -21,11 +21,11 @@ from small_runs import (
     train_on,
 )
 
+from howdah.base.errors import BadInput
 from howdah.checkpoint.folders import step_folder, steps
-from howdah.plan.problems import BadInput
-from howdah.train.opened import open_run
-from howdah.train.ready import ready_start, ready_tokens
+from howdah.train.finished_run import open_run
 from howdah.train.resume import as_plain, choose
+from howdah.train.start import ready_start, ready_tokens
 
 # A batch that is small at first, with sizes that no number of ranks divides.
 RAMP = ["batch.global_batch=6", "batch.micro_batch=2", "batch.ramp_from=1", "batch.ramp_steps=15"]
@@ -162,7 +162,7 @@ def trained(workers, text, cache, tmp_path_factory):
     """A run folder with a checkpoint of adamw and one of sgd without momentum."""
     from small_runs import RECIPE
 
-    from howdah.run import Machine, load_run, resolve_run
+    from howdah.config.recipe import Machine, load_run, resolve_run
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(RECIPE.format(text=text))

@@ -13,9 +13,9 @@ from small_runs import losses, metrics, opened, samples_of, tensors, train_on, t
 
 from howdah.model.hub import read_hub
 from howdah.parallel.apply import apply
+from howdah.parallel.full_tensors import full_parameter, full_state, parameter_names
 from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.whole import full_parameter, full_state, parameter_names
-from howdah.train.opened import open_run
+from howdah.train.finished_run import open_run
 from howdah.train.resume import read_folder, read_weights
 from howdah.train.state import restore_states
 

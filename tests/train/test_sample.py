@@ -7,11 +7,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from howdah.base.errors import BadInput
 from howdah.model.attention import Cache
 from howdah.model.transformer import Transformer
-from howdah.plan.problems import BadInput
-from howdah.plan.shapes import ModelShape
-from howdah.plan.weights import weights
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import weights
 from howdah.train.sample import Draw, choose, decode, generate, next_logits, sample_text, uniform
 
 ROTARY = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=257, context=24)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from howdah.base.errors import BadInput
 from howdah.plan.layout import Layout
-from howdah.plan.presets import PRESETS, preset
-from howdah.plan.problems import BadInput
-from howdah.plan.ranks import axis
-from howdah.plan.shapes import check_shape
+from howdah.plan.mesh_axes import axis
 from howdah.plan.support import unsupported
+from howdah.shapes.presets import PRESETS, preset
+from howdah.shapes.shape import check_shape
 from howdah.verify.case import (
     check_case,
     corpus_of,

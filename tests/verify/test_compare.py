@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_cases import case_of
 
-from howdah.plan.weights import weights
+from howdah.shapes.weights import weights
 from howdah.verify.compare import Difference, compare
 from howdah.verify.evidence import Evidence
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from small_cases import case_of
 
-from howdah.sim.traffic import Traffic
+from howdah.plan.recording import Traffic
 from howdah.verify.case import full_case, miniature
 from howdah.verify.compare import Difference
 from howdah.verify.verify import Verdict, report, verify

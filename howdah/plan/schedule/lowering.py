@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.plan.schedule.actions import Action, Kind, Schedule, homes
 from howdah.plan.schedule.messages import Message, message_order, places
 

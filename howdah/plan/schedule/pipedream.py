@@ -26,7 +26,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from howdah.plan.problems import BadInput, nearest
+from howdah.base.errors import BadInput, nearest
 from howdah.plan.schedule.actions import Action, Kind, Schedule, homes
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from howdah.plan.problems import BadInput, nearest, shown
+from howdah.base.errors import BadInput, nearest, shown
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.gpipe import gpipe, naive
 from howdah.plan.schedule.interleaved import interleaved

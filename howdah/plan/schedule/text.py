@@ -12,8 +12,8 @@ run: `check_schedule` does.
 import re
 from pathlib import Path
 
-from howdah.plan.files import read_text
-from howdah.plan.problems import BadInput, named, shown
+from howdah.base.errors import BadInput, named, shown
+from howdah.base.files import read_text
 from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.check import out_of_range
 from howdah.plan.schedule.registry import check_size

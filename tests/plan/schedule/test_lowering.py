@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_schedules import any_schedule, shipped, texts, ways
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.plan.schedule.actions import Action, Kind, homes
 from howdah.plan.schedule.clock import Deadlock
 from howdah.plan.schedule.lowering import Instruction, Verb, lower

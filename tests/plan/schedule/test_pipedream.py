@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from reference import SIZES, draw, shows, total
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 from howdah.plan.schedule.pipedream import peak_versions, pipedream, pipedream_2bw, versions

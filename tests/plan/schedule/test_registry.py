@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reference import SIZES, shows, spans
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.registry import SCHEDULES, build

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.plan.problems import BadInput
+from howdah.base.errors import BadInput
 from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 from howdah.plan.schedule.terapipe import terapipe

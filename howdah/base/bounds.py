@@ -1,0 +1,127 @@
+"""How large and how small every number of a run may be, in one table.
+
+Whatever a recipe, a config.json or a checkpoint says arrives here before anything is allocated or
+looped over. The most of a size is far beyond the largest that is known, so it stands in nobody's
+way; it is there so that a plan is arithmetic of a moment, whose sums fit in 64 bits.
+
+A key stands without the place in its list: `data.sources.weight` bounds the weight of each source.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from math import isnan
+from typing import NamedTuple
+
+from howdah.base.errors import shown
+
+
+class Bound(NamedTuple):
+    """least ≤ number ≤ most; `above` and `below` leave out the end itself.
+
+    means  what the least stands for, where it is no size
+    """
+
+    least: float
+    most: float
+    above: bool = False
+    below: bool = False
+    means: str = ""
+
+
+SIZE = Bound(1, 1 << 17)
+SHARE = Bound(0, 1, below=True)
+STEPS = Bound(0, 10**7)
+ANY = Bound(0, 1e9)
+POSITIVE = Bound(0, 1e9, above=True)
+
+BOUNDS = {
+    "seed": Bound(-(2**63), 2**63 - 1),
+    "threads": Bound(0, 1024, means="which shares the cores out"),
+    # Sizes: 1,000 layers are DeepNet's (https://arxiv.org/abs/2203.00555).
+    "model.layers": Bound(1, 1000),
+    "model.encoder_layers": Bound(0, 1000),
+    "model.width": SIZE,
+    "model.heads": Bound(1, 4096),
+    "model.kv_heads": Bound(1, 4096),
+    "model.head_size": SIZE,
+    "model.ffn": Bound(1, 1 << 20),
+    "model.vocab": Bound(1, 1 << 24),
+    "model.context": Bound(1, 1 << 27),
+    "model.epsilon": Bound(0, 1),
+    "model.rotary_base": POSITIVE._replace(most=1e12),
+    "model.rotary_scaling.factor": POSITIVE,
+    "model.rotary_scaling.low": POSITIVE,
+    "model.rotary_scaling.high": POSITIVE,
+    "model.rotary_scaling.context": Bound(1, 1 << 27),
+    "model.token_types": Bound(0, 1 << 17),
+    "model.buckets": SIZE,
+    "model.latent.kv_rank": SIZE,
+    "model.latent.query_rank": Bound(0, 1 << 17),
+    "model.latent.plain": SIZE,
+    "model.latent.rotary": SIZE,
+    "model.latent.value": SIZE,
+    "model.experts.number": Bound(1, 1 << 14),
+    "model.experts.chosen": Bound(1, 1 << 14),
+    "model.experts.ffn": Bound(1, 1 << 20),
+    "model.experts.shared": Bound(0, 1 << 20),
+    "model.experts.first": Bound(0, 1000),
+    "model.experts.every": Bound(1, 1000),
+    "data.sources.weight": POSITIVE,
+    "data.sequence": Bound(1, 1 << 27),
+    "data.held_out": Bound(0, 1, above=True, below=True),
+    "batch.global_batch": Bound(1, 1 << 31),
+    "batch.micro_batch": Bound(1, 1 << 31),
+    "batch.ramp_from": Bound(0, 1 << 31),
+    "batch.ramp_steps": STEPS,
+    "method.dropout": SHARE,
+    "method.label_smoothing": SHARE,
+    "method.z_loss": ANY,
+    "method.optimizer.betas": SHARE,
+    "method.optimizer.momentum": SHARE,
+    "method.optimizer.epsilon": ANY,
+    "method.optimizer.decay": ANY,
+    "method.optimizer.clip": ANY,
+    "method.rate.peak": POSITIVE,
+    "method.rate.warmup": STEPS,
+    "method.rate.floor": Bound(0, 1),
+    "method.rate.decay": STEPS,
+    "pace.steps": STEPS._replace(least=1),
+    "pace.log_every": STEPS._replace(least=1),
+    "pace.evaluate_every": STEPS,
+    "pace.evaluate_samples": Bound(0, 1 << 31),
+    "pace.save_every": STEPS,
+    "pace.keep": Bound(1, 10**6),
+}
+
+
+def out_of_bounds(value: object, path: str = "") -> Iterator[str]:
+    """A sentence for every number of a dataclass, and of those inside it, that is out of bounds.
+
+    path  where the value stands: "model"; empty for a whole run
+    """
+    if is_dataclass(value):
+        for field in fields(value):
+            inner = f"{path}.{field.name}" if path else field.name
+            yield from out_of_bounds(getattr(value, field.name), inner)
+    elif isinstance(value, tuple):
+        for place, item in enumerate(value):
+            yield from out_of_bounds(item, f"{path}[{place}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _problem(value, path)
+
+
+def _problem(number: float, path: str) -> Iterator[str]:
+    bound = BOUNDS[re.sub(r"\[\d+\]", "", path)]
+    says = f"{path} is {shown(number)}; it must be"
+    if isinstance(number, float) and isnan(number):  # which takes no whole number of any size
+        yield f"{says} a number"
+    elif number < bound.least or (bound.above and number == bound.least):
+        means = f", {bound.means}" if bound.means else ""
+        yield f"{says} {'above' if bound.above else 'at least'} {_spelled(bound.least)}{means}"
+    elif number > bound.most or (bound.below and number == bound.most):
+        yield f"{says} {'below' if bound.below else 'at most'} {_spelled(bound.most)}"
+
+
+def _spelled(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"

@@ -1,0 +1,1 @@
+"""The `bench` command: collectives measured beside gloo and the machine's limit."""

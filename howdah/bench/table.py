@@ -1,0 +1,262 @@
+"""What `howdah bench collectives` is asked for, and the table it answers with: pure, no torch.
+
+Sizes are those of nccl-tests: the bytes of the whole vector, of which a share goes to each rank
+in reduce-scatter, all-gather, gather, scatter and all-to-all. K, M and G are powers of 1024.
+
+    8,64K,1M     these sizes           8:64M      from 8 bytes to 64 MiB, doubling
+                                       8:64M:4    the same, four times as many each time
+
+A time t of n bytes on N ranks becomes two bandwidths, with nccl-tests' factors
+(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; gather and scatter are its all-gather's):
+
+    algorithm    n / t
+    bus          n / t · factor, the bytes that must enter (or leave) the busiest rank, by time;
+                 it does not depend on the number of ranks, so that it can be held against a wire
+
+Through shared memory there is less to do than through wires: ranks may read each other's tensors.
+At the least, every byte that is put in is read once and every byte of the results is written
+once, and the ranks share that work evenly. COPIES has it by n, in copies, for a copy reads a byte
+and writes one. (Summing reads more than it writes, and reading is cheaper; so a reduction in
+place may come a little closer to this bound than a copy does.)
+
+    all_reduce, N ranks    reads N·n, writes N·n       (N·n + N·n) / 2 / N = n on each rank
+    broadcast              reads n, writes (N - 1)·n   N·n / 2 / N = n / 2
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from howdah.base.errors import BadInput, nearest
+
+FACTORS: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1.0,
+    "reduce": lambda ranks: 1.0,
+    "gather": lambda ranks: (ranks - 1) / ranks,
+    "scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_to_all": lambda ranks: (ranks - 1) / ranks,
+}
+COPIES: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 1.0,
+    "reduce_scatter": lambda ranks: (ranks + 1) / ranks / 2,
+    "all_gather": lambda ranks: 1 / 2,
+    "broadcast": lambda ranks: 1 / 2,
+    "reduce": lambda ranks: (ranks + 1) / ranks / 2,
+    "gather": lambda ranks: (ranks - 1) / ranks**2,
+    "scatter": lambda ranks: (ranks - 1) / ranks**2,
+    "all_to_all": lambda ranks: 1.0,
+}
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+FLOATS = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+REDUCIBLE = {**FLOATS, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8}
+WIDTHS = {**REDUCIBLE, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8}
+TRANSPORTS = ("engine", "fallback", "torch")
+
+RANKS = 64  # the most that are started on one machine; the engine joins no more
+ELEMENTS = 1 << 30  # the most of a tensor
+REPEATS = 1000  # the most
+HELD = 10  # the most bytes that a rank holds, by those of the largest tensor
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be measured.
+
+    sizes      bytes, ascending
+    transport  None for the best
+    arena      whether tensors of the engine's memory are measured too
+    block      seconds that a block should take, with its preparations
+    """
+
+    ops: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+    ranks: int
+    repeats: int
+    transport: str | None = None
+    arena: bool = False
+    block: float = 0.05
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return WIDTHS[self.dtype]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of one size. A block is a stretch of calls, and its time that of a call.
+
+    place     own: tensors of the process, in place where the operation can be; arena: tensors of
+              the engine's memory
+    seconds   of each block, of its slowest rank; bound: of as many blocks of the bound, which
+              moves the bytes that must move and does nothing else
+    wrong     elements that were not what they must be
+    """
+
+    op: str
+    bytes: int
+    ranks: int
+    dtype: str
+    transport: str
+    place: str
+    seconds: tuple[float, ...]
+    bound: tuple[float, ...]
+    wrong: int
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes per second of the best block."""
+        return self.bytes / self.best
+
+    @property
+    def bus_bandwidth(self) -> float:
+        return FACTORS[self.op](self.ranks) * self.algorithm_bandwidth
+
+    @property
+    def bound_bandwidth(self) -> float:
+        """The bus bandwidth of who takes as long as the bound."""
+        return FACTORS[self.op](self.ranks) * self.bytes / min(self.bound)
+
+    @property
+    def share(self) -> float:
+        """Of the bound that the best block reaches: 1 is as fast as moving the bytes plainly."""
+        return min(self.bound) / self.best
+
+
+def bound_bytes(op: str, size: int, ranks: int, *, shared: bool) -> int:
+    """What the bound moves: copies on every rank, or sends through one socket."""
+    return max(1, round(size * (COPIES if shared else FACTORS)[op](ranks)))
+
+
+# -- what is asked for ----------------------------------------------------------------
+
+
+def read_wish(
+    op: str, sizes: str, *, dtype: str, ranks: int, repeats: int, transport: str | None = None
+) -> Wish:
+    """The wish in the words of the command. Raises BadInput."""
+    ops = read_ops(op)
+    dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(dtype, dtype)
+    if dtype not in WIDTHS:
+        raise BadInput(f"--dtype: there is no dtype {dtype!r}{nearest(dtype, WIDTHS)}")
+    for name in ops:
+        if name in REDUCING and dtype not in REDUCIBLE:
+            raise BadInput(f"--dtype: {dtype} cannot be reduced, as {name} does; take float32")
+    if transport is not None and transport not in TRANSPORTS:
+        close = nearest(transport, TRANSPORTS)
+        raise BadInput(f"--transport: there is no transport {transport!r}{close}")
+    if not 2 <= ranks <= RANKS:
+        raise BadInput(f"--ranks {ranks}: collectives are measured on 2 to {RANKS} ranks")
+    if not 1 <= repeats <= REPEATS:
+        raise BadInput(f"--repeats {repeats}: take 1 to {REPEATS} blocks")
+    found = read_sizes(sizes)
+    for size in found:
+        if size % WIDTHS[dtype]:
+            raise BadInput(
+                f"--sizes: {size} bytes are no whole number of {dtype} elements, which have "
+                f"{WIDTHS[dtype]}"
+            )
+        if size // WIDTHS[dtype] > ELEMENTS:
+            raise BadInput(f"--sizes: {size} bytes are over {ELEMENTS} elements of {dtype}")
+    return Wish(ops, found, dtype, ranks, repeats, transport)
+
+
+def read_ops(text: str) -> tuple[str, ...]:
+    """The operations of "all_reduce,broadcast", or of "all". Raises BadInput."""
+    if text == "all":
+        return tuple(FACTORS)
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in FACTORS:
+            raise BadInput(f"--op: there is no collective {name!r}{nearest(name, FACTORS)}")
+    return names
+
+
+def read_sizes(text: str) -> tuple[int, ...]:
+    """Bytes, ascending, of a list or a range.
+
+    >>> read_sizes("64K,8")
+    (8, 65536)
+    >>> read_sizes("8:1K:4")
+    (8, 32, 128, 512)
+    """
+    if ":" not in text:
+        return tuple(sorted({_size(word) for word in text.split(",")}))
+    first, last, *by = text.split(":")
+    factor = by[0] if by else "2"
+    if len(by) > 1 or not re.fullmatch(r"[0-9]{1,4}", factor) or int(factor) < 2:
+        raise BadInput(f"--sizes {text!r}: write a range as FIRST:LAST or FIRST:LAST:FACTOR")
+    size, end, found = _size(first), _size(last), []
+    if size > end:
+        raise BadInput(f"--sizes {text!r}: the first size is larger than the last")
+    while size <= end:
+        found.append(size)
+        size *= int(factor)
+    return tuple(found)
+
+
+def _size(word: str) -> int:
+    match = re.fullmatch(r"\s*([0-9]{1,15})([KMG]?)(?:i?B)?\s*", word, re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
+        raise BadInput(f"--sizes: {word!r} is no size; write it like 8, 64K, 16M or 1G (of 1024)")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def check_memory(wish: Wish, free: int | None) -> None:
+    """Raises BadInput where the ranks of this machine would hold more than is free."""
+    needed = HELD * wish.ranks * wish.sizes[-1]
+    if free is not None and needed > free:
+        raise BadInput(
+            f"--sizes: {wish.sizes[-1]} bytes on {wish.ranks} ranks need up to {needed / 1e9:.1f} "
+            f"GB, and {free / 1e9:.1f} are free: take smaller sizes or fewer ranks"
+        )
+
+
+# -- the table ------------------------------------------------------------------------
+
+FORM = "{:<14} {:>11} {:>6} {:>11} {:>11} {:>9} {:>9} {:>8} {:>7}"
+COLUMNS = ("op", "bytes", "place", "best us", "median us", "alg GB/s", "bus GB/s", "bound %")
+
+
+def heading(row: Row) -> Iterator[str]:
+    """The lines above the table."""
+    bound = "a copy in memory on all ranks at once"
+    if row.transport == "torch":
+        bound = "one message through a TCP socket"
+    blocks = counted(len(row.seconds), "block")
+    yield f"{row.ranks} ranks, {row.transport}, {row.dtype}; {blocks}; bound: {bound}"
+    yield FORM.format(*COLUMNS, "wrong")
+
+
+def line(row: Row) -> str:
+    """One line of the table."""
+    times = (f"{1e6 * seconds:.2f}" for seconds in (row.best, median(row.seconds)))
+    speeds = (f"{speed / 1e9:.4f}" for speed in (row.algorithm_bandwidth, row.bus_bandwidth))
+    share = f"{100 * row.share:.1f}"
+    return FORM.format(row.op, row.bytes, row.place, *times, *speeds, share, row.wrong)
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """The line below the table."""
+    wrong = sum(row.wrong for row in rows)
+    if not wrong:
+        return "every element was what it must be"
+    return f"{counted(wrong, 'element')} wrong: the times of such a row mean nothing"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, as people say it.
+
+    >>> counted(1, "block"), counted(3, "block")
+    ('1 block', '3 blocks')
+    """
+    return f"{number} {what}" + "s" * (number != 1)

@@ -1,0 +1,1 @@
+"""The commands. The environment is read here."""

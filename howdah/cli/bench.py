@@ -1,0 +1,124 @@
+"""The commands that measure this machine: `howdah bench collectives`.
+
+What is asked for is checked before any process is started. Then the ranks are started here, or,
+under torchrun, are those that it has started; rank 0 prints.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from howdah.base.errors import BadInput
+from howdah.bench.table import Row, Wish, check_memory, heading, line, read_wish, verdict
+from howdah.cli.environment import launched, number_in, ready_torch
+from howdah.cli.errors import in_words
+from howdah.host.facts import memory
+
+if TYPE_CHECKING:
+    from howdah.comm.meeting import Kind
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure collectives.")
+
+
+@bench_app.callback()
+def _bench() -> None:
+    """Measure what this machine does."""
+
+
+@bench_app.command("collectives")
+def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
+    op: Annotated[str, typer.Option(help="such as all_reduce,broadcast; or all")] = "all_reduce",
+    sizes: Annotated[
+        str, typer.Option(help="bytes: 8,64K,1M or 8:64M or 8:64M:4")
+    ] = "8,64K,1M,16M",
+    ranks: Annotated[int, typer.Option(help="processes; 0: 2, or those of torchrun")] = 0,
+    transport: Annotated[str, typer.Option(help="engine, fallback, torch; else the best")] = "",
+    dtype: Annotated[str, typer.Option(help="of the elements")] = "float32",
+    repeats: Annotated[int, typer.Option(help="blocks of calls, of which the best counts")] = 5,
+    arena: Annotated[bool, typer.Option(help="also in memory that the engine allocates")] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw bus bandwidth to this SVG file")] = None,
+) -> None:
+    """Time collectives between processes, and check every result; exit code 1 if one is wrong."""
+    ready_torch()
+    world = _launched()
+    if world and ranks not in (0, world):
+        raise BadInput(f"--ranks {ranks}: torchrun has started {world}; leave --ranks out")
+    wish = read_wish(
+        op,
+        sizes,
+        dtype=dtype,
+        ranks=world or ranks or 2,
+        repeats=repeats,
+        transport=transport or None,
+    )
+    if arena and transport in ("fallback", "torch"):
+        raise BadInput(f"--arena: {transport} allocates no memory; take --transport engine")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise BadInput(f"--plot: there is no folder {plot.parent}; make it first")
+    wish = replace(wish, arena=arena)
+    if not world:
+        check_memory(wish, memory().get("MemAvailable"))
+    with in_words():
+        rows = _show(_joined(wish) if world else _started(wish))
+    if plot is not None and rows:
+        from howdah.bench.plot import draw_bandwidth
+
+        plot.write_text(draw_bandwidth(rows), "utf-8")
+    sys.exit(1 if any(row.wrong for row in rows) else 0)
+
+
+def _launched() -> int:
+    """How many ranks a launcher has started this process among; 0: none has."""
+    return number_in("WORLD_SIZE") if launched() else 0
+
+
+def _show(rows: Iterator[Row]) -> list[Row]:
+    """Prints each row as it comes."""
+    shown: list[Row] = []
+    for row in rows:
+        if not shown:
+            print("\n".join(heading(row)))
+        print(line(row), flush=True)
+        shown.append(row)
+    if shown:
+        print(verdict(shown))
+    return shown
+
+
+def _started(wish: Wish) -> Iterator[Row]:
+    """On ranks of this machine that are started here, an operation after the other."""
+    from howdah.bench.collectives import measure
+    from howdah.comm.build import NoCompiler, engine_library
+    from howdah.comm.settings import read_settings
+    from howdah.comm.spawn import Workers
+
+    if wish.transport == "engine":
+        try:
+            engine_library(read_settings())
+        except NoCompiler as lack:
+            raise BadInput(f"{' '.join(str(lack).split())}; or take --transport fallback") from None
+    with Workers(wish.ranks) as workers:
+        for op in wish.ops:
+            one = replace(wish, ops=(op,))
+            yield from workers.run(measure, one, transport=_kind(wish))[0]
+
+
+def _joined(wish: Wish) -> Iterator[Row]:
+    """On the ranks that torchrun started. All measure; only rank 0 tells."""
+    from howdah.bench.collectives import rows
+    from howdah.comm.rendezvous import join
+
+    with closing(join(_kind(wish))) as transport:
+        for row in rows(transport, wish):
+            if transport.rank == 0:
+                yield row
+
+
+def _kind(wish: Wish) -> "Kind | None":
+    kind: Kind | None = wish.transport  # type: ignore[assignment]
+    return kind

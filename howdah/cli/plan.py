@@ -1,0 +1,309 @@
+"""The commands that decide: plan, simulate, draw, cluster, check. None of them loads torch.
+
+Each turns words into plain data, asks one function of the deciding floors, and prints.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from howdah.base.atomic import write_text
+from howdah.base.errors import BadInput, named, several
+from howdah.base.files import kind_of
+from howdah.base.quantities import parse_count
+from howdah.config.drafts import Draft, Drafted, draft
+from howdah.config.recipe import load_run, plan_of, problems_of
+from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
+from howdah.draw.measured_step import beside, drawn, report, traced
+from howdah.draw.perfetto import trace as trace_json
+from howdah.draw.pictures import put, require_place
+from howdah.draw.schedule import draw as draw_timeline
+from howdah.draw.schedule_svg import draw_svg as timeline_svg
+from howdah.draw.tables import model_data, prediction_data, show_model, show_prediction
+from howdah.host.facts import free_memory
+from howdah.machines.cluster import Cluster
+from howdah.machines.cluster_file import load_cluster
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.schedule.actions import Schedule
+from howdah.plan.schedule.check import check_schedule, draw_standstill
+from howdah.plan.schedule.registry import SCHEDULES, build
+from howdah.plan.schedule.text import format_schedule, read_schedule
+from howdah.plan.trace_file import FOLDER as LAPS
+from howdah.plan.trace_file import read_laps
+from howdah.search.capacity import Room, refuse_too_large
+from howdah.search.closest import closest
+from howdah.sim.predict import predict
+from howdah.sim.step_time import step_time
+from howdah.sim.timeline import simulate as time_actions
+
+draw_app = typer.Typer(no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic.")
+cluster_app = typer.Typer(no_args_is_help=True, help="List, show and check clusters.")
+
+Model = Annotated[
+    str, typer.Argument(help="a preset, a recipe (.toml), or a config.json of Hugging Face")
+]
+LayoutText = Annotated[str, typer.Option("--layout", help='such as "pp2 dp* tp2 zero1 x8"')]
+ClusterText = Annotated[str, typer.Option("--cluster", help="NAME, NAMExDEVICES or a .toml file")]
+Sequence = Annotated[int, typer.Option(help="tokens of a sample; 0: of the model, at most 8192")]
+MicroBatch = Annotated[int, typer.Option(help="samples of a micro-batch; 0: 1, or the recipe's")]
+GlobalBatch = Annotated[int, typer.Option(help="samples of a step; 0 follows from the layout")]
+PrecisionText = Annotated[str, typer.Option(help="bf16, float32 or float64")]
+Svg = Annotated[Path | None, typer.Option(help="write the drawing to this SVG file instead")]
+
+
+def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
+    model: Model,
+    cluster: ClusterText = "",
+    layout: LayoutText = "",
+    tokens: Annotated[str, typer.Option(help="of the whole run, such as 15T")] = "",
+    sequence: Sequence = 0,
+    micro_batch: MicroBatch = 0,
+    global_batch: GlobalBatch = 0,
+    precision: PrecisionText = "",
+    why: Annotated[bool, typer.Option(help="every stage, and where the numbers are from")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+) -> None:
+    """Say what a layout of MODEL holds, sends, takes and costs; exit code 2 if it does not fit."""
+    count = parse_count(tokens) if tokens else 0
+    if tokens and not cluster:
+        raise BadInput("--tokens asks for the time and cost of a run; say where, with a --cluster")
+    wanted = Draft(layout, sequence, micro_batch, global_batch, precision)
+    devices = load_cluster(cluster) if cluster else None
+    found = draft(model, wanted, devices=devices.devices if devices else None)
+    if found.plan is None:
+        if why:
+            raise BadInput(
+                "--why says nothing of a model alone; give a --layout or a --cluster too"
+            )
+        data = model_data(found.shape, found.sequence)
+        lines = show_model(found.name, found.shape, found.sequence)
+        print(json.dumps(data, indent=2) if as_json else "\n".join(lines))
+        return
+    prediction = predict(found.plan, devices, tokens=count)
+    if as_json:
+        print(json.dumps(prediction_data(prediction), indent=2))
+    else:
+        lines = show_model(found.name, found.shape, found.sequence)
+        print("\n".join([*lines, *show_prediction(prediction, why=why)]))
+    capacity = prediction.capacity
+    if capacity is not None and prediction.peak > capacity:
+        better = closest(found.plan, capacity)
+        raise BadInput(
+            f"layout '{found.plan.layout}' needs {prediction.peak / 1e9:.1f} GB a device, and "
+            f"{cluster} has {capacity / 1e9:.1f}; "
+            + (f"'{better}' fits" if better else "nothing near fits: take more devices")
+        )
+
+
+def simulate(
+    recipe: Annotated[Path, typer.Argument(help="a recipe (.toml)")],
+    overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="pp2 x4"')] = None,
+    cluster: ClusterText = "laptop-cpu",
+    svg: Svg = None,
+    trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
+) -> None:
+    """Draw when every pipeline rank does what in one step of RECIPE on a cluster."""
+    for file in (svg, trace):
+        require_place(file)
+    drafted = _recipe(recipe, overrides or [], cluster)
+    assert drafted.plan is not None
+    time = step_time(drafted.plan, _fitted(cluster, drafted))
+    if trace:
+        put(trace_json(time.timeline), trace)
+    if svg:
+        put(timeline_svg(time.timeline), svg)
+        return
+    print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
+    parts = ", ".join(f"{name} {s:.3g} s" for name, s in time.breakdown.items() if s > 0)
+    print(f"from stated efficiencies of {cluster}: {parts}")
+
+
+def check(
+    recipe: Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder")],
+    overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="dp4"')] = None,
+    force: Annotated[bool, typer.Option(help="do not ask whether this machine is enough")] = False,
+) -> None:
+    """Say everything that keeps RECIPE from running here; exit code 2 if anything does."""
+    run = load_run(recipe, overrides or [])
+    # any number of processes will do for dp*; the smallest stands for it
+    words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
+    run = replace(run, layout=" ".join(words))
+    if problems := problems_of(run, None):
+        raise BadInput(several(problems))
+    plan = plan_of(run, parse_layout(run.layout))
+    if not force and run.device != "cuda":  # what a card holds is known when torch is loaded
+        refuse_too_large(plan, Room(free_memory(), len(os.sched_getaffinity(0)), plan.layout.world))
+    print(
+        f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
+        f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
+    )
+
+
+def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:
+    run = load_run(recipe, overrides)
+    devices = load_cluster(cluster).devices if cluster else None
+    return draft(run, Draft(), devices=devices if "dp*" in run.layout.split() else None)
+
+
+def _fitted(cluster: str, drafted: Drafted) -> Cluster:
+    """The cluster with as many devices as the plan has ranks."""
+    assert drafted.plan is not None
+    return load_cluster(cluster, devices=drafted.plan.layout.world)
+
+
+# -- draw ------------------------------------------------------------------------------
+
+
+@draw_app.command("schedule")
+def draw_schedule(  # noqa: PLR0913, PLR0917
+    name: Annotated[str, typer.Argument(help=f"{', '.join(SCHEDULES)}, or a file of one")],
+    pp: Annotated[int | None, typer.Option(help="pipeline ranks; 4 if not given")] = None,
+    micros: Annotated[int | None, typer.Option(help="micro-batches; 8 if not given")] = None,
+    virtual: Annotated[int | None, typer.Option(help="stages on each rank")] = None,
+    slices: Annotated[int | None, typer.Option(help="token slices of a micro-batch")] = None,
+    svg: Svg = None,
+    text: Annotated[
+        bool, typer.Option(help="as a file that can be changed and read again")
+    ] = False,
+) -> None:
+    """Draw a schedule: a forward takes one second, a backward two."""
+    require_place(svg)
+    given = {"ranks": pp, "micros": micros, "virtual": virtual, "slices": slices}
+    sizes = {word: number for word, number in given.items() if number is not None}
+    if name in SCHEDULES or kind_of(Path(name)) == "does not exist":
+        schedule = build(name, **{"ranks": 4, "micros": 8, **sizes})
+    elif sizes:
+        raise BadInput(
+            f"{named(name)} says its own sizes; drop --pp, --micros, --virtual and --slices"
+        )
+    else:
+        schedule = _own_schedule(Path(name))
+    if text and svg:
+        raise BadInput("--text prints a schedule and --svg draws it; give one of the two")
+    if text:
+        print(format_schedule(schedule), end="")
+        return
+    timeline = time_actions(schedule)
+    put(timeline_svg(timeline) if svg else draw_timeline(timeline), svg)
+
+
+def _own_schedule(path: Path) -> Schedule:
+    """A user's own. What is wrong with it is drawn, and raised as BadInput."""
+    schedule = read_schedule(path)
+    problems = check_schedule(schedule)
+    if problems:
+        print(draw_standstill(schedule))
+        raise BadInput(f"{named(path)}: {several(problems)}")
+    return schedule
+
+
+Planned = Literal["memory", "mesh", "traffic"]
+
+
+def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
+    require_place(svg)
+    devices = load_cluster(cluster) if cluster else None
+    found = draft(model, wanted, devices=devices.devices if devices else None)
+    plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
+    assert plan is not None
+    node = devices.devices_per_node if devices else 8
+    prediction = predict(plan, devices)
+    title = f"{found.name}: {plan.layout}"
+    if what == "memory":
+        from howdah.draw.memory import draw_memory
+        from howdah.draw.memory_svg import draw_memory_svg
+        from howdah.draw.mesh import stage_labels
+
+        stages = dict(zip(stage_labels(plan), prediction.memory, strict=True))
+        draw_it = draw_memory_svg if svg else draw_memory
+        drawn = draw_it(stages, prediction.capacity, title=title)
+    elif what == "mesh":
+        from howdah.draw.mesh import draw_mesh
+        from howdah.draw.mesh_svg import draw_mesh_svg
+
+        drawn = (draw_mesh_svg if svg else draw_mesh)(plan, node)
+    else:
+        from howdah.draw.traffic import draw_traffic
+        from howdah.draw.traffic_svg import draw_traffic_svg
+
+        most = max(prediction.traffic, key=lambda sent: sum(sent.values()))
+        drawn = (draw_traffic_svg if svg else draw_traffic)(most, title=title)
+    put(drawn, svg)
+
+
+@draw_app.command("memory")
+def _memory(
+    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+) -> None:
+    """Draw what each pipeline stage holds, against the memory of a device."""
+    _draw_plan("memory", model, Draft(layout), cluster, svg)
+
+
+@draw_app.command("mesh")
+def _mesh(
+    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+) -> None:
+    """Draw the ranks of a layout: nodes, axes, stages."""
+    _draw_plan("mesh", model, Draft(layout), cluster, svg)
+
+
+@draw_app.command("traffic")
+def _traffic(
+    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+) -> None:
+    """Draw what a rank sends in a step, by axis and link."""
+    _draw_plan("traffic", model, Draft(layout), cluster, svg)
+
+
+# -- measured --------------------------------------------------------------------------
+
+
+def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
+    """Show the last steps of a run as they were measured, beside the same actions simulated.
+
+    The table comes first: whoever may only read the folder gets it, and then exit code 2.
+    """
+    if kind_of(folder) != "folder":
+        raise BadInput(
+            f"{named(folder)} is no run folder; give the folder that howdah train has written"
+        )
+    run = load_run(folder)
+    layout = resolve(parse_layout(run.layout), None)
+    laps = read_laps(folder / LAPS, str(layout), layout.world)
+    found = beside(plan_of(run, layout), laps)
+    print("\n".join(report(found, str(layout))))
+    drawings = {"trace.json": traced(found), "trace.svg": drawn(found)}
+    for name, text in drawings.items():
+        try:
+            write_text(folder / LAPS / name, text)
+        except OSError as error:
+            raise BadInput(
+                f"cannot write {folder / LAPS / name} ({error.strerror or error}); copy the run "
+                "folder to where there is room, and you may write, to have it drawn"
+            ) from error
+    print(f"written     {folder / LAPS}: trace.json for ui.perfetto.dev, trace.svg")
+
+
+# -- clusters --------------------------------------------------------------------------
+
+
+@cluster_app.command("list")
+def _list() -> None:
+    """Name the clusters that come with howdah."""
+    print("\n".join(list_clusters()))
+
+
+@cluster_app.command("show")
+def _show(name: Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]) -> None:
+    """Print everything a cluster says, with what a plan counts on beside it."""
+    print("\n".join(show_cluster(load_cluster(name))))
+
+
+@cluster_app.command("check")
+def _check(name: Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]) -> None:
+    """Say whether a cluster file is sound, and what it leaves open."""
+    print("\n".join(check_cluster(load_cluster(name))))

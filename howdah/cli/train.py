@@ -1,0 +1,182 @@
+"""The commands that start processes: `train` and `verify`.
+
+Everything that can be wrong with a run is checked before a process is started; then a mistake is
+one sentence and exit code 2. `train` starts its ranks itself, or is one of those that torchrun
+has started: then the environment says which.
+"""
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from howdah.base.output import lasting_output
+from howdah.base.processes import die_with_parent
+from howdah.base.signals import EARLY, Stopped, listen
+from howdah.cli.environment import launched, number_in, ready_torch, this_machine
+from howdah.cli.errors import in_words
+from howdah.config.recipe import Machine, Run, load_run, resolve_run, resolved, save_run
+from howdah.host.facts import free_memory
+from howdah.search.capacity import Room, refuse_too_large
+from howdah.train.job import Job
+
+if TYPE_CHECKING:
+    from howdah.comm.launch import Seat
+    from howdah.comm.transport import Transport
+
+SAVE_SECONDS = 600  # how long a stopped run may take to save before its processes are killed
+
+Recipe = Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder to go on with")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help='changes, such as layout="dp2 x4" pace.steps=100')
+]
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    restarts: Annotated[int, typer.Option(min=0, help="start again after a failure")] = 0,
+    force: Annotated[bool, typer.Option(help="even if the machine seems too small")] = False,
+) -> None:
+    """Train RECIPE: start its processes, or join those that torchrun has started."""
+    run = load_run(recipe, overrides or [])
+    if launched():
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun ends with its ranks, and they with it
+            die_with_parent(SIGTERM)
+        machine = this_machine(among=True)
+        job = resolve_run(run, machine)
+        _require_room(job, machine, force=force)
+        _make_ready(run, job, first=os.environ["RANK"] == "0")
+        sys.exit(_train_launched(job))
+    machine = this_machine()
+    job = resolve_run(run, machine)
+    _require_room(job, machine, force=force)
+    code: int | None = None
+    try:
+        _make_ready(run, job, first=True)
+        with listen(patient=True):  # training takes stop signals by itself
+            here = job.layout.world > 1 or restarts
+            code = _train_here(job, restarts) if here else _train_alone(job)
+    except Stopped as stopped:
+        if code is None:  # otherwise it is too late
+            _say(EARLY)
+            code = 128 + stopped.number
+    sys.exit(code)
+
+
+def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
+    """Raises BadInput when this machine cannot hold its ranks, unless the user knows better."""
+    import torch
+
+    ranks, device = machine.local_world or job.layout.world, 0
+    if job.device == "cuda":
+        sharing = -(-ranks // machine.cuda)
+        device = torch.cuda.get_device_properties(0).total_memory // sharing
+    room = Room(free_memory(), machine.cores, ranks, device)
+    if not force:
+        refuse_too_large(job.plan, room)
+
+
+def _make_ready(run: Run, job: Job, *, first: bool) -> None:
+    """Whatever can be wrong is found here; the `first` process writes the run down."""
+    from howdah.train.console import Silent
+    from howdah.train.run_folder import hold
+    from howdah.train.start import ready_start, ready_tokens
+
+    say = print if first else Silent().say
+    with hold(job.folder) if first else nullcontext():
+        # Of the ranks of a machine one is enough to look at what all of them will read.
+        corpus = ready_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
+        if first:
+            ready_start(job, corpus, say)
+            save_run(resolved(run, job), job.folder / "run.toml")
+
+
+def _train_alone(job: Job) -> int:
+    """In this process."""
+    from howdah.comm.transport import Alone
+
+    with in_words():
+        return _train(job, Alone(), local_rank=0)
+
+
+def _train_here(job: Job, restarts: int) -> int:
+    """In processes of this machine, which are started here; the run's exit code."""
+    from howdah.comm.launch import Terms, launch
+
+    terms = Terms(
+        ranks=job.layout.world,
+        save_seconds=SAVE_SECONDS,
+        preload=["howdah.train.loop", "torch._dynamo"],
+        restarts=restarts,
+    )
+    ending = launch(train_rank, [job], terms, say=_say)
+    if ending.kind in ("killed", "lost"):
+        _say(f"{ending.why}; the others were ended; go on with the same command")
+    elif ending.why:
+        _say(ending.why.rstrip())
+    return ending.code
+
+
+def _say(sentence: str) -> None:
+    print(f"howdah: {sentence}", file=sys.stderr)
+
+
+def train_rank(seat: "Seat", job: Job) -> int:
+    """A rank that this program has started: its exit code."""
+    from howdah.comm.rendezvous import choose
+
+    lasting_output()
+    with listen(last=True) as request:
+        transport = choose(seat.store, rank=seat.rank, size=seat.size)
+        request.patient = True  # training takes stop signals by itself
+        return _train(job, transport, local_rank=seat.rank)
+
+
+def _train_launched(job: Job) -> int:
+    """A rank that torchrun has started: its exit code."""
+    from howdah.comm.rendezvous import join
+    from howdah.comm.transport import Alone
+
+    with in_words(), listen() as request:
+        transport = join() if job.layout.world > 1 else Alone()
+        request.patient = True  # training takes stop signals by itself
+        return _train(job, transport, local_rank=number_in("LOCAL_RANK", least=0))
+
+
+def _train(job: Job, transport: "Transport", *, local_rank: int) -> int:
+    from howdah.train.loop import train as train_loop
+
+    outcome = train_loop(job, transport, local_rank=local_rank)
+    return 128 + outcome.signal if outcome.signal else 0
+
+
+def verify(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(help="updates to compare")] = 3,
+    dtype: Annotated[str, typer.Option(help="float64, float32 or bf16")] = "float64",
+    full: Annotated[bool, typer.Option(help="the run itself instead of its miniature")] = False,
+) -> None:
+    """Prove that a run's layout computes the gradients of one device; exit code 1 if not."""
+    ready_torch()
+    from howdah.comm.spawn import Workers
+    from howdah.verify.case import check_case, full_case, miniature
+    from howdah.verify.verify import report
+    from howdah.verify.verify import verify as prove
+
+    precision = check_case(dtype, steps=steps)
+    job = resolve_run(load_run(recipe, overrides or []), this_machine())
+    make_case = full_case if full else miniature
+    case = make_case(job, precision=precision, steps=steps)
+    with in_words(), Workers(case.layout.world) as workers:
+        verdict = prove(case, workers)
+    if case.layout != job.layout:
+        print(f"the miniature of {job.layout}:")
+    for line in report(verdict):
+        print(line)
+    sys.exit(0 if verdict.proved else 1)

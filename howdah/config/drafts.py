@@ -1,0 +1,124 @@
+"""Drafts: the plan of a model of which little is said, as `howdah plan` and `draw` ask for one.
+
+A model is a preset, a recipe, or a config.json of Hugging Face; what is left open takes what the
+model or the recipe says. No data, no folder and no pace are asked for: nothing will run.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast, get_args
+
+from howdah.base.bounds import BOUNDS
+from howdah.base.errors import BadInput, nearest, shown
+from howdah.base.files import kind_of
+from howdah.config.recipe import Run, load_run, plan_of
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Method, Precision
+from howdah.plan.plan import Plan, make_plan
+from howdah.shapes.huggingface import model_of
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape
+
+LONGEST = 8192  # tokens of a sample where nobody says: contexts of 131072 are for reading
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a user says of a plan; what is empty or 0 follows from the model or the recipe."""
+
+    layout: str = ""
+    sequence: int = 0
+    micro_batch: int = 0
+    global_batch: int = 0
+    precision: str = ""
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A model with a name, and its plan where enough was said for one."""
+
+    name: str
+    shape: ModelShape
+    sequence: int
+    plan: Plan | None
+
+
+def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
+    """The plan of `model` (a preset, recipe, config.json, or a Run) on so many devices.
+
+    A model alone, without a layout and without devices, has no plan. Raises BadInput.
+    """
+    _check_draft(wanted)
+    if isinstance(model, str):
+        path = Path(model)
+        if path.suffix == ".toml" or kind_of(path / "run.toml") == "file":
+            model = load_run(path)
+        elif path.suffix == ".json" or kind_of(path) == "folder":
+            return _drafted(path.name, model_of(path), wanted, devices)
+        else:
+            return _drafted(model, preset(model), wanted, devices)
+    layout, method = wanted.layout or model.layout, model.method
+    if wanted.precision:
+        method = replace(method, precision=_precision(wanted.precision))
+    batch = replace(
+        model.batch,
+        micro_batch=wanted.micro_batch or model.batch.micro_batch,
+        global_batch=wanted.global_batch or model.batch.global_batch,
+    )
+    sequence = wanted.sequence or model.data.sequence
+    changed = replace(
+        model, batch=batch, method=method, data=replace(model.data, sequence=sequence)
+    )
+    plan = plan_of(changed, resolve(parse_layout(layout), devices))
+    return Drafted(model.name, model.model, sequence, plan)
+
+
+def _check_draft(wanted: Draft) -> None:
+    """Raises BadInput in the words of the command line, where 0 leaves a number open."""
+    keys = {
+        "sequence": "data.sequence",
+        "micro_batch": "batch.micro_batch",
+        "global_batch": "batch.global_batch",
+    }
+    for name, key in keys.items():
+        number, most = getattr(wanted, name), BOUNDS[key].most
+        if not 0 <= number <= most:
+            raise BadInput(
+                f"{option(name)} is {number}; it must be at least 0 and at most {most:,}"
+            )
+
+
+def option(name: str) -> str:
+    """The option of the command line that says a field of a Draft."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _drafted(name: str, shape: ModelShape, wanted: Draft, devices: int | None) -> Drafted:
+    sequence = wanted.sequence or min(shape.context, LONGEST)
+    if sequence > shape.context:
+        raise BadInput(
+            f"--sequence {sequence} is over the context of {name}; use at most {shape.context}"
+        )
+    if not wanted.layout and devices is None:
+        for what in ("micro_batch", "global_batch", "precision"):
+            if getattr(wanted, what):
+                raise BadInput(
+                    f"{option(what)} says nothing of a model alone; give a --layout or a --cluster "
+                    "too"
+                )
+        return Drafted(name, shape, sequence, None)
+    layout = resolve(parse_layout(wanted.layout or "dp*"), devices)
+    batch = Batch(wanted.global_batch or None, wanted.micro_batch or None)
+    if batch.micro_batch is None and (batch.global_batch is None or layout.micros is None):
+        batch = replace(batch, micro_batch=1)
+    method = Method(precision=_precision(wanted.precision or "bf16"))
+    plan = make_plan(shape, layout, batch, sequence=sequence, method=method)
+    return Drafted(name, shape, sequence, plan)
+
+
+def _precision(word: str) -> Precision:
+    known = get_args(Precision)
+    if word not in known:
+        raise BadInput(f"precision {shown(word)} is unknown{nearest(word, known)}")
+    return cast(Precision, word)

@@ -1,0 +1,314 @@
+"""Run: one configured training as a user writes it, and how it becomes a Job.
+
+A recipe is a TOML file. What it leaves out takes the default; the command line changes single
+values by their dotted name:
+
+    howdah train recipes/laptop.toml layout="dp2 x4" method.rate.peak=2e-3
+
+A Run may leave things open: `dp*`, a third batch number, a preset's sizes, `device = "auto"`.
+`resolve` closes them, once the number of processes is known, and refuses what cannot work. Every
+table is a frozen dataclass of the floor that uses it; unknown keys are errors with a suggestion.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from howdah.base.atomic import write_text
+from howdah.base.bounds import out_of_bounds
+from howdah.base.errors import BadInput, named, several, shown
+from howdah.base.files import kind_of, parse_toml, path_problem, read_text
+from howdah.base.tables import read_table
+from howdah.plan.batch import Batch
+from howdah.plan.check import check_plan
+from howdah.plan.layout import Layout, parse_layout, resolve
+from howdah.plan.method import Method
+from howdah.plan.plan import Plan, make_plan
+from howdah.plan.program import with_schedule
+from howdah.plan.schedule.text import read_schedule
+from howdah.plan.support import unsupported
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape
+from howdah.text.sources import STDLIB, Data, check_sources
+from howdah.train.job import Job, Pace
+
+Table = dict[str, Any]
+
+LARGEST_TOML = 256 << 10  # bytes; a parser of TOML takes a second for a few of these
+MOST_HERE = 512  # processes that one command starts on one machine
+MOST_THREADS = 8  # of a process, for each core of the machine
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run as it was written.
+
+    model      a ModelShape, or `preset = NAME` with the sizes that differ from it; left out,
+               it is that of init_from
+    layout     how it is split, such as "dp2 x4"
+    schedule   a file with a pipeline schedule of one's own, in place of the layout's
+    device     auto takes CUDA where there is some
+    threads    of torch in each process; 0 shares the cores out
+    compile    blocks through torch.compile
+    folder     the run folder; None is runs/NAME
+    init_from  a Hugging Face folder whose weights to start from
+    """
+
+    name: str
+    model: ModelShape
+    layout: str = "single"
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 0
+    compile: bool = False
+    folder: Path | None = None
+    init_from: Path | None = None
+    schedule: Path | None = None
+    data: Data = field(default_factory=Data)
+    batch: Batch = field(default_factory=Batch)
+    method: Method = field(default_factory=Method)
+    pace: Pace = field(default_factory=Pace)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What `resolve` must know of where the run starts.
+
+    world        processes that a launcher has started; None: the layout decides
+    local_world  of those, how many on this machine
+    cores        that this process may use
+    cuda         CUDA devices
+    cache        where tokenised text is kept
+    """
+
+    world: int | None
+    local_world: int | None
+    cores: int
+    cuda: int
+    cache: Path
+
+
+# -- reading ---------------------------------------------------------------------
+
+
+def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
+    """The run of a recipe, or of a run folder that holds a run.toml, with overrides applied.
+
+    Raises BadInput naming the file, or every key and value that is wrong.
+    """
+    in_folder = kind_of(recipe) == "folder"
+    path = recipe / "run.toml" if in_folder else recipe
+    try:
+        table = parse_toml(read_text(path, LARGEST_TOML))
+    except OSError as error:
+        raise BadInput(f"cannot read the recipe {named(path)}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{named(path)} is not TOML: {error}") from error
+    table.setdefault("name", path.stem)
+    if in_folder:
+        table["folder"] = str(recipe)  # a folder that was moved goes on where it is now
+    for override in overrides:
+        _override(table, override)
+    return parse_run(table)
+
+
+def parse_run(table: Table) -> Run:
+    """A Run from nested tables. Raises BadInput with all that cannot be read, and what each value
+    that can be read says wrongly for itself.
+    """
+    table, problems = _filled(table)
+    found = read_table(Run, table, also={"model.": ("preset",)})
+    if problems := [*problems, *found.problems]:
+        rest = {**table, "name": "run", "model": preset("laptop")}
+        partly = found.value or read_table(Run, rest).value
+        raise BadInput(several([*problems, *_grammar(partly.layout), *_check_each(partly)]))
+    run: Run = found.value
+    return run
+
+
+def _grammar(layout: str) -> list[str]:
+    try:
+        parse_layout(layout)
+    except BadInput as problem:
+        return [str(problem)]
+    return []
+
+
+def _override(table: Table, override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise BadInput(f"{shown(override)} changes nothing; write key=value, such as seed=1")
+    *path, last = name.split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise BadInput(f"{named(name)}: {named(part)} is a single value, not a table")
+    try:
+        read = parse_toml(f"value = {text}")
+    except ValueError:
+        read = {}
+    table[last] = read["value"] if len(read) == 1 else text  # a bare word is a string
+
+
+def _filled(table: Table) -> tuple[Table, list[str]]:
+    """The table with what its short forms stand for: a preset's sizes, a source's path alone."""
+    table, problems = dict(table), []
+    try:
+        table["model"] = _model(table)
+    except BadInput as problem:
+        table["model"], problems = preset("laptop"), [str(problem)]
+    data = table.get("data", {})
+    if isinstance(data, dict) and isinstance(sources := data.get("sources"), list | str):
+        sources = [sources] if isinstance(sources, str) else sources
+        paths = [{"path": s} if isinstance(s, str) else s for s in sources]
+        table["data"] = {**data, "sources": paths}
+    return table, problems
+
+
+def _model(table: Table) -> object:
+    """The sizes: those of the [model] table, or those of the folder that the run starts from."""
+    if "model" not in table:
+        if not isinstance(table.get("init_from"), str):
+            raise BadInput("model is missing; write model.preset=laptop, or a table of its sizes")
+        from howdah.model.hub import read_hub
+
+        return asdict(read_hub(Path(table["init_from"]))[0])
+    model = table["model"]
+    if isinstance(model, str):
+        raise BadInput(f"model is {shown(model)}; write the name of a preset as model.preset=NAME")
+    if not isinstance(model, dict) or "preset" not in model:
+        return model
+    if not isinstance(model["preset"], str):
+        raise BadInput(f"model.preset is {shown(model['preset'])}; it must be a name, like laptop")
+    rest = {name: size for name, size in model.items() if name != "preset"}
+    return {**asdict(preset(model["preset"])), **rest}
+
+
+# -- writing ---------------------------------------------------------------------
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Writes a run as a recipe that `load_run` reads back, whole or not at all.
+
+    Raises BadInput where that is impossible; a file that says the same already is left alone.
+    """
+    text = tomli_w.dumps(_plain(asdict(run)))
+    try:
+        if not path.is_file() or path.read_bytes() != text.encode():
+            write_text(path, text)
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {named(path)}: {error.strerror}; make room there, or give another "
+            "folder with folder=PATH"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Values that TOML has; open ones (None) are left out."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+# -- resolving -------------------------------------------------------------------
+
+
+def check_run(run: Run, layout: Layout) -> list[str]:
+    """Everything that keeps `run` from starting on any machine, as sentences."""
+    sequence = run.data.sequence
+    fit = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
+    here = unsupported(run.model, layout, compiled=run.compile)
+    return [*dict.fromkeys([*fit, *_check_each(run), *here])]
+
+
+def plan_of(run: Run, layout: Layout) -> Plan:
+    """The plan of `run` on a layout whose dp is known. Raises BadInput."""
+    sequence = run.data.sequence
+    plan = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
+    return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
+
+
+def problems_of(run: Run, world: int | None) -> list[str]:
+    """Everything that keeps `run` from starting on `world` processes, as sentences."""
+    try:
+        layout = resolve(parse_layout(run.layout), world)
+    except BadInput as problem:
+        return [str(problem), *_check_each(run)]
+    return check_run(run, layout)
+
+
+def _check_each(run: Run) -> Iterator[str]:
+    """What is wrong with a value whatever the others are."""
+    yield from out_of_bounds(run)
+    yield from check_sources(run.data)
+    if not run.layout.strip():
+        yield "layout is empty; write single for one process"
+    if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
+        yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
+
+
+def resolve_run(run: Run, machine: Machine) -> Job:
+    """The Job of `run` on `machine`. Raises BadInput with every problem, a sentence each."""
+    problems = problems_of(run, machine.world)
+    if run.device == "cuda" and not machine.cuda:
+        problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
+    if run.threads > MOST_THREADS * machine.cores:
+        problems.append(
+            f"threads is {run.threads}, over {MOST_THREADS} for each core of this machine "
+            f"({machine.cores}): they would wait for each other; threads=0 shares the cores out"
+        )
+    if problems:
+        raise BadInput(several(problems))
+    layout = resolve(parse_layout(run.layout), machine.world)
+    local = machine.local_world or layout.world
+    if local > MOST_HERE:
+        raise BadInput(
+            f"layout '{layout}' would start {local:,} processes on this machine; start it on "
+            f"several, or use at most {MOST_HERE}"
+        )
+    on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
+    return Job(
+        name=run.name,
+        folder=(run.folder or Path("runs") / run.name).absolute(),
+        cache=machine.cache,
+        plan=plan_of(run, layout),
+        data=run.data,
+        pace=run.pace,
+        seed=run.seed,
+        device="cuda" if on_cuda else "cpu",
+        threads=run.threads or max(machine.cores // local, 1),
+        init_from=run.init_from.absolute() if run.init_from else None,
+        compile=run.compile,
+    )
+
+
+def resolved(run: Run, job: Job) -> Run:
+    """The run with what its job has decided, as the run folder keeps it to go on from anywhere.
+
+    Paths no longer depend on the current folder. Device, threads and micro-batch stay as they
+    were written: they belong to the machine, and the next one may be another.
+    """
+    tokenizer = run.data.tokenizer
+    sources = tuple(replace(s, path=_absolute(s.path)) for s in run.data.sources)
+    return replace(
+        run,
+        layout=str(job.layout),
+        batch=replace(run.batch, global_batch=job.batch.global_batch),
+        folder=job.folder,
+        init_from=job.init_from,
+        schedule=run.schedule.absolute() if run.schedule else None,
+        data=replace(
+            run.data, sources=sources, tokenizer=_absolute(tokenizer) if tokenizer else None
+        ),
+    )
+
+
+def _absolute(name: str) -> str:
+    """A path made absolute; a name that is no path stays."""
+    there = name != STDLIB and kind_of(Path(name)) != "does not exist"
+    return str(Path(name).absolute()) if there else name

@@ -1,0 +1,1 @@
+"""Pictures and tables of plans and of measured steps, as text, SVG and traces."""

@@ -1,0 +1,119 @@
+"""Clusters as text: a list of those that come with howdah, and one in full.
+
+The full table has two columns of numbers, because they answer two questions: what the data
+sheet promises, and what a plan counts on, with the reason why the two differ.
+"""
+
+from howdah.base.quantities import spell
+from howdah.machines.cluster import Cluster, Grid, attained, expected, nominal
+from howdah.machines.cluster_file import KEYS, cluster_names, load_cluster
+from howdah.machines.network import bisection
+
+_LINK = (("bandwidth", "bytes/s"), ("latency", "seconds"))
+
+
+def list_clusters() -> list[str]:
+    """A line for each name: the devices of its usual size, its summary."""
+    names = cluster_names()
+    clusters = [load_cluster(name) for name in names]
+    width = max(len(name) for name in names)
+    return [
+        f"{name:{width}}  {cluster.devices:>5}  {cluster.summary}"
+        for name, cluster in zip(names, clusters, strict=True)
+    ]
+
+
+def show_cluster(cluster: Cluster) -> list[str]:
+    """Everything a cluster says, with what a plan counts on beside it."""
+    device, host = cluster.device, cluster.host
+    return [
+        f"{cluster.name}: {cluster.summary}",
+        f"{cluster.devices} devices: {cluster.nodes} x {cluster.devices_per_node} {device.name}",
+        f"network: {_network(cluster)}; {spell(bisection(cluster), 'bytes/s')} between its halves",
+        "",
+        *_numbers(cluster),
+        "",
+        f"host: {spell(host.memory, 'bytes')} of memory, {spell(host.disk, 'bytes')} of disk",
+        f"reserved on a device: {spell(device.reserved, 'bytes')}",
+        f"power: {_or_none(device.watts, 'watts')}, idle {spell(device.idle, 'watts')}; "
+        f"PUE {cluster.pue:g}, {spell(cluster.carbon, 'kg/kWh')}",
+        f"price: {_or_none(device.price, 'USD')}; rent: {_or_none(cluster.rent, 'USD/h')}",
+    ]
+
+
+def check_cluster(cluster: Cluster) -> list[str]:
+    """What a cluster that could be read leaves open, a line each after the verdict."""
+    stated = {
+        "device.watts": cluster.device.watts,
+        "device.price or rent": cluster.device.price or cluster.rent,
+        "measured": cluster.measured,
+    }
+    without = {
+        "device.watts": "energy and carbon stay unknown",
+        "device.price or rent": "money stays unknown",
+        "measured": "plans count on assumed shares of the nominal numbers",
+    }
+    size = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}"
+    missing = [f"  {key} is not given: {without[key]}" for key, said in stated.items() if not said]
+    return [f"{cluster.name}: sound, {size}", *missing]
+
+
+def _numbers(cluster: Cluster) -> list[str]:
+    """The table: name, nominal, counted on, why."""
+    counted = attained(cluster)
+    shares = {name: share for name, share, _ in expected(cluster)}
+    measured = dict(cluster.measured)
+    rows = [("", "nominal", "counted on", "")]
+    for name, kind in _rows(cluster):
+        why = "measured" if name in measured else ""
+        if not why and name in shares:
+            why = f"assumed: {shares[name]:g} of nominal"
+        values = (spell(nominal(cluster, name), kind), spell(nominal(counted, name), kind))
+        rows.append((_label(cluster, name), *values, why))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        f"{label:{widths[0]}}  {left:>{widths[1]}}  {right:>{widths[2]}}  {why}".rstrip()
+        for label, left, right, why in rows
+    ]
+
+
+def _rows(cluster: Cluster) -> list[tuple[str, str]]:
+    """(dotted name, kind of unit) of every number of the table."""
+    flops = cluster.device.flops
+    rates = [name for name in KEYS["device.flops"] if getattr(flops, name) is not None]
+    between = [] if cluster.alone else ["between"]
+    inside = [] if isinstance(cluster.network, Grid) else ["inside"]
+    links = (*inside, *between, "host.link")
+    disk = [("host.disk_bandwidth", "bytes/s")] if cluster.host.disk_bandwidth else []
+    return [
+        ("device.memory", "bytes"),
+        ("device.bandwidth", "bytes/s"),
+        *((f"device.flops.{name}", "FLOP/s") for name in rates),
+        *((f"{link}.{key}", kind) for link in links for key, kind in _LINK),
+        *disk,
+    ]
+
+
+def _label(cluster: Cluster, name: str) -> str:
+    names = {"inside": cluster.inside, "between": cluster.between, "host.link": cluster.host.link}
+    table, _, key = name.rpartition(".")
+    if table not in names or key != "bandwidth":
+        return name
+    cards = f"{cluster.nics} x " if table == "between" and cluster.nics > 1 else ""
+    return f"{name} ({cards}{names[table].name})"
+
+
+def _network(cluster: Cluster) -> str:
+    network = cluster.network
+    if isinstance(network, Grid):
+        closed = [str(n) for dim, n in enumerate(network.dims) if network.closed(dim)]
+        rings = f", wrapping around in the dims of {', '.join(closed)}" if closed else ""
+        return f"grid of {' x '.join(map(str, network.dims))}{rings}"
+    if not network.levels:
+        return "flat"
+    levels = (f"{level.nodes} nodes {level.oversubscription:g}:1" for level in network.levels)
+    return f"switches over {', then '.join(levels)}"
+
+
+def _or_none(value: float | None, kind: str) -> str:
+    return "not stated" if value is None else spell(value, kind)

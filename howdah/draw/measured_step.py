@@ -1,0 +1,179 @@
+"""A measured step beside the simulated one: the same actions, with the seconds that they took.
+
+    measured    rank 0   |0F0|0F1|     |  0B0  |   |  0B1  |     what the ranks' clocks say
+                rank 1      :|1F0|  1B0  |1F1|  1B1  |
+    simulated   rank 0   |0F0|0F1|   |  0B0  | |  0B1  |         nobody late: an action takes the
+                rank 1       |1F0|  1B0  |1F1|  1B1  |           median of its likes
+
+Both have the same program and the same costs. What the measured step is longer by, the program
+does not explain: work between actions, messages that could have come earlier, actions that took
+longer than their likes while others waited.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median, median_low
+from typing import NamedTuple
+
+from howdah.base.errors import BadInput
+from howdah.draw.perfetto import Part, trace_all
+from howdah.draw.schedule_svg import draw_beside
+from howdah.plan.mesh_axes import axis
+from howdah.plan.plan import Plan
+from howdah.plan.program import program_of
+from howdah.plan.recording import Call, Lap, Laps, Span, common
+from howdah.plan.schedule.actions import Action, Kind
+from howdah.plan.schedule.lowering import Instruction, Verb
+from howdah.sim.timeline import Timeline, simulate
+
+DRAWN = 4  # pipelines at most
+TWO_ENDS = (Verb.SEND, Verb.TIE)
+
+Cost = Callable[[Verb, Action], float]
+
+
+class Beside(NamedTuple):
+    """One step of one pipeline, whose ranks are these; `calls` are of each rank's groups."""
+
+    number: int
+    ranks: tuple[int, ...]
+    measured: Timeline
+    simulated: Timeline
+    calls: tuple[tuple[Call, ...], ...]
+
+
+def beside(plan: Plan, laps: Sequence[Laps]) -> list[Beside]:
+    """The step of median length of all that were measured, for every pipeline of the layout."""
+    sizes = {lap.number: _micros(lap) for lap in laps[0].laps}
+    micros = max(sizes.values())  # the batch may grow on the way
+    steps = {n: common(laps, n) for n, size in sizes.items() if size == micros}
+    ends = {n: max(s.end for lap in step for s in lap.spans) for n, step in steps.items()}
+    chosen = min(ends, key=lambda n: abs(ends[n] - median_low(ends.values())))
+    pipelines = sorted({tuple(axis(plan.layout, "pp").group(rank)) for rank in range(len(laps))})
+    return [_one(plan, steps, ranks, chosen, micros) for ranks in pipelines]
+
+
+def _micros(lap: Lap) -> int:
+    return 1 + max(span.instruction.action.micro for span in lap.spans)
+
+
+def _one(
+    plan: Plan, steps: dict[int, list[Lap]], ranks: tuple[int, ...], chosen: int, micros: int
+) -> Beside:
+    program = program_of(plan, micros)
+    laps = [steps[chosen][rank] for rank in ranks]
+    where = plan.stages.where
+    for rank, told, lap in zip(ranks, program.programs, laps, strict=True):
+        if not _follows(lap, told):
+            raise BadInput(
+                f"step {chosen} of rank {rank} is not one of {plan.layout} with {micros} "
+                "micro-batches: what was measured is of another run, or damaged; train on to have "
+                "it written anew"
+            )
+    spans = tuple(
+        tuple(_in_lanes(lap.spans, first=where.index(place))) for place, lap in enumerate(laps)
+    )
+    cost = _costs([[step[rank] for rank in ranks] for step in steps.values()])
+
+    def seconds(action: Action) -> float:
+        if action.kind is not Kind.UPDATE:
+            return cost(Verb.COMPUTE, action)
+        place = where[action.stage]  # a rank updates all of its stages at once
+        return cost(Verb.UPDATE, action._replace(stage=place)) / where.count(place)
+
+    def transfer(instruction: Instruction) -> float:
+        return cost(instruction.verb, instruction.action)
+
+    simulated = simulate(program, seconds, transfer)
+    calls = tuple(tuple(lap.calls) for lap in laps)
+    return Beside(chosen, ranks, Timeline(program.schedule, spans), simulated, calls)
+
+
+def _follows(lap: Lap, program: Sequence[Instruction]) -> bool:
+    """Whether a rank computed what its program says, and did nothing else."""
+    told = {instruction[:3] for instruction in program}
+    did = {s.instruction[:3] for s in lap.spans if s.instruction.verb is not Verb.UPDATE}
+    return did <= told and all(one in did for one in told if one[0] is Verb.COMPUTE)
+
+
+def _in_lanes(spans: Sequence[Span], first: int) -> Iterator[Span]:
+    """In order of their start. A message that is handed over while the one before it still
+    travels begins after it. A rank's update is drawn as that of its `first` stage.
+    """
+    free: dict[str, float] = defaultdict(float)
+    for span in sorted(spans, key=lambda span: span.start):
+        told = span.instruction
+        if told.verb is Verb.UPDATE:
+            told = told._replace(action=told.action._replace(stage=first))
+        start = min(max(span.start, free[span.lane]), span.end)
+        free[span.lane] = span.end
+        yield Span(told, start, span.end)
+
+
+def _costs(steps: Sequence[Sequence[Lap]]) -> Cost:
+    """Seconds by verb, kind and stage (of updates, by pipeline rank): the median, but the least of
+    what has two ends, for most of it is waiting until the other side is there.
+    """
+    found: dict[tuple[Verb, Kind, int], list[float]] = defaultdict(list)
+    for step in steps:
+        for place, lap in enumerate(step):
+            for (verb, action, *_), start, end in lap.spans:
+                stage = place if verb is Verb.UPDATE else action.stage
+                found[verb, action.kind, stage].append(end - start)
+    costs = {key: (min if key[0] in TWO_ENDS else median)(all) for key, all in found.items()}
+    return lambda verb, action: costs.get((verb, action.kind, action.stage), 0.0)
+
+
+def drawn(found: Sequence[Beside]) -> str:
+    """The SVG: each pipeline as it was measured, and below it as it is simulated."""
+    parts = []
+    for one in found[:DRAWN]:
+        ranks = "ranks" if len(one.ranks) > 1 else "rank"
+        name = f"step {one.number}, {ranks} {', '.join(map(str, one.ranks))}"
+        parts += [(f"{name}, measured", one.measured), (f"{name}, simulated", one.simulated)]
+    return draw_beside(parts)
+
+
+def traced(found: Sequence[Beside]) -> str:
+    """The same as JSON for ui.perfetto.dev, with all pipelines, and what their groups called."""
+    measured = [Part(one.measured, [f"rank {r}" for r in one.ranks], one.calls) for one in found]
+    simulated = [Part(one.simulated, [f"rank {r}, simulated" for r in one.ranks]) for one in found]
+    return trace_all([*measured, *simulated])
+
+
+def report(found: Sequence[Beside], layout: str) -> Iterator[str]:
+    """The comparison for a reader, line by line."""
+    yield f"layout      {layout}, step {found[0].number}"
+    yield f"{'rank':<12s}{'computes':>12s}{'waits':>12s}{'simulated':>12s}"
+    for one in found:
+        for rank, busy, ideal in zip(one.ranks, one.measured.busy, one.simulated.busy, strict=True):
+            waits = one.measured.makespan - busy, one.simulated.makespan - ideal
+            yield f"{rank:<12d}{busy:11.4f}s{waits[0]:11.4f}s{waits[1]:11.4f}s"
+    slowest = max(found, key=lambda one: one.measured.makespan)
+    took, ideal = slowest.measured.makespan, slowest.simulated.makespan
+    yield (
+        f"step        {took:.4f} s measured, {ideal:.4f} s simulated from the same actions: "
+        f"{took / ideal - 1:+.1%}"
+    )
+    yield (
+        f"bubble      {slowest.measured.bubble:.1%} measured, "
+        f"{slowest.simulated.bubble:.1%} simulated"
+    )
+    yield from _calls(found[0].calls[0])
+
+
+def _calls(calls: Sequence[Call]) -> Iterator[str]:
+    """What the groups of the first rank did, by axis and operation."""
+    times: Counter[tuple[str, str]] = Counter()
+    sent, seconds = times.copy(), defaultdict[tuple[str, str], float](float)
+    for axis_name, operation, count, start, end in calls:
+        row = axis_name, operation
+        times[row] += 1
+        sent[row] += count
+        seconds[row] += end - start
+    for row, number in sorted(times.items()):
+        name, operation = row
+        yield (
+            f"{name:<12s}{operation} {number} times by rank 0: {sent[row] / 1e6:.3f} MB, "
+            f"{seconds[row]:.4f} s"
+        )

@@ -1,0 +1,204 @@
+"""The mesh drawn as text: ranks by stage and node, and who talks to whom along each axis.
+
+    pp2 dp4 tp2 1f1b x8: 16 ranks on 2 nodes of 8
+
+    stage 0  embedding, layers.0 to 15
+      node 0   0  1 |  2  3 |  4  5 |  6  7
+    stage 1  layers.16 to 31, head
+      node 1   8  9 | 10 11 | 12 13 | 14 15
+
+    tp  parts of each matrix  8 groups of 2  inside a node  0 1 | 2 3 | …
+    dp  replicas              4 groups of 4  inside a node  0 2 4 6 | 1 3 5 7 | …
+    pp  stages                8 groups of 2  over 2 nodes   0 8 | 1 9 | …
+
+Between ranks `|` begins the next replica and `:` the next part of the sequence; neighbours with
+nothing between hold parts of one matrix. Of a large world the first and the last are shown.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from howdah.machines.network import axis_groups
+from howdah.plan.layout import Layout
+from howdah.plan.mesh_axes import Axis, Stride, axis
+from howdah.plan.plan import Plan
+from howdah.plan.stages import stages_of
+
+# The axes that are shown where they have more than one rank.
+MEANING: dict[Axis, str] = {
+    "tp": "parts of each matrix",
+    "cp": "parts of each sequence",
+    "dp": "replicas",
+    "pp": "stages",
+    "ep": "experts",
+    "shard": "one copy of the states",
+}
+SMALL = 64  # ranks of a world that is shown in full
+STAGES, NODES, RANKS = 3, 3, 12  # of a larger one: stages; nodes or ranks of each
+LINE = 16  # ranks on a line of text
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """A node, and those of its ranks that one stage has."""
+
+    number: int
+    ranks: range
+
+
+class Band(NamedTuple):
+    """A pipeline rank: its stages, the parts of the model on them, the nodes that are shown."""
+
+    name: str
+    parts: str
+    nodes: list[Node | None]
+    hidden: int
+
+
+# -- what both drawings read -----------------------------------------------------
+
+
+def bands(plan: Plan, per_node: int) -> list[Band | None]:
+    """The pipeline ranks in order; None, at most once, where some are left out."""
+    pp = axis(plan.layout, "pp")
+    small, labels = plan.layout.world <= SMALL, stage_labels(plan)
+    found: list[Band | None] = []
+    for place in some(range(pp.size), pp.size if small else STAGES):
+        if place is None:
+            found.append(None)
+            continue
+        ranks = range(place * pp.stride, (place + 1) * pp.stride)
+        nodes = range(ranks.start // per_node, (ranks.stop - 1) // per_node + 1)
+        numbers = some(nodes, len(nodes) if small else max(NODES, RANKS // per_node))
+        shown = [n if n is None else _node(n, ranks, per_node) for n in numbers]
+        hidden = len(nodes) + 1 - len(shown)
+        found.append(Band(labels[place], _parts(plan, place), shown, hidden))
+    return found
+
+
+def _node(number: int, ranks: range, per_node: int) -> Node:
+    """A node with those of `ranks` that lie on it; others may share the first and the last."""
+    first = number * per_node
+    return Node(number, range(max(ranks.start, first), min(ranks.stop, first + per_node)))
+
+
+def some(items: Sequence[T], most: int) -> list[T | None]:
+    """All of `items`, or the first ones, None and the last, which are `most` with it."""
+    return list(items) if len(items) <= most else [*items[: most - 1], None, items[-1]]
+
+
+def stage_labels(plan: Plan) -> list[str]:
+    """The stages that each pipeline rank runs: `stage 1`, `stages 1 5`."""
+    each = [stages_of(plan.stages.where, place) for place in range(plan.layout.pp)]
+    return [f"stage{'s' * (len(mine) > 1)} {listed(mine)}" for mine in each]
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """The numbers, or the first three and the last: 0 8 16 … 1016."""
+    return " ".join("…" if number is None else str(number) for number in some(numbers, 4))
+
+
+def _parts(plan: Plan, place: int) -> str:
+    """embedding, layers.0 to 3; layers.8 to 11"""
+    mine = stages_of(plan.stages.where, place)
+    return "; ".join(", ".join(_runs(plan.stages.parts[stage])) for stage in mine)
+
+
+def _runs(parts: Sequence[str]) -> Iterator[str]:
+    """Layers of a stack as one word, the others as they are."""
+    for stack in dict.fromkeys(part.partition(".")[0] for part in parts):
+        layers = [part for part in parts if part.startswith(f"{stack}.")]
+        first, last = (layers or [stack])[0], (layers or [stack])[-1]
+        yield first if first == last else f"{first} to {last.partition('.')[2]}"
+
+
+def axes(layout: Layout) -> dict[Axis, Stride]:
+    """The axes that are drawn."""
+    found = {name: axis(layout, name) for name in MEANING}
+    split = layout.zero and layout.shard
+    return {
+        name: stride
+        for name, stride in found.items()
+        if stride.size > 1 and (name != "shard" or split)
+    }
+
+
+def title(plan: Plan, per_node: int) -> str:
+    """What is drawn: its layout, ranks and nodes."""
+    world = plan.layout.world
+    nodes = -(-world // per_node)
+    ranks = f"{plan.layout}: {world} rank{'s' * (world > 1)}"
+    return f"{ranks} on {f'{nodes} nodes' if nodes > 1 else 'a node'} of {per_node}"
+
+
+def groups(stride: Stride, world: int) -> Iterator[range]:
+    """The ranks of each group of an axis."""
+    return (stride.group(rank) for rank in range(world) if stride.place(rank) == 0)
+
+
+def how_many(stride: Stride, world: int) -> str:
+    """8 groups of 2"""
+    count = world // stride.size
+    return f"{count} group{'s' * (count > 1)} of {stride.size}"
+
+
+def reach(stride: Stride, world: int, per_node: int) -> str:
+    """Over how many nodes a group of an axis reaches, at most."""
+    on = axis_groups(world, size=stride.size, stride=stride.stride) // per_node
+    nodes = 1 + int((np.diff(on, axis=1) > 0).sum(axis=1).max())
+    return f"over {nodes} nodes" if nodes > 1 else "inside a node"
+
+
+# -- as text ---------------------------------------------------------------------
+
+
+def draw_mesh(plan: Plan, per_node: int) -> str:
+    """The drawing as text, for nodes of `per_node` devices that ranks fill in order."""
+    blocks = [title(plan, per_node), "\n".join(_stages(plan, per_node))]
+    table = "\n".join(_groups(plan.layout, per_node))
+    return "\n\n".join([*blocks, table] if table else blocks)
+
+
+def _stages(plan: Plan, per_node: int) -> Iterator[str]:
+    layout = plan.layout
+    last = layout.world - 1
+    margin, width = len(f"  node {last // per_node}  "), len(str(last))
+    for band in bands(plan, per_node):
+        if band is None:
+            yield f"… {layout.pp - STAGES} stages more"
+            continue
+        yield f"{band.name}  {band.parts}"
+        for node in band.nodes:
+            if node is None:
+                yield f"  … {band.hidden} nodes more"
+                continue
+            for start in range(0, len(node.ranks), LINE):
+                name = "" if start else f"  node {node.number}"
+                yield f"{name:{margin}}{_ranks(node.ranks[start : start + LINE], layout, width)}"
+
+
+def _ranks(ranks: range, layout: Layout, width: int) -> str:
+    line = f"{ranks[0]:{width}}"
+    for rank in ranks[1:]:
+        replica, sequence = rank % (layout.cp * layout.tp) == 0, rank % layout.tp == 0
+        between = " | " if replica else " : " if sequence else " "
+        line += f"{between}{rank:{width}}"
+    return line
+
+
+def _groups(layout: Layout, per_node: int) -> Iterator[str]:
+    """A line for each axis: its meaning, its groups, how far they reach, the first two."""
+    world = layout.world
+    rows = []
+    for name, stride in axes(layout).items():
+        first = [listed(group) for group in islice(groups(stride, world), 2)]
+        members = " | ".join([*first, "…"] if world > 2 * stride.size else first)
+        numbers = (how_many(stride, world), reach(stride, world, per_node))
+        rows.append((name, MEANING[name], *numbers, members))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

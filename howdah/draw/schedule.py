@@ -1,0 +1,105 @@
+"""Pipelines drawn as text from their timeline: a row for each rank, time to the right.
+
+    1f1b: 3 ranks, 4 micro-batches
+    rank 0  F0F1F2        B0··F3B1··  B2··  B3··
+    rank 1    F0F1    B0··F2B1··F3B2··  B3··
+    rank 2      F0B0··F1B1··F2B2··F3B3··
+
+A box says what is computed: the kind and the micro-batch, with its token slice after a point. The
+stage follows from the rank where each rank has one. Where it has two, the letters of the second
+are small; where it has more, the stage stands before the letter, as an action is spelled.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from howdah.plan.recording import COMPUTES
+from howdah.plan.schedule.actions import Action, Kind, Schedule
+from howdah.plan.schedule.held import peak_held
+from howdah.sim.timeline import Timeline
+
+NAMES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT: "backward: input",
+    Kind.WEIGHT: "backward: weights",
+    Kind.UPDATE: "update",
+}
+
+
+class Box(NamedTuple):
+    """A computation as it is drawn: on the stage number `turn` of the `turns` of its rank."""
+
+    rank: int
+    turn: int
+    turns: int
+    action: Action
+    label: str
+    start: float
+    end: float
+
+
+def boxes(timeline: Timeline) -> Iterator[Box]:
+    """All computation that takes time, rank by rank, in order."""
+    for rank, spans in enumerate(timeline.spans):
+        stages = sorted({action.stage for action in timeline.schedule.programs[rank]})
+        for (verb, action, *_), start, end in spans:
+            if verb in COMPUTES and end > start:
+                turn = stages.index(action.stage)
+                label = _label(action, turn, len(stages))
+                yield Box(rank, turn, len(stages), action, label, start, end)
+
+
+def _label(action: Action, turn: int, turns: int) -> str:
+    if turns > 2:
+        return str(action)
+    spelled = str(action).lstrip("0123456789")
+    return spelled.lower() if turn else spelled
+
+
+def title(schedule: Schedule) -> str:
+    """What is drawn: interleaved: 4 ranks of 2 stages, 8 micro-batches."""
+    ranks = len(schedule.programs)
+    each = f" of {schedule.stages // ranks} stages" if schedule.stages > ranks else ""
+    slices = f" of {schedule.slices} slices" if schedule.slices > 1 else ""
+    return (
+        f"{schedule.name}: {ranks} rank{'s' * (ranks != 1)}{each}, "
+        f"{schedule.micros} micro-batch{'es' * (schedule.micros != 1)}{slices}"
+    )
+
+
+def figures(timeline: Timeline) -> str:
+    """The time of the step, and its bubble by both measures."""
+    return (
+        f"{timeline.makespan:.4g} s, bubble {timeline.bubble:.1%} of all time, "
+        f"{timeline.bubble_to_ideal:.1%} of the ideal"
+    )
+
+
+def draw(timeline: Timeline, *, width: float | None = None) -> str:
+    """The drawing as text, with a legend and the figures of the timeline below.
+
+    width  characters per second; without it, as many as the longest label needs
+    """
+    drawn = list(boxes(timeline))
+    if width is None:
+        wanted = (
+            (len(box.label) + (box.turns > 2)) / (box.end - box.start)  # 0F0·2F0, not 0F02F0
+            for box in drawn
+            if box.action.kind is not Kind.UPDATE
+        )
+        width = max(wanted, default=1.0)
+    ranks = len(timeline.spans)
+    margin = len(f"rank {ranks - 1}  ")
+    rows = [f"rank {rank}".ljust(margin) for rank in range(ranks)]
+    for box in drawn:
+        first, last = (margin + round(moment * width) for moment in (box.start, box.end))
+        filled = box.label[: last - first].ljust(last - first, "·")
+        rows[box.rank] = rows[box.rank].ljust(first) + filled
+    kinds = {box.action.kind for box in drawn}
+    legend = [f"{kind} {name}" for kind, name in NAMES.items() if kind in kinds]
+    if any(box.label.islower() for box in drawn):
+        legend.append("small letters: the rank's second stage")
+    held = " ".join(str(peak_held(timeline.schedule, rank)) for rank in range(ranks))
+    feet = [", ".join(legend), f"{figures(timeline)}, held at most {held}"]
+    return "\n".join([title(timeline.schedule), *rows, *feet])

@@ -1,0 +1,82 @@
+"""Traffic drawn as text: the bytes of a step by axis, operation and link, the most first.
+
+    dp  reduce_scatter  ib      193.8 GB  41.2%  ████████████████████████
+        all_gather      ib      6.057 GB   1.3%  ▊
+    tp  all_gather      nvlink  161.6 GB  34.3%  ████████████████████
+
+Bars are linear, so that they can be added by eye: what cannot be seen does not matter, and gets
+a hairline, for it is not nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from howdah.base.quantities import spell
+from howdah.plan.recording import Traffic
+
+K = TypeVar("K")
+
+BAR = 40  # letters of the longest bar
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def draw_traffic(traffic: Mapping[Traffic, int], *, title: str = "sent in a step") -> str:
+    """The drawing as text; `traffic` is that of a rank, or the sum over several."""
+    return "\n".join([title, figures(traffic), "", *_rows(traffic)]).rstrip()
+
+
+def figures(traffic: Mapping[Traffic, int]) -> str:
+    """All bytes, and how they share out over the classes of links."""
+    total = sum(traffic.values())
+    if not total:
+        return "nothing is sent"
+    links = sums((row.link, count) for row, count in traffic.items())
+    shares = (f"{share(count, total)} {link}" for link, count in links.most_common())
+    return f"{spell(total, 'bytes')}, {', '.join(shares)}"
+
+
+def in_order(traffic: Mapping[Traffic, int]) -> list[Traffic]:
+    """Rows with any bytes: the axis that sends most first, and so its operations and links."""
+    axes = sums((row.axis, count) for row, count in traffic.items())
+    operations = sums((row[:2], count) for row, count in traffic.items())
+    return sorted(
+        (row for row, count in traffic.items() if count),
+        key=lambda row: (-axes[row.axis], row.axis, -operations[row[:2]], row[1], -traffic[row]),
+    )
+
+
+def _rows(traffic: Mapping[Traffic, int]) -> Iterator[str]:
+    """A row for each link of an operation; the axis stands at its first."""
+    rows, total = in_order(traffic), sum(traffic.values())
+    scale = max(traffic.values(), default=0) / BAR
+    cells = []
+    for before, row in zip([None, *rows], rows, strict=False):
+        axis = "" if before and before.axis == row.axis else row.axis
+        operation = "" if before and before[:2] == row[:2] else row.operation
+        count = traffic[row]
+        cells.append((axis, operation, row.link, spell(count, "bytes"), share(count, total)))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row, (*names, sent, part) in zip(rows, cells, strict=True):
+        named = "  ".join(name.ljust(width) for name, width in zip(names, widths, strict=False))
+        numbers = f"{sent:>{widths[3]}}  {part:>{widths[4]}}"
+        yield f"{named}  {numbers}  {_bar(traffic[row] / scale)}"
+
+
+def _bar(length: float) -> str:
+    """As many letters, and an eighth at least."""
+    whole, eighths = divmod(max(1, round(length * 8)), 8)
+    return ("█" * whole + EIGHTHS[eighths]).rstrip()
+
+
+def share(count: int, total: int) -> str:
+    """One part of `total`, in percent."""
+    return f"{count / total:.1%}"
+
+
+def sums(pairs: Iterable[tuple[K, int]]) -> Counter[K]:
+    """The counts of each key, added."""
+    added: Counter[K] = Counter()
+    for key, count in pairs:
+        added[key] += count
+    return added

@@ -1,0 +1,1 @@
+"""What this machine has: cores, memory, disks, interfaces, and what each lack means."""

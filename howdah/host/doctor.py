@@ -1,0 +1,226 @@
+"""What this machine offers a run, and what it lacks: the answer to `howdah doctor`.
+
+    machine.py reads (dull)  →  judge_* decide (pure)  →  findings  →  the command prints them
+
+A finding is a name and a value, and where something is missing one sentence that says what it
+means for a run and what to do. None of them is a failure: every machine that gets as far as
+printing this can train. What a system does not tell (macOS has no /proc) is "not known".
+"""
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from howdah.host import facts as machine
+from howdah.host.facts import Interface
+
+MIB, GIB = 2**20, 2**30
+UNKNOWN = "not known on this system"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `lack` says what is missing and what that means, or is None."""
+
+    name: str
+    value: str
+    lack: str | None = None
+
+
+def doctor(cache: Path | None) -> list[Finding]:
+    """Everything a run depends on. `cache` is the folder that will hold tokens, if it is known.
+
+    Writes nothing and connects to nobody.
+    """
+    allowed, quota = machine.allowed_cores(), machine.core_quota()
+    cuda = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    findings = [
+        Finding("python", f"{platform.python_version()} on {platform.system()}"),
+        judge_cores(os.cpu_count() or allowed, allowed, quota),
+        judge_memory(machine.memory(), machine.memory_limit()),
+        judge_shared_memory(machine.disk(Path("/dev/shm"))),
+        judge_compiler({name: shutil.which(name) for name in ("cc", "gcc", "clang")}),
+        judge_torch(torch.__version__, torch.get_num_threads(), min(allowed, quota or allowed)),
+        judge_bf16(_capabilities(), torch.backends.cpu.get_cpu_capability()),
+        judge_devices(
+            [(device.name, device.total_memory) for device in cuda],
+            torch.version.cuda,
+            present=Path("/dev/nvidia0").exists(),
+        ),
+        judge_network(machine.interfaces(), machine.gloo_address()),
+        judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+    ]
+    return findings if cache is None else [*findings, _judge_cache(cache)]
+
+
+def _capabilities() -> Mapping[str, object] | None:
+    """The CPU's instruction sets by name; older releases of torch cannot tell."""
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    return None if ask is None else ask()
+
+
+def _judge_cache(cache: Path) -> Finding:
+    folder = machine.nearest_there(cache)
+    disk = machine.disk(folder)
+    if disk is None or not folder.is_dir():
+        return Finding("disk", f"{folder}", f"{folder} is not a folder: give another one")
+    return judge_disk(folder, disk[1], writable=os.access(folder, os.W_OK | os.X_OK))
+
+
+# -- judging: pure, one function per finding -----------------------------------
+
+
+def judge_cores(present: int, allowed: int, quota: float | None) -> Finding:
+    """`allowed` by the scheduler's affinity; `quota` in cores, by the control group."""
+    value = f"{allowed} of {present} usable"
+    if quota is not None and quota < allowed:
+        ranks = max(1, int(quota))
+        return Finding(
+            "cores",
+            f"{value}, quota {quota:g}",
+            f"the control group grants {quota:g} of these {allowed} cores and halts what takes "
+            f"more: start at most {ranks} rank{'s' if ranks > 1 else ''} of one thread here",
+        )
+    if allowed == 1:
+        lack = "with one core the ranks take turns: no layout is faster here than `single`"
+        return Finding("cores", value, lack)
+    return Finding("cores", value)
+
+
+def judge_memory(sizes: Mapping[str, int], limit: int | None) -> Finding:
+    """`sizes` in bytes as /proc/meminfo names them; `limit` in bytes, by the control group."""
+    if "MemTotal" not in sizes:
+        return Finding("memory", UNKNOWN)
+    free = sizes.get("MemAvailable", sizes["MemTotal"])
+    value = f"{in_words(sizes['MemTotal'])}, {in_words(free)} available"
+    if limit is not None and limit < sizes["MemTotal"]:
+        value, free = f"{value}, limit {in_words(limit)}", min(free, limit)
+    if free >= GIB:
+        return Finding("memory", value)
+    lack = f"only {in_words(free)} to use, and a rank takes about 220 MiB before its first weight"
+    return Finding("memory", value, f"{lack}: start few ranks, or free some memory")
+
+
+def judge_shared_memory(disk: tuple[int, int] | None) -> Finding:
+    """`disk` is the size of /dev/shm and what is free of it, in bytes; None where there is none."""
+    if disk is None:
+        return Finding("shared memory", "none", "the ranks of this machine talk over TCP alone")
+    value = f"{in_words(disk[0])}, {in_words(disk[1])} free"
+    if disk[1] >= 256 * MIB:
+        return Finding("shared memory", value)
+    return Finding(
+        "shared memory",
+        value,
+        "too little to pass gradients between the ranks of this machine, which then talk over "
+        "TCP: give the container more, as in --shm-size=2g",
+    )
+
+
+def judge_compiler(found: Mapping[str, str | None]) -> Finding:
+    """`found` maps a compiler's name to its path, in order of preference."""
+    for path in found.values():
+        if path is not None:
+            return Finding("compiler", path)
+    names = ", ".join(found)
+    lack = f"none of {names} was found: the collectives run on torch alone, uncompiled"
+    return Finding("compiler", "none", f"{lack}; install gcc or clang")
+
+
+def judge_torch(version: str, threads: int, cores: float) -> Finding:
+    """`cores` are those that can be used, quota included."""
+    value = f"{version}, {threads} thread{'s' if threads > 1 else ''}"
+    if parse_version(version) < (2, 11):
+        return Finding("torch", value, "howdah needs torch 2.11 or newer: upgrade it")
+    if threads > cores:
+        lack = f"{threads} threads share {cores:g} cores and wait for each other"
+        return Finding("torch", value, f"{lack}: set OMP_NUM_THREADS={max(1, int(cores))}")
+    return Finding("torch", value)
+
+
+def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Finding:
+    """`capabilities` of the CPU by name, None where torch cannot tell; `vectors`, such as AVX2."""
+    if capabilities is None:
+        return Finding("cpu", f"{vectors}, bf16 {UNKNOWN}")
+    names = sorted(name for name, there in capabilities.items() if "bf16" in name and there)
+    if names:
+        return Finding("cpu", f"{vectors}, {' and '.join(names)}")
+    lack = "this CPU has no bf16 instructions: bf16 on it saves memory but no time"
+    return Finding("cpu", f"{vectors}, no bf16", lack)
+
+
+def judge_devices(
+    devices: list[tuple[str, int]], built_for: str | None, *, present: bool
+) -> Finding:
+    """Names and bytes of the `devices` torch sees; the CUDA version it was `built_for`, if any.
+
+    `present` tells whether the system has an NVIDIA device, seen by torch or not.
+    """
+    if devices:
+        names = (f"{name} {in_words(size)}" for name, size in devices)
+        return Finding("devices", f"{len(devices)}: {', '.join(names)}")
+    if not present:
+        return Finding("devices", "none; runs train on the CPU")
+    if built_for is None:
+        lack = "there is an NVIDIA device, but this torch was built without CUDA"
+        return Finding("devices", "none usable", f"{lack}: install a build with CUDA to use it")
+    lack = f"there is an NVIDIA device, but torch, built for CUDA {built_for}, cannot open it"
+    return Finding("devices", "none usable", f"{lack}: check the driver's version and access")
+
+
+def judge_network(interfaces: Iterable[Interface] | None, gloo: str) -> Finding:
+    """`gloo` is the address that torch's gloo binds to when it is not told an interface."""
+    if interfaces is None:
+        return Finding("network", UNKNOWN)
+    named = [interface for interface in interfaces if interface.addresses]
+    chosen = next((interface for interface in named if gloo in interface.addresses), None)
+    value = ", ".join(f"{interface.name} {' '.join(interface.addresses)}" for interface in named)
+    value = f"{value}; gloo takes {chosen.name if chosen else gloo}"
+    outward = [interface.name for interface in named if not interface.loopback]
+    if not outward:
+        lack = "there is only loopback: all ranks of a run must be on this machine"
+        return Finding("network", value, lack)
+    if chosen is None or chosen.loopback:
+        return Finding(
+            "network",
+            value,
+            "the host name leads to loopback, so gloo reaches no other machine: for runs on "
+            f"several, set GLOO_SOCKET_IFNAME={outward[0]}",
+        )
+    return Finding("network", value)
+
+
+def judge_open_files(soft: int, hard: int) -> Finding:
+    """The limits of the process, -1 for none."""
+    words = ["no limit" if limit < 0 else str(limit) for limit in (soft, hard)]
+    value = f"{words[0]}, can be raised to {words[1]}" if soft != hard else words[0]
+    if soft < 0 or soft >= 1024:
+        return Finding("open files", value)
+    lack = "a rank keeps a socket to every other rank: for many ranks raise it"
+    return Finding("open files", value, f"{lack} with ulimit -n 4096")
+
+
+def judge_disk(folder: Path, free: int, *, writable: bool) -> Finding:
+    """`folder` is the cache, or the folder above it that exists; `free` in bytes."""
+    value = f"{in_words(free)} free at {folder}"
+    if not writable:
+        return Finding("disk", value, f"{folder} cannot be written: give another folder")
+    if free < GIB:
+        lack = f"only {in_words(free)}: with Adam a checkpoint takes 12 bytes a parameter"
+        return Finding("disk", value, f"{lack}; free some, or give another folder")
+    return Finding("disk", value)
+
+
+def in_words(size: int) -> str:
+    """Bytes as a person reads them: 23.5 GiB, 64.0 MiB."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """(2, 13) of 2.13.0+cpu: the two numbers that decide what a torch can do."""
+    return tuple(int(word) for word in text.split(".")[:2])

@@ -1,0 +1,306 @@
+"""Cluster: the machines a run is planned for, as plain data: devices, memory, links, network.
+
+    node 0                              node 1
+    +-----------------------------+     +-----------------------------+
+    | host: memory, disk          |     |                             |
+    |   |  pcie                   |     |                             |
+    | device == device == device  |     | device == device == device  |
+    |   |  inside (nvlink)   |    |     |   |                    |    |
+    | nic                   nic   |     | nic                   nic   |
+    +--|---------------------|----+     +--|---------------------|----+
+       +----- between (infiniband): a network, Tree or Grid -----+
+
+A *node* is the set of devices that the fast link joins, whatever box they come in: 8 in an
+HGX board, 72 in an NVL72 rack. Ranks fill nodes in order: rank r sits on node r // 8.
+
+All numbers are nominal: what the data sheet promises, for one direction and without sparsity.
+What was measured, and the share of the promise that is assumed where nothing was, stand beside
+them; `attained` puts them in their place.
+"""
+
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+
+from howdah.base.errors import BadInput
+
+WORLD = 1 << 20  # ranks and devices that are planned for; no machine has as many
+
+
+@dataclass(frozen=True)
+class Link:
+    """A wire: its name, bytes/s in one direction, and seconds per message."""
+
+    name: str
+    bandwidth: float
+    latency: float
+
+
+def _links() -> dict[str, Link]:
+    # Bytes/s per direction and device. NVLink's data sheets add both directions (160, 300, 600,
+    # 900, 1800, 3600 GB/s). PCIe: 16 lanes.
+    nvlink = (80e9, 150e9, 300e9, 450e9, 900e9, 1800e9)
+    pcie = {3: 15.75e9, 4: 31.5e9, 5: 63e9, 6: 121e9}
+    # One port of InfiniBand, and Ethernet, in Gb/s.
+    ports = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
+    ethernet = {"1gbe": 1, "10gbe": 10, "25gbe": 25, "100gbe": 100}
+    # Seconds per message are those of NCCL's own cost model (src/graph/tuning.cc, hwLatencies,
+    # Ring with the Simple protocol: NVLink 3.4, PCI 5.7, network 14.0 us). Ethernet stands for
+    # TCP through the kernel: 50 us, rough.
+    return {
+        **{f"nvlink{n}": Link(f"nvlink{n}", rate, 3.4e-6) for n, rate in enumerate(nvlink, 1)},
+        **{f"pcie{n}": Link(f"pcie{n}", rate, 5.7e-6) for n, rate in pcie.items()},
+        **{name: Link(name, rate * 1e9 / 8, 14e-6) for name, rate in ports.items()},
+        **{name: Link(name, rate * 1e9 / 8, 50e-6) for name, rate in ethernet.items()},
+    }
+
+
+LINKS = _links()  # a cluster file may name one of these instead of giving its numbers
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Dense FLOP/s by precision of the operands, summed in float32 or wider; None has no such."""
+
+    float64: float | None = None
+    float32: float | None = None
+    tf32: float | None = None
+    fp16: float | None = None
+    bf16: float | None = None
+    fp8: float | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator, or one core that acts as one.
+
+    memory     bytes
+    bandwidth  of that memory, bytes/s
+    reserved   bytes of it that are gone before the first tensor (driver, context)
+    watts      at full load (the board's limit); None is not published
+    idle       watts while it waits
+    price      to buy, USD; None is not known
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: Flops
+    reserved: float = 0.0
+    watts: float | None = None
+    idle: float = 0.0
+    price: float | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a node offers for offload.
+
+    memory          bytes per node
+    link            between one device and the host's memory, all devices at once
+    disk            bytes per node
+    disk_bandwidth  bytes/s per node
+    """
+
+    memory: float
+    link: Link
+    disk: float = 0.0
+    disk_bandwidth: float = 0.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """Switches that join `nodes` nodes each, with 1/`oversubscription` of their bandwidth up."""
+
+    nodes: int
+    oversubscription: float
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Switches over switches, the lowest first. Flat has no level, spine-leaf one."""
+
+    levels: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Devices wired to their neighbours in each dim; ranks fill it with the last dim fastest.
+
+    dims    devices along each dim
+    wraps   a dim closes to a ring when its size is a multiple of this: 0 is a mesh, 1 a torus,
+            and 4 or 16 a slice of a TPU pod
+    slices  the dims that other sizes of the same machine have
+    """
+
+    dims: tuple[int, ...]
+    wraps: int = 1
+    slices: tuple[tuple[int, ...], ...] = ()
+
+    def closed(self, dim: int) -> bool:
+        return self.wraps > 0 and self.dims[dim] % self.wraps == 0
+
+
+Network = Tree | Grid
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The share of a nominal number that a first plan counts on where nothing was measured.
+
+    matmul   of dense FLOP/s: A100, H100, B200 reach 271, 794, 1745 of 312, 989, 2250 TFLOP/s
+    memory   of its bandwidth: a rule of thumb
+    inside   of a node's link: eight A100 all-reduce 1 GiB at 224 of 300 GB/s, eight V100 at 135
+             of 150 (traces of vTrain, github.com/VIA-Research/vTrain)
+    between  of a card: TPU links reach 90 of 100 GB/s, but published clusters have been seen at
+             a tenth of theirs; measure it
+    """
+
+    matmul: float = 0.78
+    memory: float = 0.8
+    inside: float = 0.75
+    between: float = 0.8
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices in nodes, the links inside and between them, and what an hour of them costs.
+
+    between   one network card of a node; in a Grid, one wire between neighbours, and `inside`
+              is the same; where a node stands alone it is the same as `inside`
+    nics      network cards per node, shared by its devices (a Grid has none: 1)
+    rent      USD per device and hour; None is not known
+    pue       power of the whole site over that of the devices
+    carbon    kg of CO2 per kWh
+    measured  (dotted name of a field, value), such as ("device.flops.bf16", 271e12)
+    """
+
+    name: str
+    device: Device
+    devices_per_node: int
+    nodes: int
+    inside: Link
+    between: Link
+    network: Network
+    host: Host
+    nics: int = 1
+    summary: str = ""
+    rent: float | None = None
+    # Of the Llama model cards, arXiv 2302.13971 section 6.
+    pue: float = 1.1
+    carbon: float = 0.385
+    efficiency: Efficiency = Efficiency()
+    measured: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def devices(self) -> int:
+        return self.devices_per_node * self.nodes
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is one node with no network to others."""
+        return isinstance(self.network, Tree) and self.between == self.inside
+
+
+def peak(device: Device, precision: str) -> float:
+    """Dense FLOP/s at `precision`. Raises BadInput when the device has no such arithmetic."""
+    known = {field.name: getattr(device.flops, field.name) for field in fields(Flops)}
+    rate: float | None = known.get(precision)
+    if rate is None:
+        offered = ", ".join(name for name, value in known.items() if value is not None)
+        raise BadInput(f"{device.name} has no {precision} arithmetic; it has {offered}")
+    return rate
+
+
+# -- what a plan counts on -----------------------------------------------------
+
+
+def attained(cluster: Cluster) -> Cluster:
+    """The same cluster with the numbers a plan should count on instead of the nominal ones.
+
+    Measured where there is a measurement, else nominal × the stated efficiency. Latencies,
+    sizes and prices that were not measured stay. Applying it twice changes nothing.
+    """
+    stated = {name: value for name, _, value in expected(cluster)}
+    counted = cluster
+    for name, value in {**stated, **dict(cluster.measured)}.items():
+        counted = _with(counted, name.split("."), value)
+    if isinstance(cluster.network, Grid):
+        counted = replace(counted, inside=counted.between)  # the same wires
+    elif cluster.alone:
+        counted = replace(counted, between=counted.inside)
+    return replace(counted, measured=(), efficiency=Efficiency(1.0, 1.0, 1.0, 1.0))
+
+
+def expected(cluster: Cluster) -> list[tuple[str, float, float]]:
+    """(dotted name, share assumed, nominal × share) of each number that efficiency lowers."""
+    share = cluster.efficiency
+    rates = [
+        (f"device.flops.{field.name}", share.matmul)
+        for field in fields(Flops)
+        if getattr(cluster.device.flops, field.name) is not None
+    ]
+    inside = [] if isinstance(cluster.network, Grid) else [("inside.bandwidth", share.inside)]
+    between = [] if cluster.alone else [("between.bandwidth", share.between)]
+    shares = [*rates, ("device.bandwidth", share.memory), *inside, *between]
+    return [(name, part, part * nominal(cluster, name)) for name, part in shares]
+
+
+def nominal(cluster: Cluster, name: str) -> float:
+    """The number at a dotted name, such as inside.bandwidth."""
+    value: Any = cluster
+    for part in name.split("."):
+        value = getattr(value, part)
+    return float(value)
+
+
+def _with(tree: Any, path: list[str], value: float) -> Any:
+    head, *rest = path
+    return replace(tree, **{head: _with(getattr(tree, head), rest, value) if rest else value})
+
+
+# -- sizes ---------------------------------------------------------------------
+
+
+def resized(cluster: Cluster, devices: int) -> Cluster:
+    """The same kind of machine with another number of devices.
+
+    Whole nodes, or part of a single one; of a Grid, one of its slices. Raises BadInput with
+    the nearest sizes that exist.
+    """
+    per_node = cluster.devices_per_node
+    if devices > WORLD:
+        raise BadInput(
+            f"cluster {cluster.name} with {devices:,} devices is too large; at most {WORLD:,} are "
+            "planned for"
+        )
+    if isinstance(cluster.network, Grid):
+        grid = cluster.network
+        sizes = {prod(dims): dims for dims in (*grid.slices, grid.dims)}
+        if devices not in sizes:
+            raise BadInput(_no_size(cluster, devices, sorted(sizes)))
+        network = replace(grid, dims=sizes[devices])
+        nodes = max(1, devices // per_node)
+        part = min(devices, per_node)
+        return replace(cluster, network=network, nodes=nodes, devices_per_node=part)
+    if 0 < devices < per_node:
+        nics = max(1, cluster.nics * devices // per_node)
+        return replace(cluster, nodes=1, devices_per_node=devices, nics=nics)
+    if cluster.alone and devices != per_node:
+        raise BadInput(_no_size(cluster, devices, [per_node]))
+    if devices < 1 or devices % per_node:
+        below = devices // per_node * per_node
+        raise BadInput(_no_size(cluster, devices, [n for n in (below, below + per_node) if n > 0]))
+    return replace(cluster, nodes=devices // per_node)
+
+
+def _no_size(cluster: Cluster, devices: int, sizes: list[int]) -> str:
+    below = [size for size in sizes if size < devices][-1:]
+    above = [size for size in sizes if size > devices][:1]
+    near = " or ".join(f"{cluster.name}x{size}" for size in (*below, *above))
+    held = f"has {cluster.devices_per_node} devices in a node"
+    if isinstance(cluster.network, Grid):
+        held = "comes in slices of fixed sizes"
+    elif cluster.alone:
+        held = f"is one node of {cluster.devices_per_node} devices"
+    return f"cluster {cluster.name} {held}, so not {devices}; use {near}"

@@ -1,0 +1,192 @@
+"""Laying a model's weights in flat buffers, one per unit.
+
+A model is built on the meta device, where it costs nothing. `flatten` allocates the buffers of
+the plan and makes every parameter a view into them:
+
+    weights     compute dtype        what the model multiplies with: whole, or the own range, and
+                                     whole only while they are used (`zero3.py`)
+    masters     at least float32     what this rank's optimizer updates: its own range of the unit.
+                                     Where the weights are wide, a view of them
+    gradients   at least float32     what backward adds to, whole; parameter.grad is a view of it
+    summed      at least float32     the own range of the sum over the replicas: a view of
+                                     `gradients`, or, where shares add up, all that is kept
+
+so that a reduction, an optimizer step or a checkpoint works on runs of memory, and never on
+some hundred small tensors. bf16 weights get float32 gradients through `Tensor.grad_dtype`.
+
+The own range is everything where each replica updates everything; ZeRO makes it a share.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from howdah.base.seeds import key
+from howdah.model.noise import fill_normal
+from howdah.model.norm import promoted
+from howdah.plan.boxes import Piece
+from howdah.plan.flat_buffers import Buffer, pieces
+from howdah.shapes.weights import Weight
+
+Fill = Callable[[Piece, Tensor], None]  # writes a piece's elements into a 1-D tensor
+Own = Callable[[Buffer], tuple[int, int]]  # the range [start, stop) that this rank updates
+
+
+class Whole(NamedTuple):
+    """What is kept whole; of the rest, the own range alone is kept."""
+
+    gradients: bool = True
+    weights: bool = True
+
+
+ALL = Whole()
+
+
+@dataclass(frozen=True)
+class FlatUnit:
+    """The flat tensors of one unit: whole ones, and those of the own range from `start` on.
+
+    weights     whole, or the own range alone
+    gradients   None where only the own share is kept between micro-batches
+    """
+
+    buffer: Buffer
+    start: int
+    weights: Tensor
+    masters: Tensor
+    gradients: Tensor | None
+    summed: Tensor
+
+    @property
+    def stop(self) -> int:
+        """Where the own range ends."""
+        return self.start + len(self.masters)
+
+    @property
+    def shared_out(self) -> bool:
+        """Whether weights are the own range alone."""
+        return len(self.weights) < self.buffer.length
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The named tensors inside one of the unit's whole flat tensors."""
+        return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
+
+    def publish(self) -> None:
+        """Casts the masters to the own range of the weights, after an update or a load."""
+        if self.weights.dtype != self.masters.dtype:
+            whole = not self.shared_out
+            own = self.weights[self.start : self.stop] if whole else self.weights
+            own.copy_(self.masters)
+
+
+def everything(buffer: Buffer) -> tuple[int, int]:
+    """The own range of a rank that updates all."""
+    return 0, buffer.length
+
+
+def flatten(
+    model: nn.Module,
+    buffers: tuple[Buffer, ...],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: Own = everything,
+    whole: Whole = ALL,
+) -> dict[str, FlatUnit]:
+    """Moves a model from the meta device into flat units, in forward order; not yet filled.
+
+    Without whole weights, what is cut stays behind on the meta device, as names alone.
+    """
+    units: dict[str, FlatUnit] = {}
+    names: set[str] = set()
+    for buffer in buffers:
+        unit = units[buffer.unit] = _allocate(buffer, dtype, device, own(buffer), whole)
+        names.update(buffer.names)
+        if unit.shared_out:
+            continue
+        gradients = unit.views(unit.gradients) if unit.gradients is not None else {}
+        for name, view in unit.views(unit.weights).items():
+            _replace(model, name, view, gradients.get(name), unit.summed.dtype)
+    left = [name for name, _ in model.named_parameters() if name not in names]
+    assert not left, f"the table does not list {left}"
+    return units
+
+
+def _allocate(
+    buffer: Buffer,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: tuple[int, int],
+    whole: Whole,
+) -> FlatUnit:
+    (start, stop), wide = own, promoted(dtype)
+    length = buffer.length if whole.weights else stop - start
+    weights = torch.zeros(length, dtype=dtype, device=device)
+    mine = weights[start:stop] if whole.weights else weights
+    masters = mine if dtype == wide else mine.new_zeros(stop - start, dtype=wide)
+    gradients = weights.new_zeros(buffer.length, dtype=wide) if whole.gradients else None
+    summed = masters.new_zeros(stop - start) if gradients is None else gradients[start:stop]
+    return FlatUnit(buffer, start, weights, masters, gradients, summed)
+
+
+def _replace(
+    model: nn.Module, name: str, view: Tensor, gradient: Tensor | None, wide: torch.dtype
+) -> None:
+    path, _, leaf = name.rpartition(".")
+    parameter = nn.Parameter(view)
+    if wide != view.dtype:
+        parameter.grad_dtype = wide
+    parameter.grad = gradient
+    setattr(model.get_submodule(path), leaf, parameter)
+
+
+def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
+    """Fills masters and weights piece by piece; weights of other ranks' ranges too where they are
+    kept, so that nothing has to be sent before the first step.
+    """
+    for unit in units.values():
+        masters = unit.masters
+        if unit.shared_out:
+            for piece, start, stop in pieces(unit.buffer, unit.start, unit.stop):
+                fill(piece, masters[start - unit.start : stop - unit.start])
+            unit.publish()
+            continue
+        whole = masters.new_zeros(unit.buffer.length)
+        for piece, start, stop in pieces(unit.buffer, 0, unit.buffer.length):
+            fill(piece, whole[start:stop])
+        unit.weights.copy_(whole)
+        masters.copy_(whole[unit.start : unit.stop])
+
+
+def fresh(weights: tuple[Weight, ...], seed: int) -> Fill:
+    """Fills pieces with fresh weights: a function of (seed, name, place in the tensor) alone."""
+    table = {weight.name: weight for weight in weights}
+
+    def fill(piece: Piece, out: Tensor) -> None:
+        weight, name = table[piece.name], key(seed, "weight", piece.name)
+        places = places_of(piece)
+        fill_normal(out, key=name, places=places, mean=weight.mean, spread=weight.spread)
+
+    return fill
+
+
+def places_of(piece: Piece) -> Callable[[Tensor], Tensor]:
+    """Where in the whole tensor, row by row, the elements of a piece stand (int64, 1-D)."""
+    corner, size = piece.box.corner, piece.box.size
+    strides = [prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
+
+    def places(index: Tensor) -> Tensor:
+        rest, found = index + piece.start, torch.zeros_like(index)
+        for first, length, stride in reversed(list(zip(corner, size, strides, strict=True))):
+            found += (rest % length + first) * stride
+            rest = rest // length
+        return found
+
+    if size[1:] == piece.shape[1:]:  # whole rows follow each other
+        offset = piece.start + (corner[0] * strides[0] if corner else 0)
+        return lambda index: index + offset
+    return places

@@ -1,0 +1,70 @@
+"""Whole tensors by name, whatever the layout, for inspection, tests and `verify`.
+
+    full_parameter(placed, "layers.0.attention.q.weight")     the master weight
+    full_gradient(placed, ...)                                summed over the ranks, after a step
+    full_state(placed, ..., "exp_avg")                        optimizer state
+
+Each returns a fresh tensor of the global shape. All ranks of the layout call together: every
+element is counted by one rank, so each writes what it counts into zeros, and the sum is the whole.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from howdah.base.errors import BadInput, nearest
+from howdah.parallel.apply import Placed
+from howdah.parallel.flat_params import FlatUnit, places_of
+from howdah.plan.flat_buffers import pieces
+
+Own = Callable[[FlatUnit], Tensor]  # a tensor of the unit's own range
+
+
+def full_parameter(placed: Placed, name: str) -> Tensor:
+    """The master weight `name`, at least float32."""
+    return _whole(placed, name, lambda unit: unit.masters)
+
+
+def full_gradient(placed: Placed, name: str) -> Tensor:
+    """The gradient of the global batch for `name`, at least float32; after clipping."""
+    return _whole(placed, name, lambda unit: unit.summed)
+
+
+def full_state(placed: Placed, name: str, state: str) -> Tensor:
+    """The optimizer's `state` of `name`: exp_avg, exp_avg_sq, momentum_buffer or square_avg."""
+    names = placed.plan.method.optimizer.states
+    if state not in names:
+        raise BadInput(f"no state {state!r} of {name}{nearest(state, names)}")
+
+    def own(unit: FlatUnit) -> Tensor:
+        found = torch.zeros_like(unit.masters)
+        for part in placed.ranges:
+            if part.unit == unit.buffer.unit and part.master.numel():
+                values = placed.optimizer.state[part.master][state]
+                found[part.start - unit.start : part.stop - unit.start] = values
+        return found
+
+    return _whole(placed, name, own)
+
+
+def _whole(placed: Placed, name: str, own: Own) -> Tensor:
+    if name not in parameter_names(placed):
+        raise BadInput(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
+    weight = placed.plan.weight(name)
+    like = next(iter(placed.units.values())).masters
+    out = like.new_zeros(weight.elements)
+    for unit, first, last in placed.counted():
+        if unit.buffer.unit != weight.unit:
+            continue
+        for piece, start, stop in pieces(unit.buffer, first, last):
+            if piece.name == name:
+                index = torch.arange(piece.elements, device=out.device)
+                out[places_of(piece)(index)] = own(unit)[start - unit.start : stop - unit.start]
+    placed.mesh.world.all_reduce(out)
+    return out.view(weight.shape)
+
+
+def parameter_names(placed: Placed) -> list[str]:
+    """All names, in forward order."""
+    return [weight.name for weight in placed.plan.weights]

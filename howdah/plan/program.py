@@ -1,0 +1,119 @@
+"""A plan's pipeline: the schedule that its layout names, and the stages that hold one embedding.
+
+layout pp2 1f1b x3      rank 0   0F0 0F1 0B0 0F2 0B1 0B2       training
+                        rank 1   1F0 1B0 1F1 1B1 1F2 1B2
+                        rank 0   0F0 0F1 0F2                   evaluation: the forwards alone,
+                        rank 1   1F0 1F1 1F2                   in the same order
+
+In place of the schedule that a layout names, a plan takes one of the user's own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from howdah.base.errors import BadInput, several
+from howdah.plan.layout import Layout
+from howdah.plan.plan import Plan, make_stages
+from howdah.plan.schedule.actions import Kind, Schedule, homes
+from howdah.plan.schedule.check import check_schedule
+from howdah.plan.schedule.lowering import Lowered, lower
+from howdah.plan.schedule.registry import build
+
+
+def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
+    """The order of a step's actions, with the plan's micro-batches or fewer: the batch may grow
+    during a run.
+    """
+    layout, micros = plan.layout, plan.micros if micros is None else micros
+    if plan.schedule:
+        return _first(plan.schedule, micros)
+    return build(
+        layout.schedule or "1f1b",
+        ranks=layout.pp,
+        micros=micros,
+        virtual=layout.virtual,
+        slices=layout.slices,
+    )
+
+
+def program_of(plan: Plan, micros: int | None = None) -> Lowered:
+    """Everything that each pipeline rank does in a training step. Weights that are shared out
+    are gathered unit by unit, inside of the actions.
+    """
+    return lower(
+        schedule_of(plan, micros),
+        reduce_each=plan.layout.accumulate == "shard",
+        tied=tied_stages(plan),
+    )
+
+
+def with_schedule(plan: Plan, schedule: Schedule) -> Plan:
+    """The plan with a schedule of one's own, and the stages that it wants.
+
+    Raises BadInput with everything that is wrong with it, a sentence each.
+    """
+    problems = [*check_schedule(schedule), *_misfits(schedule, plan.layout)]
+    if problems:
+        raise BadInput(several([f"schedule {schedule.name}: {what}" for what in problems]))
+    stages = make_stages(plan.shape, plan.layout, plan.sequence, homes(schedule))
+    return replace(plan, schedule=schedule, stages=stages)
+
+
+def _misfits(schedule: Schedule, layout: Layout) -> Iterator[str]:
+    """Why a schedule that can run cannot run on this layout."""
+    ranks, stages = len(schedule.programs), layout.pp * layout.virtual
+    if ranks != layout.pp:
+        yield f"it has {ranks} ranks and the layout pp{layout.pp}; say pp{ranks}"
+    elif schedule.stages != stages:
+        yield (
+            f"it has {schedule.stages} stages and the layout {stages}; with v stages on each rank, "
+            "say interleaved and v"
+        )
+    if ranks == layout.pp:
+        empty = [rank for rank, program in enumerate(schedule.programs) if not program]
+        for rank in empty:
+            yield f"rank {rank} has no stage; give every rank one, or say pp{ranks - len(empty)}"
+    if schedule.micros != layout.micros:
+        yield (
+            f"it has {schedule.micros} micro-batches and the layout x{layout.micros}; give the "
+            f"layout x{schedule.micros}, or the batch other sizes"
+        )
+    if schedule.slices > 1:
+        yield "it cuts micro-batches into token slices, which cannot be run yet; use slices 1"
+    if any(a.kind is Kind.UPDATE for program in schedule.programs for a in program):
+        yield "it updates weights before the step has ended, which is another method; drop its U"
+
+
+def _first(schedule: Schedule, micros: int) -> Schedule:
+    """The same for the first micro-batches alone: the others never waited for those left out."""
+    programs = (
+        tuple(action for action in program if action.micro < micros)
+        for program in schedule.programs
+    )
+    return schedule._replace(micros=micros, programs=tuple(programs))
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The same schedule without its backwards."""
+    programs = (
+        tuple(action for action in program if action.kind is Kind.FORWARD)
+        for program in schedule.programs
+    )
+    return schedule._replace(programs=tuple(programs))
+
+
+def tied_stages(plan: Plan) -> tuple[int, int] | None:
+    """The two stages that hold one embedding, if they are on two ranks."""
+    if not plan.shape.tied or len(plan.unit_homes["tied"]) != 2:
+        return None
+    first, last = (
+        next(stage for stage, parts in enumerate(plan.stages.parts) if part in parts)
+        for part in ("embedding", "head")
+    )
+    return first, last
+
+
+def stage_parts(plan: Plan, place: int) -> dict[int, tuple[str, ...]]:
+    """The stages of the pipeline rank at `place`, each with its parts."""
+    pairs = zip(plan.stages.parts, plan.stages.where, strict=True)
+    return {stage: parts for stage, (parts, home) in enumerate(pairs) if home == place}

@@ -1,0 +1,328 @@
+"""What autograd keeps between the forward and the backward pass, tensor by tensor.
+
+Which tensors those are depends on the operations more than on the model, so a list belongs to a
+set of kernels:
+
+    CLASSIC    attention as matrices, and dropout: s·b·h·(34 + 5·a·s/h) bytes for a block of GPT,
+               https://arxiv.org/abs/2205.05198, section 4.1
+    FLASH      flash attention (https://arxiv.org/abs/2205.14135) and a fused gate, no dropout
+    howdah()   what this project's own model keeps on a CPU, to the byte
+
+Bytes for each token of a Llama block in 16 bits, with FLASH, and what cuts them:
+
+    attention norm input     2·h            tp with sp         feedforward norm input   2·h
+    attention input          2·h            tp with sp         feedforward input        2·h
+    q                        2·a·d          tp                 gate, up                 4·f
+    k, v                     4·k·d          tp                 product                  2·f
+    attention output         2·a·d          tp
+    log-sum-exps             4·a            tp
+
+A list does not change with the layout: `bytes_of` takes what a rank sees (`dims.Local`).
+
+Not measured, but derived from their operators: latent attention, experts (evenly loaded, no token
+dropped, the copies for the experts whole on each rank of tp), cross attention.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+from howdah.shapes.dims import OF_SOURCE, Dim, Local, Per
+from howdah.shapes.shape import ModelShape
+
+Recompute = Literal["none", "selective", "full"]
+# The format of the computation; it or float32, whichever has more digits; and fixed ones.
+Kind = Literal["compute", "wide", "float32", "int64", "byte"]
+FIXED = {"float32": 4, "int64": 8, "byte": 1}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that is kept: one number for each `per` and place of `dims`.
+
+    core   made between the queries and the output of attention; selective recomputation drops it
+    copy   one that is made only where a rank has several of this dim: of one, it is a view
+    again  the output of attention where it lies as the projection takes it: kept, and yet made
+           once more by selective recomputation
+    """
+
+    name: str
+    per: Per
+    dims: tuple[Dim, ...] = ()
+    kind: Kind = "compute"
+    core: bool = False
+    again: bool = False
+    copy: Dim | None = None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the operations of a framework keep.
+
+    logits      the tensors of V numbers for each token in the head; none where it works in chunks
+    flash       attention keeps a number for each query, instead of its probabilities
+    dropout     masks of a byte behind embedding, attention, feed-forward and probabilities
+    activated   the gated feed-forward keeps act(gate) beside gate and up
+    small       also what is small: norms' statistics, rotary angles, token numbers
+    narrow      formats of 16 bits are widened or copied where howdah's model says why: LayerNorm
+                keeps its input in float32, and grouped heads are repeated
+    own         operations of `parallel/ops.py`: LayerNorm keeps its input as it is
+    packed      a row of tokens holds several documents, each attended to by itself
+    gathered    linears keep all of an input that sp has gathered, instead of its slice
+    """
+
+    logits: tuple[tuple[str, Kind], ...] = ()
+    flash: bool = True
+    dropout: bool = False
+    activated: bool = False
+    small: bool = False
+    narrow: bool = False
+    own: bool = False
+    packed: bool = False
+    gathered: bool = False
+
+
+CLASSIC = Kernels((("logits", "float32"),), flash=False, dropout=True, activated=True)
+FLASH = Kernels(
+    (("logits", "compute"), ("logits in float32", "float32"), ("their gradient", "float32"))
+)
+
+
+def howdah(
+    *, compute: int, dropout: bool = False, packed: bool = False, own: bool = False
+) -> Kernels:
+    """What howdah's own model keeps, computing in formats of `compute` bytes on a CPU."""
+    return Kernels(
+        dropout=dropout, activated=True, small=True, narrow=compute < 4, own=own, packed=packed
+    )
+
+
+def saved(
+    shape: ModelShape, part: str, kernels: Kernels, recompute: Recompute = "none"
+) -> tuple[Saved, ...]:
+    """What one part keeps. Recomputation is about blocks: `selective` drops the attention core,
+    `full` all but the block's input.
+    """
+    stack, _, layer = part.partition(".")
+    if stack == "head":
+        return tuple(_head(shape, kernels))
+    selective = recompute == "selective"
+    if layer and recompute == "full":
+        listed = [Saved("block input", "sp_token", (_width(shape),))]
+    elif layer:
+        kept = _block(shape, stack, int(layer), kernels, selective=selective)
+        listed = [one for one in kept if not (one.core and selective)]
+    else:
+        listed = list(_embedding(shape, kernels))
+    if part == f"encoder.{shape.encoder_layers - 1}" and shape.norm_at == "before":
+        listed += _norm(shape, kernels, "encoder norm")
+    if stack == "encoder" or (stack == "embedding" and shape.encoder_layers):
+        return tuple(replace(one, per=OF_SOURCE.get(one.per, one.per)) for one in listed)
+    return tuple(listed)
+
+
+def made_again(
+    shape: ModelShape, part: str, kernels: Kernels, recompute: Recompute
+) -> tuple[Saved, ...]:
+    """What the second run of one part makes, beside what was kept: it is there until the part's
+    backward pass is done.
+    """
+    if recompute == "none" or "." not in part:
+        return ()
+    whole = saved(shape, part, kernels)
+    if recompute == "selective":
+        return tuple(one for one in whole if one.core or one.again)
+    block_input = "attention norm input" if shape.norm_at == "before" else "attention input"
+    return tuple(one for one in whole if one.name not in (block_input, "encoder norm input"))
+
+
+def shared(shape: ModelShape, kernels: Kernels) -> tuple[Saved, ...]:
+    """What the blocks of one pipeline stage keep once, together."""
+    kept = []
+    if kernels.small and shape.positions == "rotary":
+        turned = shape.latent.rotary if shape.latent else shape.d
+        angles = (Dim("cosine and sine", 2), Dim("head", turned // 2))
+        kept.append(Saved("rotary angles", "token", angles, "wide"))
+    if shape.family == "encoder-decoder":
+        kept.append(Saved("encoder output", "sp_source", (_width(shape),)))
+    return tuple(kept)
+
+
+def bytes_of(kept: Iterable[Saved], of: Local, *, compute: int = 2) -> int:
+    """Bytes on the rank `of`, computing in a format of `compute` bytes."""
+    size = {"compute": compute, "wide": max(compute, 4), **FIXED}
+    return sum(
+        of.counts[one.per] * prod(of.size(dim) for dim in one.dims) * size[one.kind]
+        for one in kept
+        if one.copy is None or of.size(one.copy) > 1
+    )
+
+
+# -- the lists -----------------------------------------------------------------
+
+
+def _width(shape: ModelShape) -> Dim:
+    return Dim("width", shape.width)
+
+
+def _block(
+    shape: ModelShape, stack: str, layer: int, kernels: Kernels, *, selective: bool
+) -> Iterator[Saved]:
+    """Norms in front keep their sub-layer's input as output, norms behind the block's input."""
+    yield from _sublayer(shape, kernels, "attention")
+    if shape.latent:
+        yield from _latent(shape, kernels)
+    else:
+        yield from _attention(shape, kernels, selective=selective)
+    if stack == "layers" and shape.family == "encoder-decoder":
+        yield from _sublayer(shape, kernels, "cross")
+        yield from _cross(shape, kernels, selective=selective)
+    yield from _sublayer(shape, kernels, "feedforward")
+    if stack == "layers" and shape.sparse(layer):
+        yield from _experts(shape, kernels)
+    else:
+        yield from _inner(shape, kernels, Dim("ffn", shape.ffn))
+
+
+def _sublayer(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
+    """What surrounds a sub-layer: its norm, its input, its dropout."""
+    yield from _norm(shape, kernels, f"{name} norm")
+    yield Saved(f"{name} input", "token" if kernels.gathered else "sp_token", (_width(shape),))
+    if kernels.dropout:
+        yield Saved(f"{name} dropout", "sp_token", (_width(shape),), "byte")
+
+
+def _norm(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
+    width, layernorm = _width(shape), shape.norm == "layernorm"
+    widened = kernels.narrow and layernorm and not kernels.own
+    yield Saved(f"{name} input", "sp_token", (width,), "wide" if widened else "compute")
+    if kernels.small:
+        yield Saved(f"{name} scale", "sp_token", (), "wide")
+        if layernorm:
+            yield Saved(f"{name} mean", "sp_token", (), "wide")
+        if widened:
+            yield Saved(f"{name} weight and bias", "once", (Dim("both", 2), width), "wide")
+
+
+def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
+    """Keys and values that are repeated are kept so, and only so, unless they are made again."""
+    query, key = Dim("query", shape.heads * shape.d), Dim("key", shape.k * shape.d)
+    if shape.query_key_norm:
+        yield Saved("q norm input", "token", (query,))
+        yield Saved("k norm input", "token", (key,))
+        if kernels.small:
+            yield Saved("q norm scale", "token", (Dim("heads", shape.heads),), "wide")
+            yield Saved("k norm scale", "token", (Dim("kv_heads", shape.k),), "wide")
+    repeated = kernels.narrow and shape.k < shape.heads
+    yield Saved("q", "token", (query,))
+    for name in "kv":
+        if repeated:
+            yield Saved(f"{name} repeated", "token", (query,), core=True)
+        if selective or not repeated:
+            yield Saved(name, "token", (key,))
+    yield from _core(shape, kernels, query)
+
+
+def _cross(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
+    """The same, but keys and values are the source's, and pairs a target's with a source's."""
+    for one in _attention(shape, kernels, selective=selective):
+        elsewhere: dict[Per, Per] = {"pair": "cross_pair"}
+        if one.name[0] in "kv":
+            elsewhere["token"] = "source"
+        yield replace(one, name=f"cross {one.name}", per=elsewhere.get(one.per, one.per))
+
+
+def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+    """Keys and values unfolded; the latents pass a norm (https://arxiv.org/abs/2405.04434)."""
+    latent = shape.latent
+    assert latent is not None
+    if latent.query_rank:
+        yield Saved("q latent norm input", "token", (Dim("rank", latent.query_rank),))
+        yield Saved("q latent", "token", (Dim("rank", latent.query_rank),))
+    # the rotary key is made by the same product, and lies beside
+    down = Dim("rank", latent.kv_rank + latent.rotary)
+    yield Saved("kv latent norm input", "token", (down,))
+    yield Saved("kv latent", "token", (Dim("rank", latent.kv_rank),))
+    query, value = Dim("query", shape.heads * shape.d), Dim("query", shape.heads * latent.value)
+    yield Saved("q", "token", (query,))
+    yield Saved("k", "token", (query,))
+    yield Saved("v", "token", (value,))
+    yield from _core(shape, kernels, value)
+
+
+def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
+    heads = (Dim("heads", shape.heads),)
+    # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and the
+    # projection keeps a copy that lies token by token.
+    by_head = kernels.small and (shape.positions == "rotary" or kernels.packed)
+    if kernels.flash:
+        if by_head:
+            one = None if kernels.packed else Dim("heads", shape.heads)  # documents are joined
+            yield Saved("attention output by head", "token", (output,), core=True, copy=one)
+        yield Saved("log-sum-exps", "token", heads, "wide", core=True)
+    else:
+        yield Saved("probabilities", "pair", heads, core=True)
+        if kernels.dropout:
+            yield Saved("probabilities dropout", "pair", heads, "byte", core=True)
+            yield Saved("probabilities dropped", "pair", heads, core=True)
+    yield Saved("attention output", "token", (output,), again=kernels.flash and not by_head)
+
+
+def _inner(
+    shape: ModelShape, kernels: Kernels, inner: Dim, prefix: str = "", *copies: Dim
+) -> Iterator[Saved]:
+    """Between the matrices of a feed-forward. The gradient of ReLU needs its output alone."""
+    names = ["down input"] if shape.feedforward == "relu" else ["up", "down input"]
+    if shape.gated:
+        names += ["gate", "activated gate"] if kernels.activated else ["gate"]
+    for name in names:
+        yield Saved(f"{prefix}{name}", "token", (*copies, inner))
+
+
+def _experts(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+    """The router's choice, a copy of each token for each expert it goes to, and their outputs,
+    which are kept for the gradient of the weights that add them up.
+    """
+    experts, width = shape.experts, _width(shape)
+    assert experts is not None
+    every, chosen = Dim("choice", experts.number), Dim("chosen", experts.chosen)
+    yield Saved("router probabilities", "sp_token", (every,), "wide")
+    yield Saved("chosen weights", "sp_token", (chosen,), "wide")
+    yield Saved("chosen numbers", "sp_token", (chosen,), "int64")
+    yield Saved("expert input", "token", (chosen, width))
+    yield from _inner(shape, kernels, Dim("expert_ffn", experts.ffn), "expert ", chosen)
+    yield Saved("expert output", "token", (chosen, width))
+    if experts.shared:
+        yield from _inner(shape, kernels, Dim("ffn", experts.shared), "shared ")
+
+
+def _embedding(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+    if kernels.small:
+        yield Saved("tokens", "token", (), "int64")
+        if shape.positions == "learned":
+            yield Saved("positions", "token", (), "int64")
+        if shape.token_types:
+            yield Saved("token types", "token", (), "int64")
+    if shape.embedding_norm:
+        yield from _norm(shape, kernels, "embedding norm")
+    if kernels.dropout:
+        yield Saved("embedding dropout", "sp_token", (_width(shape),), "byte")
+
+
+def _head(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+    width, vocab = _width(shape), Dim("vocab", shape.vocab)
+    if shape.norm_at == "before":
+        yield from _norm(shape, kernels, "final norm")
+    if shape.transform:
+        yield Saved("transform input", "sp_token", (width,))
+        yield Saved("transform output", "sp_token", (width,))
+        yield from _norm(shape, kernels, "transform norm")
+    yield Saved("head input", "token" if kernels.gathered else "sp_token", (width,))
+    for name, kind in kernels.logits:
+        yield Saved(name, "token", (vocab,), kind)
+    if not kernels.logits:
+        yield Saved("labels", "token", (), "int64")
+        yield Saved("log-sum-exps", "token", (), "wide")
+        yield Saved("last chunk's exponentials", "chunk", (vocab,), "wide")
+        yield Saved("their sums", "chunk", (), "wide")

@@ -1,0 +1,264 @@
+"""The one table: every weight of a model by name, with its dims, its unit and its start.
+
+    name                            dims                       unit              decay
+    embedding.weight                vocab, width               embedding         yes
+    positions.weight                position, width            embedding         no
+    layers.7.attention_norm.weight  width                      layers.7          no
+    layers.7.attention.q.weight     query, width               layers.7          yes
+    layers.7.attention.o.weight     width, query               layers.7          yes
+    layers.7.feedforward.up.weight  ffn, width                 layers.7          yes
+    layers.8.router.weight          choice, width              layers.8          yes
+    layers.8.experts.up.weight      expert, expert_ffn, width  layers.8.experts  yes
+    norm.weight                     width                      head              no
+    head.weight                     vocab, width               head              yes
+
+An encoder-decoder has a second stack, `encoder.7`, and in each block of `layers` a second
+attention, `layers.7.cross`, that looks at the encoder's output.
+
+Initialisation, gradient sums, norms, checkpoints and optimizer sharding are all derived from
+it, and never from attributes stuck on tensors. Names do not depend on the layout: layer 17 is
+`layers.17` wherever it lives. Tied weights are one weight, in a unit of its own.
+
+A *part* is a place in the model, in forward order. A *unit* is what is reduced, and later
+gathered and released, together; it is used at one part or at several (`parts_of`). A T5 of six
+blocks a stack:
+
+    parts   embedding  encoder.0 … encoder.5  target  layers.0 … layers.5  head
+    units   tied ----------------------------- tied ---------------------- tied
+                       encoder.0 … encoder.5          layers.0 … layers.5  head
+                       relative.encoder ---           relative.decoder ---
+
+BERT's pooler and its next-sentence head are no part of a masked language model, and not here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+
+from howdah.shapes.shape import Experts, Latent, ModelShape
+
+SPREAD = 0.02  # standard deviation of fresh weights, GPT-2's
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One named tensor of the model.
+
+    dims    the meaning of each dim, slowest first
+    shape   its sizes
+    unit    what it is reduced with
+    decay   whether weight decay applies: matrices yes; norms, biases and positions no
+    mean, spread   of the normal distribution it starts from (spread 0: a constant)
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    unit: str
+    decay: bool
+    mean: float
+    spread: float
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+# -- parts and units -----------------------------------------------------------
+
+
+def parts(shape: ModelShape) -> tuple[str, ...]:
+    """The parts of the model in forward order; "target" is where the decoder's tokens enter."""
+    encoder = [f"encoder.{layer}" for layer in range(shape.encoder_layers)]
+    target = ["target"] if shape.family == "encoder-decoder" else []
+    layers = [f"layers.{layer}" for layer in range(shape.layers)]
+    return ("embedding", *encoder, *target, *layers, "head")
+
+
+def parts_of(unit: str, shape: ModelShape) -> tuple[str, ...]:
+    """The parts that use `unit`, in forward order."""
+    several = {"embedding": ("embedding", "target"), "tied": ("embedding", "target", "head")}
+    if unit not in several and not unit.startswith("relative."):
+        return (unit.removesuffix(".experts"),)
+    uses = several.get(unit, ())
+    return tuple(
+        part
+        for part in parts(shape)
+        if part in uses or ("." in part and unit == _relative(part.split(".")[0], shape))
+    )
+
+
+def _relative(stack: str, shape: ModelShape) -> str:
+    """The unit with a stack's relative positions: those of an encoder look both ways."""
+    looks_both_ways = stack == "encoder" or shape.family == "encoder"
+    return "relative.encoder" if looks_both_ways else "relative.decoder"
+
+
+# -- the table -----------------------------------------------------------------
+
+Dim = tuple[str, int]  # name and size
+
+
+def weights(shape: ModelShape) -> tuple[Weight, ...]:
+    """All weights in the order in which the forward pass first uses them."""
+    return tuple(_walk(shape))
+
+
+def _walk(shape: ModelShape) -> Iterator[Weight]:
+    vocab, width = ("vocab", shape.vocab), ("width", shape.width)
+    tokens = "tied" if shape.tied else "embedding"
+    yield from _unit(tokens, [_matrix("embedding.weight", vocab, width)])
+    yield from _unit("embedding", _beside_tokens(shape))
+    if shape.family == "encoder-decoder":
+        yield from _stack(shape, "encoder", layers=shape.encoder_layers)
+        if shape.norm_at == "before":
+            yield from _unit(f"encoder.{shape.encoder_layers - 1}", _norm(shape, "encoder_norm"))
+    yield from _stack(shape, "layers", layers=shape.layers)
+    yield from _unit("head", _head(shape))
+
+
+def _beside_tokens(shape: ModelShape) -> Iterator[Weight]:
+    width = ("width", shape.width)
+    if shape.positions == "learned":
+        yield _table("positions.weight", ("position", shape.context), width)
+    if shape.token_types:
+        yield _table("token_types.weight", ("token_type", shape.token_types), width)
+    if shape.embedding_norm:
+        yield from _norm(shape, "embedding_norm")
+
+
+def _head(shape: ModelShape) -> Iterator[Weight]:
+    vocab, width = ("vocab", shape.vocab), ("width", shape.width)
+    if shape.norm_at == "before":
+        yield from _norm(shape, "norm")
+    if shape.transform:
+        yield from _linear("transform", width, width, bias=True)
+        yield from _norm(shape, "transform_norm")
+    if not shape.tied:
+        yield _matrix("head.weight", vocab, width)
+    if shape.transform:
+        yield _vector("head.bias", vocab, 0.0)
+
+
+def _stack(shape: ModelShape, stack: str, *, layers: int) -> Iterator[Weight]:
+    crossing = stack == "layers" and shape.family == "encoder-decoder"
+    # so that the residual stream does not grow with what is added to it
+    out = SPREAD / sqrt((3 if crossing else 2) * layers)
+    if shape.positions == "relative":
+        unit, heads = _relative(stack, shape), ("query", shape.heads)
+        yield from _unit(unit, [_table(f"{unit}.weight", ("bucket", shape.buckets), heads)])
+    for layer in range(layers):
+        unit = f"{stack}.{layer}"
+        experts = shape.experts if stack == "layers" and shape.sparse(layer) else None
+        yield from _unit(unit, _block(shape, out, experts, crossing=crossing), f"{unit}.")
+        if experts is not None:
+            yield from _unit(f"{unit}.experts", _experts(shape, experts, out), f"{unit}.")
+
+
+def _unit(unit: str, rows: Iterable[Weight], prefix: str = "") -> Iterator[Weight]:
+    """The rows with their unit, and their names complete."""
+    return (replace(row, name=prefix + row.name, unit=unit) for row in rows)
+
+
+# -- a block -------------------------------------------------------------------
+
+
+def _block(
+    shape: ModelShape, out: float, experts: Experts | None, *, crossing: bool
+) -> Iterator[Weight]:
+    """The dense weights of a block. `out` is the spread of what writes to the residual stream."""
+    yield from _norm(shape, "attention_norm")
+    if shape.latent is None:
+        yield from _attention(shape, "attention", out)
+    else:
+        yield from _latent(shape, shape.latent, out)
+    if crossing:
+        yield from _norm(shape, "cross_norm")
+        yield from _attention(shape, "cross", out)
+    yield from _norm(shape, "feedforward_norm")
+    if experts is None:
+        yield from _feedforward(shape, "feedforward", shape.ffn, out)
+        return
+    yield _matrix("router.weight", ("choice", experts.number), ("width", shape.width))
+    if experts.shared:
+        yield from _feedforward(shape, "shared", experts.shared, out)
+
+
+def _attention(shape: ModelShape, name: str, out: float) -> Iterator[Weight]:
+    width = ("width", shape.width)
+    query, key = ("query", shape.heads * shape.d), ("key", shape.k * shape.d)
+    bias = shape.bias or shape.qkv_bias
+    yield from _linear(f"{name}.q", query, width, bias=bias)
+    yield from _linear(f"{name}.k", key, width, bias=bias)
+    yield from _linear(f"{name}.v", key, width, bias=bias)
+    if shape.query_key_norm:
+        yield _vector(f"{name}.q_norm.weight", ("head", shape.d), 1.0)
+        yield _vector(f"{name}.k_norm.weight", ("head", shape.d), 1.0)
+    yield from _linear(f"{name}.o", width, query, bias=shape.bias, spread=out)
+
+
+def _latent(shape: ModelShape, latent: Latent, out: float) -> Iterator[Weight]:
+    """Down to the ranks, a norm there, and up to the heads; `kv_down` makes the rotary key too."""
+    width, query = ("width", shape.width), ("query", shape.heads * shape.d)
+    if latent.query_rank:
+        rank = ("rank", latent.query_rank)
+        yield _matrix("attention.q_down.weight", rank, width)
+        yield _vector("attention.q_norm.weight", rank, 1.0)
+        yield _matrix("attention.q_up.weight", query, rank)
+    else:
+        yield _matrix("attention.q.weight", query, width)
+    rank = ("rank", latent.kv_rank)
+    unfolded = ("query", shape.heads * (latent.plain + latent.value))
+    values = ("query", shape.heads * latent.value)
+    yield _matrix("attention.kv_down.weight", ("rank", latent.kv_rank + latent.rotary), width)
+    yield _vector("attention.kv_norm.weight", rank, 1.0)
+    yield _matrix("attention.kv_up.weight", unfolded, rank)
+    yield _matrix("attention.o.weight", width, values, spread=out)
+
+
+def _feedforward(shape: ModelShape, name: str, ffn: int, out: float) -> Iterator[Weight]:
+    width, inner = ("width", shape.width), ("ffn", ffn)
+    if shape.gated:
+        yield from _linear(f"{name}.gate", inner, width, bias=shape.bias)
+    yield from _linear(f"{name}.up", inner, width, bias=shape.bias)
+    yield from _linear(f"{name}.down", width, inner, bias=shape.bias, spread=out)
+
+
+def _experts(shape: ModelShape, experts: Experts, out: float) -> Iterator[Weight]:
+    """The routed experts of a block, stacked: one tensor for each of their matrices."""
+    expert, inner = ("expert", experts.number), ("expert_ffn", experts.ffn)
+    width = ("width", shape.width)
+    if shape.gated:
+        yield _matrix("experts.gate.weight", expert, inner, width)
+    yield _matrix("experts.up.weight", expert, inner, width)
+    yield _matrix("experts.down.weight", expert, width, inner, spread=out)
+
+
+# -- rows, whose unit is filled in by `_unit` -----------------------------------
+
+
+def _linear(
+    name: str, rows: Dim, columns: Dim, *, bias: bool, spread: float = SPREAD
+) -> Iterator[Weight]:
+    yield _matrix(f"{name}.weight", rows, columns, spread=spread)
+    if bias:
+        yield _vector(f"{name}.bias", rows, 0.0)
+
+
+def _norm(shape: ModelShape, name: str) -> Iterator[Weight]:
+    yield _vector(f"{name}.weight", ("width", shape.width), 1.0)
+    if shape.norm == "layernorm":
+        yield _vector(f"{name}.bias", ("width", shape.width), 0.0)
+
+
+def _matrix(name: str, *dims: Dim, spread: float = SPREAD) -> Weight:
+    names, sizes = zip(*dims, strict=True)
+    return Weight(name, names, sizes, unit="", decay=True, mean=0.0, spread=spread)
+
+
+def _table(name: str, *dims: Dim) -> Weight:
+    return replace(_matrix(name, *dims), decay=False)
+
+
+def _vector(name: str, dim: Dim, value: float) -> Weight:
+    return Weight(name, (dim[0],), (dim[1],), unit="", decay=False, mean=value, spread=0.0)

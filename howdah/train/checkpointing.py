@@ -1,0 +1,190 @@
+"""What a run does between steps: held-out evaluations and checkpoints.
+
+A checkpoint that falls on an evaluation is marked as the best when no evaluation before it had
+a lower loss; the best stays when older checkpoints go.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from howdah.base.atomic import replacing
+from howdah.base.errors import BadInput, Unfinished
+from howdah.checkpoint.folders import steps
+from howdah.checkpoint.index import About
+from howdah.checkpoint.save import Saver
+from howdah.comm.meeting import this_machine
+from howdah.plan.recording import Laps
+from howdah.plan.trace_file import FOLDER, write_laps
+from howdah.shapes.shape import stated
+from howdah.text.batches import order_of
+from howdah.text.tokens import Corpus
+from howdah.train.evaluate import HeldOut, evaluate
+from howdah.train.job import Job
+from howdah.train.metrics import Records
+from howdah.train.optional import Beside
+from howdah.train.resume import Start, as_plain
+from howdah.train.run_folder import TOKENIZER
+from howdah.train.state import entries
+from howdah.train.step import Stepper
+
+RESCUE = 2.0  # seconds that a save in flight gets when a run breaks off
+REMOVE = 1.0  # seconds to remove what it has written, where a rank is gone
+
+
+class Milestones:
+    """Evaluates and saves at the run's pace. All ranks call together.
+
+    Saving goes on in the background; how it ended is agreed by all when the next one begins, and
+    at the end of the run, for a thread beside training must make no collectives.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stepper: Stepper,
+        corpus: Corpus,
+        start: Start,
+        *,
+        records: Records | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.job, self.stepper, self.corpus, self.say = job, stepper, corpus, say
+        self.folder = job.folder / "checkpoints"
+        self._start, self._records = start, records
+        self._beside = Beside(say)
+        self._saving = self._saved = -1  # the step of the last save; of the last that went well
+        saved = start.checkpoint.meta if start.checkpoint else {}
+        self._best: float | None = saved.get("best_loss")
+        mesh = stepper.mesh
+        if mesh.rank == 0:
+            keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
+        self._saver = Saver(
+            self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.pace.keep, say=say
+        )
+
+    @property
+    def saved(self) -> int:
+        """The last step that all ranks know to be on disk, or -1."""
+        return self._saved
+
+    def between(self, step: int, *, samples: int) -> None:
+        """Evaluates and saves where `step` asks for it, and after the last."""
+        pace = self.job.pace
+        last = step == pace.steps
+        evaluates = pace.evaluate_every > 0 and (last or step % pace.evaluate_every == 0)
+        saves = last or (pace.save_every > 0 and step % pace.save_every == 0)
+        held_out = self.evaluate(step, limit=pace.evaluate_samples) if evaluates else None
+        if saves:
+            self._save(step, samples, held_out)
+
+    def stop(self, step: int, *, samples: int) -> None:
+        """Saves `step`, if it is not saved yet, and returns when it is on disk.
+
+        Raises Unfinished when it is not: the run ends without it.
+        """
+        self._save(step, samples, None)
+        self._settle()
+        if self._saved != step:
+            there = steps(self.folder)
+            stands = f"step {there[-1]} is the newest that is" if there else "no other one is"
+            raise Unfinished(
+                f"step {step} is not saved: {self._saver.failed or 'rank 0 says why'}; {stands}; "
+                f"mend that, and go on with: howdah train {self.job.folder}"
+            )
+
+    def _settle(self) -> None:
+        """The save in flight has ended, and all ranks know how."""
+        world, saver = self.stepper.mesh.world, self._saver
+        with self.stepper.mesh.counters.aside():
+            (missing,) = world.sum_scalars([float(not saver.part())])
+            if missing:
+                saver.cancel()
+            saver.wait()
+            (lost,) = world.sum_scalars([float(saver.failed is not None)])
+        if not lost:
+            self._saved = self._saving
+
+    def __enter__(self) -> "Milestones":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Where a run breaks off, a save in flight may still become whole, or leaves nothing."""
+        if error:
+            self._saver.wait(RESCUE)
+            self._saver.cancel()
+            self._saver.wait(REMOVE)
+
+    def _write_laps(self) -> None:
+        """What this rank did in the last steps, for `howdah trace`."""
+        mesh = self.stepper.mesh
+        if laps := [*self.stepper.clock.laps]:
+            about = Laps(str(mesh.layout), this_machine(), laps)
+            with self._beside.writing(FOLDER):
+                write_laps(self.job.folder / FOLDER, mesh.rank, about)
+
+    def evaluate(self, step: int, *, limit: int) -> HeldOut:
+        """The held-out loss; on all of the text when `limit` is 0."""
+        batch, data = self.job.batch, self.job.data
+        assert batch.micro_batch is not None
+        held_out = evaluate(
+            self.stepper,
+            self.corpus,
+            sequence=data.sequence,
+            micro=batch.micro_batch,
+            limit=limit or None,
+        )
+        if self._records:
+            self._records.held_out(
+                step=step, loss=held_out.loss, bits_per_byte=held_out.bits_per_byte
+            )
+        part = f"first {limit} samples" if limit else "all of it"
+        self.say(
+            f"held-out at step {step}, {part}: loss {held_out.loss:.4f}, "
+            f"{held_out.bits_per_byte:.3f} bits per byte"
+        )
+        return held_out
+
+    def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
+        self._settle()
+        if self._saved == step:
+            return
+        self._saving = step
+        self._write_laps()
+        job = self.job
+        best = held_out is not None and (self._best is None or held_out.loss < self._best)
+        if held_out is not None and best:
+            self._best = held_out.loss
+        meta = {
+            "model": as_plain(stated(job.shape)),
+            "tokenizer": self.corpus.fingerprint,
+            "end": self.corpus.end,
+            "optimizer": job.method.optimizer.name,
+            "precision": job.method.precision,
+            "order": as_plain(order_of(self.corpus, sequence=job.data.sequence, seed=job.seed)),
+            "best_loss": self._best,
+        }
+        about = About(job.name, str(job.layout), samples, meta)
+        self._saver.save(
+            step=step,
+            entries=entries(self.stepper.placed),
+            about=about,
+            best=best,
+        )
+
+
+def keep_tokenizer(source: Path, to: Path) -> None:
+    """Copies the tokenizer into the run folder, whole or not at all, unless it is there already.
+
+    Raises BadInput where that is impossible: what the run will learn could not be read without it.
+    """
+    try:
+        content = source.read_bytes()
+        if to.is_file() and to.read_bytes() == content:
+            return
+        with replacing(to) as file:
+            file.write(content)
+    except OSError as error:
+        raise BadInput(
+            f"cannot copy the tokenizer {source} to {to} ({error.strerror or error}); make room "
+            "there, or give another folder with folder=PATH"
+        ) from error

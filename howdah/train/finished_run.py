@@ -1,0 +1,92 @@
+"""A finished or stopped run, opened to be used: its weights, its tokenizer, its export."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from howdah.base.errors import BadInput
+from howdah.checkpoint import load
+from howdah.checkpoint.export import export
+from howdah.checkpoint.facts import facts
+from howdah.checkpoint.load import Checkpoint, newest
+from howdah.host.measured import left
+from howdah.model.transformer import Transformer
+from howdah.parallel.flat_params import fill_masters, flatten
+from howdah.plan.flat_buffers import buffers
+from howdah.shapes.shape import ModelShape, parameters
+from howdah.shapes.weights import weights
+from howdah.text import tokenizer as tokenizers
+from howdah.train.console import Say
+from howdah.train.resume import read_weights
+from howdah.train.run_folder import TOKENIZER
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run folder and one whole checkpoint of it."""
+
+    folder: Path
+    checkpoint: Checkpoint
+
+    @property
+    def shape(self) -> ModelShape:
+        return facts(self.checkpoint).model
+
+    @property
+    def end(self) -> int:
+        """The token between documents."""
+        return facts(self.checkpoint).end
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the run was trained with."""
+        return tokenizers.load(self.folder / TOKENIZER)
+
+    def model(self) -> Transformer:
+        """The model in float32 on the CPU, whatever layout saved it.
+
+        Raises BadInput where there is no room for it: the system kills a process that takes more
+        memory than there is, and at the end of a run that would be the run.
+        """
+        needed, there = 4 * parameters(self.shape).total, left()
+        if there is not None and needed > there:
+            raise BadInput(
+                f"the model of {self.folder} takes {needed / 1e9:.1f} GB of memory in float32, and "
+                f"{there / 1e9:.1f} GB are left; end other programs, or use a larger machine"
+            )
+        with torch.device("meta"):
+            model = Transformer(self.shape)
+        table = buffers(weights(self.shape))
+        units = flatten(model, table, dtype=torch.float32, device=torch.device("cpu"))
+        fill_masters(units, read_weights(self.checkpoint))
+        return model
+
+    def export(self, to: Path) -> None:
+        """Writes a Hugging Face folder, one tensor at a time."""
+
+        def tensor(name: str) -> Tensor:
+            return self.checkpoint.tensor("weight", name)
+
+        export(
+            shape=self.shape,
+            tensor=tensor,
+            tokenizer=self.folder / TOKENIZER,
+            end=self.end,
+            to=to,
+            dtype=torch.float32,
+        )
+
+
+def open_run(folder: Path, *, say: Say, best: bool = False) -> OpenedRun:
+    """The newest whole checkpoint of a run folder, or its best.
+
+    Raises BadInput when there is none.
+    """
+    checkpoints = folder / "checkpoints"
+    checkpoint = load.best(checkpoints) if best else newest(checkpoints, say)
+    if checkpoint is None:
+        kind = "best" if best else "whole"
+        raise BadInput(f"{folder} has no {kind} checkpoint; train it first, or name a run folder")
+    return OpenedRun(folder, checkpoint)

@@ -1,0 +1,110 @@
+"""Watching a run: turns finished steps into log lines, files and a bar.
+
+One stretch of `log_every` steps gives one line. Every figure of a line is of that stretch: the
+clock, the bytes sent, the time spent waiting for data and for gradients.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import NamedTuple
+
+from howdah.host.measured import peak_memory
+from howdah.shapes.products import train_flops
+from howdah.text.batches import Micro
+from howdah.text.prefetch import Prefetch
+from howdah.train.console import Show
+from howdah.train.job import Job
+from howdah.train.metrics import Measured, Records
+from howdah.train.step import Stepper, StepResult
+
+
+class _Mark(NamedTuple):
+    """The running counts at the start of a stretch."""
+
+    clock: float
+    sent: float
+    exposed: float
+    waited: float
+
+
+class Watch:
+    """Sums up stretches of steps, shows them and writes them down.
+
+    `tokens` and `seconds` are of all the stretches so far: training alone, without saves and
+    evaluations. `peak` is in flop/s per rank, with the source of the number.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stepper: Stepper,
+        batches: Prefetch[list[Micro]],
+        *,
+        peak: tuple[float, str],
+        show: Show,
+        records: Records | None,
+    ) -> None:
+        self._job, self._mesh, self._placed = job, stepper.mesh, stepper.placed
+        self._batches, self._show, self._records = batches, show, records
+        self.peak, self.peak_source = peak
+        sequence = job.data.sequence
+        self._full = train_flops(job.shape, sequence, causal=False)
+        self._causal = train_flops(job.shape, sequence, causal=True)
+        self._steps = self._tokens = 0
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0
+        self.last: Measured | None = None
+        self._mark = self._now()
+
+    def _now(self) -> _Mark:
+        return _Mark(
+            clock=perf_counter(),
+            sent=sum(self._mesh.counters.bytes.values()),
+            exposed=self._placed.exposed,
+            waited=self._batches.waited,
+        )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside (a save, an evaluation) is left out of the stretch under way."""
+        before = self._now()
+        yield
+        passed = zip(self._mark, self._now(), before, strict=True)
+        self._mark = _Mark(*(mark + now - then for mark, now, then in passed))
+
+    def step(self, result: StepResult, *, step: int, rate: float) -> None:
+        """`step` (counted from 1) is done."""
+        self._steps += 1
+        self._tokens += result.tokens
+        self._show.step(step)
+        if step % self._job.pace.log_every == 0 or step == self._job.pace.steps:
+            self.last = self._measure(result, step, rate)
+            self._show.measured(self.last)
+            if self._records:
+                self._records.measured(self.last)
+            self._mark, self._steps, self._tokens = self._now(), 0, 0
+
+    def _measure(self, result: StepResult, step: int, rate: float) -> Measured:
+        mark, now = self._mark, self._now()
+        seconds = max(now.clock - mark.clock, 1e-9)
+        tps = self._tokens / seconds / self._mesh.layout.world
+        memory, there_is = peak_memory(self._mesh.device)
+        self.steps += self._steps
+        self.tokens += self._tokens
+        self.seconds += seconds
+        return Measured(
+            step=step,
+            loss=result.loss,
+            norm=result.norm,
+            rate=rate,
+            tps=tps,
+            tflops=tps * self._full / 1e12,
+            mfu=tps * self._full / self.peak,
+            mfu_causal=tps * self._causal / self.peak,
+            memory=memory,
+            memory_share=memory / there_is,
+            sent=(now.sent - mark.sent) / max(self._steps, 1),
+            exposed=(now.exposed - mark.exposed) / seconds,
+            waited=(now.waited - mark.waited) / seconds,
+            seconds=seconds,
+        )

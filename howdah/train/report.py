@@ -1,0 +1,125 @@
+"""What the plan says of a run before its first step, and what the run measures of it.
+
+Weights, masters, gradients and moments are tensors that can be asked for their size; what
+autograd keeps between forward and backward is counted once, in a forward pass of its own on the
+first micro-batch. Resident memory is not compared: it holds the interpreter and caches too.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from howdah.parallel.apply import Placed
+from howdah.parallel.mesh import Mesh
+from howdah.parallel.saved_bytes import SavedBytes
+from howdah.parallel.stages import Given
+from howdah.plan.plan import Plan
+from howdah.plan.program import schedule_of
+from howdah.plan.schedule.held import peak_held
+from howdah.sim.memory import memory
+from howdah.sim.predict import kernels_of
+from howdah.sim.timeline import simulate
+from howdah.sim.traffic import step_traffic
+from howdah.text.batches import Micro
+from howdah.train.metrics import MIB
+from howdah.train.step import Stepper, given_of, loss_of
+
+Bytes = Mapping[str, int]  # by component
+
+
+def foretell(plan: Plan, mesh: Mesh) -> list[str]:
+    """The predicted memory of this rank, and what it sends in a step; and what stands idle."""
+    held = predicted_memory(plan, mesh.rank)
+    parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
+    sent = sum(step_traffic(plan, mesh.rank, mesh.wires).values())
+    lines = [
+        f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
+        f"sends {sent / MIB:,.1f} MiB a step"
+    ]
+    if plan.layout.pp > 1:
+        lines.append(
+            f"pipeline    {simulate(schedule_of(plan)).bubble:.0%} of all time is its bubble, if "
+            "all stages take as long; more micro-batches (a larger x) shrink it"
+        )
+    idle = plan.layout.replicas - (plan.batch.global_batch or 0)
+    if idle > 0:
+        lines.append(
+            f"idle        {idle} of {plan.layout.replicas} replicas have no sample in a batch of "
+            f"{plan.batch.global_batch}; use a smaller dp, or a larger batch.global_batch"
+        )
+    return lines
+
+
+def predicted_memory(plan: Plan, rank: int, *, packed: bool = True) -> Bytes:
+    """Bytes of a rank by component, as the simulator has them.
+
+    packed  some row of a micro-batch has several documents
+    """
+    rows: Counter[str] = Counter()
+    for held in memory(plan, rank, replace(kernels_of(plan), packed=packed)):
+        rows[held.component] += held.bytes
+    return rows
+
+
+def measured_memory(stepper: Stepper, micro: Micro) -> Bytes:
+    """The same, measured: on a model that has its optimizer state, with one micro-batch. All ranks
+    call together, for a forward pass may need what others have. Of a pipeline's stages each is
+    run by itself, and what is in flight at one time is the schedule's.
+    """
+    placed, given = stepper.placed, given_of(stepper, micro, step=0)
+    measure = _in_flight if placed.pipeline else _activations
+    with stepper.mesh.counters.aside():
+        activations = measure(placed, given)
+    if placed.keeper:
+        placed.keeper.forget()
+    return {**_tensors(placed), "activations": activations}
+
+
+def _tensors(placed: Placed) -> dict[str, int]:
+    units = placed.units.values()
+    found = {
+        "weights": sum(unit.weights.nbytes for unit in units),
+        "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
+        - sum(unit.weights.nbytes for unit in units),
+        "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
+        "reduced": placed.window.memory.nbytes if placed.window else 0,
+        "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
+        "moments": sum(
+            value.nbytes
+            for states in placed.optimizer.state.values()
+            for value in states.values()
+            if value.ndim  # not the count of updates
+        ),
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def _activations(placed: Placed, given: Given) -> int:
+    return _saved(placed, lambda: loss_of(placed, given))
+
+
+def _in_flight(placed: Placed, given: Given) -> int:
+    plan, line = placed.plan, placed.pipeline
+    assert line is not None
+    sizes = [0] * len(plan.stages.parts)
+    for stage in line.parts:
+        sizes[stage] = _saved(placed, lambda: line.alone(stage, given, placed.loss))  # noqa: B023
+    return peak_held(schedule_of(plan), placed.mesh.place("pp"), sizes=sizes)
+
+
+def _saved(placed: Placed, run: Callable[[], Tensor]) -> int:
+    with SavedBytes([*placed.model.parameters(), *placed.multiplied]) as kept:
+        out = run()
+    return kept.count(out)
+
+
+def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:
+    """Measured beside predicted, component by component."""
+    predicted = predicted_memory(plan, mesh.rank)
+    parts = ", ".join(
+        f"{name} {count / MIB:.1f} (predicted {predicted[name] / MIB:.1f})"
+        for name, count in measured.items()
+    )
+    return [f"memory      MiB of rank {mesh.rank}: {parts}"]

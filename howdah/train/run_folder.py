@@ -1,0 +1,49 @@
+"""A run folder, and the lock that keeps a second live run out of it.
+
+RUN/run.toml          the resolved run
+    tokenizer.json    the tokenizer of its tokens
+    log.txt           every log line
+    metrics.jsonl     one object per logged step and evaluation
+    tensorboard/      the same for TensorBoard
+    checkpoints/      step-00000100/ ...
+    trace/            rank-0.json ...: what each rank did in its last steps
+    export/           a Hugging Face folder, when asked for
+    lock              held by rank 0 while it lives; the kernel lets go when it dies
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from howdah.base.errors import BadInput
+
+TOKENIZER = "tokenizer.json"
+EXPORT = "export"
+
+
+def make_run_folder(folder: Path) -> None:
+    """Creates the folder. Raises BadInput where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / "lock"
+        probe.touch()
+    except OSError as error:
+        raise BadInput(
+            f"cannot write the run folder {folder}: {error.strerror}; give another with folder=PATH"
+        ) from error
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock. Raises BadInput when another live run has it."""
+    make_run_folder(folder)
+    with (folder / "lock").open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(
+                f"another live run is writing {folder}; wait for it, or give another folder "
+                "with folder=PATH"
+            ) from None
+        yield

@@ -1,0 +1,388 @@
+"""`howdah bench collectives`: what is asked for, what is counted as wrong, what is printed."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from math import isclose
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from howdah.base.errors import BadInput
+from howdah.bench.collectives import accept, measure
+from howdah.bench.plot import bound, draw_bandwidth, series
+from howdah.bench.table import (
+    COPIES,
+    FACTORS,
+    REDUCIBLE,
+    WIDTHS,
+    Row,
+    bound_bytes,
+    check_memory,
+    heading,
+    line,
+    read_sizes,
+    read_wish,
+    verdict,
+)
+from howdah.bench.trials import MAKERS, Memory, check, make_trial, numbers
+from howdah.cli import bench as cli_bench
+from howdah.cli import commands as cli_commands
+from howdah.cli import main as cli
+from howdah.comm.meeting import Kind
+from howdah.comm.reduction import REDUCIBLE as REDUCIBLE_BY_TORCH
+
+HOWDAH = [sys.executable, "-m", "howdah", "bench", "collectives"]
+KINDS: list[Kind] = ["engine", "fallback", "torch"]
+
+
+def wish(op="all", sizes="8,40,1M", **others):
+    given = {"dtype": "float32", "ranks": 2, "repeats": 1} | others
+    return replace(read_wish(op, sizes, **given), block=1e-4)
+
+
+def row(op="all_reduce", size=1000, ranks=4, place="own", seconds=(2e-6, 1e-6, 4e-6)):
+    return Row(op, size, ranks, "float32", "engine", place, seconds, (5e-7, 6e-7, 7e-7), 0)
+
+
+# -- sizes, dtypes, words --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8", (8,)),
+        ("1M,8, 64K,8", (8, 1 << 16, 1 << 20)),
+        ("1GiB,2kb", (2048, 1 << 30)),
+        ("8:100", (8, 16, 32, 64)),
+        ("8:64M:64", (8, 512, 1 << 15, 1 << 21)),
+        ("4K:4K", (4096,)),
+    ],
+)
+def test_sizes_are_lists_or_ranges(text, sizes):
+    assert read_sizes(text) == sizes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "8,", "-8", "0", "8.5K", "8T", "٣", "8:", "8:4", "8:64:1", "8:64:2:2", "8:64:x"],
+)
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(BadInput, match=r"^--sizes"):
+        read_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"op": "al_reduce"}, "no collective 'al_reduce'; did you mean 'all_reduce'"),
+        ({"op": "broadcast,"}, "no collective ''"),
+        ({"dtype": "flaot32"}, "no dtype 'flaot32'; did you mean 'float32'"),
+        ({"dtype": "bool"}, "bool cannot be reduced, as all_reduce does"),
+        ({"sizes": "6"}, "6 bytes are no whole number of float32 elements"),
+        ({"sizes": "8G"}, "over 1073741824 elements"),
+        ({"ranks": 1}, "2 to 64 ranks"),
+        ({"ranks": 65}, "2 to 64 ranks"),
+        ({"repeats": 0}, "1 to 1000 blocks"),
+        ({"transport": "gloo"}, "no transport 'gloo'; known are: engine, fallback, torch"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(words, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        wish(**words)
+
+
+def test_words_of_a_wish():
+    assert wish("all").ops == tuple(FACTORS) == tuple(MAKERS) == tuple(COPIES)
+    assert wish("reduce, gather,reduce").ops == ("reduce", "gather")
+    assert wish("gather", dtype="bool", sizes="3").width == 1
+    assert wish(dtype="bf16").dtype == "bfloat16"
+
+
+def test_dtypes_are_those_that_torch_has_and_howdah_reduces():
+    assert {getattr(torch, name) for name in REDUCIBLE} == set(REDUCIBLE_BY_TORCH)
+    assert {name: getattr(torch, name).itemsize for name in WIDTHS} == WIDTHS
+
+
+def test_memory_is_asked_for_before():
+    check_memory(wish(sizes="1M", ranks=4), 4 * 10 * 2**20)
+    check_memory(wish(sizes="1M", ranks=4), None)
+    with pytest.raises(BadInput, match="on 4 ranks need up to"):
+        check_memory(wish(sizes="1M", ranks=4), 4 * 10 * 2**20 - 1)
+
+
+# -- the table -------------------------------------------------------------------------
+
+
+def test_bus_bandwidth_has_the_factors_of_nccl_tests():
+    """doc/PERFORMANCE.md there; 1000 bytes on 4 ranks in a microsecond are 1 GB/s."""
+    found = {op: row(op).bus_bandwidth / 1e9 for op in FACTORS}
+    three = dict.fromkeys(FACTORS, 0.75)
+    expected = three | {"all_reduce": 1.5, "broadcast": 1.0, "reduce": 1.0}
+    assert found == pytest.approx(expected)
+    assert isclose(row().algorithm_bandwidth, 1e9)
+    assert isclose(row().share, 0.5)
+    assert isclose(row().bound_bandwidth, 3e9)
+
+
+def test_the_bound_reads_every_input_once_and_writes_every_result_once():
+    """By hand for 2 and 4 ranks: (bytes read + bytes written, by all ranks) / 2 / ranks."""
+    n = 1 << 20
+    read_and_written = {
+        "all_reduce": lambda p: (p * n, p * n),
+        "reduce_scatter": lambda p: (p * n, n),
+        "all_gather": lambda p: (n, (p - 1) * n),
+        "broadcast": lambda p: (n, (p - 1) * n),
+        "reduce": lambda p: (p * n, n),
+        "gather": lambda p: (n - n // p, n - n // p),
+        "scatter": lambda p: (n - n // p, n - n // p),
+        "all_to_all": lambda p: (p * n, p * n),
+    }
+    for op, bytes_of in read_and_written.items():
+        for ranks in (2, 4):
+            assert bound_bytes(op, n, ranks, shared=True) == sum(bytes_of(ranks)) / 2 / ranks
+    assert bound_bytes("all_reduce", n, 4, shared=False) == 3 * n / 2
+    assert bound_bytes("gather", 4, 64, shared=True) == 1
+
+
+def test_the_table():
+    assert "\n".join([*heading(row()), line(row())]) == (
+        "4 ranks, engine, float32; 3 blocks; bound: a copy in memory on all ranks at once\n"
+        "op                   bytes  place     best us   median us  alg GB/s  bus GB/s"
+        "  bound %   wrong\n"
+        "all_reduce            1000    own        1.00        2.00    1.0000    1.5000"
+        "     50.0       0"
+    )
+    assert verdict([row()]) == "every element was what it must be"
+
+
+# -- the drawing -----------------------------------------------------------------------
+
+
+def test_the_lines_of_the_drawing():
+    rows = [row(size=2000), row(size=1000), row("broadcast", place="arena")]
+    assert series(rows) == {
+        ("all_reduce", "own"): [(1000, rows[1].bus_bandwidth), (2000, rows[0].bus_bandwidth)],
+        ("broadcast", "arena"): [(1000, rows[2].bus_bandwidth)],
+    }
+    assert bound(rows) == [(1000, rows[1].bound_bandwidth), (2000, rows[0].bound_bandwidth)]
+
+
+@pytest.mark.parametrize("sizes", [[8], [8, 64, 512, 2**30]])
+def test_the_drawing_is_sound_and_keeps_its_points_inside(sizes):
+    rows = [row(op, size=size) for op in FACTORS for size in sizes]
+    picture = ElementTree.fromstring(draw_bandwidth(rows))
+    width, height = (float(picture.get(name)) for name in ("width", "height"))
+    dots = [each for each in picture.iter() if each.tag.endswith("circle")]
+    assert len(dots) == len(rows)
+    assert all(0 < float(dot.get("cx")) < width for dot in dots)
+    assert all(0 < float(dot.get("cy")) < height for dot in dots)
+    faster = [float(dot.get("cy")) for dot in dots[: len(sizes)]]
+    assert faster == sorted(faster, reverse=True)
+
+
+# -- measuring -------------------------------------------------------------------------
+
+
+def test_numbers_tell_ranks_and_places_apart():
+    mine = numbers([1], 0, 2_100_000, dtype=torch.int8)
+    assert torch.equal(mine[7:], numbers([1], 7, 2_100_000, dtype=torch.int8))
+    for other in (numbers([2], 0, 4000, dtype=torch.int8), mine[1:4001], mine[1000:5000]):
+        assert (other != mine[:4000]).float().mean() > 0.7
+    both = numbers([1, 2], 5, 4000, dtype=torch.float32)
+    parts = (numbers([rank], 5, 4000, dtype=torch.float32) for rank in (1, 2))
+    assert torch.equal(both, sum(parts))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_operation_of_every_transport_is_right(workers, kind, ranks):
+    asked = wish(ranks=ranks, repeats=2, sizes="4,40,200K")
+    first, *others = workers.run(measure, asked, ranks=ranks, transport=kind)
+    assert all(found == first for found in others)
+    assert [(r.op, r.bytes) for r in first] == [(o, s) for o in asked.ops for s in asked.sizes]
+    for found in first:
+        assert (found.ranks, found.transport, found.place, found.wrong) == (ranks, kind, "own", 0)
+        assert len(found.seconds) == len(found.bound) == 2
+        assert min(found.seconds + found.bound) > 0
+
+
+def test_the_arena_is_measured_where_there_is_one(workers):
+    for kind, places in (("engine", {"own", "arena"}), ("fallback", {"own"})):
+        asked = replace(wish(sizes="1K"), arena=True)
+        rows = workers.run(measure, asked, ranks=2, transport=kind)[0]
+        assert {found.place for found in rows} == places
+        assert [found.wrong for found in rows] == [0] * len(rows)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float64"])
+def test_sums_are_exact_in_every_dtype(workers, dtype):
+    asked = wish("all_reduce,reduce_scatter,reduce", dtype=dtype, sizes="4K")
+    assert [found.wrong for found in workers.run(measure, asked)[0]] == [0, 0, 0]
+
+
+class Broken:
+    """A transport whose operation `op` is done in another way, `how`."""
+
+    def __init__(self, transport, op, how):
+        self.inner, self.op, self.how = transport, op, how
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        if name != self.op:
+            return found
+        return lambda *given: self.how(found, *given)
+
+
+def nothing(call, *given):
+    """The operation does not happen on this rank's tensors, only on others'."""
+    call(*(g.clone() if isinstance(g, torch.Tensor) else g for g in given))
+
+
+def miscount(transport, op, forgetful):
+    """Wrong elements when nobody forgets, then when one rank does: what is there is the last's."""
+    counts, x, out = [], torch.empty(1000), torch.empty(1100)
+    for how in (lambda call, *given: call(*given), nothing):
+        broken = Broken(transport, op, how) if transport.rank == forgetful else transport
+        counts.append(check(transport, make_trial(broken, op, Memory(x, out))))
+    return counts
+
+
+@pytest.mark.parametrize("op", list(FACTORS))
+def test_a_result_that_is_wrong_is_counted(workers, op):
+    forgetful = 0 if op in ("reduce", "gather") else 1  # only the root gets anything there
+    right, forgot = zip(*workers.run(miscount, op, forgetful, ranks=2), strict=True)
+    assert right == (0, 0)
+    assert forgot[forgetful] > 300
+    assert forgot[1 - forgetful] == 0
+
+
+def measure_broken(transport, asked):
+    return measure(Broken(transport, "scatter", nothing) if transport.rank else transport, asked)
+
+
+def test_what_is_wrong_on_any_rank_is_told_by_all(workers):
+    first, second = workers.run(measure_broken, wish("scatter", "4K"), ranks=2, transport="engine")
+    assert first[0].wrong == second[0].wrong > 300
+    assert "elements wrong" in verdict(first)
+
+
+# -- the command -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """Runs the command in this process: (exit code, lines printed, what stands on stderr)."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["howdah", "bench", "collectives", *map(str, words)])
+        code, said = cli.run(), capsys.readouterr()
+        return code, said.out.splitlines(), said.err
+
+    return run
+
+
+def test_the_command_starts_ranks_and_draws(bench, tmp_path):
+    picture = tmp_path / "a.svg"
+    words = ["--op", "all_gather", "--sizes", "8,1K", "--repeats", 1, "--plot", picture, "--arena"]
+    code, lines, error = bench(*words)
+    assert (code, error) == (0, "")
+    assert lines[0].startswith("2 ranks, engine, float32; 1 block; ")
+    told = [each.split() for each in lines[2:-1]]
+    assert [each[:3] for each in told] == [
+        ["all_gather", size, place] for size in ("8", "1024") for place in ("own", "arena")
+    ]
+    assert lines[-1] == "every element was what it must be"
+    ElementTree.parse(picture)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--op", "none"], "--op: there is no collective 'none'"),
+        (["--arena", "--transport", "torch"], "--arena: torch allocates no memory"),
+        (["--plot", "/no/where.svg"], "--plot: there is no folder /no"),
+    ],
+)
+def test_mistakes_are_a_sentence(bench, words, sentence):
+    code, lines, error = bench(*words)
+    assert (code, lines) == (2, [])
+    assert error.startswith("howdah: ") and sentence in error and error.count("\n") == 1
+
+
+def test_what_needs_more_memory_than_is_free_is_refused(bench, monkeypatch):
+    monkeypatch.setattr(cli_bench, "memory", lambda: {"MemAvailable": 10**9})
+    code, _, error = bench("--sizes", "1G")
+    assert code == 2
+    assert "need up to" in error and "GB, and 1.0 are free: take smaller sizes" in error
+
+
+def test_a_mistake_is_found_before_torch_is_loaded():
+    program = (
+        "import sys; from howdah.cli import main as cli\n"
+        "sys.argv = ['howdah', 'bench', 'collectives', '--dtype', 'bool']\n"
+        "try: cli.main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (2, "False")
+
+
+def launched(ranks, *words):
+    """The command under a launcher's variables: what each rank printed, and its exit code."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # it is there already, as torchrun's is
+    given |= {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [*HOWDAH, *words],
+            env=os.environ | given | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    return [(*process.communicate()[:1], process.returncode) for process in processes]
+
+
+def test_under_torchrun_it_joins_the_ranks_and_the_first_prints():
+    words = ["--sizes", "8", "--repeats", "1", "--transport", "torch", "--op", "scatter"]
+    (told, code), (silent, other) = launched(2, *words)
+    assert (code, other, silent) == (0, 0, "")
+    assert "2 ranks, torch, float32; 1 block; bound: one message through a TCP socket" in told
+    assert told.splitlines()[2].split()[:3] == ["scatter", "8", "own"]
+
+
+def test_under_torchrun_the_ranks_are_the_launchers(bench, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "2 to 64 ranks" in bench_error(monkeypatch, "--sizes", "8")
+    assert "torchrun has started 1" in bench_error(monkeypatch, "--ranks", "2")
+
+
+def bench_error(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["howdah", "bench", "collectives", *words])
+    with pytest.raises(BadInput) as found:
+        cli_commands.app(standalone_mode=False)
+    return str(found.value)
+
+
+def test_a_stranger_is_hung_up_on():
+    """Whoever leaves, or says another word, is not measured with."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        socket.create_connection(address).close()
+        with socket.create_connection(address) as other, socket.create_connection(address) as peer:
+            other.sendall(b"x" * 32)
+            peer.sendall(b"w" * 32 + b"more")
+            with accept(listener, b"w" * 32) as wire:
+                assert wire.recv(4) == b"more"
+            assert other.recv(1) == b""

@@ -1,0 +1,299 @@
+"""The deciding commands: what they print, their JSON, and one sentence for every mistake."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from howdah.cli import main as cli
+from howdah.comm.transport import Alone
+from howdah.config.recipe import load_run, resolved, save_run
+from howdah.plan.schedule.registry import build
+from howdah.plan.schedule.text import format_schedule
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import parameters
+from howdah.train.loop import train
+
+RECIPE = "recipes/laptop.toml"
+FITS = ("llama3-8b", "--cluster", "h100x16", "--layout", "pp2 dp* tp2 zero1 sp x8 recompute=full")
+
+
+@pytest.fixture
+def howdah(monkeypatch, capsys):
+    """Runs a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["howdah", *map(str, words)])
+        return (cli.run(), *capsys.readouterr())
+
+    return run
+
+
+# -- plan --------------------------------------------------------------------------------
+
+
+def test_a_model_alone_has_its_parameters(howdah):
+    code, out, _ = howdah("plan", "gpt3-175b")
+    assert code == 0 and out.startswith("gpt3-175b: 174,604,259,328 parameters (174.6B)\n")
+    data = json.loads(howdah("plan", "gpt3-175b", "--json")[1])
+    assert data["parameters"] == parameters(preset("gpt3-175b")).total
+
+
+def test_a_plan_in_a_page(howdah):
+    code, out, _ = howdah("plan", *FITS, "--tokens", "15T")
+    words = [line.split()[0] for line in out.splitlines()]
+    assert code == 0 and "fits" in out and "from stated efficiencies" in out
+    assert {"layout", "batch", "memory", "stage", "traffic", "tp", "dp", "pp", "time", "run"} <= {
+        *words
+    }
+    more = howdah("plan", *FITS, "--why")[1]
+    assert "of the data sheet, assumed" in more and "measured" in more
+
+
+def test_a_plan_as_data(howdah):
+    data = json.loads(howdah("plan", *FITS, "--tokens", "15T", "--json")[1])
+    assert [stage["rank"] for stage in data["stages"]] == [0, 1]
+    assert all(held["peak"] >= held["weights"] > 0 for held in data["memory_bytes"])
+    assert {"tp", "dp", "pp"} <= data["traffic_bytes"].keys()
+    assert data["step_seconds"] > 0 and data["fits"] and data["run"]["days"] > 0
+    assert data["step_seconds_from"] == "stated efficiencies"
+
+
+def test_a_plan_of_a_recipe_takes_the_recipes_batch_and_layout(howdah):
+    data = json.loads(howdah("plan", RECIPE, "--cluster", "laptop-cpu", "--json")[1])
+    assert (data["layout"], data["global_batch"], data["sequence"]) == ("dp2 x1", 8, 256)
+    other = json.loads(howdah("plan", RECIPE, "--layout", "pp2 x4", "--json")[1])
+    assert (other["layout"], other["micro_batch"]) == ("pp2 1f1b x4", 2)
+
+
+def test_a_plan_of_a_config_json(howdah, tmp_path):
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 40,
+        "max_position_embeddings": 32,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert json.loads(howdah("plan", path, "--json")[1])["sequence"] == 32
+
+
+def test_what_does_not_fit_is_shown_and_the_closest_that_does_is_named(howdah):
+    code, out, err = howdah("plan", "llama3-70b", "--cluster", "h100x64")
+    assert code == 2 and "DOES NOT FIT" in out
+    assert err.startswith("howdah: layout 'dp64 x1' needs ") and err.endswith(" fits\n")
+    closest = err.split("'")[3]
+    assert howdah("plan", "llama3-70b", "--cluster", "h100x64", "--layout", closest)[0] == 0
+
+
+def test_what_fits_nowhere_near_is_told(howdah):
+    code, _, err = howdah("plan", "llama3-405b", "--cluster", "rack-1gbe")
+    assert code == 2 and "nothing near fits: take more devices" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["lama3-8b"], "model.preset 'lama3-8b' is unknown; did you mean 'llama3-8b'?"),
+        (["llama3-8b", "--cluster", "h1000"], "cluster 'h1000' is unknown; did you mean 'h100'?"),
+        (["llama3-8b", "--cluster", "h100", "--tokens", "lots"], "tokens 'lots' is no count"),
+        (["llama3-8b", "--layout", "dp2 tpp2"], "unknown word 'tpp2'; did you mean 'tp'?"),
+        (
+            ["llama3-8b", "--layout", "dp3", "--cluster", "h100"],
+            "needs 3 processes but there are 8",
+        ),
+        (["llama3-8b", "--layout", "tp12"], "tp12 does not divide 32 heads of 8 key-value heads"),
+        (["llama3-8b", "--layout", "dp2", "--precision", "fp4"], "precision 'fp4' is unknown"),
+        (["laptop", "--layout", "dp999999999"], "dp999999999 must be at most dp1048576"),
+        (["laptop", "--layout", "x999999999"], "x999999999 must be at most x16384"),
+        (["laptop", "--cluster", "h100x99999999"], "with 99,999,999 devices is too large; at most"),
+        (["llama3-8b", "--sequence", "-4"], "--sequence is -4; it must be at least 0 and at most"),
+        (["llama3-8b", "--sequence", "9" * 19], "it must be at least 0 and at most 134,217,728"),
+        (
+            ["llama3-8b", "--sequence", "200000"],
+            "is over the context of llama3-8b; use at most 131",
+        ),
+        (
+            ["llama3-8b", "--layout", "dp2", "--micro-batch", "-1"],
+            "--micro-batch is -1; it must be",
+        ),
+        (["llama3-8b", "--layout", "dp2", "--global-batch", "-1"], "--global-batch is -1; it must"),
+        (["llama3-8b", "--precision", "bf16"], "--precision says nothing of a model alone; give a"),
+        (["llama3-8b", "--micro-batch", "4"], "--micro-batch says nothing of a model alone; give"),
+        (["llama3-8b", "--why"], "--why says nothing of a model alone; give a --layout or a"),
+        (
+            ["llama3-8b", "--tokens", "15T"],
+            "--tokens asks for the time and cost of a run; say wher",
+        ),
+        (
+            ["llama3-8b", "--layout", "dp2", "--tokens", "15T"],
+            "--tokens asks for the time and cost",
+        ),
+        (["x" * 5000], "is unknown; of 65 that are known the nearest are"),
+        (["none.toml"], "cannot read the recipe none.toml: No such file"),
+        (["none.json"], "cannot read none.json"),
+    ],
+)
+def test_a_mistake_in_a_plan_is_one_sentence(howdah, words, sentence):
+    code, out, err = howdah("plan", *words)
+    assert (code, out) == (2, "")
+    assert sentence in err and err.count("\n") == 1
+
+
+# -- simulate, check -----------------------------------------------------------------------
+
+
+def test_simulate_draws_a_step_and_writes_pictures_and_traces(howdah, tmp_path):
+    code, out, _ = howdah("simulate", RECIPE, "layout=pp2 x4")
+    assert code == 0 and out.startswith("1f1b: 2 ranks, 4 micro-batches\nrank 0  F0")
+    svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
+    assert howdah("simulate", RECIPE, "--svg", svg, "--trace", trace)[:2] == (0, "")
+    assert svg.read_text().startswith("<svg ") and json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("draw", "schedule", "1f1b", "--svg"),
+        ("draw", "mesh", "llama3-8b", "--layout", "dp2", "--svg"),
+        ("simulate", RECIPE, "--svg"),
+        ("simulate", RECIPE, "--trace"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_named(howdah, tmp_path, words):
+    for file, sentence in {
+        tmp_path / "nowhere" / "a.svg": "nowhere does not exist; make it first",
+        tmp_path: "it is a folder; name a file in it",
+        "/dev/full": "No space left on device; name a file elsewhere",
+    }.items():
+        code, out, err = howdah(*words, file)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"howdah: cannot write {file}: ") and err.endswith(f"{sentence}\n")
+
+
+def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
+    code, out, _ = howdah("check", RECIPE)
+    assert code == 0 and "sound: laptop on dp2 x1, 2 ranks, 8 x 256 tokens a step" in out
+    code, _, err = howdah("check", RECIPE, "layout=tp3", "method.dropout=2", "data.sequence=300")
+    assert code == 2
+    assert all(word in err for word in ("tp3", "method.dropout", "data.sequence 300"))
+    assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
+
+
+# -- draw ----------------------------------------------------------------------------------
+
+
+def test_draw_schedule(howdah, tmp_path):
+    code, out, _ = howdah("draw", "schedule", "1f1b", "--pp", 3, "--micros", 4)
+    assert code == 0 and "rank 1    F0F1    B0··F2B1··F3B2··  B3··" in out
+    svg = tmp_path / "1f1b.svg"
+    assert howdah("draw", "schedule", "1f1b", "--svg", svg)[:2] == (0, "")
+    assert svg.read_text().startswith("<svg ")
+
+
+def test_a_schedule_goes_to_a_file_and_comes_back(howdah, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text(howdah("draw", "schedule", "zb-h1", "--pp", 2, "--text")[1])
+    assert file.read_text() == format_schedule(build("zb-h1", ranks=2, micros=8))
+    again = howdah("draw", "schedule", file)
+    assert again == howdah("draw", "schedule", "zb-h1", "--pp", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["1f1b", "--pp", "0"], "ranks is 0; it must be at least 1"),
+        (["1f1b", "--pp", "-4"], "ranks is -4; it must be at least 1"),
+        (
+            ["1f1b", "--pp", "99999", "--micros", "99999"],
+            "have 9,999,800,001 forwards, and 131,072",
+        ),
+        (["1f1b", "--text", "--svg", "a.svg"], "give one of the two"),
+        (
+            ["{file}", "--pp", "4"],
+            "says its own sizes; drop --pp, --micros, --virtual and --slices",
+        ),
+        (["{binary}"], "is not UTF-8; give a text file"),
+        (["{pipe}"], "cannot be read: it is a pipe, a socket or a device, and not a file"),
+        (["."], "cannot be read: Is a directory"),
+    ],
+)
+def test_a_mistake_in_a_schedule_is_one_sentence(howdah, tmp_path, words, sentence):
+    files = {name: tmp_path / name for name in ("file", "binary", "pipe")}
+    files["file"].write_text(format_schedule(build("1f1b", ranks=2, micros=2)))
+    files["binary"].write_bytes(b"\0\xff")
+    os.mkfifo(files["pipe"])
+    code, out, err = howdah("draw", "schedule", *(word.format_map(files) for word in words))
+    assert (code, out) == (2, "")
+    assert sentence in err and err.count("\n") == 1
+
+
+def test_a_schedule_that_deadlocks_is_drawn_where_it_stands(howdah, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text(
+        "mine stages 2 micros 2 slices 1\nrank 0: 0F0 0B0 0F1 0B1\nrank 1: 1F0 1F1 1B0 1B1\n"
+    )
+    code, out, err = howdah("draw", "schedule", file)
+    assert code == 2
+    assert out == ("rank 0   0F0 | 0B0 waits for 1B0\nrank 1   1F0 | 1F1 waits for 0F1\n")
+    assert f"{file}: deadlock: rank 0 waits with 0B0 for 1B0 of rank 1" in err
+
+
+def test_a_schedule_that_leaves_an_action_out_is_drawn_where_it_stands(howdah, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("mine stages 2 micros 1 slices 1\nrank 0: 0F0 0B0\nrank 1: 1F0\n")
+    code, out, err = howdah("draw", "schedule", file)
+    assert code == 2 and "1B0" in err
+    assert out.splitlines()[0] == (
+        "rank 0   0F0 | 0B0 waits for gradient of stage 1, micro-batch 0: left out"
+    )
+
+
+@pytest.mark.parametrize("what", ["memory", "mesh", "traffic"])
+def test_draw_a_plan(howdah, tmp_path, what):
+    words = (what, "llama3-8b", "--layout", "pp2 dp* tp2 zero1 sp x8", "--cluster", "h100x16")
+    code, out, _ = howdah("draw", *words)
+    assert code == 0 and "pp2 dp4 tp2 zero1 sp 1f1b x8" in out
+    svg = tmp_path / "plan.svg"
+    assert howdah("draw", *words, "--svg", svg)[:2] == (0, "")
+    assert svg.read_text().startswith("<svg ")
+    assert howdah("draw", what, "laptop")[0] == 0  # a model alone is drawn on one device
+
+
+# -- clusters ------------------------------------------------------------------------------
+
+
+def test_clusters(howdah, tmp_path):
+    assert "h100 " in howdah("cluster", "list")[1]
+    assert "16 devices: 2 x 8 H100" in howdah("cluster", "show", "h100x16")[1]
+    assert howdah("cluster", "check", "h100")[1].startswith("h100: sound")
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[device]\nname = "X"\nmemory = "80"\n')
+    code, _, err = howdah("cluster", "check", bad)
+    assert code == 2 and "bad.toml" in err and err.count("\n") == 1
+
+
+def test_trace_shows_what_it_may_not_draw(howdah, make_job, recipe, tmp_path, capsys):
+    """A run folder that one may read alone; the pictures go into it."""
+    folder, job = tmp_path / "a", make_job("a", "pace.steps=2")
+    train(job, Alone())
+    save_run(resolved(load_run(recipe), job), folder / "run.toml")
+    (folder / "trace" / "trace.svg").mkdir()
+    capsys.readouterr()
+    code, out, error = howdah("trace", folder)
+    assert code == 2 and out.startswith("layout      single x1, step "), error
+    assert "written" not in out
+    assert error.startswith(
+        f"howdah: cannot write {folder / 'trace' / 'trace.svg'} (Is a directory); "
+    )
+    assert error.count("\n") == 1
+    left = sorted(path.name for path in (folder / "trace").iterdir())
+    assert left == ["rank-0.json", "trace.json", "trace.svg"]
+    (folder / "trace" / "trace.svg").rmdir()
+    code, out, _ = howdah("trace", folder)
+    assert code == 0 and out.splitlines()[-1].startswith("written     ")

@@ -1,0 +1,58 @@
+"""What the environment of a command says: numbers of a launcher, and where torch keeps code."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from howdah.base.errors import BadInput
+from howdah.cli.environment import launched, number_in
+
+READY = "import os; from howdah.cli.environment import ready_torch; ready_torch()"
+READY += "; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+
+
+def ready(**environment):
+    """ready_torch in a new process, which has not loaded torch: (exit code, what it says)."""
+    given = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"} | environment
+    words = [sys.executable, "-c", READY]
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.strip() + done.stderr
+
+
+def test_torch_keeps_what_it_compiles_where_nobody_else_may_write(tmp_path):
+    code, said = ready(HOWDAH_CACHE=str(tmp_path))
+    assert (code, said) == (0, str(tmp_path / "howdah" / "inductor"))
+    assert (tmp_path / "howdah" / "inductor").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
+    (tmp_path / "howdah" / "inductor").mkdir(parents=True)
+    (tmp_path / "howdah" / "inductor").chmod(0o777)
+    code, said = ready(HOWDAH_CACHE=str(tmp_path))
+    assert code != 0 and "inductor, where torch keeps code that it runs, is not this user's" in said
+
+
+def test_a_folder_of_the_users_own_choice_is_looked_at_too(tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "elsewhere").chmod(0o770)
+    code, said = ready(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "elsewhere"))
+    assert code != 0 and "elsewhere, where torch keeps code" in said
+
+
+@pytest.mark.parametrize("word", ["abc", "", "-1", "0", "1.5", "²", "9" * 30])
+def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, word):
+    monkeypatch.setenv("WORLD_SIZE", word)
+    with pytest.raises(BadInput, match=r"^WORLD_SIZE is '.*', and a launcher gives a number from"):
+        number_in("WORLD_SIZE")
+
+
+def test_numbers_of_a_launcher(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "12")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert (number_in("WORLD_SIZE"), number_in("LOCAL_RANK", least=0)) == (12, 0)
+    assert not launched()
+    monkeypatch.setenv("RANK", "3")
+    assert launched()

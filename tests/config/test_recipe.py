@@ -1,0 +1,337 @@
+"""From a recipe to a Job: what may be written, what is filled in, what is refused and how."""
+
+import os
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from howdah.base.errors import BadInput
+from howdah.config.recipe import Machine, load_run, parse_run, resolve_run, resolved, save_run
+from howdah.shapes.shape import RotaryScaling
+
+HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+def refusal(recipe, *overrides, machine=HERE):
+    """The sentence that a run is refused with."""
+    with pytest.raises(BadInput) as refused:
+        resolve_run(load_run(recipe, overrides), machine)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_resolves(path):
+    job = resolve_run(load_run(path), HERE)
+    assert job.name == path.stem and job.folder == Path.cwd() / "runs" / path.stem
+
+
+def test_overrides_change_single_values(recipe):
+    run = load_run(
+        recipe,
+        [
+            "layout=dp2 x3",
+            "seed=7",
+            "method.rate.peak=2e-4",
+            "method.optimizer.betas=[0.8, 0.9]",
+            'data.sources=["stdlib", {path = "x.jsonl", field = "body"}]',
+            "init_from=some/folder",
+            "model.rotary_scaling.factor=8",
+        ],
+    )
+    assert (run.layout, run.seed, run.method.rate.peak) == ("dp2 x3", 7, 2e-4)
+    assert run.method.optimizer.betas == (0.8, 0.9)
+    assert [s.path for s in run.data.sources] == ["stdlib", "x.jsonl"]
+    assert run.data.sources[1].field == "body"
+    assert run.init_from == Path("some/folder")
+    assert run.model.rotary_scaling == RotaryScaling(8.0)
+    assert run.method.rate.warmup == 3  # beside it, from the recipe
+
+
+def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
+    recipe.write_text('[model]\npreset = "laptop"\nlayers = 2\n')
+    model = load_run(recipe).model
+    assert (model.layers, model.width, model.tied) == (2, 256, True)
+
+
+@pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[pace]\nprompt = 'a\\b'"])
+def test_a_saved_run_reads_back_equal(tmp_path, value):
+    (tmp_path / "a.toml").write_text(
+        f'{value}\n[model]\npreset = "llama3-1b"\n'
+        if not value.startswith("[")
+        else f'[model]\npreset = "llama3-1b"\n{value}\n'
+    )
+    run = load_run(tmp_path / "a.toml")
+    save_run(run, tmp_path / "b.toml")
+    assert load_run(tmp_path / "b.toml", [f"name={run.name}"]) == run
+
+
+# -- going on with a run folder ----------------------------------------------------
+
+
+def test_a_run_folder_is_a_recipe(recipe, tmp_path, monkeypatch):
+    """What a run has decided stands in it, and paths lead there from any folder."""
+    (tmp_path / "notes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    overrides = ["data.sources=['notes', 'stdlib']", "layout=dp3", "folder=a", "init_from=b"]
+    run = load_run(recipe, overrides)
+    job = resolve_run(run, HERE)
+    (tmp_path / "a").mkdir()
+    save_run(resolved(run, job), tmp_path / "a" / "run.toml")
+    monkeypatch.chdir("/")
+    again = resolve_run(load_run(tmp_path / "a"), HERE)
+    sources = (replace(job.data.sources[0], path=str(tmp_path / "notes")), job.data.sources[1])
+    assert again == replace(job, data=replace(job.data, sources=sources))
+    assert again.folder == tmp_path / "a" and again.init_from == tmp_path / "b"
+
+
+def test_a_moved_run_folder_goes_on_where_it_is(recipe, tmp_path):
+    run = load_run(recipe, [f"folder={tmp_path / 'old'}"])
+    (tmp_path / "new").mkdir()
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "new" / "run.toml")
+    assert load_run(tmp_path / "new").folder == tmp_path / "new"
+    assert load_run(tmp_path / "new", ["folder=third"]).folder == Path("third")
+
+
+def test_more_threads_than_cores_can_run_are_refused(recipe):
+    resolve_run(load_run(recipe, ["threads=64"]), replace(HERE, cores=8))
+    with pytest.raises(
+        BadInput, match=r"^threads is 65, over 8 for each core of .* \(8\): .* threads=0"
+    ):
+        resolve_run(load_run(recipe, ["threads=65"]), replace(HERE, cores=8))
+
+
+def test_going_on_elsewhere_takes_the_threads_and_device_of_that_machine(recipe, tmp_path):
+    recipe.write_text(recipe.read_text().replace("threads = 1", ""))
+    there = replace(HERE, cores=64, cuda=8)
+    run = load_run(recipe)
+    assert resolve_run(run, there).device == "cuda"
+    save_run(resolved(run, resolve_run(run, there)), tmp_path / "run.toml")
+    job = resolve_run(load_run(tmp_path, ["layout=dp2"]), HERE)
+    assert (job.device, job.threads) == ("cpu", 4)
+
+
+def test_going_on_with_other_ranks_needs_no_other_word(recipe, tmp_path):
+    """The micro-batch of one layout is too large for the next, so it stays open."""
+    run = load_run(recipe, ["layout=dp2"])
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "run.toml")
+    assert resolve_run(load_run(tmp_path), HERE).batch.micro_batch == 3
+    job = resolve_run(load_run(tmp_path, ["layout=dp3"]), HERE)
+    assert (job.batch.global_batch, job.batch.micro_batch, str(job.layout)) == (6, 2, "dp3 x1")
+
+
+def test_a_global_batch_that_followed_from_the_layout_is_kept(recipe, tmp_path):
+    """It is part of the mathematics: another layout must not change it."""
+    recipe.write_text(recipe.read_text().replace("global_batch = 6", "micro_batch = 1"))
+    run = load_run(recipe, ["layout=dp2 x3"])
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "run.toml")
+    job = resolve_run(load_run(tmp_path, ["layout=dp4"]), HERE)
+    assert (job.batch.global_batch, str(job.layout)) == (6, "dp4 x2")
+
+
+# -- resolving ---------------------------------------------------------------------
+
+
+def test_open_things_are_closed(recipe):
+    job = resolve_run(load_run(recipe, ["layout=dp*"]), replace(HERE, world=3, local_world=1))
+    assert (str(job.layout), job.batch.micro_batch) == ("dp3 x1", 2)
+    job = resolve_run(load_run(recipe, ["layout=dp2", "threads=0"]), HERE)
+    assert (job.threads, job.device) == (4, "cpu")
+
+
+def test_several_problems_are_told_at_once(recipe):
+    sentence = refusal(recipe, "method.dropout=1.5", "pace.steps=0", "data.sequence=64")
+    for name in ("method.dropout", "pace.steps", "data.sequence"):
+        assert name in sentence
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("sead=1", "unknown key 'sead'; did you mean 'seed'?"),
+        ("model.layer=1", "unknown key 'model.layer'; did you mean 'layers'?"),
+        ("method.optimiser.name=sgd", "unknown key 'method.optimiser'; did you mean 'optimizer'?"),
+        ("warmup=3", "unknown key 'warmup'; did you mean 'method.rate.warmup'?"),
+        ("model.rotary_scaling={factor=2, lo=1}", "unknown key 'model.rotary_scaling.lo'; did you"),
+        ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
+        ("pace.steps=many", "pace.steps is 'many'; it must be a whole number"),
+        ("pace.steps=1.5", "pace.steps is 1.5; it must be a whole number"),
+        ("method.precision=fp8", "method.precision is 'fp8'; it must be 'float32', 'bf16' or"),
+        ("method.optimizer.name=lion", "method.optimizer.name is 'lion'; it must be 'adamw'"),
+        ("batch=3", "batch is 3; it must be a table"),
+        ("model.preset=labtop", "model.preset 'labtop' is unknown; did you mean 'laptop'?"),
+        ("seed", "'seed' changes nothing; write key=value, such as seed=1"),
+        ("seed.x=1", "seed.x: seed is a single value, not a table"),
+        ("layout=ddp2", "layout 'ddp2': unknown word 'ddp2'; did you mean 'dp'?"),
+        ("layout=dp2 dp2", "layout 'dp2 dp2': 'dp2' says dp a second time; say it once"),
+        ("layout=dp0", "layout 'dp0': dp0 must be at least dp1"),
+        ("layout=dp*", "layout 'dp*' takes the number of processes from torchrun"),
+        ("layout=dp2 x2", None),
+        ("layout=x9", None),
+        ("device=cuda", "device is cuda, but torch sees no CUDA device here; use device=cpu"),
+        ("data.sources=[]", "data.sources is empty; name at least one"),
+        ("data.held_out=0", "data.held_out is 0.0; it must be above 0"),
+        ("pace.keep=0", "pace.keep is 0; it must be at least 1"),
+        ("pace.save_every=-1", "pace.save_every is -1; it must be at least 0"),
+    ],
+)
+def test_a_mistake_is_one_sentence(recipe, override, sentence):
+    if sentence is None:  # a batch number more than the two that the recipe needs
+        found = refusal(recipe, override, "batch.micro_batch=1")
+        assert "drop one of the three" in found
+    else:
+        assert refusal(recipe, override).startswith(sentence)
+
+
+def test_mistakes_of_every_kind_are_told_together(recipe):
+    """Types, unknown keys, bounds and the words of the layout: each is wrong alone."""
+    recipe.write_text(recipe.read_text().replace('layout = "single"', 'layout = "ddp2"'))
+    found = refusal(
+        recipe, "seed=abc", "method.dropout=2", "pace.stepz=3", "batch.global_batch=true"
+    )
+    assert found == (
+        "seed is 'abc'; it must be a whole number; "
+        "batch.global_batch is True; it must be a whole number; "
+        "unknown key 'pace.stepz'; did you mean 'steps'?; "
+        "layout 'ddp2': unknown word 'ddp2'; did you mean 'dp'?; "
+        "method.dropout is 2.0; it must be below 1"
+    )
+    found = refusal(recipe, "model.preset=labtop", "seed=x")  # no model, and yet the rest
+    assert found.startswith("model.preset 'labtop' is unknown; did you mean 'laptop'?; seed is 'x'")
+
+
+def test_a_layout_that_cannot_be_read_hides_no_number(recipe):
+    found = refusal(recipe, "layout=ddp2", "threads=-1", "pace.steps=0", "name=..")
+    for name in ("layout 'ddp2'", "threads is -1", "pace.steps is 0", "name is '..'"):
+        assert name in found
+
+
+def test_of_very_many_mistakes_the_first_are_told(recipe):
+    recipe.write_text("".join(f"key{n} = 1\n" for n in range(1000)) + recipe.read_text())
+    found = refusal(recipe)
+    assert found.endswith("; and 988 more") and len(found) < 4000
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("threads=-1", "threads is -1; it must be at least 0, which shares the cores out"),
+        ("threads=1025", "threads is 1025; it must be at most 1,024"),
+        ("seed=9223372036854775808", "it must be at most 9,223,372,036,854,775,807"),
+        ("seed=" + "9" * 5000, "it must be a whole number"),
+        ("seed=0x" + "f" * 5000, "seed is int that is too long to show; it must be at most"),
+        ("model.layers=9223372036854775807", "it must be at most 1,000"),
+        ("model.vocab=true", "model.vocab is True; it must be a whole number"),
+        ("model=laptop", "model is 'laptop'; write the name of a preset as model.preset=NAME"),
+        ("model.preset=3", "model.preset is 3; it must be a name, like laptop"),
+        ("method.optimizer.betas=[0.9]", "betas is [0.9]; it must be a list of 2 numbers"),
+        ("method.rate.peak=nan", "method.rate.peak is nan; it must be a number"),
+        ("method.optimizer.epsilon=-inf", "epsilon is -inf; it must be at least 0"),
+        ("pace.steps=100000000", "pace.steps is 100000000; it must be at most 10,000,000"),
+        ("pace.steps=" + "[" * 50_000, "it must be a whole number"),
+        ("data.sequence=1000000000", "data.sequence is 1000000000; it must be at most"),
+        ("data.sources=['']", "data.sources[0].path is empty; name a file, a folder or"),
+        ("data.sources=[{path='x', weight=0}]", "data.sources[0].weight is 0.0; it must be above"),
+        ("data.sources=['" + "x" * 300 + "']", "a path has at most 4,096 characters, and 255"),
+        (
+            'data.tokenizer="a\\u0000"',
+            "data.tokenizer is 'a\\x00'; it must be a text in quotes, and it",
+        ),
+        ("folder=" + "x" * 300, "and a path has at most 4,096 characters, and 255"),
+        ("layout=", "layout is empty; write single for one process"),
+        ("layout=dp99999999", "dp99999999 must be at most dp1048576"),
+        ("layout=dp1000 x1", "would start 1,000 processes on this machine; start it on several"),
+        ("name=", "name is ''; it must be able to name a folder"),
+        ("name=a/b", "name is 'a/b'; it must be able to name a folder"),
+        ("a." * 2000 + "b=1", "unknown key 'a'"),
+    ],
+)
+def test_a_number_or_a_word_out_of_bounds_is_refused_at_once(recipe, override, sentence):
+    more = ["batch.global_batch=1000"] if "dp1000" in override else []
+    found = refusal(recipe, override, *more)
+    assert sentence in found and len(found) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a = " + "[" * 100_000, "its lists or tables are nested too deep"),
+        ("seed = " + "9" * 5000, "a number has thousands of digits"),
+        ("a." * 100_000 + "a = 1", "a line has 1,000 dots or more"),
+        ("#" * 300_000, "it has more than the 262,144 bytes that are read"),
+    ],
+)
+def test_a_recipe_that_breaks_a_parser_is_a_sentence(recipe, text, sentence):
+    recipe.write_text(text)
+    assert sentence in refusal(recipe)
+
+
+def test_a_pipe_is_no_recipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "it is a pipe, a socket or a device" in refusal(tmp_path / "pipe.toml")
+
+
+def test_one_source_may_be_written_as_a_word(recipe):
+    assert load_run(recipe, ["data.sources=mytext"]).data.sources[0].path == "mytext"
+
+
+@pytest.mark.parametrize("layout", ["single", "dp2", "dp2 zero1", "dp2 zero2 accumulate=whole"])
+def test_blocks_are_compiled_where_their_parameters_are_those_of_torch(recipe, layout):
+    assert resolve_run(load_run(recipe, ["compile=true", f"layout={layout}"]), HERE).compile
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp2", "pp2", "dp2 zero3", "recompute=full", "dp2 recompute=selective", "tp2 sp"]
+)
+def test_blocks_with_operations_of_their_own_are_not_compiled(recipe, layout):
+    """torch.compile broke off at each of them, and the rest ran eagerly."""
+    found = refusal(recipe, "compile=true", f"layout={layout}")
+    assert found.startswith("compile is true, but on layout '")
+    assert found.endswith("leave compile out, or use a layout of dp and zero1 or zero2 alone")
+
+
+def test_a_layout_must_fit_the_world(recipe):
+    found = refusal(recipe, "layout=dp2", machine=replace(HERE, world=3, local_world=3))
+    assert "needs 2 processes but there are 3; use dp3 or dp*" in found
+
+
+def test_a_table_without_a_model_is_refused(recipe):
+    recipe.write_text("seed = 1\n")
+    assert refusal(recipe).startswith("model is missing; write model.preset=laptop, or")
+
+
+@pytest.mark.parametrize(
+    "content", [b"layout = dp2", b"\xff\xfe\x00", b"[model\n", b"a = 1\na = 2"]
+)
+def test_what_is_not_toml_is_refused(tmp_path, content):
+    (tmp_path / "bad.toml").write_bytes(content)
+    assert refusal(tmp_path / "bad.toml").startswith(f"{tmp_path / 'bad.toml'} is not TOML: ")
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    assert "No such file" in refusal(tmp_path / "none.toml")
+    assert f"{tmp_path / 'run.toml'}: No such file" in refusal(tmp_path)
+
+
+def test_a_recipe_may_not_share_its_table(recipe):
+    """`parse_run` leaves the caller's table as it is."""
+    table = tomllib.loads(recipe.read_text())
+    before = tomllib.loads(recipe.read_text())
+    parse_run({"name": "a", **table})
+    assert table == before
+
+
+def test_a_run_that_cannot_be_written_is_a_sentence(tmp_path):
+    """A disk that is full at the start once ended in a traceback."""
+    run = load_run(Path("recipes/laptop.toml"))
+    save_run(run, tmp_path / "run.toml")
+    before = (tmp_path / "run.toml").stat()
+    save_run(run, tmp_path / "run.toml")
+    assert (tmp_path / "run.toml").stat() == before  # a full disk does not matter then
+    with pytest.raises(
+        BadInput, match=r"cannot write .*/gone/run\.toml: No such file or directory"
+    ):
+        save_run(run, tmp_path / "gone" / "run.toml")

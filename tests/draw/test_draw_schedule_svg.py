@@ -1,0 +1,110 @@
+"""The SVG of a pipeline: every computation is a box in its place, and nothing leaves the page.
+
+How it looks is judged by eye; what it says is tested here.
+"""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from howdah.draw.schedule_svg import COLORS, STRIPS, draw_svg
+from howdah.plan.schedule.lowering import lower
+from howdah.plan.schedule.registry import build
+from howdah.sim.timeline import Timeline, simulate
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read(timeline):
+    """The root, the boxes by their hint, and all texts."""
+    root = ElementTree.fromstring(draw_svg(timeline))
+    hinted = {}
+    for rect in root.iter(f"{SVG}rect"):
+        title = rect.find(f"{SVG}title")
+        if title is not None:
+            hinted[title.text] = rect
+    return root, hinted, [text.text for text in root.iter(f"{SVG}text")]
+
+
+def number(rect, *names):
+    return [float(rect.get(name)) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "micros"), [("1f1b", 4, 8), ("zb-v", 3, 6), ("1f1b", 16, 64)]
+)
+def test_every_computation_is_a_box_to_scale(name, ranks, micros):
+    timeline = simulate(build(name, ranks=ranks, micros=micros))
+    _, hinted, texts = read(timeline)
+    assert len(hinted) == sum(map(len, timeline.spans))
+    left, _ = number(hinted["0F0: 0 to 1 s"], "x", "width")
+    for rank, found in enumerate(timeline.spans):
+        assert f"rank {rank}" in texts
+        lanes = set()
+        for (_, action, *_), start, end in found:
+            x, y, width = number(hinted[f"{action}: {start:g} to {end:g} s"], "x", "y", "width")
+            assert x == pytest.approx(left + start * 1180 / timeline.makespan, abs=0.01)
+            assert 0.79 <= width * timeline.makespan / 1180 / (end - start) <= 1
+            lanes.add(y)
+        assert len(lanes) == 1
+
+
+def test_nothing_leaves_the_page():
+    for ranks, micros in ((1, 1), (2, 3), (40, 3)):
+        root, _, _ = read(simulate(build("gpipe", ranks=ranks, micros=micros)))
+        page = number(root, "width", "height")
+        for rect in root.iter(f"{SVG}rect"):
+            if rect.get("width") != "100%":
+                x, y, width, height = number(rect, "x", "y", "width", "height")
+                assert 0 <= x <= x + width <= page[0]
+                assert 0 <= y <= y + height <= page[1]
+
+
+def test_kinds_have_colors_and_a_legend():
+    _, hinted, texts = read(simulate(build("zb-h1", ranks=2, micros=2)))
+    assert {rect.get("fill") for rect in hinted.values()} == {COLORS[kind] for kind in "FIW"}
+    assert {"forward", "backward: input", "backward: weights"} <= set(texts)
+    assert "update" not in texts
+
+
+def test_later_stages_are_lighter():
+    _, hinted, texts = read(simulate(build("interleaved", ranks=2, micros=2, virtual=3)))
+    shades = {rect.get("fill") for text, rect in hinted.items() if "F" in text}
+    assert len(shades) == 3
+    assert COLORS["F"] in shades
+    assert "lighter: later stages of a rank" in texts
+
+
+def test_numbers_stand_in_all_boxes_or_in_none():
+    """A number where it happens to have one digit, and none beside it, would mislead."""
+
+    def numbers(micros):
+        _, _, texts = read(simulate(build("1f1b", ranks=16, micros=micros)))
+        return [text for text in texts if text == "0"]
+
+    assert len(numbers(8)) == 2 * 16
+    assert numbers(64) == []
+
+
+def test_collectives_are_strips():
+    lowered = lower(build("1f1b", ranks=2, micros=2), gather=True, tied=(0, 1))
+    timeline = simulate(lowered, transfer=lambda instruction: 0.5)
+    _, hinted, texts = read(timeline)
+    fills = {rect.get("fill") for rect in hinted.values()}
+    assert set(STRIPS.values()) <= fills
+    assert {"gather", "reduce", "tie"} <= set(texts)
+    gather = hinted["gather 0F0: 0 to 0.5 s"]
+    compute = hinted["0F0: 0.5 to 1.5 s"]
+    (top, height), (strip,) = number(compute, "y", "height"), number(gather, "y")
+    assert strip >= top + height
+
+
+def test_a_name_may_be_anything():
+    schedule = build("gpipe", ranks=1, micros=1)._replace(name='<a & "b">')
+    _, _, texts = read(simulate(schedule))
+    assert texts[0] == '<a & "b">: 1 rank, 1 micro-batch'
+
+
+def test_an_empty_timeline():
+    _, hinted, _ = read(Timeline(build("gpipe", ranks=1, micros=1), ((),)))
+    assert hinted == {}

@@ -1,0 +1,196 @@
+"""A step that was measured, drawn beside the simulation of its own actions."""
+
+import json
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from howdah.base.errors import BadInput
+from howdah.draw.measured_step import beside, drawn, report, traced
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.mesh_axes import axis
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
+from howdah.plan.program import program_of
+from howdah.plan.recording import Call, Lap, Laps
+from howdah.plan.schedule.actions import Kind
+from howdah.plan.schedule.lowering import Verb
+from howdah.plan.trace_file import read_laps, write_laps
+from howdah.shapes.shape import ModelShape
+from howdah.sim.timeline import simulate
+
+COSTS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.5, Kind.INPUT: 1.25, Kind.WEIGHT: 0.75}
+LAYOUTS = [
+    *("single x3", "dp2 x2", "pp2 naive x2", "pp2 gpipe x3", "pp3 1f1b x6", "pp2 zb-h2 x4"),
+    *("pp2 interleaved v2 x4", "pp2 zb-v x4", "dp2 pp2 zb-h1 x4", "dp2 pp2 tp2 zero2 1f1b x4"),
+]
+
+
+def plan_of(words):
+    shape = ModelShape(layers=6, width=16, heads=2, ffn=32, vocab=64, context=8, tied=True)
+    return make_plan(
+        shape, resolve(parse_layout(words), None), Batch(micro_batch=1), sequence=8, method=Method()
+    )
+
+
+def seconds(plan, slow, action):
+    """As long as its kind takes, a stage more than the one before it; updates by rank."""
+    if action.kind is Kind.UPDATE:
+        where = plan.stages.where
+        return (0.5 + where[action.stage]) / where.count(where[action.stage])
+    return slow * COSTS[action.kind] * (1 + action.stage / 8)
+
+
+def transfer(instruction):
+    return {Verb.SEND: 0.25, Verb.REDUCE: 0.5, Verb.TIE: 0.125}[instruction.verb]
+
+
+def lap(plan, spans, number, began):
+    """As a rank notes it: updates of all its stages at once."""
+    updates = [span for span in spans if span.instruction.verb is Verb.UPDATE]
+    rest = [span for span in spans if span not in updates]
+    told = updates[0].instruction
+    told = told._replace(action=told.action._replace(stage=0))
+    update = updates[0]._replace(instruction=told, end=updates[-1].end)
+    late = [s._replace(start=s.start - began, end=s.end - began) for s in [*rest, update]]
+    return Lap(number, 100.0 + began, late, [Call("dp", "all_reduce", 4_000_000, 0.0, 0.5)])
+
+
+def measure(plan, numbers=(3, 4, 5), slow=None):
+    """The laps of all ranks if the simulation were true. Ranks begin at different moments."""
+    found = [Laps(str(plan.layout), "here", []) for _ in range(plan.layout.world)]
+    for number in numbers:
+        cost = partial(seconds, plan, (slow or {}).get(number, 1.0))
+        timeline = simulate(program_of(plan), cost, transfer)
+        for rank, laps in enumerate(found):
+            spans = timeline.spans[axis(plan.layout, "pp").group(rank).index(rank)]
+            laps.laps.append(lap(plan, spans, number, began=rank / 16))
+    return found
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_what_went_as_simulated_is_simulated_as_it_went(words):
+    plan = plan_of(words)
+    truth = simulate(program_of(plan), partial(seconds, plan, 1.0), transfer)
+    found = beside(plan, measure(plan))
+    assert [one.ranks for one in found] == sorted(
+        {tuple(axis(plan.layout, "pp").group(rank)) for rank in range(plan.layout.world)}
+    )
+    for one in found:
+        assert one.measured.makespan == pytest.approx(truth.makespan)
+        assert one.simulated.makespan == pytest.approx(truth.makespan)
+        assert one.measured.busy == pytest.approx(one.simulated.busy)
+        assert one.measured.bubble == pytest.approx(truth.bubble)
+
+
+def test_the_step_of_median_length_is_shown_with_the_costs_of_all():
+    plan = plan_of("pp2 1f1b x4")
+    (one,) = beside(plan, measure(plan, (3, 4, 5), slow={3: 1.0, 4: 3.0, 5: 1.5}))
+    truth = simulate(program_of(plan), partial(seconds, plan, 1.5), transfer)
+    assert one.number == 5
+    assert one.simulated.makespan == pytest.approx(truth.makespan)
+
+
+def test_a_step_of_a_smaller_batch_is_left_out():
+    small, full = (plan_of(f"pp2 1f1b x{micros}") for micros in (2, 4))
+    laps = [
+        before._replace(laps=[*before.laps, *now.laps])
+        for before, now in zip(measure(small, (1, 2, 3)), measure(full, (4,)), strict=True)
+    ]
+    assert beside(full, laps)[0].number == 4
+
+
+def test_clocks_of_several_machines_agree_on_the_beginning_of_a_step():
+    """Moments of one machine's clock mean nothing on another."""
+    plan = plan_of("dp2 x2")
+    laps = measure(plan)
+    laps[1] = laps[1]._replace(
+        machine="there", laps=[Lap(x.number, 9e9, x.spans, x.calls) for x in laps[1].laps]
+    )
+    assert max(one.measured.makespan for one in beside(plan, laps)) < 100
+
+
+def test_messages_that_wait_for_each_other_do_not_overlap():
+    plan = plan_of("pp2 gpipe x3")
+    laps = measure(plan)
+    for one in laps[0].laps:  # all handed over at the start
+        sends = [s for s in one.spans if s.instruction.verb is Verb.SEND]
+        one.spans[:] = [s._replace(start=0.0) if s in sends else s for s in one.spans]
+    (found,) = beside(plan, laps)
+    sent = [s for s in found.measured.spans[0] if s.instruction.verb is Verb.SEND]
+    assert all(a.end <= b.start for a, b in pairwise(sent)) and len(sent) == 3
+
+
+def test_what_is_said_and_drawn():
+    plan = plan_of("dp2 pp2 1f1b x4")
+    found = beside(plan, measure(plan))
+    lines = list(report(found, str(plan.layout)))
+    assert lines[0].startswith(f"layout      {plan.layout}, step ")
+    assert [line.split()[0] for line in lines[2:6]] == ["0", "2", "1", "3"]
+    assert "simulated from the same actions: +0.0%" in "\n".join(lines)
+    assert lines[-1] == "dp          all_reduce 1 times by rank 0: 4.000 MB, 0.5000 s"
+    events = json.loads(traced(found))["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {f"rank {rank}{what}" for rank in range(4) for what in ("", ", simulated")}
+    begun = [event for event in events if event["ph"] == "b"]
+    assert {event["name"] for event in begun} == {"dp all_reduce 4 MB"}
+    assert len({event["pid"] for event in begun}) == 4
+    picture = drawn(found)
+    assert picture.count("measured: 1f1b") == picture.count("simulated: 1f1b") == 2
+
+
+# -- files
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(LAYOUTS), st.integers(1, 4))
+def test_what_is_read_was_written(tmp_path_factory, words, count):
+    folder, plan = tmp_path_factory.mktemp("laps"), plan_of(words)
+    laps = measure(plan, range(count))
+    for rank, one in enumerate(laps):
+        write_laps(folder, rank, one)
+    assert read_laps(folder, str(plan.layout), plan.layout.world) == laps
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda path: path.unlink(), r"cannot read .*rank-1.json: No such file"),
+        (lambda path: path.write_text("{"), r"rank-1.json is damaged"),
+        (lambda path: path.write_text('{"layout": "dp2 x2"}'), r"rank-1.json is damaged"),
+        (
+            lambda path: path.write_text(path.read_text().replace("dp2 x2", "dp2 x4")),
+            r"is of layout 'dp2 x4', and the run's is 'dp2 x2'; train a step in that layout",
+        ),
+        (
+            lambda path: path.write_text(path.read_text().replace('"number": 3', '"number": 7')),
+            r"have no step in common; train on first",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, break_it, sentence):
+    plan = plan_of("dp2 x2")
+    for rank, one in enumerate(measure(plan, (3,))):
+        write_laps(tmp_path, rank, one)
+    break_it(tmp_path / "rank-1.json")
+    with pytest.raises(BadInput, match=sentence):
+        read_laps(tmp_path, "dp2 x2", 2)
+
+
+@pytest.mark.parametrize("words", ["single x3", "pp2 1f1b x4"])
+def test_a_step_that_does_not_follow_the_schedule_is_refused(words):
+    plan = plan_of(words)
+    for at, change in ((0, {"stage": 10**9}), (0, {"micro": 1}), (1, {"slice": 1})):
+        laps = measure(plan, (3,))
+        spans = laps[0].laps[0].spans
+        told = spans[at].instruction
+        told = told._replace(action=told.action._replace(**change))
+        spans[at] = spans[at]._replace(instruction=told)
+        with pytest.raises(
+            BadInput, match=r"step 3 of rank 0 is not one of .* train on to have it"
+        ):
+            beside(plan, laps)

@@ -1,0 +1,325 @@
+"""Cluster files: what may stand there, and one sentence for everything that may not."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from howdah.base.errors import BadInput
+from howdah.machines.cluster import LINKS, Grid, Level, Link, Tree
+from howdah.machines.cluster_file import (
+    FOLDER,
+    KEYS,
+    SHAPES,
+    cluster_names,
+    load_cluster,
+    parse_cluster,
+)
+
+GOOD = """
+name = "ours"
+
+[device]
+name = "Box"
+memory = "24 GB"
+bandwidth = "936 GB/s"
+watts = "350 W"
+
+[device.flops]
+bf16 = "71 TFLOP/s"
+
+[node]
+devices = 4
+count = 2
+
+[inside]
+link = "pcie4"
+
+[between]
+link = "10gbe"
+
+[host]
+memory = "128 GB"
+link = "pcie4"
+"""
+
+
+def test_a_short_file_is_enough():
+    cluster = parse_cluster(GOOD, file="ours.toml")
+    assert (cluster.name, cluster.devices, cluster.nics) == ("ours", 8, 1)
+    assert cluster.between == LINKS["10gbe"]
+    assert cluster.network == Tree()
+    assert (cluster.pue, cluster.carbon) == (1.1, 0.385)
+    assert (cluster.device.price, cluster.rent, cluster.measured) == (None, None, ())
+
+
+def changed(old, new):
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def network(text):
+    return parse_cluster(f"{GOOD}\n[network]\n{text}", file="ours.toml").network
+
+
+def test_trees():
+    assert network('shape = "flat"') == Tree()
+    assert network('shape = "spine-leaf"\nleaf = 16\noversubscription = 4') == Tree((Level(16, 4),))
+    levels = "[{nodes = 2, oversubscription = 1}, {nodes = 8, oversubscription = 2.5}]"
+    assert network(f'shape = "fat-tree"\nlevels = {levels}') == Tree((Level(2, 1), Level(8, 2.5)))
+
+
+def test_grids():
+    wires = changed('[inside]\nlink = "pcie4"\n', "")
+    torus = parse_cluster(f'{wires}[network]\nshape = "torus"\ndims = [2, 4]', file="ours.toml")
+    assert torus.network == Grid((2, 4), wraps=1)
+    assert torus.inside == torus.between == LINKS["10gbe"]
+    mesh = parse_cluster(f'{wires}[network]\nshape = "mesh"\ndims = [8]', file="ours.toml")
+    assert mesh.network == Grid((8,), wraps=0)
+
+
+def test_a_link_of_ones_own():
+    own = 'link = "cable"\nbandwidth = "7 Gb/s"\nlatency = "9 us"'
+    cluster = parse_cluster(changed('link = "10gbe"', own), file="ours.toml")
+    assert cluster.between == Link("cable", 7e9 / 8, 9e-6)
+
+
+def test_a_known_link_may_have_another_latency():
+    cluster = parse_cluster(changed('"10gbe"', '"10gbe"\nlatency = "9 us"'), file="ours.toml")
+    assert cluster.between == Link("10gbe", 10e9 / 8, 9e-6)
+
+
+def test_one_node_needs_no_network():
+    alone = changed('[between]\nlink = "10gbe"\n', "").replace("count = 2", "")
+    assert parse_cluster(alone, file="ours.toml").alone
+
+
+def test_measured_numbers_keep_the_order_of_the_file():
+    measured = '[measured]\nbetween.latency = "90 us"\ndevice.flops.bf16 = "60 TFLOP/s"'
+    cluster = parse_cluster(GOOD + measured, file="ours.toml")
+    assert cluster.measured == (("between.latency", 90e-6), ("device.flops.bf16", 60e12))
+
+
+WRONG = [
+    # missing and mistaken units
+    (changed('"24 GB"', "24"), "device.memory is 24, which has no unit; write it like '80 GB'"),
+    (changed('"24 GB"', '"24"'), "device.memory '24' has no unit"),
+    (changed('"24 GB"', '"24 Gb"'), "device.memory '24 Gb': 'Gb' is no unit of bytes"),
+    (changed('"936 GB/s"', '"936 GB"'), "device.bandwidth '936 GB': 'GB' counts bytes, but"),
+    (changed('"71 TFLOP/s"', '"71 TFLOPS"'), "device.flops.bf16 '71 TFLOPS': 'TFLOPS' is no unit"),
+    (changed('"350 W"', '"350 kg"'), "device.watts '350 kg': 'kg' is no unit of watts"),
+    (f"pue = 0.9\n{GOOD}", "pue is 0.9; it must be a number of at least 1"),
+    (f"carbon = 0.3\n{GOOD}", "carbon is 0.3, which has no unit; write it like '0.385 kg/kWh'"),
+    # what stands there twice and differs
+    (
+        changed('"pcie4"\n\n[b', '"nvlink4"\nbandwidth = "900 GB/s"\n\n[b'),
+        "inside.bandwidth is 900 GB/s, but nvlink4 has 450 GB/s in one direction; drop it",
+    ),
+    (
+        changed('"10gbe"', '"10gbe"\nnics = 4\nnode_bandwidth = "10 Gb/s"'),
+        "between.node_bandwidth is 1.25 GB/s, but 4 x 10gbe are 5 GB/s; drop it",
+    ),
+    (changed('"350 W"', '"350 W"\nidle = "400 W"'), "device.idle is more than device.watts"),
+    (changed('"350 W"', '"350 W"\nreserved = "30 GB"'), "device.reserved leaves nothing"),
+    (
+        f'{GOOD}[measured]\ndevice.flops.bf16 = "142 TFLOP/s"',
+        "measured.device.flops.bf16 is 142 TFLOP/s, which device.flops.bf16 does not promise",
+    ),
+    (f'{GOOD}[measured]\ndevice.flops.fp8 = "1 TFLOP/s"', "device.flops.fp8 does not promise"),
+    (
+        changed('[inside]\nlink = "pcie4"', '[network]\nshape = "torus"\ndims = [4, 4]'),
+        "network.dims 4 x 4 are 16 devices, but 2 nodes of 4 are 8",
+    ),
+    (
+        changed(
+            '[inside]\nlink = "pcie4"',
+            '[network]\nshape = "torus"\ndims = [2, 4]\n[measured]\ninside.latency = "1 us"',
+        ),
+        "measured.inside.latency: in a torus or mesh measure between",
+    ),
+    (f'{GOOD}[network]\nshape = "torus"\ndims = [8]', "give [between], not [inside]"),
+    # missing and unknown keys
+    (changed('memory = "24 GB"\n', ""), "device.memory is missing"),
+    (changed('name = "ours"', ""), "name is missing"),
+    (changed("devices = 4\n", ""), "node.devices is missing"),
+    (changed('[inside]\nlink = "pcie4"', ""), "[inside] is missing"),
+    (changed('[between]\nlink = "10gbe"', ""), "[between] is missing, the link between the 2"),
+    (changed('link = "10gbe"', 'bandwidth = "1 Gb/s"'), "between.link is missing"),
+    (changed('"10gbe"', '"10gb"'), "between.bandwidth is missing, and link '10gb' is none of"),
+    (changed('"10gbe"', '"x"\nbandwidth = "1 GB/s"'), "between.latency is missing, and link 'x'"),
+    (changed("watts", "wats"), "unknown key device.wats; did you mean 'watts'?"),
+    (changed('bf16 = "71 TFLOP/s"', ""), "device.flops gives no rate"),
+    (f'speed = "1"\n{GOOD}', "unknown key speed"),
+    (f'{GOOD}[measured]\nbetween.width = "1 GB"', "measured.between.width is unknown"),
+    # wrong shapes and kinds
+    (changed("devices = 4", "devices = 0"), "node.devices is 0; it must be a whole number"),
+    (changed("devices = 4", "devices = true"), "node.devices is True; it must be a whole"),
+    (changed('"Box"', "7"), "device.name is 7; it must be a text in quotes"),
+    (f"host = 3\n{GOOD.partition('[host]')[0]}", "host is 3; it must be a table"),
+    (f"{GOOD}[efficiency]\nmatmul = 1.2", "efficiency.matmul is 1.2; it must be a number over 0"),
+    (f'{GOOD}[network]\nshape = "ring"', "network.shape 'ring' is unknown"),
+    (f'{GOOD}[network]\nshape = "flat"\nleaf = 4', "network.leaf says nothing about a flat"),
+    (f'{GOOD}[network]\nshape = "spine-leaf"\nleaf = 4', "needs leaf and oversubscription"),
+    (f'{GOOD}[network]\nshape = "fat-tree"', "network.levels must be a list of { nodes = 16"),
+    (
+        f'{GOOD}[network]\nshape = "fat-tree"\nlevels = [{{nodes = 2}}]',
+        "network.levels must be a list of",
+    ),
+    (
+        f'{GOOD}[network]\nshape = "fat-tree"\nlevels = [{{nodes = 4, oversubscription = 1}}, '
+        "{nodes = 6, oversubscription = 1}]",
+        "6 nodes are not several groups of 4",
+    ),
+    (f'{GOOD}[network]\nshape = "mesh"\ndims = [0, 2]', "network.dims must give whole numbers"),
+    (f'{GOOD}[network]\nshape = "mesh"', "network.dims must give whole numbers"),
+    ("name = ours", "is not TOML"),
+    # bounds
+    (changed("devices = 4", "devices = 9223372036854775807"), "at least 1 and at most 1,048,576"),
+    (changed("devices = 4", "devices = 1048576"), "are 2,097,152; at most 1,048,576 are planned"),
+    (changed('memory = "24 GB"', 'memory = "0 GB"'), "device.memory is '0 GB'; it must be from 1e"),
+    (changed('memory = "24 GB"', 'memory = "1e99 GB"'), "device.memory is '1e99 GB'; it must be"),
+    (
+        changed('"10gbe"', '"x"\nbandwidth = "0 B/s"\nlatency = "0 s"'),
+        "between.bandwidth is '0 B/s'",
+    ),
+    (f"pue = inf\n{GOOD}", "pue is inf; it must be a number of at least 1 and at most 1e+06"),
+    (f"pue = nan\n{GOOD}", "pue is nan; it must be a number of at least 1"),
+    (
+        changed('name = "ours"', f'name = "{"x" * 5000}"'),
+        "it must be a text in quotes of at most 200",
+    ),
+    (changed('name = "ours"', r'name = "a\nb"'), "name is 'a\\nb'; it must be a text in quotes"),
+    (f"a = {'[' * 50_000}", "is not TOML: its lists or tables are nested too deep"),
+    (f"a = {'9' * 5000}", "is not TOML: a number has thousands of digits"),
+    (
+        f'{GOOD}[network]\nshape = "torus"\ndims = [1024, 1024]',
+        "of at most 65,536 devices together",
+    ),
+    (f'{GOOD}[network]\nshape = "torus"\ndims = {[1] * 101}', "it must be a list of at most 100"),
+    (f'{GOOD}[network]\nshape = "torus"\ndims = [8]\nslices = [[-1]]', "network.slices must give"),
+    (
+        f'{GOOD}[network]\nshape = "fat-tree"\nlevels = [{{nodes = 2, oversubscription = inf}}]',
+        "network.levels must be a list of",
+    ),
+    (
+        f"{GOOD}[measured]\n{'a.' * 900}b = 1",
+        "measured.a.a.a.a is unknown; known are: between.bandwidth",
+    ),
+    (f'{GOOD}"{"x" * 5000}" = 1', "unknown key host.'xxx"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG, ids=lambda value: value[-40:])
+def test_what_is_wrong_names_the_file_and_the_key(text, sentence):
+    with pytest.raises(BadInput) as refused:
+        parse_cluster(text, file="ours.toml")
+    assert str(refused.value).startswith("ours.toml")
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
+
+
+# -- names and paths -----------------------------------------------------------
+
+
+def test_names_come_from_the_folder():
+    assert cluster_names() == sorted(path.stem for path in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("h10", "h100"), ("a100-8", "a100-80"), ("v100-33", "v100-32"), ("tpu-v5", "tpu-v5")],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(text, nearest):
+    with pytest.raises(BadInput, match=f"cluster '{text}' is unknown; did you mean '{nearest}"):
+        load_cluster(text)
+
+
+def test_an_unknown_name_with_a_size_keeps_the_suggestion():
+    with pytest.raises(BadInput, match="'h10x64' is unknown; did you mean 'h100'"):
+        load_cluster("h10x64")
+
+
+def test_a_name_like_none_lists_all():
+    with pytest.raises(BadInput, match="known are: a100-40, a100-80, b200"):
+        load_cluster("zzz")
+
+
+def test_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text(GOOD, encoding="utf-8")
+    assert load_cluster(str(path)).devices == 8
+    assert load_cluster(f"{path}x16").nodes == 4
+    assert load_cluster(str(path), devices=12).nodes == 3
+
+
+def test_a_wrong_file_is_named(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text(changed('"24 GB"', '"24"'), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"^ours\.toml: device\.memory"):
+        load_cluster(str(path))
+
+
+def test_sizes_of_no_machine_are_refused():
+    with pytest.raises(
+        BadInput, match="h100 with 99,999,992 devices is too large; at most 1,048,5"
+    ):
+        load_cluster("h100x99999992")
+
+
+def test_a_file_of_another_kind(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "large.toml").write_text("#" * 300_000)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name, reason in {
+        "pipe": "cannot be read: it is a pipe",
+        "large": "cannot be read: it has more than the 262,144 bytes",
+        "binary": "is not UTF-8; give a TOML file",
+    }.items():
+        with pytest.raises(BadInput, match=f"{name}.toml {reason}"):
+            load_cluster(str(tmp_path / f"{name}.toml"))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(BadInput, match=r"none\.toml cannot be read"):
+        load_cluster(str(tmp_path / "none.toml"))
+
+
+def test_two_sizes_that_disagree():
+    assert load_cluster("h100x16", devices=16).nodes == 2
+    with pytest.raises(BadInput, match="has 16 devices, but 8 are asked for"):
+        load_cluster("h100x16", devices=8)
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_every_shipped_file_gives_its_sources(name):
+    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    assert text.count("#") >= 4
+
+
+def test_every_key_of_a_network_belongs_to_a_shape():
+    assert set().union(*SHAPES.values()) == set(KEYS["network"]) - {"shape"}
+
+
+# -- the page ------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+
+
+def test_the_file_of_the_page_is_sound():
+    example = PAGE.split("```toml\n")[1].split("```")[0]
+    cluster = parse_cluster(example, file="ours.toml")
+    assert (cluster.devices, cluster.nics, cluster.network) == (48, 2, Tree((Level(6, 3),)))
+
+
+def test_the_page_names_every_cluster_with_its_devices():
+    rows = [
+        line.split("|")[1:3] for line in PAGE.splitlines() if re.match(r"\| `[a-z0-9-]+`", line)
+    ]
+    sizes = {name: size.strip() for names, size in rows for name in re.findall(r"`(.+?)`", names)}
+    for name in cluster_names():
+        assert sizes[name] == str(load_cluster(name).devices)
+
+
+def test_the_page_names_every_known_link():
+    assert all(f"`{name}`" in PAGE for name in LINKS if name[-1] not in "2345")

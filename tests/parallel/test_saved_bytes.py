@@ -1,0 +1,148 @@
+"""The list of `shapes/activations.py` is what the real model keeps: equal to the byte."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_model import random_model, random_tokens
+
+from howdah.model import loss
+from howdah.model.loss import cross_entropy_sum
+from howdah.model.noise import Noise
+from howdah.parallel.saved_bytes import SavedBytes
+from howdah.shapes import dims
+from howdah.shapes.activations import bytes_of, howdah, saved, shared
+from howdah.shapes.dims import Tokens, local
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import parts
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def predicted(shape, rows, length, *, compute, dropout=False, packed=False):
+    kernels = howdah(compute=compute, dropout=dropout, packed=packed)
+    lists = [shared(shape, kernels), *(saved(shape, part, kernels) for part in parts(shape))]
+    of = local(shape, Tokens(rows, length))
+    return sum(bytes_of(kept, of, compute=compute) for kept in lists)
+
+
+def forward(model, rows, length, *, dropout=False, documents=None):
+    """The loss of a micro-batch, on tensors of its own."""
+    tokens, positions = random_tokens(model.shape, rows, length)
+    noise = Noise(0, 0, torch.arange(rows)) if dropout else None
+    hidden = model(tokens, positions.contiguous(), documents, noise=noise)
+    return cross_entropy_sum(hidden, model.head_weight, tokens.clone())
+
+
+def measured(shape, rows, length, *, dtype, dropout=False, documents=None):
+    model = random_model(shape, dtype=dtype, dropout=0.1 if dropout else 0.0)
+    with SavedBytes(model.parameters()) as kept:
+        total = forward(model, rows, length, dropout=dropout, documents=documents)
+    return kept.count(total)
+
+
+def cut(rows, length):
+    """Document numbers: the first row is one document, the last has three."""
+    documents = torch.zeros(rows, length, dtype=torch.int64)
+    documents[-1, length // 3 :] = 1
+    documents[-1, length - 1 :] = 2
+    return documents
+
+
+shapes = st.builds(
+    ModelShape,
+    layers=st.integers(1, 3),
+    width=st.just(16),
+    heads=st.just(4),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    head_size=st.sampled_from([None, 6]),
+    ffn=st.sampled_from([24, 40]),
+    vocab=st.just(40),
+    context=st.just(32),
+    feedforward=st.sampled_from(["swiglu", "gelu", "relu"]),
+    norm=st.sampled_from(["rmsnorm", "layernorm"]),
+    norm_at=st.sampled_from(["before", "after"]),
+    positions=st.sampled_from(["rotary", "learned"]),
+    bias=st.booleans(),
+    tied=st.booleans(),
+    query_key_norm=st.booleans(),
+)
+
+
+@settings(max_examples=150)
+@given(shape=shapes, dtype=st.sampled_from(DTYPES), dropout=st.booleans(), packed=st.booleans())
+def test_predicted_is_measured(shape, dtype, dropout, packed):
+    documents = cut(3, 8) if packed else None
+    found = measured(shape, 3, 8, dtype=dtype, dropout=dropout, documents=documents)
+    expected = predicted(shape, 3, 8, compute=dtype.itemsize, dropout=dropout, packed=packed)
+    assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_laptop_s_model(dtype, packed):
+    shape, documents = preset("laptop"), cut(4, 256) if packed else None
+    expected = predicted(shape, 4, 256, compute=dtype.itemsize, packed=packed)
+    assert measured(shape, 4, 256, dtype=dtype, documents=documents) == expected
+
+
+def test_the_head_keeps_the_exponentials_of_its_last_chunk():
+    """2100 tokens are a chunk of 2048 and one of 52."""
+    assert dims.CHUNK == loss.CHUNK
+    shape = ModelShape(layers=1, width=8, heads=2, ffn=4, vocab=64, context=700)
+    assert local(shape, Tokens(3, 700)).counts["chunk"] == 52
+    assert measured(shape, 3, 700, dtype=torch.float32) == predicted(shape, 3, 700, compute=4)
+
+
+# -- the measurement itself ------------------------------------------------------
+
+
+def test_views_of_one_storage_count_once_and_whole():
+    x = torch.ones(10, requires_grad=True)
+    with SavedBytes([x]) as kept:
+        y = x * 2  # saves nothing of y's size
+        total = (y[:5] * y[5:]).sum() + (y[2:4] ** 2).sum()  # three parts of y
+    assert kept.count(total) == 10 * 4
+
+
+def test_parameters_do_not_count_however_they_are_seen():
+    flat = torch.ones(12, requires_grad=True)
+    with SavedBytes([flat]) as kept:
+        total = (flat[:6].view(2, 3) @ flat[6:].view(3, 2)).sum()
+    assert kept.count(total) == 0
+
+
+def test_what_is_not_for_the_backward_pass_is_not_kept():
+    x = torch.ones(10, requires_grad=True)
+    with SavedBytes([x]) as kept, torch.no_grad():
+        total = (x.exp() * x).sum()
+    assert kept.count(total) == 0
+
+
+def test_what_was_counted_is_let_go():
+    """Or memory that backward frees would be held until the next measurement."""
+    x = torch.ones(10, requires_grad=True)
+    with SavedBytes([x]) as kept:
+        total = x.exp().sum()
+    assert kept.count(total) == 10 * 4
+    assert kept.count(total) == 0
+
+
+def test_measuring_changes_nothing():
+    shape = replace(preset("laptop"), layers=1, width=16, heads=2, kv_heads=1, ffn=24, vocab=40)
+    results = []
+    for watched in (False, True):
+        model = random_model(shape, dtype=torch.float32)
+        if watched:
+            with SavedBytes(model.parameters()) as kept:
+                total = forward(model, 2, 8)
+            assert kept.count(total) > 0
+        else:
+            total = forward(model, 2, 8)
+        total.backward()
+        results.append([total.detach(), *(p.grad for p in model.parameters())])
+    for plain, watched in zip(*results, strict=True):
+        assert torch.equal(plain, watched)

@@ -1,0 +1,62 @@
+"""A run that a machine cannot hold is refused by arithmetic, with what would fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
+from howdah.search.capacity import Room, lacks
+from howdah.shapes.presets import preset
+
+LARGE = Room(memory=10**13, cores=8, ranks=2)
+
+
+def plan(layout, name="gpt2-124m"):
+    shape = preset(name)
+    return make_plan(shape, parse_layout(layout), Batch(None, 1), sequence=256, method=Method())
+
+
+def test_what_fits_is_not_talked_about():
+    assert lacks(plan("dp2 x1"), LARGE) == []
+    assert lacks(plan("dp2 x1"), replace(LARGE, memory=None)) == []  # a system that does not tell
+
+
+def test_memory_is_the_states_the_processes_and_the_copy_of_a_save():
+    """gpt2-124m in float32 holds 16 bytes a parameter, and 12 more are copied while it is saved."""
+    states = 124_439_808 * (16 + 12)
+    (sentence,) = lacks(plan("dp2 x1"), replace(LARGE, memory=2 * states))
+    assert sentence.startswith("dp2 x1 takes about ")
+    assert ", and this machine has free for 2 ranks 3.484 GB each; " in sentence
+    assert lacks(plan("dp2 x1"), replace(LARGE, memory=4 * states)) == []
+
+
+def test_a_layout_that_would_fit_is_named_if_it_can_run():
+    (sentence,) = lacks(plan("dp8 x1"), Room(memory=8 * 3_000_000_000, cores=8, ranks=8))
+    assert sentence.endswith("layout='dp8 zero1 x1' would fit")
+
+
+@pytest.mark.parametrize(
+    ("memory", "way_out"),
+    [
+        (24 * 10**9, "million parameters would fit"),
+        (400 << 20, "stop what else takes memory here, or take another machine"),
+    ],
+)
+def test_where_no_layout_helps_a_size_is_named(memory, way_out):
+    (sentence,) = lacks(plan("dp2 x1", "llama3-8b"), Room(memory=memory, cores=2, ranks=2))
+    assert sentence.endswith(way_out)
+
+
+def test_ranks_without_cores_and_an_accelerator_that_is_too_small():
+    crowded = Room(memory=10**13, cores=2, ranks=64)
+    (sentence,) = lacks(plan("dp64 x1"), crowded)
+    assert sentence == (
+        "64 ranks on 2 cores would wait for each other; this machine takes 32 at most"
+    )
+    card = Room(memory=10**9, cores=8, ranks=1, device=10**9)
+    (sentence,) = lacks(plan("single x1"), card)
+    assert ", and its accelerator has 1 GB each; " in sentence
+    assert lacks(plan("single x1"), replace(card, device=80 * 10**9)) == []

@@ -1,0 +1,407 @@
+"""config.json of published models gives their presets; what cannot be said is refused by name."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from howdah.base.errors import BadInput
+from howdah.shapes.huggingface import FIXED, model_of, shape_from_config
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import Experts, RotaryScaling, check_shape, parameters, stated
+
+
+def llama(kind, sizes, heads, **rest):
+    """The settings that Llama's descendants share; sizes are layers, width, ffn, vocab, context."""
+    names = "num_hidden_layers hidden_size intermediate_size vocab_size max_position_embeddings"
+    return {
+        "model_type": kind,
+        **dict(zip(names.split(), sizes, strict=True)),
+        "num_attention_heads": heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        **rest,
+    }
+
+
+YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 4096,
+}
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+T5 = {
+    "model_type": "t5",
+    "d_kv": 64,
+    "vocab_size": 32128,
+    "n_positions": 512,
+    "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32,
+}
+
+# What the released folders say, without what is not about sizes.
+RELEASED = {
+    "gpt2-124m": {
+        "model_type": "gpt2",
+        "n_layer": 12,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+    },
+    "opt-125m": {
+        "model_type": "opt",
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "word_embed_proj_dim": 768,
+        "num_attention_heads": 12,
+        "ffn_dim": 3072,
+        "max_position_embeddings": 2048,
+        "vocab_size": 50272,
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+    },
+    "bloom-176b": {
+        "model_type": "bloom",
+        "n_layer": 70,
+        "n_embed": 14336,
+        "num_attention_heads": 112,
+        "vocab_size": 250880,
+        "seq_length": 2048,
+        "apply_residual_connection_post_layernorm": False,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "bert-base": {
+        "model_type": "bert",
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "position_embedding_type": "absolute",
+    },
+    "t5-small": T5 | {"num_layers": 6, "d_model": 512, "num_heads": 8, "d_ff": 2048},
+    "flan-t5-xl": T5
+    | {
+        "num_layers": 24,
+        "num_decoder_layers": 24,
+        "d_model": 2048,
+        "num_heads": 32,
+        "d_ff": 5120,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "llama3-1b": llama(
+        "llama",
+        (16, 2048, 8192, 128256, 131072),
+        32,
+        num_key_value_heads=8,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        tie_word_embeddings=True,
+    ),
+    "mistral-7b": llama(
+        "mistral",
+        (32, 4096, 14336, 32000, 32768),
+        32,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1000000.0,
+        sliding_window=None,
+    ),
+    "qwen2.5-0.5b": llama(
+        "qwen2",
+        (24, 896, 4864, 151936, 32768),
+        14,
+        num_key_value_heads=2,
+        rope_theta=1000000.0,
+        sliding_window=32768,
+        use_sliding_window=False,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": llama(
+        "qwen3",
+        (36, 4096, 12288, 151936, 40960),
+        32,
+        num_key_value_heads=8,
+        head_dim=128,
+        rope_theta=1000000,
+        attention_bias=False,
+    ),
+    "mixtral-8x22b": llama(
+        "mixtral",
+        (56, 6144, 16384, 32000, 65536),
+        48,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1000000,
+        sliding_window=None,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "qwen3-30b-a3b": llama(
+        "qwen3_moe",
+        (48, 2048, 6144, 151936, 40960),
+        32,
+        num_key_value_heads=4,
+        head_dim=128,
+        rope_theta=1000000.0,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    ),
+    "deepseek-v2-lite": llama(
+        "deepseek_v2",
+        (27, 2048, 10944, 102400, 163840),
+        16,
+        num_key_value_heads=16,
+        **LATENT,
+        q_lora_rank=None,
+        rope_theta=10000,
+        rope_scaling=YARN,
+        n_routed_experts=64,
+        n_shared_experts=2,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1408,
+        first_k_dense_replace=1,
+        moe_layer_freq=1,
+    ),
+    "deepseek-v3": llama(
+        "deepseek_v3",
+        (61, 7168, 18432, 129280, 163840),
+        128,
+        num_key_value_heads=128,
+        **LATENT,
+        q_lora_rank=1536,
+        rope_theta=10000,
+        rope_scaling=YARN,
+        n_routed_experts=256,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        first_k_dense_replace=3,
+        moe_layer_freq=1,
+        quantization_config={"quant_method": "fp8"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_released_config_of_a_model_gives_its_preset(name):
+    assert stated(model_of(RELEASED[name])) == stated(preset(name))
+
+
+def test_every_model_type_has_a_released_config_here():
+    assert {config["model_type"] for config in RELEASED.values()} == set(FIXED)
+
+
+# -- against transformers ------------------------------------------------------
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 70,
+    "max_position_embeddings": 40,
+}
+GROUPED = SMALL | {"num_key_value_heads": 2}
+DEEPSEEK = SMALL | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+CASES = {
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 70, "n_positions": 40},
+    "opt": SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "bloom": {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 70},
+    "bert": SMALL | {"type_vocab_size": 3},
+    "t5": {
+        "d_model": 32,
+        "d_kv": 16,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 70,
+        "feed_forward_proj": "gated-gelu",
+    },
+    "llama": GROUPED | {"attention_bias": True, "mlp_bias": True},
+    "mistral": GROUPED | {"head_dim": 16},
+    "qwen2": GROUPED,
+    "qwen3": GROUPED,
+    "mixtral": GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": GROUPED
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 2,
+    },
+    "deepseek_v2": DEEPSEEK | {"q_lora_rank": None},
+    "deepseek_v3": DEEPSEEK | {"q_lora_rank": 20},
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_transformers_builds_as_many_parameters_and_has_the_same_defaults(kind):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    full = transformers.AutoConfig.for_model(kind, **CASES[kind])
+    classes = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    with torch.device("meta"):
+        model = getattr(transformers, classes.get(kind, "AutoModelForCausalLM")).from_config(full)
+    shape = shape_from_config(full.to_dict())
+    assert parameters(shape).total == sum(weight.numel() for weight in model.parameters())
+    assert shape_from_config({"model_type": kind, **CASES[kind]}) == shape
+
+
+def test_an_untied_t5_is_known_by_what_transformers_5_writes():
+    scaled = {"tie_word_embeddings": True, "scale_decoder_outputs": False}
+    assert not model_of(RELEASED["flan-t5-xl"] | scaled).tied
+
+
+# -- single settings -----------------------------------------------------------
+
+
+def test_inside_the_window_of_mistral_attention_is_full():
+    first = RELEASED["mistral-7b"] | {"sliding_window": 4096}
+    assert model_of(first) == replace(preset("mistral-7b"), context=4096)
+
+
+def test_experts_may_stand_in_every_second_block():
+    shape = model_of(RELEASED["qwen3-30b-a3b"] | {"decoder_sparse_step": 2})
+    assert shape.experts == Experts(128, 8, ffn=768, every=2)
+
+
+def test_rotary_scaling_is_read_from_both_generations_of_config():
+    old = RELEASED["llama3-1b"]
+    new = {k: v for k, v in old.items() if not k.startswith("rope")}
+    new["rope_parameters"] = old["rope_scaling"] | {"rope_theta": 500000.0}
+    assert model_of(new) == model_of(old)
+    assert model_of(old).rotary_scaling == RotaryScaling(32.0, 1.0, 4.0, 8192)
+
+
+def test_whole_numbers_may_stand_for_fractions():
+    assert model_of(RELEASED["qwen3-8b"]).rotary_base == 1_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("gpt2-124m", {"model_type": "mamba"}, "model_type 'mamba'; howdah reads gpt2, opt"),
+        ("gpt2-124m", {"model_type": None}, "model_type None"),
+        ("gpt2-124m", {"activation_function": "gelu"}, "activation_function 'gelu'"),
+        ("gpt2-124m", {"add_cross_attention": True}, "add_cross_attention True"),
+        ("opt-125m", {"do_layer_norm_before": False}, "do_layer_norm_before False"),
+        ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim 512"),
+        ("bloom-176b", {"n_embed": None}, "no n_embed"),
+        ("bert-base", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert-base", {"type_vocab_size": -1}, "model.token_types is -1"),
+        ("t5-small", {"feed_forward_proj": "gated-silu"}, "feed_forward_proj 'gated-silu'"),
+        ("t5-small", {"num_layers": 0}, "model.layers is 0"),
+        ("llama3-1b", {"attention_bias": True}, "mlp_bias False"),
+        ("llama3-1b", {"mlp_bias": True}, "mlp_bias True"),
+        ("llama3-1b", {"hidden_size": None}, "no hidden_size; give it as int"),
+        ("llama3-1b", {"hidden_size": "2048"}, "'2048' for hidden_size; give it as int"),
+        ("llama3-1b", {"vocab_size": True}, "True for vocab_size"),
+        ("llama3-1b", {"num_key_value_heads": 5}, "model.kv_heads 5"),
+        ("llama3-1b", {"rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
+        ("llama3-1b", {"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
+        ("llama3-1b", {"rope_scaling": {"rope_type": "llama3"}}, "no factor"),
+        ("llama3-1b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ("llama3-1b", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("qwen2.5-0.5b", {"use_sliding_window": True}, "use_sliding_window True"),
+        ("qwen3-8b", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("qwen3-8b", {"attention_bias": True}, "attention_bias True"),
+        ("mixtral-8x22b", {"num_local_experts": None}, "no num_local_experts"),
+        ("mixtral-8x22b", {"num_experts_per_tok": 9}, "model.experts.chosen 9"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("llama3-1b", {"num_hidden_layers": 10**12}, "model.layers is 1000000000000; it must be"),
+        ("llama3-1b", {"vocab_size": 10**400}, "it must be at most 16,777,216"),
+        ("llama3-1b", {"rms_norm_eps": 10**400}, "for rms_norm_eps; give it as float"),
+        ("llama3-1b", {"rms_norm_eps": -1.0}, "model.epsilon is -1.0; it must be at least 0"),
+        ("llama3-1b", {"rope_theta": float("inf")}, "model.rotary_base is inf; it must be at most"),
+        ("llama3-1b", {"hidden_size": "x" * 5000}, "for hidden_size; give it as int"),
+        ("llama3-1b", {"model_type": ["llama"]}, "model_type ['llama']; howdah reads gpt2"),
+        ("deepseek-v3", {"kv_lora_rank": 0}, "model.latent.kv_rank is 0"),
+        ("deepseek-v3", {"rope_scaling": {"type": "dynamic"}}, "rope_type 'dynamic'"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_by_name(name, changes, words):
+    with pytest.raises(BadInput) as refusal:
+        model_of(RELEASED[name] | changes)
+    assert words in str(refusal.value) and len(str(refusal.value)) < 400
+
+
+@given(st.data())
+def test_whatever_a_config_holds_it_is_read_or_refused(data):
+    config = dict(RELEASED[data.draw(st.sampled_from(sorted(RELEASED)))])
+    strange = st.sampled_from([None, 0, -1, 3, 2.5, True, "x", "yarn", [], ["x"], {}, {"a": 1}])
+    for name in data.draw(st.lists(st.sampled_from(sorted(config)), max_size=3)):
+        config[name] = data.draw(strange)
+    with suppress(BadInput):
+        assert check_shape(model_of(config)) == []
+
+
+# -- files ---------------------------------------------------------------------
+
+
+def test_a_model_is_read_from_its_folder_or_its_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(RELEASED["gpt2-124m"]))
+    assert model_of(tmp_path) == model_of(tmp_path / "config.json") == preset("gpt2-124m")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot read .*config.json .*name the folder of a Hugging Face model"),
+        ("{", "config.json is not JSON"),
+        ("[1]", "config.json holds no table"),
+        ("[" * 100_000, "config.json is not JSON .its lists or tables are nested too deep"),
+        ('{"a": ' + "9" * 5000 + "}", "config.json is not JSON .Exceeds the limit"),
+        ('{"a": NaN}', "config.json is not JSON .NaN is no number"),
+        (
+            " " * (16 << 20) + " ",
+            "cannot read .*config.json .it has more than the 16,777,216 bytes",
+        ),
+        ('{"model_type": "gpt2"}', "config.json: config.json has no n_embd; give it as int"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadInput, match=words) as refusal:
+        model_of(tmp_path)
+    assert str(tmp_path) in str(refusal.value)

@@ -1,0 +1,62 @@
+"""Runs that are opened where something is missing: a mistake, or an error of the system."""
+
+import shutil
+
+import pytest
+from full_disk import fill, small_disk
+
+from howdah.base.errors import BadInput
+from howdah.comm.transport import Alone
+from howdah.host import measured as measure
+from howdah.train.finished_run import open_run
+from howdah.train.loop import train
+
+
+@pytest.fixture
+def run(make_job, tmp_path):
+    train(make_job("a", "pace.steps=1"), Alone())
+    return open_run(tmp_path / "a", say=print)
+
+
+def test_a_model_that_memory_has_no_room_for_is_refused(run, monkeypatch):
+    """The system would kill the process, and the end of a run with it."""
+    needed = 4 * sum(weight.numel() for weight in run.model().parameters())
+    monkeypatch.setattr(measure, "memory", lambda: {"MemAvailable": needed})
+    monkeypatch.setattr(measure, "memory_limit", lambda: None)
+    run.model()
+    monkeypatch.setattr(measure, "memory", lambda: {"MemAvailable": needed - 1})
+    with pytest.raises(BadInput, match=r"the model of .* takes 0\.0 GB of memory in float32, and "):
+        run.model()
+    monkeypatch.setattr(measure, "memory", dict)
+    run.model()
+    monkeypatch.setattr(measure, "memory_limit", measure.most_held)
+    with pytest.raises(BadInput, match=r"and 0\.0 GB are left"):
+        run.model()
+
+
+def test_what_has_vanished_is_a_mistake_or_an_error_of_the_system(run, tmp_path):
+    shutil.rmtree(run.folder)
+    for use in (run.model, run.tokenizer, lambda: run.export(tmp_path / "out")):
+        with pytest.raises((BadInput, OSError)):
+            use()
+    with pytest.raises((BadInput, OSError)):
+        open_run(run.folder, say=print)
+    assert not (tmp_path / "out").exists() and not run.folder.exists()
+
+
+@pytest.mark.root
+def test_an_export_to_a_full_disk_is_a_mistake_and_leaves_nothing(run, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, 300 << 10):
+        filler = fill(disk)
+        with pytest.raises(BadInput, match=r"cannot export to .*: No space left on device"):
+            run.export(disk / "out")
+        assert [*disk.iterdir()] == [filler]
+        filler.unlink()
+        run.export(disk / "out")
+        before = {path: path.read_bytes() for path in (disk / "out").iterdir()}
+        fill(disk)
+        with pytest.raises(BadInput, match=r"cannot export to .*: No space left on device"):
+            run.export(disk / "out")
+        assert {path: path.read_bytes() for path in (disk / "out").iterdir()} == before
