@@ -10,7 +10,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BadInput": "howdah.base.errors",
+    "UserError": "howdah.base.errors",
     "Layout": "howdah.plan.layout",
     "Method": "howdah.plan.method",
     "ModelShape": "howdah.shapes.shape",

@@ -6,7 +6,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from random_shapes import shapes
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
 from howdah.plan.layout import SCHEDULES, Layout
 from howdah.plan.method import Method
@@ -67,5 +67,5 @@ def plans(draw):
             sequence=draw(st.integers(8, 40)),
             method=Method(precision=draw(st.sampled_from(["float32", "bf16", "float64"]))),
         )
-    except BadInput:
+    except UserError:
         assume(False)

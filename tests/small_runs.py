@@ -64,11 +64,11 @@ def train_watched(transport, jobs):
     """
     seen, step_of = [], loop.train_step
 
-    def watched(stepper, batch, *, step, **rest):
+    def watched(context, batch, *, step, **rest):
         rows = [row for micro in batch for row in zip(micro.samples, micro.tokens, strict=True)]
         read = [(int(n), crc32(tokens.tobytes())) for n, tokens in rows if n != NO_SAMPLE]
-        seen.append((step, stepper.mesh.place("replicas"), read))
-        return step_of(stepper, batch, step=step, **rest)
+        seen.append((step, context.mesh.place("replicas"), read))
+        return step_of(context, batch, step=step, **rest)
 
     with patch.object(loop, "train_step", watched):
         for job in jobs:

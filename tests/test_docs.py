@@ -41,7 +41,7 @@ import pytest
 import typer.main
 from typer.exceptions import TyperException
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.cli import main as cli
 from howdah.cli.commands import app
 from howdah.config.recipe import Machine, load_run, resolve_run
@@ -213,7 +213,7 @@ def test_quick_commands_print_what_is_shown(path, toured):
 
 
 def check_command(line):
-    """Raises BadInput or a usage error where `line` would be refused."""
+    """Raises UserError or a usage error where `line` would be refused."""
     words = shlex.split(line)
     world = None
     if words[0] == "torchrun":
@@ -250,7 +250,7 @@ def test_slow_commands_would_be_accepted(page, line):
     ],
 )
 def test_a_wrong_command_would_be_found(line):
-    with pytest.raises((BadInput, KeyError, TyperException)):
+    with pytest.raises((UserError, KeyError, TyperException)):
         check_command(line)
 
 

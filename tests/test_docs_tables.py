@@ -14,7 +14,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.config.drafts import Draft, draft
 from howdah.config.recipe import Run, parse_run
 from howdah.draw.tables import prediction_data
@@ -97,7 +97,7 @@ def test_documented_defaults_are_the_defaults(documented, name):
     recipe, place = smallest(name)
     if default == "required":
         del place[last]
-        with pytest.raises(BadInput, match=f"{re.escape(name)} is missing"):
+        with pytest.raises(UserError, match=f"{re.escape(name)} is missing"):
             parse_run(recipe)
     elif default == "none":
         assert value_of(parse_run(recipe), name) is None

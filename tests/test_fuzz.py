@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench" / "chaos"))
 
@@ -33,7 +33,7 @@ def fail(_, __):
 
 
 def speak(_, __):
-    raise BadInput("two\nlines")
+    raise UserError("two\nlines")
 
 
 def hold(_, __):

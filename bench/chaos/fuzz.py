@@ -4,7 +4,7 @@
     python bench/chaos/fuzz.py --kind recipe --seed 7   one input again, with its traceback
     python bench/chaos/fuzz.py --write                  fuzz.json beside this file
 
-An input fails where anything but BadInput comes out of it, where its sentence has two lines or no
+An input fails where anything but UserError comes out of it, where its sentence has two lines or no
 end, after 5 seconds of processor time, and with 1 GiB of memory more than the process began with.
 """
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fuzz_files import KINDS as FILES
 from fuzz_inputs import KINDS as INPUTS
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 KINDS = INPUTS | FILES
 HERE = Path(__file__).resolve().parent
@@ -78,7 +78,7 @@ def ask(kind: str, seed: int, folder: Path) -> str:
     try:
         KINDS[kind](Random(f"{kind} {seed}"), folder)
         return "answered"
-    except BadInput as refusal:
+    except UserError as refusal:
         sentence = str(refusal)
         if "\n" in sentence or not 0 < len(sentence) <= LONGEST:
             return f"a sentence of {len(sentence)} characters: {sentence[:100]!r}"

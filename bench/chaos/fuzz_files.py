@@ -1,6 +1,6 @@
 """Files that programs write, changed: checkpoints, weights and tokenizers of others, text.
 
-As in `fuzz_inputs.py`: one function for each kind, and nothing but an answer or BadInput comes out.
+As in `fuzz_inputs.py`: one function for each kind; nothing but an answer or UserError comes out.
 """
 
 import gzip
@@ -13,7 +13,7 @@ from random import Random
 import torch
 from fuzz_mutations import mutate, mutate_text
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.facts import facts
 from howdah.checkpoint.folders import best_step, step_folder
 from howdah.checkpoint.index import About, encode, merge
@@ -28,8 +28,8 @@ from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import Call, Lap, Laps
-from howdah.plan.trace_file import read_laps, write_laps
+from howdah.plan.recording import Call, RankTrace, StepTrace
+from howdah.plan.trace_file import read_traces, write_trace
 from howdah.shapes.huggingface_written import config as hub_config
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape, stated
@@ -86,7 +86,7 @@ def index(random: Random, folder: Path) -> None:
     (path / "index.json").write_text(json.dumps(fields))
     checkpoint = open_checkpoint(path)
     if problems := checkpoint.verify():
-        raise BadInput(problems[0])
+        raise UserError(problems[0])
     _read_all(checkpoint)
 
 
@@ -126,18 +126,18 @@ def best(random: Random, folder: Path) -> None:
 # -- traces ----------------------------------------------------------------------------
 
 
-def laps(random: Random, folder: Path) -> None:
+def trace(random: Random, folder: Path) -> None:
     """What a rank did in its last steps, compared, drawn and traced as `howdah trace` does."""
     plan = _measured(folder)
     file = folder / "trace" / "rank-1.json"
-    content = (folder / "laps.whole").read_bytes()
+    content = (folder / "trace.whole").read_bytes()
     if random.random() < 0.3:
         file.write_bytes(mutate_text(random, content))
     else:
         fields = json.loads(content)
         mutate(random, fields)
         file.write_text(json.dumps(fields, default=str))
-    found = beside(plan, read_laps(file.parent, str(plan.layout), plan.layout.world))
+    found = beside(plan, read_traces(file.parent, str(plan.layout), plan.layout.world))
     drawn(found)
     traced(found)
     for _ in report(found, str(plan.layout)):
@@ -145,15 +145,15 @@ def laps(random: Random, folder: Path) -> None:
 
 
 def _measured(folder: Path) -> Plan:
-    """A small plan, whose laps are written once in a folder."""
+    """A small plan, whose trace are written once in a folder."""
     layout = resolve(parse_layout("pp2 1f1b x4"), None)
     plan = make_plan(TINY, layout, Batch(micro_batch=1), sequence=8, method=Method())
-    if not (folder / "laps.whole").exists():
+    if not (folder / "trace.whole").exists():
         call = Call("pp", "send", 1024, 0.25, 0.5)
         for rank, spans in enumerate(simulate(program_of(plan)).spans):
-            steps = [Lap(number, 100.0 + number, [*spans], [call]) for number in range(3)]
-            write_laps(folder / "trace", rank, Laps(str(layout), "here", steps))
-        (folder / "laps.whole").write_bytes((folder / "trace" / "rank-1.json").read_bytes())
+            steps = [StepTrace(number, 100.0 + number, [*spans], [call]) for number in range(3)]
+            write_trace(folder / "trace", rank, RankTrace(str(layout), "here", steps))
+        (folder / "trace.whole").write_bytes((folder / "trace" / "rank-1.json").read_bytes())
     return plan
 
 
@@ -245,5 +245,5 @@ def tokenizer(random: Random, folder: Path) -> None:
 
 
 KINDS: dict[str, Ask] = {
-    ask.__name__: ask for ask in (index, header, best, laps, hub, text, tokenizer)
+    ask.__name__: ask for ask in (index, header, best, trace, hub, text, tokenizer)
 }

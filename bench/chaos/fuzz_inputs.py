@@ -1,7 +1,7 @@
 """What a user or another program can hand to howdah, one function for each kind of input.
 
 Each makes an input from a source of random choices, asks howdah about it as a command would, and
-returns when it was answered. BadInput is a refusal. Nothing else may come out.
+returns when it was answered. UserError is a refusal. Nothing else may come out.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from fuzz_mutations import INTEGERS, TEXTS, mutate, mutate_text
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.cli import plan as cli_plan
 from howdah.config.drafts import Draft, draft
 from howdah.config.recipe import Machine, load_run, parse_run, resolve_run
@@ -154,7 +154,7 @@ def _run(words: list[str]) -> None:
             app(words)
         except SystemExit as left:
             if left.code:
-                raise BadInput("the words are no command") from None
+                raise UserError("the words are no command") from None
 
 
 # -- files of others -----------------------------------------------------------------
@@ -237,7 +237,7 @@ def schedule(random: Random, folder: Path) -> None:
     file.write_bytes(mutate_text(random, text) if random.random() < 0.6 else text)
     found = read_schedule(file)
     if problems := check_schedule(found):
-        raise BadInput(problems[0])
+        raise UserError(problems[0])
     simulate(found)
 
 

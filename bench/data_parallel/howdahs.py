@@ -18,15 +18,15 @@ from cases import RATE, SEED, Case, method
 from torch import Tensor
 
 from howdah.comm.rendezvous import choose
-from howdah.comm.transport import Alone, Counts, Transport, keep
+from howdah.comm.transport import Counts, SingleRank, Transport, keep
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout
 from howdah.plan.plan import make_plan
 from howdah.text.batches import Micro
-from howdah.train.step import Stepper, train_step
+from howdah.train.step import StepContext, train_step
 
 CPU = torch.device("cpu")
 
@@ -55,8 +55,8 @@ class HowdahStep:
         batch = Batch(layout.replicas * case.rows, case.rows // case.micros)
         plan = make_plan(case.shape, layout, batch, sequence=case.sequence, method=recipe)
         self._mesh = connect_mesh(plan.layout, transport, CPU)
-        placed = apply(plan, mesh=self._mesh, fill=fresh(plan.weights, SEED))
-        self._stepper, self._done = Stepper(placed, self._mesh, recipe, SEED), 0
+        placed = apply(plan, mesh=self._mesh, fill=random_init(plan.weights, SEED))
+        self._stepper, self._done = StepContext(placed, self._mesh, recipe, SEED), 0
 
     def __call__(self, micros: Sequence[Micro]) -> float:
         self._done += 1
@@ -80,7 +80,7 @@ def over_gloo(case: Case, place: Place, words: str) -> HowdahStep:
 
 
 def alone(case: Case, place: Place) -> HowdahStep:
-    return HowdahStep(case, Layout(dp=1, micros=case.micros), Alone())
+    return HowdahStep(case, Layout(dp=1, micros=case.micros), SingleRank())
 
 
 def silent(case: Case, place: Place) -> HowdahStep:
@@ -91,7 +91,7 @@ def _layout(case: Case, words: str) -> Layout:
     return parse_layout(f"dp{case.ranks} {words} x{case.micros}")
 
 
-class Silent(Alone):
+class Silent(SingleRank):
     """Ranks that believe in each other and exchange nothing.
 
     A share stays as it is, as if it had been reduced or had arrived. What is gathered out of

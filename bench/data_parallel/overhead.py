@@ -32,7 +32,7 @@ from machine import machine
 from run import HERE
 
 import howdah.train.step
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.config.recipe import Machine, load_run, resolve_run
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import FlatUnit
@@ -132,7 +132,7 @@ def steps_of_a_run(folder: Path) -> list[Counter[str]]:
     job.folder.mkdir()
     clock = Clock()
     with hooked(clock):
-        train(job, Alone())
+        train(job, SingleRank())
     return clock.steps
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from howdah.model.loss import cross_entropy_sum
 from howdah.model.transformer import Transformer
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.plan.boxes import whole_piece
 from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
@@ -63,7 +63,7 @@ def filled(case: Case) -> MeanLoss:
 def fill(case: Case, model: nn.Module) -> None:
     """Gives the parameters of a model, or of a part of it, howdah's start."""
     parameters, table = dict(model.named_parameters()), weights(case.shape)
-    filling = fresh(table, SEED)
+    filling = random_init(table, SEED)
     for weight in table:
         if weight.name in parameters:
             flat = parameters[weight.name].data.view(-1)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from howdah.comm.engine import connect_engine
 from howdah.comm.fallback import connect_fallback
-from howdah.comm.meeting import meet, own_word
+from howdah.comm.meeting import meet, own_hello
 from howdah.comm.transport import PeerLost, Transport
 
 HOST = "127.0.0.1"
@@ -82,7 +82,7 @@ def serve(case: Case, rank: int, port: int, name: str, pipe: Connection) -> None
 def _connect(case: Case, store: dist.Store, rank: int) -> Transport:
     if case.transport == "fallback":
         return connect_fallback(store, rank=rank, size=case.size, seconds=SILENT_FOR)
-    words = meet(store, own_word(), rank=rank, size=case.size, seconds=SILENT_FOR)
+    words = meet(store, own_hello(), rank=rank, size=case.size, seconds=SILENT_FOR)
     return connect_engine(
         store,
         [word.process for word in words],

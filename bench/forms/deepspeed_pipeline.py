@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from howdah.model.embedding import Embedding
 from howdah.model.loss import cross_entropy_sum
-from howdah.model.transformer import Around, Transformer
+from howdah.model.transformer import BlockContext, Transformer
 from howdah.text.batches import Micro
 
 
@@ -59,7 +59,7 @@ class Blocks(nn.Module):
         rows = case.rows // case.micros
         positions = torch.arange(case.sequence).expand(rows, -1)
         x = torch.empty(rows, case.sequence, case.shape.width)
-        self.around: Around = model.around(x, positions, torch.zeros_like(positions))
+        self.around: BlockContext = model.around(x, positions, torch.zeros_like(positions))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.model.layers.values():

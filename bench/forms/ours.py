@@ -24,11 +24,11 @@ from layouts import Form
 from torch import Tensor
 
 from howdah.comm.rendezvous import choose
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
-from howdah.parallel.apply import Placed, apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.apply import ParallelModel, apply
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout
@@ -76,7 +76,7 @@ def part_alone(case: Form, place: Place) -> Step:
         ffn=shape.ffn // tp,
         vocab=shape.vocab // tp,
     )
-    step = HowdahStep(replace(case, shape=part), Layout(dp=1, micros=case.micros), Alone())
+    step = HowdahStep(replace(case, shape=part), Layout(dp=1, micros=case.micros), SingleRank())
 
     def alone(micros: Sequence[Micro]) -> float:
         return step([_within(micro, part.vocab) for micro in micros])
@@ -107,18 +107,18 @@ def stages_alone(case: Form, place: Place) -> Step:
         set_rate(mine.optimizer, RATE)
         mine.optimizer.step()
         for unit in mine.units.values():
-            unit.publish()
+            unit.copy_to_weights()
 
     return step
 
 
-def _stage(plan: Plan, rank: int) -> Placed:
+def _stage(plan: Plan, rank: int) -> ParallelModel:
     """What `rank` of the pipeline holds, with nobody beside it."""
     mesh = connect_mesh(plan.layout, Silent(rank, plan.layout.world), CPU)
-    return apply(plan, mesh=mesh, fill=fresh(plan.weights, SEED))
+    return apply(plan, mesh=mesh, fill=random_init(plan.weights, SEED))
 
 
-def _pass(placed: Placed, micro: Micro, tokens: int) -> None:
+def _pass(placed: ParallelModel, micro: Micro, tokens: int) -> None:
     """Forward and backward of a stage, of made-up hidden states and gradients."""
     line = placed.pipeline
     assert line is not None

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError, Workers
 from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
 from howdah.verify.verify import verify
@@ -48,7 +48,7 @@ class Bench:
     def run(self, words: str) -> Result:
         try:
             case = case_of(words)
-        except BadInput as sentence:
+        except UserError as sentence:
             return Result("refused", str(sentence))
         if self._workers is None:
             self._workers = Workers(RANKS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
@@ -74,7 +74,7 @@ def plan_of(row: Row) -> Plan | str:
             sequence=row.number("seq"),
             method=Method(precision="bf16"),
         )
-    except BadInput as problem:
+    except UserError as problem:
         return f"refused: {problem}"
     return replace(plan, stages=even(parts(shape), looped(layout.pp, layout.virtual)))
 

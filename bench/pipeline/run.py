@@ -29,7 +29,7 @@ from howdah.comm.transport import Transport
 from howdah.draw.perfetto import trace
 from howdah.parallel.apply import apply
 from howdah.parallel.executor import KINDS, Pass
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
@@ -43,7 +43,7 @@ from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import weights
 from howdah.sim.timeline import Timeline, simulate
 from howdah.text.batches import Micro
-from howdah.train.step import Stepper, accumulate
+from howdah.train.step import StepContext, accumulate
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved v2", "zb-h1", "zb-h2", "zb-v")
 UNITS = (0.1, 0.04)  # seconds of a rank's forward; its backward takes two
@@ -84,17 +84,19 @@ def lasting(run: Run, plan: Plan, unit: float) -> Run:
 def measure(transport: Transport, plan: Plan, unit: float) -> list[list[Span]]:
     """On each rank: what it computed in each step, by the machine's clock."""
     mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
-    placed = apply(plan, mesh=mesh, fill=fresh(weights(plan.shape), seed=1))
-    stepper = Stepper(placed, mesh, plan.method, seed=1)
+    placed = apply(plan, mesh=mesh, fill=random_init(weights(plan.shape), seed=1))
+    context = StepContext(placed, mesh, plan.method, seed=1)
     found = []
     with patch.dict(KINDS, {kind: lasting(run, plan, unit) for kind, run in KINDS.items()}):
         for step in range(STEPS):
             mesh.world.barrier()
-            with stepper.clock.step(step):
-                accumulate(stepper, batch(plan), step=step, tokens=1.0)
-            lap = stepper.clock.laps[-1]
-            computed = (span for span in lap.spans if span.lane == "compute")
-            moved = (s._replace(start=s.start + lap.began, end=s.end + lap.began) for s in computed)
+            with context.recorder.step(step):
+                accumulate(context, batch(plan), step=step, tokens=1.0)
+            trace = context.recorder.steps[-1]
+            computed = (span for span in trace.spans if span.lane == "compute")
+            moved = (
+                s._replace(start=s.start + trace.began, end=s.end + trace.began) for s in computed
+            )
             found.append(list(moved))
     mesh.close()
     return found

@@ -1,6 +1,6 @@
 """What is said to a user whose input cannot work.
 
-A `BadInput` is one sentence: what is wrong, where, and what to do. It travels up to the
+A `UserError` is one sentence: what is wrong, where, and what to do. It travels up to the
 command line, which prints it and exits with code 2. It is never a defect of howdah: those
 keep their traceback.
 """
@@ -13,7 +13,7 @@ TOLD = 12  # problems that it can tell
 LONGEST = 60  # characters of a value in it
 
 
-class BadInput(Exception):
+class UserError(Exception):
     """One sentence for the user: what is wrong, where it stands, what would work."""
 
 

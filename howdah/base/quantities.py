@@ -13,7 +13,7 @@ reader says which kind it expects, and inside howdah all are floats in one base 
 import re
 from decimal import Decimal
 
-from howdah.base.errors import LONGEST, BadInput, nearest, shown
+from howdah.base.errors import LONGEST, UserError, nearest, shown
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -56,25 +56,25 @@ EXAMPLE = {
 def parse_quantity(text: object, kind: str, *, where: str, positive: bool = False) -> float:
     """`text` in the base unit of `kind`. `where` names the place in what is said to the user.
 
-    Raises BadInput for a bare number, an unknown unit, a unit of another kind, anything below
+    Raises UserError for a bare number, an unknown unit, a unit of another kind, anything below
     zero, with `positive` zero too, and for sizes that no machine has.
     """
     if not isinstance(text, str):
-        raise BadInput(
+        raise UserError(
             f"{where} is {shown(text)}, which has no unit; write it like {EXAMPLE[kind]!r}"
         )
     match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e[+-]?\d{1,2})?)\s*(\S*)\s*", text)
     if match is None:
-        raise BadInput(f"{where} {shown(text)} is not a number and a unit, like {EXAMPLE[kind]!r}")
+        raise UserError(f"{where} {shown(text)} is not a number and a unit, like {EXAMPLE[kind]!r}")
     number, unit = match.groups()
     if not unit:
-        raise BadInput(f"{where} {shown(text)} has no unit; write it like {EXAMPLE[kind]!r}")
+        raise UserError(f"{where} {shown(text)} has no unit; write it like {EXAMPLE[kind]!r}")
     if unit not in UNITS[kind]:
-        raise BadInput(f"{where} {shown(text)}: {shown(unit)} {_complaint(unit, kind)}")
+        raise UserError(f"{where} {shown(text)}: {shown(unit)} {_complaint(unit, kind)}")
     found = float(Decimal(number.replace("_", "")) * Decimal(repr(UNITS[kind][unit])))
     if found > HUGE or (found < TINY and (positive or found > 0)):
         zero = "" if positive else "0, or "
-        raise BadInput(
+        raise UserError(
             f"{where} is {shown(text)}; it must be {zero}from {TINY:g} to {HUGE:g} {kind}"
         )
     return found
@@ -108,17 +108,17 @@ _MOST = Decimal(10) ** 24
 def parse_count(text: str, *, what: str = "tokens") -> int:
     """A whole number as people write it: "15T", "300B", "1.4e12", "15_000".
 
-    Raises BadInput for what is no number, no whole one, or not between 1 and 10²⁴.
+    Raises UserError for what is no number, no whole one, or not between 1 and 10²⁴.
     """
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)([A-Za-z]?)", text.strip())
     if match is None or match[2].upper() not in _COUNTS or len(text) > LONGEST:
-        raise BadInput(
+        raise UserError(
             f"{what} {shown(text)} is no count; write it like 15T, 300B, 1.4e12 or 15_000"
         )
     count = Decimal(match[1].replace("_", "").replace(",", ""))
     count = count.scaleb(_COUNTS[match[2].upper()])
     if count != count.to_integral_value():
-        raise BadInput(f"{what} {shown(text)} is {count:g}, which is not a whole number")
+        raise UserError(f"{what} {shown(text)} is {count:g}, which is not a whole number")
     if not 1 <= count <= _MOST:
-        raise BadInput(f"{what} {shown(text)} must lie between 1 and 1e24")
+        raise UserError(f"{what} {shown(text)} must lie between 1 and 1e24")
     return int(count)

@@ -31,7 +31,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from howdah.bench.table import Row, Wish, bound_bytes
+from howdah.bench.table import Request, Row, bound_bytes
 from howdah.bench.trials import Memory, check, make_trial
 from howdah.comm.engine import Engine
 from howdah.comm.fallback import Fallback
@@ -163,51 +163,53 @@ def accept(listener: socket.socket, word: bytes) -> socket.socket:
 # -- all that is wished for -------------------------------------------------------------
 
 
-def measure(transport: Transport, wish: Wish) -> list[Row]:
+def measure(transport: Transport, request: Request) -> list[Row]:
     """What `rows` gives, at once: for workers."""
-    return list(rows(transport, wish))
+    return list(rows(transport, request))
 
 
-def rows(transport: Transport, wish: Wish) -> Iterator[Row]:
+def rows(transport: Transport, request: Request) -> Iterator[Row]:
     """Measures every operation and size. All ranks must take all rows; all get the same."""
-    largest = wish.sizes[-1] + wish.width * wish.ranks  # all_to_all gets a little more than n
+    largest = (
+        request.sizes[-1] + request.width * request.ranks
+    )  # all_to_all gets a little more than n
     rooms: dict[str, Room] = {"own": lambda size: torch.empty(size, dtype=torch.uint8)}
-    if wish.arena and isinstance(transport, Engine):
+    if request.arena and isinstance(transport, Engine):
         rooms["arena"] = lambda size: transport.allocate(size, torch.uint8)
     memory = {place: (room(largest), room(largest)) for place, room in rooms.items()}
     with ExitStack() as stack:
         wire = open_wire(transport) if transport.link == "tcp" else None
         if wire is not None:
             stack.enter_context(closing(wire))
-        for op in wish.ops:
-            for size in wish.sizes:
+        for op in request.ops:
+            for size in request.sizes:
                 shared = transport.link == "shared"
                 least = bound_bytes(op, size, transport.size, shared=shared)
                 bound = copying(transport, least) if shared else sending(transport, wire, least)
-                yield from _sized(transport, wish, op, size, memory=memory, bound=bound)
+                yield from _sized(transport, request, op, size, memory=memory, bound=bound)
 
 
 def _sized(
     transport: Transport,
-    wish: Wish,
+    request: Request,
     op: str,
     size: int,
     *,
     memory: dict[str, tuple[Tensor, Tensor]],
     bound: Loop,
 ) -> Iterator[Row]:
-    dtype: torch.dtype = getattr(torch, wish.dtype)
+    dtype: torch.dtype = getattr(torch, request.dtype)
     trials = {}
     for place, (first, second) in memory.items():
-        whole = second[: len(second) // wish.width * wish.width].view(dtype)
+        whole = second[: len(second) // request.width * request.width].view(dtype)
         trials[place] = make_trial(transport, op, Memory(first[:size].view(dtype), whole))
     loops = {place: loop(transport, trial.call, trial.given) for place, trial in trials.items()}
     loops["bound"] = bound
     wrong = {place: check(transport, trial) for place, trial in trials.items()}
-    calls = {name: fitting(transport, run, seconds=wish.block) for name, run in loops.items()}
+    calls = {name: fitting(transport, run, seconds=request.block) for name, run in loops.items()}
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     names = list(loops)
-    for repeat in range(wish.repeats):
+    for repeat in range(request.repeats):
         at = repeat % len(names)
         for name in names[at:] + names[:at]:
             if name in trials:
@@ -218,7 +220,7 @@ def _sized(
     transport.all_reduce(told)
     kind, ranks, limit = _kind(transport), transport.size, times.pop("bound")
     for place, count in zip(trials, told.tolist(), strict=True):
-        yield Row(op, size, ranks, wish.dtype, kind, place, times[place], limit, count)
+        yield Row(op, size, ranks, request.dtype, kind, place, times[place], limit, count)
 
 
 def _kind(transport: Transport) -> Kind:

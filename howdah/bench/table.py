@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from howdah.base.errors import BadInput, nearest
+from howdah.base.errors import UserError, nearest
 
 FACTORS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -63,7 +63,7 @@ HELD = 10  # the most bytes that a rank holds, by those of the largest tensor
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """What is to be measured.
 
     sizes      bytes, ascending
@@ -140,44 +140,44 @@ def bound_bytes(op: str, size: int, ranks: int, *, shared: bool) -> int:
 # -- what is asked for ----------------------------------------------------------------
 
 
-def read_wish(
+def read_request(
     op: str, sizes: str, *, dtype: str, ranks: int, repeats: int, transport: str | None = None
-) -> Wish:
-    """The wish in the words of the command. Raises BadInput."""
+) -> Request:
+    """The request in the words of the command. Raises UserError."""
     ops = read_ops(op)
     dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(dtype, dtype)
     if dtype not in WIDTHS:
-        raise BadInput(f"--dtype: there is no dtype {dtype!r}{nearest(dtype, WIDTHS)}")
+        raise UserError(f"--dtype: there is no dtype {dtype!r}{nearest(dtype, WIDTHS)}")
     for name in ops:
         if name in REDUCING and dtype not in REDUCIBLE:
-            raise BadInput(f"--dtype: {dtype} cannot be reduced, as {name} does; take float32")
+            raise UserError(f"--dtype: {dtype} cannot be reduced, as {name} does; take float32")
     if transport is not None and transport not in TRANSPORTS:
         close = nearest(transport, TRANSPORTS)
-        raise BadInput(f"--transport: there is no transport {transport!r}{close}")
+        raise UserError(f"--transport: there is no transport {transport!r}{close}")
     if not 2 <= ranks <= RANKS:
-        raise BadInput(f"--ranks {ranks}: collectives are measured on 2 to {RANKS} ranks")
+        raise UserError(f"--ranks {ranks}: collectives are measured on 2 to {RANKS} ranks")
     if not 1 <= repeats <= REPEATS:
-        raise BadInput(f"--repeats {repeats}: take 1 to {REPEATS} blocks")
+        raise UserError(f"--repeats {repeats}: take 1 to {REPEATS} blocks")
     found = read_sizes(sizes)
     for size in found:
         if size % WIDTHS[dtype]:
-            raise BadInput(
+            raise UserError(
                 f"--sizes: {size} bytes are no whole number of {dtype} elements, which have "
                 f"{WIDTHS[dtype]}"
             )
         if size // WIDTHS[dtype] > ELEMENTS:
-            raise BadInput(f"--sizes: {size} bytes are over {ELEMENTS} elements of {dtype}")
-    return Wish(ops, found, dtype, ranks, repeats, transport)
+            raise UserError(f"--sizes: {size} bytes are over {ELEMENTS} elements of {dtype}")
+    return Request(ops, found, dtype, ranks, repeats, transport)
 
 
 def read_ops(text: str) -> tuple[str, ...]:
-    """The operations of "all_reduce,broadcast", or of "all". Raises BadInput."""
+    """The operations of "all_reduce,broadcast", or of "all". Raises UserError."""
     if text == "all":
         return tuple(FACTORS)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in FACTORS:
-            raise BadInput(f"--op: there is no collective {name!r}{nearest(name, FACTORS)}")
+            raise UserError(f"--op: there is no collective {name!r}{nearest(name, FACTORS)}")
     return names
 
 
@@ -194,10 +194,10 @@ def read_sizes(text: str) -> tuple[int, ...]:
     first, last, *by = text.split(":")
     factor = by[0] if by else "2"
     if len(by) > 1 or not re.fullmatch(r"[0-9]{1,4}", factor) or int(factor) < 2:
-        raise BadInput(f"--sizes {text!r}: write a range as FIRST:LAST or FIRST:LAST:FACTOR")
+        raise UserError(f"--sizes {text!r}: write a range as FIRST:LAST or FIRST:LAST:FACTOR")
     size, end, found = _size(first), _size(last), []
     if size > end:
-        raise BadInput(f"--sizes {text!r}: the first size is larger than the last")
+        raise UserError(f"--sizes {text!r}: the first size is larger than the last")
     while size <= end:
         found.append(size)
         size *= int(factor)
@@ -207,17 +207,18 @@ def read_sizes(text: str) -> tuple[int, ...]:
 def _size(word: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,15})([KMG]?)(?:i?B)?\s*", word, re.IGNORECASE)
     if match is None or int(match[1]) == 0:
-        raise BadInput(f"--sizes: {word!r} is no size; write it like 8, 64K, 16M or 1G (of 1024)")
+        raise UserError(f"--sizes: {word!r} is no size; write it like 8, 64K, 16M or 1G (of 1024)")
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
 
 
-def check_memory(wish: Wish, free: int | None) -> None:
-    """Raises BadInput where the ranks of this machine would hold more than is free."""
-    needed = HELD * wish.ranks * wish.sizes[-1]
+def check_memory(request: Request, free: int | None) -> None:
+    """Raises UserError where the ranks of this machine would hold more than is free."""
+    needed = HELD * request.ranks * request.sizes[-1]
     if free is not None and needed > free:
-        raise BadInput(
-            f"--sizes: {wish.sizes[-1]} bytes on {wish.ranks} ranks need up to {needed / 1e9:.1f} "
-            f"GB, and {free / 1e9:.1f} are free: take smaller sizes or fewer ranks"
+        raise UserError(
+            f"--sizes: {request.sizes[-1]} bytes on {request.ranks} ranks need up to "
+            f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free: take smaller sizes or "
+            "fewer ranks"
         )
 
 

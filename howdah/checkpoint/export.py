@@ -26,9 +26,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from howdah.base.atomic import sync_folder, write_text
-from howdah.base.errors import BadInput, brief
+from howdah.base.errors import UserError, brief
 from howdah.checkpoint.safefile import Spec, read_header, write
-from howdah.model.hub import Theirs, names
+from howdah.model.hub import HubTensor, names
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import ModelShape
 
@@ -48,7 +48,7 @@ class Shard:
     """One weights file: its name and the tensors in it."""
 
     file: str
-    tensors: tuple[Theirs, ...]
+    tensors: tuple[HubTensor, ...]
 
 
 def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by keyword)
@@ -69,7 +69,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     dtype        of the stored weights
     shard_bytes  the most bytes of tensors in one file (a larger tensor gets a file of its own)
 
-    Raises BadInput, before anything is written, when Hugging Face has no class for the shape,
+    Raises UserError, before anything is written, when Hugging Face has no class for the shape,
     the tokenizer does not fit, or `to` holds something else; and when the disk is full.
     """
     found = names(shape)
@@ -89,7 +89,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
         _put(draft, to)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        raise BadInput(
+        raise UserError(
             f"cannot export to {to}: {error.strerror or error}{where}; choose another folder"
         ) from error
     finally:
@@ -99,9 +99,9 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
 # -- weights -------------------------------------------------------------------
 
 
-def plan_shards(found: Sequence[Theirs], dtype: torch.dtype, shard_bytes: int) -> list[Shard]:
+def plan_shards(found: Sequence[HubTensor], dtype: torch.dtype, shard_bytes: int) -> list[Shard]:
     """Tensors to files: in order, each file filled up to `shard_bytes`."""
-    groups: list[list[Theirs]] = [[]]
+    groups: list[list[HubTensor]] = [[]]
     used = 0
     for theirs in found:
         size = prod(theirs.shape) * dtype.itemsize
@@ -135,7 +135,7 @@ def _write_weights(
         _write_json(folder / "model.safetensors.index.json", index)
 
 
-def _lay(theirs: Theirs, tensor: Callable[[str], Tensor], buffer: Tensor) -> Tensor:
+def _lay(theirs: HubTensor, tensor: Callable[[str], Tensor], buffer: Tensor) -> Tensor:
     """Their tensor at the head of `buffer`, which the next one overwrites."""
     out = buffer[: prod(theirs.shape)].view(theirs.shape)
     ours = out.T if theirs.transposed else out
@@ -148,16 +148,16 @@ def _lay(theirs: Theirs, tensor: Callable[[str], Tensor], buffer: Tensor) -> Ten
 
 
 def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
-    """The contents of tokenizer_config.json. Raises BadInput when the tokenizer does not fit."""
+    """The contents of tokenizer_config.json. Raises UserError when the tokenizer does not fit."""
     try:
         tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
     except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise BadInput(
+        raise UserError(
             f"{path} is not a tokenizer ({brief(error)}); name a tokenizer.json"
         ) from None
     token = tokenizer.id_to_token(end)
     if token is None or end >= shape.vocab:
-        raise BadInput(
+        raise UserError(
             f"token {end}, which ends a document, is not in {path} and in the model's vocabulary "
             f"of {shape.vocab}; export with the tokenizer of the training"
         )
@@ -178,14 +178,14 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def _require_free(to: Path) -> None:
-    """Raises BadInput unless `to` is missing, empty, or an earlier export and nothing more."""
+    """Raises UserError unless `to` is missing, empty, or an earlier export and nothing more."""
     if not to.exists():
         return
     if not to.is_dir():
-        raise BadInput(f"{to} is a file; choose a folder to export to")
+        raise UserError(f"{to} is a file; choose a folder to export to")
     files = {file for file in to.iterdir() if file.name not in TABLES}
     if any(to.iterdir()) and not (files and all(map(_is_export, files))):
-        raise BadInput(
+        raise UserError(
             f"{to} is not empty and holds more than an export of howdah; choose another folder"
         )
 
@@ -194,7 +194,7 @@ def _is_export(file: Path) -> bool:
     """Whether a weights file says that it was written here."""
     try:
         return read_header(file).metadata == WRITER
-    except (BadInput, OSError):
+    except (UserError, OSError):
         return False
 
 

@@ -6,7 +6,7 @@ what is missing, of another type or out of bounds is a sentence, before a tensor
 
 from dataclasses import dataclass, fields
 
-from howdah.base.errors import BadInput, several
+from howdah.base.errors import UserError, several
 from howdah.base.tables import read_table
 from howdah.checkpoint.load import Checkpoint
 from howdah.shapes.shape import ModelShape, check_shape
@@ -34,7 +34,7 @@ class Facts:
 
 
 def facts(checkpoint: Checkpoint) -> Facts:
-    """What `checkpoint` says of its training. Raises BadInput when it does not say it soundly."""
+    """What `checkpoint` says of its training. Raises UserError when it does not say it soundly."""
     known = {field.name for field in fields(Facts)}
     meta = {name: value for name, value in checkpoint.meta.items() if name in known}
     found, problems = read_table(Facts, meta)
@@ -43,7 +43,7 @@ def facts(checkpoint: Checkpoint) -> Facts:
         if not 0 <= found.end < found.model.vocab:
             problems.append(f"end is {found.end}, which is no token")
     if problems:
-        raise BadInput(
+        raise UserError(
             f"{checkpoint.path} does not say what it was trained with: {several(problems)}; use "
             "another checkpoint"
         )

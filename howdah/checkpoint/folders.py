@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 
 from howdah.base.atomic import sync_folder, write_text
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.files import kind_of, parse_json, read_file
 from howdah.checkpoint.fields import table, whole
 from howdah.checkpoint.index import MOST_STEPS
@@ -62,14 +62,14 @@ def steps(folder: Path) -> list[int]:
 
 
 def best_step(folder: Path) -> int | None:
-    """The step that is marked as best, or None. Raises BadInput when the mark is damaged."""
+    """The step that is marked as best, or None. Raises UserError when the mark is damaged."""
     path = folder / BEST
     if kind_of(path) == "does not exist":
         return None
     try:
         return whole(table(parse_json(read_file(path)), BEST), "step", MOST_STEPS)
     except (KeyError, ValueError, OSError):
-        raise BadInput(f'{path} is damaged; write {{"step": N}} into it, or delete it') from None
+        raise UserError(f'{path} is damaged; write {{"step": N}} into it, or delete it') from None
 
 
 def mark_best(folder: Path, step: int) -> None:
@@ -91,7 +91,7 @@ def prune(folder: Path, saved: int, *, keep: int) -> None:
 
     Later steps stay: they were there before a run that went back to an older checkpoint, and
     one that is damaged must not push out the one just saved. Drafts of earlier steps go: a
-    rank that has finished `saved` is done with them. Raises BadInput, before anything goes, where
+    rank that has finished `saved` is done with them. Raises UserError, before anything goes, where
     the mark of the best is damaged.
     """
     earlier = [step for step in numbered(folder) if step <= saved]

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from howdah.base.errors import BadInput, shown
+from howdah.base.errors import UserError, shown
 from howdah.base.files import parse_json, path_problem
 from howdah.checkpoint.fields import Row, rows, sizes, table, text, whole
 from howdah.plan.boxes import Box, Piece
@@ -98,20 +98,20 @@ def entry_name(kind: str, piece: Piece) -> str:
 def merge(parts: Sequence[Index]) -> Index:
     """One index out of all ranks' own. `meta` is the first rank's.
 
-    Raises BadInput when the ranks saved different states, disagree on a tensor, or together
+    Raises UserError when the ranks saved different states, disagree on a tensor, or together
     hold too few elements of one.
     """
     first = parts[0]
     for rank, part in enumerate(parts):
         if _state(part) != _state(first):
-            raise BadInput(
+            raise UserError(
                 f"rank {rank} saved (step, run, layout, samples) {_state(part)} but rank 0 saved "
                 f"{_state(first)}; all ranks must save the same state"
             )
     stored = tuple(item for part in parts for item in part.stored)
     merged = Index(first.step, first.about, stored, tuple(f for part in parts for f in part.files))
     for problem in inconsistencies(merged):
-        raise BadInput(problem)
+        raise UserError(problem)
     return merged
 
 
@@ -193,20 +193,20 @@ def _checksum(fields: dict[str, Any]) -> int:
 
 
 def decode(content: bytes, where: str) -> Index:
-    """The index that `content` spells. Raises BadInput, naming `where`, when it is damaged."""
+    """The index that `content` spells. Raises UserError, naming `where`, when it is damaged."""
     damaged = f"{where} is damaged; use another checkpoint or restore it from a copy"
     try:
         fields = table(parse_json(content, finite=False), "an index")
         if fields["format"] != FORMAT:
-            raise BadInput(
+            raise UserError(
                 f"{where} has format {shown(fields['format'])} and this howdah reads format "
                 f"{FORMAT}; read it with the howdah that wrote it"
             )
         if fields.pop("crc32") != _checksum(fields):
-            raise BadInput(damaged)
+            raise UserError(damaged)
         return _decode(fields)
     except (KeyError, ValueError, RecursionError):
-        raise BadInput(damaged) from None
+        raise UserError(damaged) from None
 
 
 def _decode(fields: Row) -> Index:

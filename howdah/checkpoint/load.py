@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from howdah.base.errors import BadInput, nearest
+from howdah.base.errors import UserError, nearest
 from howdah.base.files import kind_of, read_file
 from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder, step_of
 from howdah.checkpoint.index import File, Index, Stored, decode, inconsistencies
 from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, read_into
-from howdah.plan.boxes import Missing, Piece, Run, reads, whole_piece
+from howdah.plan.boxes import Missing, Overlap, Piece, reads, whole_piece
 
 LARGEST_INDEX = 256 << 20  # bytes: a million pieces
 WINDOW = 1 << 20  # elements held in memory while runs are read
@@ -75,7 +75,7 @@ class Checkpoint:
         return tuple(self._stored.get(kind, ()))
 
     def shape(self, kind: str, name: str) -> tuple[int, ...]:
-        """The whole tensor's shape. Raises BadInput when the checkpoint does not hold it."""
+        """The whole tensor's shape. Raises UserError when the checkpoint does not hold it."""
         return self._find(kind, name)[0].piece.shape
 
     def dtype(self, kind: str, name: str) -> torch.dtype:
@@ -86,12 +86,12 @@ class Checkpoint:
     def read(self, kind: str, piece: Piece, out: Tensor) -> None:
         """Fill `out` (1-D, any dtype and device) with the elements of `piece`.
 
-        Raises BadInput when the checkpoint does not hold the tensor, holds it in another
+        Raises UserError when the checkpoint does not hold the tensor, holds it in another
         shape, or lacks one of the elements.
         """
         items = self._find(kind, piece.name)
         if items[0].piece.shape != piece.shape:
-            raise BadInput(
+            raise UserError(
                 f"{piece.name} is {list(items[0].piece.shape)} in {self.path} and "
                 f"{list(piece.shape)} in this model; load it into the model it was saved from"
             )
@@ -100,7 +100,9 @@ class Checkpoint:
         try:
             plan = reads([piece], {place: [item.piece] for place, item in enumerate(items)})
         except Missing as missing:
-            raise BadInput(f"{self.path} is not whole: {missing}; use another checkpoint") from None
+            raise UserError(
+                f"{self.path} is not whole: {missing}; use another checkpoint"
+            ) from None
         for place, group in groupby(plan, key=lambda read: read.holder):
             self._copy(items[place], [read.run for read in group], out.detach())
 
@@ -123,10 +125,10 @@ class Checkpoint:
 
     def _find(self, kind: str, name: str) -> list[Stored]:
         if kind not in self._stored:
-            raise BadInput(f"{self.path} holds no {kind!r}{nearest(kind, self.kinds)}")
+            raise UserError(f"{self.path} holds no {kind!r}{nearest(kind, self.kinds)}")
         if name not in self._stored[kind]:
             close = nearest(name, self._stored[kind])
-            raise BadInput(f"{self.path} holds no {kind} of {name!r}{close}")
+            raise UserError(f"{self.path} holds no {kind} of {name!r}{close}")
         return self._stored[kind][name]
 
     def _entry(self, item: Stored) -> Entry:
@@ -134,21 +136,21 @@ class Checkpoint:
         if item.file not in self._headers:
             path = self.path / item.file
             if kind_of(path) != "file":
-                raise BadInput(f"{path} is missing; use another checkpoint")
+                raise UserError(f"{path} is missing; use another checkpoint")
             self._headers[item.file] = read_header(path)
         entry = self._headers[item.file].entries.get(item.entry)
         if entry is None or not _same(entry, item):
-            raise BadInput(f"{self.path / item.file} does not hold {item.entry} as its index says")
+            raise UserError(f"{self.path / item.file} does not hold {item.entry} as its index says")
         return entry
 
-    def _copy(self, item: Stored, runs: Iterable[Run], out: Tensor) -> None:
+    def _copy(self, item: Stored, runs: Iterable[Overlap], out: Tensor) -> None:
         entry = self._entry(item)
         with (self.path / item.file).open("rb", buffering=0) as file:
             for at, values in _windows(file, entry, runs):
                 out[at : at + len(values)].copy_(values)
 
 
-def _windows(file: FileIO, entry: Entry, runs: Iterable[Run]) -> Iterator[tuple[int, Tensor]]:
+def _windows(file: FileIO, entry: Entry, runs: Iterable[Overlap]) -> Iterator[tuple[int, Tensor]]:
     """The elements of `runs` in parts: the place each part has in the wanted piece, its values.
 
     One read brings a window of elements, which many short runs share.
@@ -181,7 +183,7 @@ def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
         return
     try:
         header = read_header(path)
-    except BadInput:
+    except UserError:
         yield f"the header of {file.name} is damaged"
         return
     if header.crc32 != file.header_crc32 or {*header.entries} != {item.entry for item in items}:
@@ -199,20 +201,20 @@ def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`. Raises BadInput when it has no sound index, or that of
+    """The checkpoint in the folder `path`. Raises UserError when it has no sound index, or that of
     another step: a folder that was copied under another name holds what it held before.
     """
     file = path / INDEX
     if kind_of(file) == "does not exist":
-        raise BadInput(f"{file} is missing; {path} is not a whole checkpoint")
+        raise UserError(f"{file} is missing; {path} is not a whole checkpoint")
     try:
         index = decode(read_file(file, LARGEST_INDEX), str(file))
     except OSError as error:
-        raise BadInput(f"cannot read {file}: {error.strerror}; use another checkpoint") from error
+        raise UserError(f"cannot read {file}: {error.strerror}; use another checkpoint") from error
     named = step_of(path)
     if named is not None and named != index.step:
         original = step_folder(path.parent, index.step).name
-        raise BadInput(f"{path} holds step {index.step}; rename it to {original}, or remove it")
+        raise UserError(f"{path} holds step {index.step}; rename it to {original}, or remove it")
     return Checkpoint(path, index)
 
 
@@ -226,7 +228,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
         try:
             checkpoint = open_checkpoint(path)
             problems = checkpoint.verify()
-        except (BadInput, OSError) as error:
+        except (UserError, OSError) as error:
             problems = [str(error)]
         if not problems:
             return checkpoint
@@ -237,12 +239,12 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
 def best(folder: Path) -> Checkpoint | None:
     """The checkpoint that is marked as best, or None when none is; its checksums are checked.
 
-    Raises BadInput when it is damaged or gone.
+    Raises UserError when it is damaged or gone.
     """
     step = best_step(folder)
     if step is None:
         return None
     checkpoint = open_checkpoint(step_folder(folder, step))
     for problem in checkpoint.verify():
-        raise BadInput(f"the best checkpoint {checkpoint.path} is damaged: {problem}")
+        raise UserError(f"the best checkpoint {checkpoint.path} is damaged: {problem}")
     return checkpoint

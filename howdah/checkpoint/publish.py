@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Event
 
 from howdah.base.atomic import sync_folder, write_text
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import INDEX, draft_folder, rank_file, remove, step_folder
 from howdah.checkpoint.index import Index, decode, encode, merge
 
@@ -29,7 +29,7 @@ POLL = 0.02  # seconds between two looks for done-files
 def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled: Event) -> None:
     """Wait until all ranks have written their parts, and make them a checkpoint.
 
-    Raises BadInput when a rank failed, is not done after `deadline` seconds or when it is
+    Raises UserError when a rank failed, is not done after `deadline` seconds or when it is
     `cancelled`, or wrote something that does not fit; OSError when the disk refuses.
     """
     draft = draft_folder(folder, own.step)
@@ -38,7 +38,7 @@ def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled:
     for file in index.files:
         size = (draft / file.name).stat().st_size
         if size != file.bytes:
-            raise BadInput(f"{draft / file.name} has {size} bytes instead of {file.bytes}")
+            raise UserError(f"{draft / file.name} has {size} bytes instead of {file.bytes}")
     write_text(draft / INDEX, encode(index))  # 3
     final = step_folder(folder, own.step)
     if final.exists():  # damaged, or its step would not be saved again
@@ -62,15 +62,15 @@ def _wait(draft: Path, ranks: Sequence[int], deadline: float, cancelled: Event) 
         if not missing:
             return [parts[rank] for rank in ranks]
         if over:
-            raise BadInput(f"rank {missing[0]} could not write its part, nor say why")
+            raise UserError(f"rank {missing[0]} could not write its part, nor say why")
         if time.monotonic() > end:
-            raise BadInput(f"rank {missing[0]} had not written its part after {deadline:g} s")
+            raise UserError(f"rank {missing[0]} had not written its part after {deadline:g} s")
         cancelled.wait(POLL)
 
 
 def _part(draft: Path, rank: int) -> Index | None:
     failed = draft / rank_file(rank, "failed")
     if failed.exists():
-        raise BadInput(f"rank {rank} could not write: {failed.read_text() or 'no reason given'}")
+        raise UserError(f"rank {rank} could not write: {failed.read_text() or 'no reason given'}")
     done = draft / rank_file(rank, "done")
     return decode(done.read_bytes(), str(done)) if done.exists() else None

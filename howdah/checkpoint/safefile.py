@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from howdah.base.atomic import replacing
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.files import kind_of, parse_json
 from howdah.checkpoint.fields import sizes, table, text
 
@@ -154,10 +154,10 @@ def _write_bytes(file: BinaryIO, tensor: Tensor) -> int:
 def read_header(path: Path) -> Header:
     """The entries of a safetensors file, checked against its size.
 
-    Raises BadInput when the file is truncated or is no safetensors file.
+    Raises UserError when the file is truncated or is no safetensors file.
     """
     if (kind := kind_of(path)) != "file":
-        raise BadInput(
+        raise UserError(
             f"{path} {'is a folder' if kind == 'folder' else kind}; restore it from a copy"
         )
     with path.open("rb") as file:
@@ -165,23 +165,25 @@ def read_header(path: Path) -> Header:
         first = file.read(8)
         length = int.from_bytes(first, "little")
         if len(first) < 8 or length > min(size - 8, LONGEST_HEADER):
-            raise BadInput(f"{path} is truncated or not a safetensors file; restore it from a copy")
+            raise UserError(
+                f"{path} is truncated or not a safetensors file; restore it from a copy"
+            )
         head = file.read(length)
     try:
         rows = table(parse_json(head, finite=False), "a header")
         metadata = table(rows.pop("__metadata__", {}), "__metadata__")
         entries = {name: _entry(table(row, "an entry"), 8 + length) for name, row in rows.items()}
     except (KeyError, ValueError) as error:
-        raise BadInput(
+        raise UserError(
             f"the header of {path} is damaged ({error}); restore it from a copy"
         ) from None
     end = 8 + length
     for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):
         if entry.start != end:
-            raise BadInput(f"the entries of {path} leave a gap or overlap; restore it from a copy")
+            raise UserError(f"the entries of {path} leave a gap or overlap; restore it from a copy")
         end = entry.stop
     if end != size:
-        raise BadInput(f"{path} has {size} bytes instead of {end}; restore it from a copy")
+        raise UserError(f"{path} has {size} bytes instead of {end}; restore it from a copy")
     return Header(entries, metadata, zlib.crc32(first + head))
 
 
@@ -196,14 +198,14 @@ def _entry(row: dict[str, Any], data: int) -> Entry:
 def read_into(file: FileIO, entry: Entry, *, first: int, out: Tensor) -> None:
     """Fill `out` (1-D, contiguous, the entry's dtype) with the elements from `first` on.
 
-    Elements count row by row; no others are read. Raises BadInput when the file ends before them.
+    Elements count row by row; no others are read. Raises UserError when the file ends before them.
     """
     data, done = as_bytes(out), 0
     file.seek(entry.start + first * entry.dtype.itemsize)
     while done < len(data):
         count = file.readinto(data[done:])
         if not count:
-            raise BadInput(f"{file.name} ended while it was read; restore it from a copy")
+            raise UserError(f"{file.name} ended while it was read; restore it from a copy")
         done += count
 
 

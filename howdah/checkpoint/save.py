@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from howdah.base.atomic import sync_folder, write_text
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import (
     draft_folder,
     mark_best,
@@ -65,7 +65,7 @@ class Saver:
         deadline: float = 600.0,
     ) -> None:
         if keep < 1:
-            raise BadInput(f"keep = {keep} would remove every checkpoint; keep at least 1")
+            raise UserError(f"keep = {keep} would remove every checkpoint; keep at least 1")
         self.folder, self.rank, self.world = folder, rank, world
         self._keep, self._say, self._deadline = keep, say, deadline
         self._buffers: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ class Saver:
             self._part_stands()
             if self.rank == 0:
                 self._tidy(step, best)
-        except (OSError, BadInput) as error:
+        except (OSError, UserError) as error:
             self._give_up(step, _reason(error))
         except Exception as error:
             self._give_up(step, repr(error))
@@ -196,7 +196,7 @@ class Saver:
             if best:
                 mark_best(self.folder, step)
             prune(self.folder, step, keep=self._keep)
-        except (OSError, BadInput) as error:
+        except (OSError, UserError) as error:
             self._say(f"step {step} is saved, but tidying up after it failed: {_reason(error)}")
 
     def _give_up(self, step: int, reason: str) -> None:
@@ -233,11 +233,11 @@ def _whole(checkpoint: Path) -> bool:
         return False
     try:
         return not open_checkpoint(checkpoint).verify()
-    except BadInput:
+    except UserError:
         return False
 
 
-def _reason(error: OSError | BadInput) -> str:
+def _reason(error: OSError | UserError) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f" ({error.filename})" if error.filename else "")
     return str(error)

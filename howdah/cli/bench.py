@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howdah.base.errors import BadInput
-from howdah.bench.table import Row, Wish, check_memory, heading, line, read_wish, verdict
+from howdah.base.errors import UserError
+from howdah.bench.table import Request, Row, check_memory, heading, line, read_request, verdict
 from howdah.cli.environment import launched, number_in, ready_torch
 from howdah.cli.errors import in_words
 from howdah.host.facts import memory
@@ -47,8 +47,8 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
     ready_torch()
     world = _launched()
     if world and ranks not in (0, world):
-        raise BadInput(f"--ranks {ranks}: torchrun has started {world}; leave --ranks out")
-    wish = read_wish(
+        raise UserError(f"--ranks {ranks}: torchrun has started {world}; leave --ranks out")
+    request = read_request(
         op,
         sizes,
         dtype=dtype,
@@ -57,14 +57,14 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
         transport=transport or None,
     )
     if arena and transport in ("fallback", "torch"):
-        raise BadInput(f"--arena: {transport} allocates no memory; take --transport engine")
+        raise UserError(f"--arena: {transport} allocates no memory; take --transport engine")
     if plot is not None and not plot.absolute().parent.is_dir():
-        raise BadInput(f"--plot: there is no folder {plot.parent}; make it first")
-    wish = replace(wish, arena=arena)
+        raise UserError(f"--plot: there is no folder {plot.parent}; make it first")
+    request = replace(request, arena=arena)
     if not world:
-        check_memory(wish, memory().get("MemAvailable"))
+        check_memory(request, memory().get("MemAvailable"))
     with in_words():
-        rows = _show(_joined(wish) if world else _started(wish))
+        rows = _show(_joined(request) if world else _started(request))
     if plot is not None and rows:
         from howdah.bench.plot import draw_bandwidth
 
@@ -90,35 +90,37 @@ def _show(rows: Iterator[Row]) -> list[Row]:
     return shown
 
 
-def _started(wish: Wish) -> Iterator[Row]:
+def _started(request: Request) -> Iterator[Row]:
     """On ranks of this machine that are started here, an operation after the other."""
     from howdah.bench.collectives import measure
     from howdah.comm.build import NoCompiler, engine_library
     from howdah.comm.settings import read_settings
     from howdah.comm.spawn import Workers
 
-    if wish.transport == "engine":
+    if request.transport == "engine":
         try:
             engine_library(read_settings())
         except NoCompiler as lack:
-            raise BadInput(f"{' '.join(str(lack).split())}; or take --transport fallback") from None
-    with Workers(wish.ranks) as workers:
-        for op in wish.ops:
-            one = replace(wish, ops=(op,))
-            yield from workers.run(measure, one, transport=_kind(wish))[0]
+            raise UserError(
+                f"{' '.join(str(lack).split())}; or take --transport fallback"
+            ) from None
+    with Workers(request.ranks) as workers:
+        for op in request.ops:
+            one = replace(request, ops=(op,))
+            yield from workers.run(measure, one, transport=_kind(request))[0]
 
 
-def _joined(wish: Wish) -> Iterator[Row]:
+def _joined(request: Request) -> Iterator[Row]:
     """On the ranks that torchrun started. All measure; only rank 0 tells."""
     from howdah.bench.collectives import rows
     from howdah.comm.rendezvous import join
 
-    with closing(join(_kind(wish))) as transport:
-        for row in rows(transport, wish):
+    with closing(join(_kind(request))) as transport:
+        for row in rows(transport, request):
             if transport.rank == 0:
                 yield row
 
 
-def _kind(wish: Wish) -> "Kind | None":
-    kind: Kind | None = wish.transport  # type: ignore[assignment]
+def _kind(request: Request) -> "Kind | None":
+    kind: Kind | None = request.transport  # type: ignore[assignment]
     return kind

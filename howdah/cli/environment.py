@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.config.recipe import Machine
 
 TORCH_BYTES = 1 << 30  # of addresses that its build for CPUs and a run's few threads take at least
@@ -22,14 +22,14 @@ def launched() -> bool:
 
 
 def ready_torch() -> Path:
-    """What must be so before torch is loaded; the cache folder. Raises BadInput.
+    """What must be so before torch is loaded; the cache folder. Raises UserError.
 
     torch keeps what it compiles in a folder of a name that everybody can guess, below /tmp, and
     runs what it finds there: here it is the user's own.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= limit < TORCH_BYTES:
-        raise BadInput(
+        raise UserError(
             f"the address space is limited to {limit >> 20} MiB (ulimit -v), and torch alone takes "
             f"{TORCH_BYTES >> 20}; raise the limit"
         )
@@ -41,7 +41,7 @@ def ready_torch() -> Path:
             Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
             found = os.stat(own)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                raise BadInput(
+                raise UserError(
                     f"{own}, where torch keeps code that it runs, is not this user's alone: make "
                     "it so (chown, chmod go-w), or set TORCHINDUCTOR_CACHE_DIR to another folder"
                 )
@@ -68,9 +68,9 @@ def this_machine(*, among: bool = False) -> Machine:
 def number_in(name: str, *, least: int = 1) -> int:
     """The number that a launcher gives in the variable of this name; `least` where it gives none.
 
-    Raises BadInput.
+    Raises UserError.
     """
     word = os.environ.get(name, str(least))
     if not (word.isascii() and word.isdigit() and least <= int(word[:9]) <= MOST_RANKS):
-        raise BadInput(f"{name} is {word[:99]!r}, and a launcher gives a number from {least} on")
+        raise UserError(f"{name} is {word[:99]!r}, and a launcher gives a number from {least} on")
     return int(word)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from howdah.base.errors import BadInput, Unfinished
+from howdah.base.errors import Unfinished, UserError
 
 
 @contextmanager
 def in_words() -> Iterator[None]:
     """What the machine or a peer does to a command is Unfinished, whoever noticed it; a mistake is
-    BadInput. A defect keeps its traceback.
+    UserError. A defect keeps its traceback.
     """
     from howdah.comm.launch import explain
     from howdah.comm.spawn import WorkerError
@@ -23,7 +23,7 @@ def in_words() -> Iterator[None]:
             failure = explain(error)
             kind, told = failure.kind, failure.told
         if kind == "mistake":
-            raise BadInput(told) from None
+            raise UserError(told) from None
         if kind in ("killed", "lost", "limit"):
             raise Unfinished(told) from None
         raise

@@ -42,7 +42,7 @@ def main() -> None:
 def run() -> int:
     """Calls the command that the words of the command line name; its exit code."""
     try:
-        from howdah.base.errors import BadInput, Unfinished
+        from howdah.base.errors import Unfinished, UserError
         from howdah.cli.commands import app
     except (MemoryError, ImportError, OSError) as error:  # `ulimit -v`, `ulimit -n`
         say(f"howdah cannot be loaded: {error or 'there is not enough memory'}")
@@ -51,7 +51,7 @@ def run() -> int:
         app()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BadInput as mistake:
+    except UserError as mistake:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's ranks, one for each machine
             say(str(mistake))
         return 2

@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 import typer
 
 from howdah.base.atomic import write_text
-from howdah.base.errors import BadInput, named, several
+from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count
 from howdah.config.drafts import Draft, Drafted, draft
 from howdah.config.recipe import load_run, plan_of, problems_of
 from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
-from howdah.draw.measured_step import beside, drawn, report, traced
+from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.draw.perfetto import trace as trace_json
 from howdah.draw.pictures import put, require_place
 from howdah.draw.schedule import draw as draw_timeline
@@ -32,8 +32,8 @@ from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
 from howdah.plan.schedule.registry import SCHEDULES, build
 from howdah.plan.schedule.text import format_schedule, read_schedule
-from howdah.plan.trace_file import FOLDER as LAPS
-from howdah.plan.trace_file import read_laps
+from howdah.plan.trace_file import FOLDER as TRACE
+from howdah.plan.trace_file import read_traces
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.search.closest import closest
 from howdah.sim.predict import predict
@@ -70,13 +70,13 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     """Say what a layout of MODEL holds, sends, takes and costs; exit code 2 if it does not fit."""
     count = parse_count(tokens) if tokens else 0
     if tokens and not cluster:
-        raise BadInput("--tokens asks for the time and cost of a run; say where, with a --cluster")
+        raise UserError("--tokens asks for the time and cost of a run; say where, with a --cluster")
     wanted = Draft(layout, sequence, micro_batch, global_batch, precision)
     devices = load_cluster(cluster) if cluster else None
     found = draft(model, wanted, devices=devices.devices if devices else None)
     if found.plan is None:
         if why:
-            raise BadInput(
+            raise UserError(
                 "--why says nothing of a model alone; give a --layout or a --cluster too"
             )
         data = model_data(found.shape, found.sequence)
@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     capacity = prediction.capacity
     if capacity is not None and prediction.peak > capacity:
         better = closest(found.plan, capacity)
-        raise BadInput(
+        raise UserError(
             f"layout '{found.plan.layout}' needs {prediction.peak / 1e9:.1f} GB a device, and "
             f"{cluster} has {capacity / 1e9:.1f}; "
             + (f"'{better}' fits" if better else "nothing near fits: take more devices")
@@ -133,7 +133,7 @@ def check(
     words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
     run = replace(run, layout=" ".join(words))
     if problems := problems_of(run, None):
-        raise BadInput(several(problems))
+        raise UserError(several(problems))
     plan = plan_of(run, parse_layout(run.layout))
     if not force and run.device != "cuda":  # what a card holds is known when torch is loaded
         refuse_too_large(plan, Room(free_memory(), len(os.sched_getaffinity(0)), plan.layout.world))
@@ -177,13 +177,13 @@ def draw_schedule(  # noqa: PLR0913, PLR0917
     if name in SCHEDULES or kind_of(Path(name)) == "does not exist":
         schedule = build(name, **{"ranks": 4, "micros": 8, **sizes})
     elif sizes:
-        raise BadInput(
+        raise UserError(
             f"{named(name)} says its own sizes; drop --pp, --micros, --virtual and --slices"
         )
     else:
         schedule = _own_schedule(Path(name))
     if text and svg:
-        raise BadInput("--text prints a schedule and --svg draws it; give one of the two")
+        raise UserError("--text prints a schedule and --svg draws it; give one of the two")
     if text:
         print(format_schedule(schedule), end="")
         return
@@ -192,12 +192,12 @@ def draw_schedule(  # noqa: PLR0913, PLR0917
 
 
 def _own_schedule(path: Path) -> Schedule:
-    """A user's own. What is wrong with it is drawn, and raised as BadInput."""
+    """A user's own. What is wrong with it is drawn, and raised as UserError."""
     schedule = read_schedule(path)
     problems = check_schedule(schedule)
     if problems:
         print(draw_standstill(schedule))
-        raise BadInput(f"{named(path)}: {several(problems)}")
+        raise UserError(f"{named(path)}: {several(problems)}")
     return schedule
 
 
@@ -268,24 +268,24 @@ def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
     The table comes first: whoever may only read the folder gets it, and then exit code 2.
     """
     if kind_of(folder) != "folder":
-        raise BadInput(
+        raise UserError(
             f"{named(folder)} is no run folder; give the folder that howdah train has written"
         )
     run = load_run(folder)
     layout = resolve(parse_layout(run.layout), None)
-    laps = read_laps(folder / LAPS, str(layout), layout.world)
-    found = beside(plan_of(run, layout), laps)
+    traces = read_traces(folder / TRACE, str(layout), layout.world)
+    found = compare_step(plan_of(run, layout), traces)
     print("\n".join(report(found, str(layout))))
-    drawings = {"trace.json": traced(found), "trace.svg": drawn(found)}
+    drawings = {"trace.json": to_perfetto(found), "trace.svg": to_svg(found)}
     for name, text in drawings.items():
         try:
-            write_text(folder / LAPS / name, text)
+            write_text(folder / TRACE / name, text)
         except OSError as error:
-            raise BadInput(
-                f"cannot write {folder / LAPS / name} ({error.strerror or error}); copy the run "
+            raise UserError(
+                f"cannot write {folder / TRACE / name} ({error.strerror or error}); copy the run "
                 "folder to where there is room, and you may write, to have it drawn"
             ) from error
-    print(f"written     {folder / LAPS}: trace.json for ui.perfetto.dev, trace.svg")
+    print(f"written     {folder / TRACE}: trace.json for ui.perfetto.dev, trace.svg")
 
 
 # -- clusters --------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def train(
 
 
 def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
-    """Raises BadInput when this machine cannot hold its ranks, unless the user knows better."""
+    """Raises UserError when this machine cannot hold its ranks, unless the user knows better."""
     import torch
 
     ranks, device = machine.local_world or job.layout.world, 0
@@ -84,24 +84,24 @@ def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
 def _make_ready(run: Run, job: Job, *, first: bool) -> None:
     """Whatever can be wrong is found here; the `first` process writes the run down."""
     from howdah.train.console import Silent
-    from howdah.train.run_folder import hold
-    from howdah.train.start import ready_start, ready_tokens
+    from howdah.train.run_folder import lock
+    from howdah.train.start import prepare_start, prepare_tokens
 
     say = print if first else Silent().say
-    with hold(job.folder) if first else nullcontext():
+    with lock(job.folder) if first else nullcontext():
         # Of the ranks of a machine one is enough to look at what all of them will read.
-        corpus = ready_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
+        corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
         if first:
-            ready_start(job, corpus, say)
+            prepare_start(job, corpus, say)
             save_run(resolved(run, job), job.folder / "run.toml")
 
 
 def _train_alone(job: Job) -> int:
     """In this process."""
-    from howdah.comm.transport import Alone
+    from howdah.comm.transport import SingleRank
 
     with in_words():
-        return _train(job, Alone(), local_rank=0)
+        return _train(job, SingleRank(), local_rank=0)
 
 
 def _train_here(job: Job, restarts: int) -> int:
@@ -140,10 +140,10 @@ def train_rank(seat: "Seat", job: Job) -> int:
 def _train_launched(job: Job) -> int:
     """A rank that torchrun has started: its exit code."""
     from howdah.comm.rendezvous import join
-    from howdah.comm.transport import Alone
+    from howdah.comm.transport import SingleRank
 
     with in_words(), listen() as request:
-        transport = join() if job.layout.world > 1 else Alone()
+        transport = join() if job.layout.world > 1 else SingleRank()
         request.patient = True  # training takes stop signals by itself
         return _train(job, transport, local_rank=number_in("LOCAL_RANK", least=0))
 

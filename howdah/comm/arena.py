@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.joining import LOOK, Ranks
 from howdah.comm.memory import check_memory, lacking, make_memory
 from howdah.comm.watch import ended
@@ -71,7 +71,7 @@ def map_arena(ranks: Ranks, bytes: int) -> mmap:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise BadInput(f"{bytes / 2**30:.1f} GiB cannot be mapped ({lacking(error)})") from None
+        raise UserError(f"{bytes / 2**30:.1f} GiB cannot be mapped ({lacking(error)})") from None
     return memory
 
 
@@ -108,7 +108,7 @@ def _receive(ranks: Ranks) -> int:
             giver.connect(f"\0{address}")
             process, user = _who(giver)
             if (process, user) != (ranks.processes[0], os.geteuid()):
-                raise BadInput(
+                raise UserError(
                     f"memory is offered by process {process} of user {user}, and not by rank 0, "
                     f"process {ranks.processes[0]} of user {os.geteuid()}: it is not taken"
                 )
@@ -116,14 +116,14 @@ def _receive(ranks: Ranks) -> int:
         except (ConnectionError, TimeoutError):
             ended(ranks.watched[:1], seconds=1)  # it takes a moment to end, or to say why
             ranks.look()
-            raise BadInput(
+            raise UserError(
                 "rank 0 cannot be reached on this machine: do the ranks run in containers with "
                 "networks of their own? use the torch transport"
             ) from None
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not descriptors:
-        raise BadInput("rank 0 gave no memory: it ended, or did not take this process for a rank")
+        raise UserError("rank 0 gave no memory: it ended, or did not take this process for a rank")
     return descriptors[0]
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from howdah.base.errors import BadInput, shown
+from howdah.base.errors import UserError, shown
 from howdah.comm.engine_abi import CODES, DTYPES
 from howdah.comm.reduction import check_reduction
 
@@ -30,21 +30,21 @@ def movable(x: Tensor) -> tuple[int, int, int]:
     """The engine's number for x's dtype, the bytes of an element, and where the first one is."""
     try:
         if not x.is_contiguous():
-            raise BadInput("collectives take contiguous tensors: call .contiguous() first")
+            raise UserError("collectives take contiguous tensors: call .contiguous() first")
         if not x.is_cpu:
-            raise BadInput(f"collectives take tensors of the CPU, not of {x.device}")
+            raise UserError(f"collectives take tensors of the CPU, not of {x.device}")
         code, width = DTYPES[x.dtype]
         at = x.data_ptr()
         if at < LOW and is_let_go(x):
-            raise BadInput("the memory of a tensor was let go: it has no elements to send")
+            raise UserError("the memory of a tensor was let go: it has no elements to send")
         if width >= 8 and x.dtype.is_complex and (x.is_conj() or x.is_neg()):
-            raise BadInput("a conjugated view cannot be moved: call .resolve_conj() first")
+            raise UserError("a conjugated view cannot be moved: call .resolve_conj() first")
         return code, width, at
     except (AttributeError, RuntimeError, TypeError):
         kind = f"a {x.layout} one" if isinstance(x, Tensor) else type(x).__name__
-        raise BadInput(f"collectives take dense tensors, not {kind}") from None
+        raise UserError(f"collectives take dense tensors, not {kind}") from None
     except KeyError:
-        raise BadInput(f"collectives cannot move {x.dtype}") from None
+        raise UserError(f"collectives cannot move {x.dtype}") from None
 
 
 def is_let_go(x: Tensor) -> bool:
@@ -57,7 +57,7 @@ def reduction(x: Tensor, op: str) -> int:
     try:
         check_reduction(x.dtype, op)
     except (TypeError, AttributeError):
-        raise BadInput(f"a reduction is named by a word, not by {shown(op)}") from None
+        raise UserError(f"a reduction is named by a word, not by {shown(op)}") from None
     return CODES[op]
 
 
@@ -80,7 +80,7 @@ def whole_number(name: str, value: int, *, most: int = MOST) -> int:
     except (TypeError, RuntimeError, ValueError):
         number = -1
     if not 0 <= number <= most:
-        raise BadInput(f"{name} is {shown(value)}: it must be a whole number from 0 to {most}")
+        raise UserError(f"{name} is {shown(value)}: it must be a whole number from 0 to {most}")
     return number
 
 
@@ -88,7 +88,7 @@ def duration(name: str, value: float, *, least: float = 0.001) -> float:
     """Seconds of patience."""
     sound = isinstance(value, int | float) and least <= value < inf
     if not sound:
-        raise BadInput(
+        raise UserError(
             f"{name} is {shown(value)}: it must be a number of seconds, at least {least:g}"
         )
     return min(float(value), LONGEST)
@@ -110,16 +110,16 @@ class Checks:
         except (TypeError, RuntimeError, ValueError):
             pass
         said = f"rank {self.rank} of {self.size} names rank {shown(rank)} as its peer"
-        raise BadInput(f"{operation}: {said}" if operation else said)
+        raise UserError(f"{operation}: {said}" if operation else said)
 
     def counts(self, counts: Iterable[int]) -> Part:
         """Elements for each rank, as whole numbers that C can read."""
         try:
             cut = array("q", counts)
         except (TypeError, OverflowError, ValueError, RuntimeError):
-            raise BadInput(f"counts are {shown(counts)}: one whole number for each rank") from None
+            raise UserError(f"counts are {shown(counts)}: one whole number for each rank") from None
         if len(cut) != self.size or min(cut) < 0:
-            raise BadInput(
+            raise UserError(
                 f"counts are {cut.tolist()}: {self.size} are needed, one for each rank, and none "
                 "below zero"
             )
@@ -128,7 +128,7 @@ class Checks:
     def fit(self, name: str, x: Tensor, cut: Part) -> None:
         """`x` is made up of parts of these sizes."""
         if sum(cut) != x.numel():
-            raise BadInput(
+            raise UserError(
                 f"{name} has {x.numel()} elements, and counts are {cut.tolist()}: they must have "
                 "that sum"
             )
@@ -138,7 +138,7 @@ class Checks:
         cut = self.counts(counts)
         code, width, at = movable(part)
         if part.numel() != cut[self.rank] or sum(cut) > MOST:
-            raise BadInput(
+            raise UserError(
                 f"counts are {cut.tolist()}, and rank {self.rank} gives a tensor of "
                 f"{part.numel()} elements for its own"
             )
@@ -148,7 +148,7 @@ class Checks:
         self.fit("the whole tensor", whole, cut)
         own = start + sum(cut[: self.rank]) * width
         if code != other or not (at == own or apart(part, whole)):
-            raise BadInput(
+            raise UserError(
                 f"the tensor of rank {self.rank}'s part must have the dtype of the whole, and "
                 "be its own part of it or lie apart"
             )
@@ -162,9 +162,9 @@ class Checks:
         self.fit("x", x, gives)
         self.fit("out", out, takes)
         if out.dtype != x.dtype or not apart(out, x):
-            raise BadInput("all_to_all: out must have x's dtype, and lie apart from x")
+            raise UserError("all_to_all: out must have x's dtype, and lie apart from x")
         if gives[self.rank] != takes[self.rank]:
-            raise BadInput(
+            raise UserError(
                 f"all_to_all: rank {self.rank} sends {gives[self.rank]} elements to itself, and "
                 f"receives {takes[self.rank]}"
             )
@@ -173,5 +173,5 @@ class Checks:
     def on_root(self, root: int, name: str, x: Tensor | None) -> Tensor | None:
         """What the root gives; the others' is not looked at."""
         if self.rank == root and x is None:
-            raise BadInput(f"rank {root} is the root and gives no {name}")
+            raise UserError(f"rank {root} is the root and gives no {name}")
         return x if self.rank == root else None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from howdah.comm.recorder import Clock
+from howdah.comm.recorder import Recorder
 from howdah.plan.recording import Traffic
 
 
@@ -44,7 +44,7 @@ def add(table: Table, sent: Mapping[Traffic, int], seconds: float) -> None:
 class Counters:
     """The tables of one process, added up when somebody looks; and its clock."""
 
-    clock: Clock = field(default_factory=Clock)
+    recorder: Recorder = field(default_factory=Recorder)
     _tables: list[Table] = field(default_factory=list)
 
     def table(self) -> Table:

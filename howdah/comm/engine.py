@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm import engine_abi as library
 from howdah.comm.arena import Arena, default_heap, map_arena
 from howdah.comm.build import NoCompiler, engine_library
@@ -32,7 +32,7 @@ from howdah.comm.engine_errors import Failure, spoken
 from howdah.comm.joining import LOOK, Ranks, all_came, told_to_all
 from howdah.comm.settings import read_settings
 from howdah.comm.signature import caller
-from howdah.comm.transport import Among, Counts
+from howdah.comm.transport import Counts, SubgroupFactory
 from howdah.comm.watch import Patience, release, watch
 
 RANKS = library.RANKS
@@ -52,7 +52,7 @@ def connect_engine(
     deadline: float = DEADLINE,
     stopped_for: float = STOPPED_FOR,
 ) -> "Engine":
-    """Joins the ranks that share a store and have met. Raises BadInput, or PeerLost.
+    """Joins the ranks that share a store and have met. Raises UserError, or PeerLost.
 
     processes    of all ranks, in their order, on this machine
     arena_bytes  that each rank can allocate, by default as much as `default_heap` says. Only
@@ -62,7 +62,7 @@ def connect_engine(
     """
     size, processes = len(processes), tuple(processes)
     if not 1 <= size <= RANKS:
-        raise BadInput(f"the engine joins at most {RANKS} ranks, not {size}")
+        raise UserError(f"the engine joins at most {RANKS} ranks, not {size}")
     rank = Checks(0, size).peer(rank)
     deadline = duration("deadline", deadline)
     stopped_for = duration("stopped_for", stopped_for)
@@ -73,7 +73,7 @@ def connect_engine(
         watched = tuple(watch(processes))
         undo.callback(release, watched)
         if processes[rank] != os.getpid():
-            raise BadInput(f"process {processes[rank]} is said to be rank {rank}, this one's")
+            raise UserError(f"process {processes[rank]} is said to be rank {rank}, this one's")
         functions = _load()
         ranks = Ranks(store, rank, size, processes, watched, Patience(deadline, every=LOOK))
         memory = map_arena(ranks, functions.howdah_arena_bytes(size, heap))
@@ -91,7 +91,7 @@ def _load() -> CDLL:
     try:
         return load_library(engine_library(read_settings()))
     except NoCompiler as lack:
-        raise BadInput(str(lack)) from None
+        raise UserError(str(lack)) from None
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
     """
 
     link = "shared"
-    among: Among
+    among: SubgroupFactory
 
     def __init__(
         self, functions: CDLL, arena: Arena, *, deadline: float, stopped_for: float
@@ -237,7 +237,7 @@ class Engine:
         follows in order. Inside, every operation returns 0; `sent` of the batch tells the sum.
         """
         if self._batch is not None:
-            raise BadInput("a group is open already: groups are not nested")
+            raise UserError("a group is open already: groups are not nested")
         batch = self._batch = Batch()
         try:
             yield batch
@@ -259,11 +259,11 @@ class Engine:
         """
         self._check_home()
         if not isinstance(dtype, torch.dtype):
-            raise BadInput(f"a tensor's dtype is {dtype!r}: it must be one of torch's")
+            raise UserError(f"a tensor's dtype is {dtype!r}: it must be one of torch's")
         needed = whole_number("the number of elements", count) * dtype.itemsize
         free = self._heap - self._used
         if needed > free:
-            raise BadInput(
+            raise UserError(
                 f"{needed} bytes do not fit into the {free} that are free of this rank's arena of "
                 f"{self._heap}: connect with arena_bytes={self._used + needed} or more"
             )
@@ -282,11 +282,11 @@ class Engine:
         start, other = (heap(self.size, self._heap, r) for r in ranks)
         at = movable(x)[2] - self._bytes.data_ptr()
         if not start <= at <= start + self._used - x.nbytes:
-            raise BadInput("there() takes a contiguous tensor that allocate() gave")
+            raise UserError("there() takes a contiguous tensor that allocate() gave")
         place = at - start + other
         return self._bytes[place : place + x.nbytes].view(x.dtype).view(x.shape)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Ends all waits of all ranks, those of other threads of this one too."""
         if self._handle is not None:
             self._functions.howdah_give_up(self._handle)
@@ -303,7 +303,7 @@ class Engine:
         if self._handle is None:
             _closed()
         if self._processes[self.rank] != os.getpid():
-            raise BadInput("this engine belongs to the process that forked this one")
+            raise UserError("this engine belongs to the process that forked this one")
 
     # -- how they run
 
@@ -335,7 +335,7 @@ class Batch:
 def _some(x: Tensor | None) -> None:
     """Where no root alone has the whole, each rank gives one."""
     if x is None:
-        raise BadInput("collectives take dense tensors, not None")
+        raise UserError("collectives take dense tensors, not None")
 
 
 def _heed_signals(raised: list[BaseException]) -> Generator[int, None, None]:
@@ -367,4 +367,4 @@ def _leave(functions: CDLL, handle: int, watched: Sequence[int], memory: Tensor)
 
 
 def _closed(*_: object) -> NoReturn:
-    raise BadInput("this engine is closed")
+    raise UserError("this engine is closed")

@@ -93,7 +93,7 @@ def load_library(path: Path) -> CDLL:
         ("explain", None, (c_void_p, ints, *[POINTER(Notice)] * 2, POINTER(Label))),
         ("tell", None, (c_void_p, c_char_p)),
         ("told", c_int, (c_void_p, c_int, c_char_p)),
-        ("give_up", None, (c_void_p,)),
+        ("abort", None, (c_void_p,)),
         ("close", None, (c_void_p,)),
     ):
         function = getattr(library, f"howdah_{name}")
@@ -114,7 +114,7 @@ def choice(kind: int, op: int, root: int) -> str:
     return ", ".join(filter(None, [reduction, f"root {root}" if rooted else ""]))
 
 
-def words(kind: int, dtype: int, counts: Sequence[int], chosen: str = "") -> str:
+def describe_call(kind: int, dtype: int, counts: Sequence[int], chosen: str = "") -> str:
     """A call as the errors of all transports spell it, from the engine's numbers for it."""
     name = KINDS[kind]
     if name in ("barrier", "signal", "wait"):

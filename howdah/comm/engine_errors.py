@@ -9,7 +9,7 @@ import time
 from ctypes import CDLL, byref, c_int, create_string_buffer
 from dataclasses import dataclass
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.engine_abi import (
     KINDS,
     OP,
@@ -18,8 +18,8 @@ from howdah.comm.engine_abi import (
     Label,
     Notice,
     choice,
+    describe_call,
     known,
-    words,
 )
 from howdah.comm.signature import BY_RANK, Disagreement, both_ways, different_counts, number
 from howdah.comm.transport import PeerLost
@@ -53,7 +53,7 @@ class Failure:
         if reason == "no memory":
             return MemoryError("no memory is left for the messages of a group")
         if reason == "elsewhere":
-            return BadInput("this engine belongs to the process that forked this one")
+            return UserError("this engine belongs to the process that forked this one")
         pair, notices, label = (c_int * 2)(), (Notice(), Notice()), Label()
         self.functions.howdah_tell(self.handle, self.site.encode(errors="replace"))
         self.functions.howdah_explain(self.handle, pair, *map(byref, notices), byref(label))
@@ -61,7 +61,7 @@ class Failure:
         if reason == "disagree" and all(known(n.kind, n.dtype, n.op) for n in notices):
             return self._disagreement(by, about, *notices)
         if reason == "mismatch" and known(label.kind, label.dtype, 0):
-            sent = words(label.kind, label.dtype, [label.count])
+            sent = describe_call(label.kind, label.dtype, [label.count])
             return Disagreement(
                 f"rank {by} waits for another message{self._place(by)} than rank {about}'s "
                 f"{sent}; this rank called {self.call} at {self.site}"
@@ -92,7 +92,7 @@ class Failure:
         elif notice.kind == EXCHANGE:
             counts = [notice.counts[other], notice.received[other]]
             counts, chosen = both_ways(rank, other, counts)
-        call = words(notice.kind, notice.dtype, counts, chosen)
+        call = describe_call(notice.kind, notice.dtype, counts, chosen)
         return f"{number(notice.sequence, call)}{self._place(rank)}"
 
     def _place(self, rank: int) -> str:
@@ -109,4 +109,4 @@ def spoken(calls: bytes) -> str:
     """The first of some packed calls, in words."""
     kind, dtype, op, _, root, count = OP.unpack_from(calls)[:6]
     counts = [] if kind == EXCHANGE else [count]  # which may differ from rank to rank
-    return words(kind, dtype, counts, choice(kind, op, root))
+    return describe_call(kind, dtype, counts, choice(kind, op, root))

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.checks import Checks, duration, flat, reduction
 from howdah.comm.fallback_file import LINE, MAIL, SLOT, TEXT, Plan, create, open_file
 from howdah.comm.joining import Ranks, all_came, told_to_all
@@ -46,7 +46,15 @@ from howdah.comm.signature import (
     pack,
     spell,
 )
-from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
+from howdah.comm.transport import (
+    Batch,
+    Counts,
+    Nothing,
+    PeerLost,
+    SubgroupFactory,
+    copy_own,
+    shares,
+)
 from howdah.comm.watch import Patience
 
 ONE_SHOT = 1 << 14  # bytes: up to here everyone adds everything, and a turn is saved
@@ -60,7 +68,7 @@ class Fallback:
     """The ranks of one host that share a file."""
 
     link = "shared"
-    among: Among
+    among: SubgroupFactory
 
     def __init__(self, fd: int, *, rank: int, size: int, seconds: float) -> None:
         self.rank, self.size, self.site = rank, size, ""
@@ -214,7 +222,7 @@ class Fallback:
         place = self._at.mail + pair * (MAIL + RECORD)
         return self._at.mail_words + pair * 2 * LINE, place + MAIL, place
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Ends all waits of all ranks, those of other threads of this one too."""
         if not self._map.closed:
             self._give_up()
@@ -230,7 +238,7 @@ class Fallback:
 
     def _check_open(self) -> None:
         if self._map.closed:
-            raise BadInput("this transport is closed")
+            raise UserError("this transport is closed")
 
     # -- what operations are made of
 
@@ -253,11 +261,11 @@ class Fallback:
         for peer in self._peers:
             pieces[peer].copy_(self._slot(peer, side, pieces[peer]))
         if pieces[self.rank].numel():
-            keep(pieces[self.rank], own)
+            copy_own(pieces[self.rank], own)
 
     def _swap(self, incoming: Sequence[Tensor], outgoing: Sequence[Tensor], longest: int) -> None:
         """A piece from everyone to everyone."""
-        keep(incoming[self.rank], outgoing[self.rank])
+        copy_own(incoming[self.rank], outgoing[self.rank])
         for part in _steps(longest, self._lane // incoming[0].element_size()):
             side = self._turn((peer * self._lane, outgoing[peer][part]) for peer in self._peers)
             for peer in self._peers:
@@ -379,7 +387,7 @@ def _steps(length: int, step: int) -> Iterator[slice]:
 def connect_fallback(store: dist.Store, *, rank: int, size: int, seconds: float = 600) -> Fallback:
     """Connects `size` processes of one host that share a store.
 
-    A rank that is silent for `seconds` is given up. Raises BadInput when memory is short.
+    A rank that is silent for `seconds` is given up. Raises UserError when memory is short.
     """
     seconds = duration("seconds", seconds)
     rank, total = Checks(0, size).peer(rank), Plan(size).total

@@ -7,7 +7,7 @@ opened it.
 import os
 import tempfile
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.memory import check_memory, make_memory
 from howdah.comm.signature import RECORD
 
@@ -38,7 +38,7 @@ def create(total: int) -> tuple[int, str]:
             return fd, f"/proc/{os.getpid()}/fd/{fd}"
         return _create_named(total)
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"{total >> 20} MiB of shared memory are needed and not there ({error.strerror}): "
             "free some memory, start fewer ranks, or take transport=torch"
         ) from error
@@ -64,8 +64,8 @@ def open_file(path: str, total: int) -> int:
             check_memory(fd, total)
         found = os.fstat(fd)
         if (found.st_uid, found.st_size) != (os.geteuid(), total):
-            raise BadInput("rank 0 tells of a file that is not of this user, or of another size")
-    except BadInput:
+            raise UserError("rank 0 tells of a file that is not of this user, or of another size")
+    except UserError:
         os.close(fd)
         raise
     return fd

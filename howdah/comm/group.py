@@ -31,12 +31,12 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.checks import Checks
 from howdah.comm.counters import Counters, add
 from howdah.comm.reduction import check_reduction
 from howdah.comm.signature import caller
-from howdah.comm.staging import check_tensor, give_back, lend
+from howdah.comm.staging import check_tensor, from_host, to_host
 from howdah.comm.transport import Transport, shares
 from howdah.plan.flat_buffers import share
 from howdah.plan.recording import Traffic
@@ -53,11 +53,15 @@ class Group:
         self.axis, self.link = axis, transport.link
         self.rank, self.size = transport.rank, transport.size
         self._checks = Checks(self.rank, self.size)
-        self._transport, self._table, self._clock = transport, counters.table(), counters.clock
+        self._transport, self._table, self._recorder = (
+            transport,
+            counters.table(),
+            counters.recorder,
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
         self._last: Future[None] | None = None
 
-    def own(self, whole: Tensor, rank: int | None = None) -> Tensor:
+    def own_shard(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """The share of `whole`, along its first dim, that `rank` (or this one) owns: a view."""
         rank = self.rank if rank is None else self._checks.peer(rank)
         start, stop = share(len(whole), self.size, rank)
@@ -79,7 +83,7 @@ class Group:
         return self._run(partial(self._all_reduce, wholes, op), async_op, after)
 
     def _all_reduce(self, wholes: list[Tensor], op: str) -> None:
-        hosts, began = [lend(whole) for whole in wholes], perf_counter()
+        hosts, began = [to_host(whole) for whole in wholes], perf_counter()
         if len(hosts) == 1:
             sent = self._transport.all_reduce(hosts[0], op)
         else:
@@ -87,7 +91,7 @@ class Group:
         first = sum([self._others(host) for host in hosts])
         self._count("all_reduce", {"reduce_scatter": first, "all_gather": sent - first}, began)
         for whole, host in zip(wholes, hosts, strict=True):
-            give_back(whole, host)
+            from_host(whole, host)
 
     def reduce_scatter(
         self, out: Tensors, x: Tensor | None = None, *, op: str = "sum", async_op: bool = False
@@ -101,17 +105,17 @@ class Group:
             check_reduction(whole.dtype, op)
 
         def work() -> None:
-            hosts, began = [lend(whole) for whole in wholes], perf_counter()
+            hosts, began = [to_host(whole) for whole in wholes], perf_counter()
             cuts = [self._cut(*pair) for pair in zip(wholes, hosts, strict=True)]
             parts = [host.split(cut)[self.rank] for host, cut in zip(hosts, cuts, strict=True)]
             if x is not None:
-                parts = [lend(part) for part in outs]
+                parts = [to_host(part) for part in outs]
             reduce = self._transport.reduce_scatter
             jobs = zip(parts, hosts, cuts, strict=True)
             sent = self._together([partial(reduce, *job, op) for job in jobs])
             self._count("reduce_scatter", sent, began)
             for part, host in zip(outs, hosts if x is None else parts, strict=True):
-                give_back(part, host)
+                from_host(part, host)
 
         return self._run(work, async_op)
 
@@ -125,16 +129,16 @@ class Group:
         parts, wholes = self._parts("all_gather", out, x)
 
         def work() -> None:
-            hosts, began = [lend(whole) for whole in wholes], perf_counter()
+            hosts, began = [to_host(whole) for whole in wholes], perf_counter()
             cuts = [self._cut(*pair) for pair in zip(wholes, hosts, strict=True)]
             owns = [host.split(cut)[self.rank] for host, cut in zip(hosts, cuts, strict=True)]
             if x is not None:
-                owns = [lend(part) for part in parts]
+                owns = [to_host(part) for part in parts]
             jobs = zip(hosts, owns, cuts, strict=True)
             sent = self._together([partial(self._transport.all_gather, *job) for job in jobs])
             self._count("all_gather", sent, began)
             for whole, host in zip(wholes, hosts, strict=True):
-                give_back(whole, host)
+                from_host(whole, host)
 
         return self._run(work, async_op)
 
@@ -144,10 +148,10 @@ class Group:
         root = self._checks.peer(root, operation="broadcast")
 
         def work() -> None:
-            host, began = lend(x), perf_counter()
+            host, began = to_host(x), perf_counter()
             sent = self._transport.broadcast(host, root)
             self._count("broadcast", sent, began)
-            give_back(x, host)
+            from_host(x, host)
 
         return self._run(work, async_op)
 
@@ -172,17 +176,17 @@ class Group:
         for tensor, cut in ((x, rows), (out, back)):
             if sum(cut) != _rows(tensor) or tensor.dtype != x.dtype:
                 name = "out" if tensor is out else "x"
-                raise BadInput(
+                raise UserError(
                     f"all_to_all: {name} is {_spell(tensor)}, and {cut.tolist()} rows of {x.dtype} "
                     f"are to {'come from' if tensor is out else 'go to'} {self.size} ranks"
                 )
 
         def work() -> None:
-            landing, host, began = lend(out), lend(x), perf_counter()
+            landing, host, began = to_host(out), to_host(x), perf_counter()
             width = host.numel() // max(sum(rows), 1), landing.numel() // max(sum(back), 1)
             counts = [n * width[0] for n in rows], [n * width[1] for n in back]
             self._count("all_to_all", self._transport.all_to_all(landing, host, *counts), began)
-            give_back(out, landing)
+            from_host(out, landing)
 
         return self._run(work, async_op)
 
@@ -192,7 +196,7 @@ class Group:
         to = self._checks.peer(to, other=True, operation="send")
 
         def work() -> None:
-            host, began = lend(x), perf_counter()
+            host, began = to_host(x), perf_counter()
             sent = self._transport.send(host, to)
             self._count("send", sent, began)
 
@@ -204,10 +208,10 @@ class Group:
         source = self._checks.peer(source, other=True, operation="receive")
 
         def work() -> None:
-            host, began = lend(x), perf_counter()
+            host, began = to_host(x), perf_counter()
             self._transport.receive(host, source)
             self._count("receive", 0, began)
-            give_back(x, host)
+            from_host(x, host)
 
         return self._run(work, async_op)
 
@@ -216,7 +220,7 @@ class Group:
         try:
             mine = torch.tensor([float(value) for value in values], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
-            raise BadInput(f"sum_scalars: takes a list of numbers, not {values!r}") from None
+            raise UserError(f"sum_scalars: takes a list of numbers, not {values!r}") from None
         heard = torch.empty(self.size, len(mine), dtype=torch.float64)
 
         def work() -> None:
@@ -237,9 +241,9 @@ class Group:
 
         self._run(work, async_op=False)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Tell all that this rank cannot go on: none waits for it, nor its own progress thread."""
-        self._transport.give_up()
+        self._transport.abort()
 
     def close(self) -> None:
         """Ends the progress thread. What was started is finished first."""
@@ -251,12 +255,12 @@ class Group:
         self, work: Callable[[], None], async_op: bool, after: Future[None] = DONE
     ) -> Future[None]:
         if not isinstance(after, Future):
-            raise BadInput(f"an operation comes after a future, not after {after!r}")
+            raise UserError(f"an operation comes after a future, not after {after!r}")
         if async_op:
             try:
                 self._last = self._thread.submit(self._for, caller(), work, after)
             except RuntimeError:
-                raise BadInput("this group is closed: it starts nothing more") from None
+                raise UserError("this group is closed: it starts nothing more") from None
             return self._last
         if after is not DONE:
             after.result()
@@ -292,13 +296,13 @@ class Group:
                 check_tensor(operation, whole, written=True)
             return _listed(out), _listed(out)
         if not isinstance(out, Tensor):
-            raise BadInput(f"{operation}: several buffers go in place, without x")
+            raise UserError(f"{operation}: several buffers go in place, without x")
         part, whole = (out, x) if operation == "reduce_scatter" else (x, out)
         check_tensor(operation, out, written=True)
         check_tensor(operation, x, written=False)
         own = self._cut(whole, whole)[self.rank]
         if part.numel() != own or part.dtype != whole.dtype:
-            raise BadInput(
+            raise UserError(
                 f"{operation}: rank {self.rank} of {self.size} has {own} elements of "
                 f"{_spell(whole)}, but its part is {_spell(part)}"
             )
@@ -319,9 +323,9 @@ class Group:
         ended, parts = perf_counter(), {operation: sent} if isinstance(sent, int) else sent
         rows = {Traffic(self.axis, part, self.link): count for part, count in parts.items()}
         add(self._table, rows, ended - began)
-        if self._clock.runs:
+        if self._recorder.runs:
             total = sum(parts.values())
-            self._clock.call(self.axis, operation, sent=total, began=began, ended=ended)
+            self._recorder.call(self.axis, operation, sent=total, began=began, ended=ended)
 
 
 def _listed(x: Tensors) -> list[Tensor]:

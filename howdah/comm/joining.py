@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch.distributed import DistNetworkError, Store
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.memory import lacking
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience, ended
@@ -23,7 +23,7 @@ CAME, ALL_CAME = "came", "all came"  # keys of the store
 FAILED = "!"  # begins the value of ALL_CAME when one cannot come: it says why
 
 
-class Told(BadInput):
+class Told(UserError):
     """What kept another rank from joining."""
 
 
@@ -43,7 +43,7 @@ class Ranks:
     patience: Patience
 
     def hear(self, key: str) -> str:
-        """What the store holds under a key, as soon as it does. Raises Told, PeerLost, BadInput."""
+        """What the store holds under a key, once it does. Raises Told, PeerLost, UserError."""
         nap = NAP
         try:
             while not self.store.check([key]):
@@ -63,7 +63,7 @@ class Ranks:
             process = self.processes[gone]
             raise PeerLost(f"rank {gone} (process {process}) ended before all were connected")
         elif not self.patience.look():
-            raise BadInput(f"not all of {self.size} ranks came in time: do they live?")
+            raise UserError(f"not all of {self.size} ranks came in time: do they live?")
 
     def _read(self, key: str) -> str:
         said = self.store.get(key).decode(errors="replace")
@@ -84,8 +84,8 @@ def told_to_all(store: Store, rank: int) -> Iterator[None]:
         said = f"rank {rank} cannot share memory with the others: {why}"
         with suppress(RuntimeError):  # the store may be what failed
             store.set(ALL_CAME, FAILED + said)
-        if isinstance(error, BadInput | OSError):
-            raise BadInput(said) from None
+        if isinstance(error, UserError | OSError):
+            raise UserError(said) from None
         raise
 
 

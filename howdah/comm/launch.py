@@ -6,7 +6,7 @@
 A rank tells over its pipe why it leaves; of one that was killed, the system does. From all that
 was told, the verdict takes what came first in this list, for the rest follows from it:
 
-    mistake   BadInput: the same for all ranks                             exit code 2
+    mistake   UserError: the same for all ranks                             exit code 2
     killed    a rank got a signal that nobody can handle, or was stopped   1
     defect    an exception that nobody foresaw, with its traceback         1
     limit     the machine has no more memory, disk, files                  1
@@ -32,7 +32,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput, Unfinished
+from howdah.base.errors import Unfinished, UserError
 from howdah.base.processes import StoppedFor, adopt_orphans
 from howdah.base.signals import EARLY, Stopped, StopRequest, listen, name_of
 from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
@@ -124,7 +124,7 @@ def launch(
 ) -> Ending:
     """Runs function(seat, *arguments) in new processes, which exit with what it returns.
 
-    `say` is told why a run is started again. Raises BadInput when a rank did, or the machine
+    `say` is told why a run is started again. Raises UserError when a rank did, or the machine
     cannot start them; Stopped when a signal came before there was a rank.
     """
     modules = ("torch", "torch.distributed", "howdah.comm.launch", *terms.preload)
@@ -147,7 +147,7 @@ def launch(
                     break
                 say(f"{ending.why}; starting it again, {start + 1} of {terms.restarts} times")
         except ServerLost as lost:
-            raise BadInput(f"{lost}; {WAY}") from None
+            raise UserError(f"{lost}; {WAY}") from None
         finally:
             if server:
                 server.close(kill=True)
@@ -278,7 +278,7 @@ class _Launched:
         )
         match one.kind:
             case "mistake":
-                raise BadInput(one.told)
+                raise UserError(one.told)
             case "stopped" | "early" | "lost" if self._server.lost and not self._request.signal:
                 return Ending(1, KILLED, "killed")
             case "stopped":
@@ -344,7 +344,7 @@ def explain(error: BaseException) -> Failure:
     """The failure behind an error."""
     kind, told = "defect", "".join(traceback.format_exception(error))
     match error:
-        case BadInput():
+        case UserError():
             kind, told = "mistake", str(error)
         case Stopped():
             kind, told = "early", str(error.number)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch.distributed import Store
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.settings import read_settings
 
@@ -23,51 +23,51 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of 
 
 
 @dataclass(frozen=True)
-class Word:
+class Hello:
     """What a rank says of itself.
 
     machine  where processes can share memory; process  its number there
-    wish     the kind of transport it asks for, or empty
-    lack     why it cannot have the engine, or empty
+    wanted   the kind of transport it asks for, or empty
+    why_not  why it cannot have the engine, or empty
     """
 
     machine: str
     process: int
-    wish: str = ""
-    lack: str = ""
+    wanted: str = ""
+    why_not: str = ""
 
 
-def own_word(wish: Kind | None = None) -> Word:
+def own_hello(wanted: Kind | None = None) -> Hello:
     """What this process says."""
-    lack = ""
-    if wish in (None, "engine"):
+    why_not = ""
+    if wanted in (None, "engine"):
         try:
             engine_library(read_settings())
         except NoCompiler as error:
-            lack = " ".join(str(error).split())
-    return Word(this_machine(), os.getpid(), wish or "", lack)
+            why_not = " ".join(str(error).split())
+    return Hello(this_machine(), os.getpid(), wanted or "", why_not)
 
 
-def meet(store: Store, word: Word, *, rank: int, size: int, seconds: float) -> list[Word]:
-    """What all ranks say. Raises BadInput naming those that do not come within `seconds`."""
-    own = [word.machine, str(word.process), word.wish, word.lack]
-    store.set(f"word/{rank}", "\n".join(own))
-    until, keys = monotonic() + seconds, [f"word/{peer}" for peer in range(size)]
+def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) -> list[Hello]:
+    """What all ranks say. Raises UserError naming those that do not come within `seconds`."""
+    own = [hello.machine, str(hello.process), hello.wanted, hello.why_not]
+    store.set(f"hello/{rank}", "\n".join(own))
+    until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
     try:
         store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
     except RuntimeError:
         missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
-        raise BadInput(
+        raise UserError(
             f"{who} of {size} did not come within {seconds:g} s: start as many as the launcher "
             "was told, or see why they ended"
         ) from None
     return [_read(store.get(key).decode()) for key in keys]
 
 
-def _read(said: str) -> Word:
-    machine, process, wish, lack = said.split("\n")
-    return Word(machine, int(process), wish, lack)
+def _read(said: str) -> Hello:
+    machine, process, wanted, why_not = said.split("\n")
+    return Hello(machine, int(process), wanted, why_not)
 
 
 def this_machine() -> str:

@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 WAYS = {
     errno.ENOMEM: "raise the limit of its address space (ulimit -v), or free some memory",
@@ -34,16 +34,16 @@ def make_memory(name: str, bytes: int) -> int:
 
 
 def check_memory(descriptor: int, bytes: int) -> None:
-    """Raises BadInput unless it is such memory, of this size."""
+    """Raises UserError unless it is such memory, of this size."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:  # no memory at all
         seals = 0
     if seals & _seals() != _seals():
-        raise BadInput("what rank 0 handed over is not memory whose size is fixed")
+        raise UserError("what rank 0 handed over is not memory whose size is fixed")
     shared = os.fstat(descriptor).st_size
     if shared != bytes:
-        raise BadInput(
+        raise UserError(
             f"rank 0 made an arena of {shared} bytes and this rank needs {bytes}: give all ranks "
             "the same arena_bytes"
         )

@@ -12,33 +12,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from howdah.plan.recording import Call, Lap, Span
+from howdah.plan.recording import Call, Span, StepTrace
 from howdah.plan.schedule.lowering import Instruction
 
 KEPT = 8  # steps
 
 
-class Clock:
-    """The last laps of one process. Outside of a step, nothing is noted."""
+class Recorder:
+    """The last traces of one process. Outside of a step, nothing is noted."""
 
     def __init__(self) -> None:
-        self.laps: deque[Lap] = deque(maxlen=KEPT)
-        self._lap: Lap | None = None
+        self.steps: deque[StepTrace] = deque(maxlen=KEPT)
+        self._step: StepTrace | None = None
 
     @property
     def runs(self) -> bool:
         """Whether a step is under way."""
-        return self._lap is not None
+        return self._step is not None
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """What is done inside is one lap."""
-        lap = self._lap = Lap(number, perf_counter())
+        """What is done inside is one step."""
+        step = self._step = StepTrace(number, perf_counter())
         try:
             yield
         finally:
-            self._lap = None
-        self.laps.append(lap)
+            self._step = None
+        self.steps.append(step)
 
     @contextmanager
     def span(self, instruction: Instruction) -> Iterator[None]:
@@ -49,11 +49,11 @@ class Clock:
 
     def note(self, instruction: Instruction, began: float) -> None:
         """An instruction that began then, and has just ended."""
-        if lap := self._lap:
-            lap.spans.append(Span(instruction, began - lap.began, perf_counter() - lap.began))
+        if step := self._step:
+            step.spans.append(Span(instruction, began - step.began, perf_counter() - step.began))
 
     def call(self, axis: str, operation: str, *, sent: int, began: float, ended: float) -> None:
         """An operation of a group."""
-        if lap := self._lap:
-            call = Call(axis, operation, sent, began - lap.began, ended - lap.began)
-            lap.calls.append(call)
+        if step := self._step:
+            call = Call(axis, operation, sent, began - step.began, ended - step.began)
+            step.calls.append(call)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from howdah.base.errors import BadInput, nearest
+from howdah.base.errors import UserError, nearest
 
 REDUCIBLE = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -30,13 +30,13 @@ BLOCK = 1 << 17  # elements: a block's float32 sums stay in the cache
 
 
 def check_reduction(dtype: torch.dtype, op: str) -> None:
-    """Raises BadInput, at the call, for what cannot be reduced."""
+    """Raises UserError, at the call, for what cannot be reduced."""
     if op not in COMBINE:
-        raise BadInput(f"there is no reduction {op!r}{nearest(op, COMBINE)}")
+        raise UserError(f"there is no reduction {op!r}{nearest(op, COMBINE)}")
     if dtype not in REDUCIBLE:
-        raise BadInput(f"a tensor of {dtype} cannot be reduced: cast it, to float32 for example")
+        raise UserError(f"a tensor of {dtype} cannot be reduced: cast it, to float32 for example")
     if op == "mean" and not dtype.is_floating_point:
-        raise BadInput(f"the mean of {dtype} is not a whole number: reduce the sum, or cast it")
+        raise UserError(f"the mean of {dtype} is not a whole number: reduce the sum, or cast it")
 
 
 def reduce_in_order(out: Tensor, parts: Sequence[Tensor], op: str) -> None:

@@ -1,5 +1,5 @@
 """Rendezvous: the ranks meet (`meeting.py`), and agree on what carries their collectives. All
-choose the same, for all have heard the same words:
+choose the same, for all have heard the same hellos:
 
     one machine, engine built    engine
     one machine, no compiler     fallback, said in a sentence
@@ -22,18 +22,18 @@ from typing import get_args
 
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput, nearest
+from howdah.base.errors import UserError, nearest
 from howdah.comm.counters import Counters
 from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
-from howdah.comm.meeting import Kind, Word, meet, own_word
+from howdah.comm.meeting import Hello, Kind, meet, own_hello
 from howdah.comm.pulse import Pulse
 from howdah.comm.settings import read_settings
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.torch_transport import TorchTransport
-from howdah.comm.transport import Alone, Transport
+from howdah.comm.transport import SingleRank, Transport
 from howdah.plan.recording import Wires
 
 OPEN = (
@@ -49,7 +49,7 @@ def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
                messages over TCP. Left out, the best there is
     seconds    after which a rank that does not come, or is silent, is given up
 
-    Raises BadInput.
+    Raises UserError.
     """
     return Group(join(transport, seconds=seconds), axis="world", counters=Counters())
 
@@ -65,20 +65,20 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
             iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
         )
     except ValueError as error:
-        raise BadInput(
+        raise UserError(
             f"no launcher says who the ranks are; start with torchrun ({error})"
         ) from None
     except RuntimeError as error:
-        raise BadInput(
+        raise UserError(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
     store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
-    own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+    own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs why_not it
     pulse = Pulse(own, rank=rank, size=size)
     keep_alive()  # the store's connections too: its machine may go away while ranks meet
-    wish = transport
-    carrier = choose(store, rank=rank, size=size, transport=wish, seconds=seconds, pulse=pulse)
+    wanted = transport
+    carrier = choose(store, rank=rank, size=size, transport=wanted, seconds=seconds, pulse=pulse)
     if isinstance(carrier, TorchTransport) and len(set(carrier.among.wires.nodes)) > 1:
         carrier.pulse = pulse
         pulse.start()
@@ -96,32 +96,32 @@ def choose(
     seconds: float = 600,
     pulse: Pulse | None = None,
 ) -> Transport:
-    """What carries the collectives of `size` ranks that share a store. Raises BadInput.
+    """What carries the collectives of `size` ranks that share a store. Raises UserError.
 
     pulse  tells those that send messages when a rank is lost
 
     Its `among` joins some of them in the same way, when all of those call it.
     """
     if transport is not None and transport not in get_args(Kind):
-        raise BadInput(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
+        raise UserError(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
     if size == 1:
-        return Alone()
-    words = meet(store, own_word(transport), rank=rank, size=size, seconds=seconds)
-    kind, why = agree(words)
+        return SingleRank()
+    hellos = meet(store, own_hello(transport), rank=rank, size=size, seconds=seconds)
+    kind, why = agree(hellos)
     if why and rank == 0:
         logging.getLogger("howdah").warning(why)
     carrier: Transport
     if kind == "engine":
-        processes = [word.process for word in words]
+        processes = [hello.process for hello in hellos]
         carrier = connect_engine(store, processes, rank=rank, deadline=seconds)
     elif kind == "fallback":
         carrier = connect_fallback(store, rank=rank, size=size, seconds=seconds)
     else:
-        here = len({word.machine for word in words}) == 1
+        here = len({hello.machine for hello in hellos}) == 1
         carrier = torch_transport(store, rank=rank, size=size, seconds=seconds, loopback=here)
         if pulse is not None:
             pulse.tell(carrier)
-    carrier.among = _Joining(store, rank, transport, seconds, wires_of(words), pulse)
+    carrier.among = _Joining(store, rank, transport, seconds, wires_of(hellos), pulse)
     return carrier
 
 
@@ -133,7 +133,7 @@ class _Joining:
 
     store: dist.Store
     rank: int
-    wish: Kind | None
+    wanted: Kind | None
     seconds: float
     wires: Wires
     pulse: Pulse | None
@@ -148,48 +148,48 @@ class _Joining:
             store,
             rank=place,
             size=len(members),
-            transport=self.wish,
+            transport=self.wanted,
             seconds=self.seconds,
             pulse=self.pulse,
         )
 
 
-def wires_of(words: Sequence[Word]) -> Wires:
+def wires_of(hellos: Sequence[Hello]) -> Wires:
     """What carries the messages of any of the ranks: those of one machine share memory, unless
-    all wish for messages; others send messages, also to those who are near.
+    all wanted for messages; others send messages, also to those who are near.
     """
-    machines = list(dict.fromkeys(word.machine for word in words))
-    inside = TorchTransport.link if words[0].wish == "torch" else Engine.link
-    nodes = tuple(machines.index(word.machine) for word in words)
+    machines = list(dict.fromkeys(hello.machine for hello in hellos))
+    inside = TorchTransport.link if hellos[0].wanted == "torch" else Engine.link
+    nodes = tuple(machines.index(hello.machine) for hello in hellos)
     return Wires(inside, TorchTransport.link, nodes=nodes)
 
 
-def agree(words: list[Word]) -> tuple[Kind, str]:
-    """The kind that all ranks take, and a sentence where it is not the best. Raises BadInput."""
-    first = words[0]
-    for rank, word in enumerate(words):
-        if word.wish != first.wish:
-            wishes = first.wish or "the best transport", word.wish or "the best transport"
-            raise BadInput(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
-    apart = [rank for rank, word in enumerate(words) if word.machine != first.machine]
-    lacking = [word.lack for word in words if word.lack]
-    many = f"the engine joins at most {RANKS} ranks, not {len(words)}"
-    match first.wish:
+def agree(hellos: list[Hello]) -> tuple[Kind, str]:
+    """The kind that all ranks take, and a sentence where it is not the best. Raises UserError."""
+    first = hellos[0]
+    for rank, hello in enumerate(hellos):
+        if hello.wanted != first.wanted:
+            wishes = first.wanted or "the best transport", hello.wanted or "the best transport"
+            raise UserError(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
+    apart = [rank for rank, hello in enumerate(hellos) if hello.machine != first.machine]
+    lacking = [hello.why_not for hello in hellos if hello.why_not]
+    many = f"the engine joins at most {RANKS} ranks, not {len(hellos)}"
+    match first.wanted:
         case "torch":
             return "torch", ""
         case "" if apart:
             return "torch", ""
         case "engine" | "fallback" if apart:
-            raise BadInput(
+            raise UserError(
                 f"rank {apart[0]} shares no memory with rank 0 (another machine or container): "
-                f"take transport=torch instead of {first.wish}"
+                f"take transport=torch instead of {first.wanted}"
             )
         case "engine" if lacking:
-            raise BadInput(f"{lacking[0]}; or take transport=fallback")
-        case "engine" if len(words) > RANKS:
-            raise BadInput(f"{many}: take transport=fallback, or fewer ranks on a machine")
+            raise UserError(f"{lacking[0]}; or take transport=fallback")
+        case "engine" if len(hellos) > RANKS:
+            raise UserError(f"{many}: take transport=fallback, or fewer ranks on a machine")
         case "" if lacking:
             return "fallback", f"{lacking[0]}; until then the slower fallback is taken"
-        case "" if len(words) > RANKS:
+        case "" if len(hellos) > RANKS:
             return "fallback", f"{many}: the slower fallback is taken"
-    return ("fallback" if first.wish == "fallback" else "engine"), ""
+    return ("fallback" if first.wanted == "fallback" else "engine"), ""

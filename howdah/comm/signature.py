@@ -7,7 +7,7 @@ do with each other. Here every operation carries a record, and the ranks compare
     rank 0   #17 all_reduce(float32 [1000], sum)      at train.py:31
     rank 1   #17 broadcast(float32 [1000], root 0)    at other.py:9
 
-Records have a fixed size, so that they can be read whatever follows them: a checksum of the
+MetricsWriter have a fixed size, so that they can be read whatever follows them: a checksum of the
 call, the call and the place in the caller's code, cut where they are too long for a sentence.
 Two calls that are cut may look alike (the counts of many ranks, many operations at once): then the
 ranks tell each other the whole, and the sentence says where it differs.

@@ -10,29 +10,29 @@ What cannot be reduced can still be moved: it is lent as bytes.
 import torch
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.checks import is_let_go
 from howdah.comm.reduction import REDUCIBLE
 
 
 def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
-    """Raises BadInput, at the call, for a tensor that cannot be lent."""
+    """Raises UserError, at the call, for a tensor that cannot be lent."""
     if not isinstance(x, Tensor):
-        raise BadInput(f"{operation}: takes tensors, not {type(x).__name__}")
+        raise UserError(f"{operation}: takes tensors, not {type(x).__name__}")
     if x.layout is not torch.strided or x.is_quantized or x.is_meta:
         kind = "meta" if x.is_meta else "quantized" if x.is_quantized else str(x.layout)
-        raise BadInput(f"{operation}: a {kind} tensor has no elements to send: make it dense")
+        raise UserError(f"{operation}: a {kind} tensor has no elements to send: make it dense")
     if is_let_go(x):
-        raise BadInput(f"{operation}: the memory of a tensor was let go: there is nothing to send")
+        raise UserError(f"{operation}: the memory of a tensor was let go: there is nothing to send")
     if (
         written
         and not x.is_contiguous()
         and any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True))
     ):
-        raise BadInput(f"{operation}: an expanded tensor cannot be written to: clone it first")
+        raise UserError(f"{operation}: an expanded tensor cannot be written to: clone it first")
 
 
-def lend(x: Tensor) -> Tensor:
+def to_host(x: Tensor) -> Tensor:
     """The elements of `x` in row-major order, without a copy where that is possible."""
     if x.requires_grad:
         x = x.detach()
@@ -44,7 +44,7 @@ def lend(x: Tensor) -> Tensor:
     return flat if flat.dtype in REDUCIBLE else flat.view(torch.uint8)
 
 
-def give_back(x: Tensor, lent: Tensor) -> None:
+def from_host(x: Tensor, lent: Tensor) -> None:
     """Writes what was lent back to `x`, where it was a copy.
 
     Autograd is told of a change either way: a backward pass that had saved the old numbers

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.checks import Checks, flat, reduction
 from howdah.comm.heartbeat import hang_up, is_down, keep_alive, open_sockets
 from howdah.comm.pulse import Pulse
@@ -45,7 +45,15 @@ from howdah.comm.signature import (
     pack,
     spell,
 )
-from howdah.comm.transport import Among, Batch, Counts, Nothing, PeerLost, keep, shares
+from howdah.comm.transport import (
+    Batch,
+    Counts,
+    Nothing,
+    PeerLost,
+    SubgroupFactory,
+    copy_own,
+    shares,
+)
 
 ALIGN = 64  # bytes: a cache line
 EXPLAINED = timedelta(seconds=5)  # how long a rank waits for the whole call of one that disagrees
@@ -78,7 +86,7 @@ class TorchTransport:
     """The ranks of a torch process group."""
 
     link = "tcp"
-    among: Among
+    among: SubgroupFactory
 
     def __init__(self, wire: dist.ProcessGroup, *, seconds: float) -> None:
         self._wire, self._seconds, self.site = wire, seconds, ""
@@ -135,7 +143,7 @@ class TorchTransport:
         one = Round([(x, root)])
         if out is not None:
             parts = flat(out).split(list(counts))
-            one = Round([], self._from(parts), partial(keep, parts[root], x))
+            one = Round([], self._from(parts), partial(copy_own, parts[root], x))
         return self._do(spell("gather", x.dtype, counts, f"root {root}"), [one])
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
@@ -145,14 +153,14 @@ class TorchTransport:
         one = Round([], [(out, root)])
         if x is not None:
             parts = flat(x).split(list(counts))
-            one = Round(self._from(parts), [], partial(keep, out, parts[root]))
+            one = Round(self._from(parts), [], partial(copy_own, out, parts[root]))
         return self._do(spell("scatter", out.dtype, counts, f"root {root}"), [one])
 
     def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
         out, x = flat(out), flat(x)
         sent, received = self._checks.exchange(out, x, sent, received)
         outgoing, incoming = x.split(list(sent)), out.split(list(received))
-        own = partial(keep, incoming[self.rank], outgoing[self.rank])
+        own = partial(copy_own, incoming[self.rank], outgoing[self.rank])
         calls = {}
         for peer in self._peers:
             pair = both_ways(self.rank, peer, [sent[peer], received[peer]])
@@ -175,7 +183,7 @@ class TorchTransport:
     @contextmanager
     def group(self) -> Iterator[Batch]:
         if self._together is not None:
-            raise BadInput("a group is open already: groups are not nested")
+            raise UserError("a group is open already: groups are not nested")
         together: list[tuple[dict[int, str], list[Round]]] = []
         self._together = together
         try:
@@ -194,7 +202,7 @@ class TorchTransport:
         if heartbeats:
             keep_alive(self._links)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Closes all connections: whoever waits for a message of this rank is told, here too."""
         if not self._closed:
             self._gave_up = True
@@ -206,7 +214,7 @@ class TorchTransport:
     def lose(self, said: str) -> None:
         """A rank is lost, as the pulse has seen: all waits end with this sentence."""
         self._why = said
-        self.give_up()
+        self.abort()
 
     def close(self) -> None:
         """Torch closes its connections when the process group is let go."""
@@ -229,7 +237,7 @@ class TorchTransport:
 
     def _gather_round(self, out: Tensor, x: Tensor, counts: Counts) -> Round:
         pieces = out.split(list(counts))
-        own = partial(keep, pieces[self.rank], x)
+        own = partial(copy_own, pieces[self.rank], x)
         return Round([(x, peer) for peer in self._peers], self._from(pieces), own)
 
     def _from(self, pieces: Sequence[Tensor]) -> list[Message]:
@@ -261,7 +269,7 @@ class TorchTransport:
 
     def _run(self, started: list[tuple[dict[int, str], list[Round]]]) -> None:
         if self._closed:
-            raise BadInput("this transport is closed")
+            raise UserError("this transport is closed")
         peers = sorted({peer for calls, _ in started for peer in calls})
         place, texts, records = self.site or caller(), {}, {}
         for peer in peers:

@@ -29,7 +29,7 @@ from howdah.plan.recording import Wires
 Counts = Sequence[int]  # elements, one number for each rank
 
 
-class Among(Protocol):
+class SubgroupFactory(Protocol):
     """Joins some of the ranks of a transport, by number, in one of their own."""
 
     wires: Wires  # what carries the messages of any of these ranks
@@ -67,7 +67,7 @@ class Transport(Protocol):
     size: int
     link: str  # shared, tcp; none for a group of one
     site: str  # `file:line` on whose behalf another thread calls; empty: the caller's own line
-    among: Among  # joins some of these ranks, by number, in a transport of their own
+    among: SubgroupFactory  # joins some of these ranks, by number, in a transport of their own
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         """`x` becomes the reduction over the ranks."""
@@ -120,7 +120,7 @@ class Transport(Protocol):
         """
         ...
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """End all waits of all ranks with PeerLost or the like, those of other threads of this one
         too: this rank cannot go on. What is left is to close.
         """
@@ -136,7 +136,7 @@ def shares(length: int, size: int) -> list[int]:
     return [stop - start for start, stop in (share(length, size, r) for r in range(size))]
 
 
-def keep(into: Tensor, part: Tensor) -> None:
+def copy_own(into: Tensor, part: Tensor) -> None:
     """Copies a rank's own part, where it is not in its place already."""
     if into.data_ptr() != part.data_ptr():
         into.copy_(part)
@@ -148,14 +148,14 @@ class _Nobody:
     wires = Wires("none", "none")
 
     def __call__(self, ranks: Sequence[int]) -> Transport:
-        return Alone()
+        return SingleRank()
 
 
-class Alone:
+class SingleRank:
     """A group of one: every operation is a copy, or nothing."""
 
     rank, size, link, site = 0, 1, "none", ""
-    among: Among = _Nobody()
+    among: SubgroupFactory = _Nobody()
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         return 0
@@ -164,7 +164,7 @@ class Alone:
         return self.all_gather(out, x, counts)
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
-        keep(out, x)
+        copy_own(out, x)
         return 0
 
     def broadcast(self, x: Tensor, root: int) -> int:
@@ -198,7 +198,7 @@ class Alone:
     def group(self) -> AbstractContextManager[Batch]:
         return nullcontext(Nothing())
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Nobody waits."""
 
     def close(self) -> None:

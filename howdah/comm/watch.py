@@ -10,7 +10,7 @@ import select
 from collections.abc import Sequence
 from time import monotonic
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.transport import PeerLost
 
 ODD_LOOK = 4  # times as long as looks are apart: more than that, and everybody was suspended
@@ -41,7 +41,7 @@ class Patience:
 
 
 def watch(processes: Sequence[int]) -> list[int]:
-    """A descriptor of each rank's process. Raises BadInput, or PeerLost when one has ended."""
+    """A descriptor of each rank's process. Raises UserError, or PeerLost when one has ended."""
     opened: list[int] = []
     try:
         for rank, process in enumerate(processes):
@@ -72,13 +72,13 @@ def _watch(rank: int, process: int) -> int:
     try:
         descriptor = os.pidfd_open(process)
     except (TypeError, OverflowError):
-        raise BadInput(f"rank {rank} has no process {process!r}: it is a number") from None
+        raise UserError(f"rank {rank} has no process {process!r}: it is a number") from None
     except ProcessLookupError:
         raise _lost(rank, process) from None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise  # for whoever knows what else needs files
-        raise BadInput(
+        raise UserError(
             f"rank {rank}'s process {process} cannot be watched: {error.strerror}"
         ) from None
     try:
@@ -91,7 +91,7 @@ def _watch(rank: int, process: int) -> int:
         raise _lost(rank, process)
     if owner != os.geteuid():
         os.close(descriptor)
-        raise BadInput(
+        raise UserError(
             f"rank {rank} is said to be process {process}, which is of user {owner} and not of "
             f"user {os.geteuid()}: all ranks of a machine belong to one user"
         )

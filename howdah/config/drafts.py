@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from howdah.base.bounds import BOUNDS
-from howdah.base.errors import BadInput, nearest, shown
+from howdah.base.errors import UserError, nearest, shown
 from howdah.base.files import kind_of
 from howdah.config.recipe import Run, load_run, plan_of
 from howdah.plan.batch import Batch
@@ -47,7 +47,7 @@ class Drafted:
 def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
     """The plan of `model` (a preset, recipe, config.json, or a Run) on so many devices.
 
-    A model alone, without a layout and without devices, has no plan. Raises BadInput.
+    A model alone, without a layout and without devices, has no plan. Raises UserError.
     """
     _check_draft(wanted)
     if isinstance(model, str):
@@ -75,7 +75,7 @@ def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
 
 
 def _check_draft(wanted: Draft) -> None:
-    """Raises BadInput in the words of the command line, where 0 leaves a number open."""
+    """Raises UserError in the words of the command line, where 0 leaves a number open."""
     keys = {
         "sequence": "data.sequence",
         "micro_batch": "batch.micro_batch",
@@ -84,7 +84,7 @@ def _check_draft(wanted: Draft) -> None:
     for name, key in keys.items():
         number, most = getattr(wanted, name), BOUNDS[key].most
         if not 0 <= number <= most:
-            raise BadInput(
+            raise UserError(
                 f"{option(name)} is {number}; it must be at least 0 and at most {most:,}"
             )
 
@@ -97,13 +97,13 @@ def option(name: str) -> str:
 def _drafted(name: str, shape: ModelShape, wanted: Draft, devices: int | None) -> Drafted:
     sequence = wanted.sequence or min(shape.context, LONGEST)
     if sequence > shape.context:
-        raise BadInput(
+        raise UserError(
             f"--sequence {sequence} is over the context of {name}; use at most {shape.context}"
         )
     if not wanted.layout and devices is None:
         for what in ("micro_batch", "global_batch", "precision"):
             if getattr(wanted, what):
-                raise BadInput(
+                raise UserError(
                     f"{option(what)} says nothing of a model alone; give a --layout or a --cluster "
                     "too"
                 )
@@ -120,5 +120,5 @@ def _drafted(name: str, shape: ModelShape, wanted: Draft, devices: int | None) -
 def _precision(word: str) -> Precision:
     known = get_args(Precision)
     if word not in known:
-        raise BadInput(f"precision {shown(word)} is unknown{nearest(word, known)}")
+        raise UserError(f"precision {shown(word)} is unknown{nearest(word, known)}")
     return cast(Precision, word)

@@ -19,7 +19,7 @@ import tomli_w
 
 from howdah.base.atomic import write_text
 from howdah.base.bounds import out_of_bounds
-from howdah.base.errors import BadInput, named, several, shown
+from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
 from howdah.base.tables import read_table
 from howdah.plan.batch import Batch
@@ -97,16 +97,16 @@ class Machine:
 def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     """The run of a recipe, or of a run folder that holds a run.toml, with overrides applied.
 
-    Raises BadInput naming the file, or every key and value that is wrong.
+    Raises UserError naming the file, or every key and value that is wrong.
     """
     in_folder = kind_of(recipe) == "folder"
     path = recipe / "run.toml" if in_folder else recipe
     try:
         table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
-        raise BadInput(f"cannot read the recipe {named(path)}: {error.strerror}") from error
+        raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}") from error
     except ValueError as error:
-        raise BadInput(f"{named(path)} is not TOML: {error}") from error
+        raise UserError(f"{named(path)} is not TOML: {error}") from error
     table.setdefault("name", path.stem)
     if in_folder:
         table["folder"] = str(recipe)  # a folder that was moved goes on where it is now
@@ -116,7 +116,7 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def parse_run(table: Table) -> Run:
-    """A Run from nested tables. Raises BadInput with all that cannot be read, and what each value
+    """A Run from nested tables. Raises UserError with all that cannot be read, and what each value
     that can be read says wrongly for itself.
     """
     table, problems = _filled(table)
@@ -124,7 +124,7 @@ def parse_run(table: Table) -> Run:
     if problems := [*problems, *found.problems]:
         rest = {**table, "name": "run", "model": preset("laptop")}
         partly = found.value or read_table(Run, rest).value
-        raise BadInput(several([*problems, *_grammar(partly.layout), *_check_each(partly)]))
+        raise UserError(several([*problems, *_grammar(partly.layout), *_check_each(partly)]))
     run: Run = found.value
     return run
 
@@ -132,7 +132,7 @@ def parse_run(table: Table) -> Run:
 def _grammar(layout: str) -> list[str]:
     try:
         parse_layout(layout)
-    except BadInput as problem:
+    except UserError as problem:
         return [str(problem)]
     return []
 
@@ -140,12 +140,12 @@ def _grammar(layout: str) -> list[str]:
 def _override(table: Table, override: str) -> None:
     name, equals, text = override.partition("=")
     if not equals:
-        raise BadInput(f"{shown(override)} changes nothing; write key=value, such as seed=1")
+        raise UserError(f"{shown(override)} changes nothing; write key=value, such as seed=1")
     *path, last = name.split(".")
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise BadInput(f"{named(name)}: {named(part)} is a single value, not a table")
+            raise UserError(f"{named(name)}: {named(part)} is a single value, not a table")
     try:
         read = parse_toml(f"value = {text}")
     except ValueError:
@@ -158,7 +158,7 @@ def _filled(table: Table) -> tuple[Table, list[str]]:
     table, problems = dict(table), []
     try:
         table["model"] = _model(table)
-    except BadInput as problem:
+    except UserError as problem:
         table["model"], problems = preset("laptop"), [str(problem)]
     data = table.get("data", {})
     if isinstance(data, dict) and isinstance(sources := data.get("sources"), list | str):
@@ -172,17 +172,17 @@ def _model(table: Table) -> object:
     """The sizes: those of the [model] table, or those of the folder that the run starts from."""
     if "model" not in table:
         if not isinstance(table.get("init_from"), str):
-            raise BadInput("model is missing; write model.preset=laptop, or a table of its sizes")
+            raise UserError("model is missing; write model.preset=laptop, or a table of its sizes")
         from howdah.model.hub import read_hub
 
         return asdict(read_hub(Path(table["init_from"]))[0])
     model = table["model"]
     if isinstance(model, str):
-        raise BadInput(f"model is {shown(model)}; write the name of a preset as model.preset=NAME")
+        raise UserError(f"model is {shown(model)}; write the name of a preset as model.preset=NAME")
     if not isinstance(model, dict) or "preset" not in model:
         return model
     if not isinstance(model["preset"], str):
-        raise BadInput(f"model.preset is {shown(model['preset'])}; it must be a name, like laptop")
+        raise UserError(f"model.preset is {shown(model['preset'])}; it must be a name, like laptop")
     rest = {name: size for name, size in model.items() if name != "preset"}
     return {**asdict(preset(model["preset"])), **rest}
 
@@ -193,14 +193,14 @@ def _model(table: Table) -> object:
 def save_run(run: Run, path: Path) -> None:
     """Writes a run as a recipe that `load_run` reads back, whole or not at all.
 
-    Raises BadInput where that is impossible; a file that says the same already is left alone.
+    Raises UserError where that is impossible; a file that says the same already is left alone.
     """
     text = tomli_w.dumps(_plain(asdict(run)))
     try:
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"cannot write {named(path)}: {error.strerror}; make room there, or give another "
             "folder with folder=PATH"
         ) from error
@@ -227,7 +227,7 @@ def check_run(run: Run, layout: Layout) -> list[str]:
 
 
 def plan_of(run: Run, layout: Layout) -> Plan:
-    """The plan of `run` on a layout whose dp is known. Raises BadInput."""
+    """The plan of `run` on a layout whose dp is known. Raises UserError."""
     sequence = run.data.sequence
     plan = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
     return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
@@ -237,7 +237,7 @@ def problems_of(run: Run, world: int | None) -> list[str]:
     """Everything that keeps `run` from starting on `world` processes, as sentences."""
     try:
         layout = resolve(parse_layout(run.layout), world)
-    except BadInput as problem:
+    except UserError as problem:
         return [str(problem), *_check_each(run)]
     return check_run(run, layout)
 
@@ -253,7 +253,7 @@ def _check_each(run: Run) -> Iterator[str]:
 
 
 def resolve_run(run: Run, machine: Machine) -> Job:
-    """The Job of `run` on `machine`. Raises BadInput with every problem, a sentence each."""
+    """The Job of `run` on `machine`. Raises UserError with every problem, a sentence each."""
     problems = problems_of(run, machine.world)
     if run.device == "cuda" and not machine.cuda:
         problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
@@ -263,11 +263,11 @@ def resolve_run(run: Run, machine: Machine) -> Job:
             f"({machine.cores}): they would wait for each other; threads=0 shares the cores out"
         )
     if problems:
-        raise BadInput(several(problems))
+        raise UserError(several(problems))
     layout = resolve(parse_layout(run.layout), machine.world)
     local = machine.local_world or layout.world
     if local > MOST_HERE:
-        raise BadInput(
+        raise UserError(
             f"layout '{layout}' would start {local:,} processes on this machine; start it on "
             f"several, or use at most {MOST_HERE}"
         )

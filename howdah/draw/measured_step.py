@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median, median_low
 from typing import NamedTuple
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.draw.perfetto import Part, trace_all
 from howdah.draw.schedule_svg import draw_beside
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import Call, Lap, Laps, Span, common
+from howdah.plan.recording import Call, RankTrace, Span, StepTrace, common
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.sim.timeline import Timeline, simulate
@@ -32,7 +32,7 @@ TWO_ENDS = (Verb.SEND, Verb.TIE)
 Cost = Callable[[Verb, Action], float]
 
 
-class Beside(NamedTuple):
+class StepComparison(NamedTuple):
     """One step of one pipeline, whose ranks are these; `calls` are of each rank's groups."""
 
     number: int
@@ -42,36 +42,36 @@ class Beside(NamedTuple):
     calls: tuple[tuple[Call, ...], ...]
 
 
-def beside(plan: Plan, laps: Sequence[Laps]) -> list[Beside]:
+def compare_step(plan: Plan, traces: Sequence[RankTrace]) -> list[StepComparison]:
     """The step of median length of all that were measured, for every pipeline of the layout."""
-    sizes = {lap.number: _micros(lap) for lap in laps[0].laps}
+    sizes = {step.number: _micros(step) for step in traces[0].steps}
     micros = max(sizes.values())  # the batch may grow on the way
-    steps = {n: common(laps, n) for n, size in sizes.items() if size == micros}
-    ends = {n: max(s.end for lap in step for s in lap.spans) for n, step in steps.items()}
+    steps = {n: common(traces, n) for n, size in sizes.items() if size == micros}
+    ends = {n: max(s.end for step in step for s in step.spans) for n, step in steps.items()}
     chosen = min(ends, key=lambda n: abs(ends[n] - median_low(ends.values())))
-    pipelines = sorted({tuple(axis(plan.layout, "pp").group(rank)) for rank in range(len(laps))})
+    pipelines = sorted({tuple(axis(plan.layout, "pp").group(rank)) for rank in range(len(traces))})
     return [_one(plan, steps, ranks, chosen, micros) for ranks in pipelines]
 
 
-def _micros(lap: Lap) -> int:
-    return 1 + max(span.instruction.action.micro for span in lap.spans)
+def _micros(step: StepTrace) -> int:
+    return 1 + max(span.instruction.action.micro for span in step.spans)
 
 
 def _one(
-    plan: Plan, steps: dict[int, list[Lap]], ranks: tuple[int, ...], chosen: int, micros: int
-) -> Beside:
+    plan: Plan, steps: dict[int, list[StepTrace]], ranks: tuple[int, ...], chosen: int, micros: int
+) -> StepComparison:
     program = program_of(plan, micros)
-    laps = [steps[chosen][rank] for rank in ranks]
+    traces = [steps[chosen][rank] for rank in ranks]
     where = plan.stages.where
-    for rank, told, lap in zip(ranks, program.programs, laps, strict=True):
-        if not _follows(lap, told):
-            raise BadInput(
+    for rank, told, step in zip(ranks, program.programs, traces, strict=True):
+        if not _follows(step, told):
+            raise UserError(
                 f"step {chosen} of rank {rank} is not one of {plan.layout} with {micros} "
                 "micro-batches: what was measured is of another run, or damaged; train on to have "
                 "it written anew"
             )
     spans = tuple(
-        tuple(_in_lanes(lap.spans, first=where.index(place))) for place, lap in enumerate(laps)
+        tuple(_in_lanes(step.spans, first=where.index(place))) for place, step in enumerate(traces)
     )
     cost = _costs([[step[rank] for rank in ranks] for step in steps.values()])
 
@@ -85,14 +85,14 @@ def _one(
         return cost(instruction.verb, instruction.action)
 
     simulated = simulate(program, seconds, transfer)
-    calls = tuple(tuple(lap.calls) for lap in laps)
-    return Beside(chosen, ranks, Timeline(program.schedule, spans), simulated, calls)
+    calls = tuple(tuple(step.calls) for step in traces)
+    return StepComparison(chosen, ranks, Timeline(program.schedule, spans), simulated, calls)
 
 
-def _follows(lap: Lap, program: Sequence[Instruction]) -> bool:
+def _follows(step: StepTrace, program: Sequence[Instruction]) -> bool:
     """Whether a rank computed what its program says, and did nothing else."""
     told = {instruction[:3] for instruction in program}
-    did = {s.instruction[:3] for s in lap.spans if s.instruction.verb is not Verb.UPDATE}
+    did = {s.instruction[:3] for s in step.spans if s.instruction.verb is not Verb.UPDATE}
     return did <= told and all(one in did for one in told if one[0] is Verb.COMPUTE)
 
 
@@ -110,21 +110,21 @@ def _in_lanes(spans: Sequence[Span], first: int) -> Iterator[Span]:
         yield Span(told, start, span.end)
 
 
-def _costs(steps: Sequence[Sequence[Lap]]) -> Cost:
+def _costs(steps: Sequence[Sequence[StepTrace]]) -> Cost:
     """Seconds by verb, kind and stage (of updates, by pipeline rank): the median, but the least of
     what has two ends, for most of it is waiting until the other side is there.
     """
     found: dict[tuple[Verb, Kind, int], list[float]] = defaultdict(list)
-    for step in steps:
-        for place, lap in enumerate(step):
-            for (verb, action, *_), start, end in lap.spans:
+    for ranks in steps:
+        for place, step in enumerate(ranks):
+            for (verb, action, *_), start, end in step.spans:
                 stage = place if verb is Verb.UPDATE else action.stage
                 found[verb, action.kind, stage].append(end - start)
     costs = {key: (min if key[0] in TWO_ENDS else median)(all) for key, all in found.items()}
     return lambda verb, action: costs.get((verb, action.kind, action.stage), 0.0)
 
 
-def drawn(found: Sequence[Beside]) -> str:
+def to_svg(found: Sequence[StepComparison]) -> str:
     """The SVG: each pipeline as it was measured, and below it as it is simulated."""
     parts = []
     for one in found[:DRAWN]:
@@ -134,14 +134,14 @@ def drawn(found: Sequence[Beside]) -> str:
     return draw_beside(parts)
 
 
-def traced(found: Sequence[Beside]) -> str:
+def to_perfetto(found: Sequence[StepComparison]) -> str:
     """The same as JSON for ui.perfetto.dev, with all pipelines, and what their groups called."""
     measured = [Part(one.measured, [f"rank {r}" for r in one.ranks], one.calls) for one in found]
     simulated = [Part(one.simulated, [f"rank {r}, simulated" for r in one.ranks]) for one in found]
     return trace_all([*measured, *simulated])
 
 
-def report(found: Sequence[Beside], layout: str) -> Iterator[str]:
+def report(found: Sequence[StepComparison], layout: str) -> Iterator[str]:
     """The comparison for a reader, line by line."""
     yield f"layout      {layout}, step {found[0].number}"
     yield f"{'rank':<12s}{'computes':>12s}{'waits':>12s}{'simulated':>12s}"

@@ -7,27 +7,27 @@ should not hear afterwards that the folder does not exist.
 import os
 from pathlib import Path
 
-from howdah.base.errors import BadInput, named
+from howdah.base.errors import UserError, named
 from howdah.base.files import kind_of, path_problem
 
 
 def require_place(file: Path | None) -> None:
-    """Raises BadInput where a file cannot be written: its folder is not there, or it is one."""
+    """Raises UserError where a file cannot be written: its folder is not there, or it is one."""
     if file is None:
         return
     if problem := path_problem(str(file)):
-        raise BadInput(f"cannot write {named(file)}: {problem}")
+        raise UserError(f"cannot write {named(file)}: {problem}")
     if kind_of(file) == "folder":
-        raise BadInput(f"cannot write {named(file)}: it is a folder; name a file in it")
+        raise UserError(f"cannot write {named(file)}: it is a folder; name a file in it")
     if (kind := kind_of(file.parent)) != "folder":
         what = "is a file, and no folder" if kind == "file" else f"{kind}; make it first"
-        raise BadInput(f"cannot write {named(file)}: {named(file.parent)} {what}")
+        raise UserError(f"cannot write {named(file)}: {named(file.parent)} {what}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise BadInput(f"cannot write {named(file)}: you may not; name a file elsewhere")
+        raise UserError(f"cannot write {named(file)}: you may not; name a file elsewhere")
 
 
 def put(drawn: str, file: Path | None) -> None:
-    """Prints a drawing, or writes it to `file`. Raises BadInput where that is impossible."""
+    """Prints a drawing, or writes it to `file`. Raises UserError where that is impossible."""
     if file is None:
         print(drawn)
         return
@@ -39,6 +39,6 @@ def put(drawn: str, file: Path | None) -> None:
             os.set_blocking(handle, True)
             stream.write(drawn)
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"cannot write {named(file)}: {error.strerror}; name a file elsewhere"
         ) from error

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 WORLD = 1 << 20  # ranks and devices that are planned for; no machine has as many
 
@@ -203,12 +203,12 @@ class Cluster:
 
 
 def peak(device: Device, precision: str) -> float:
-    """Dense FLOP/s at `precision`. Raises BadInput when the device has no such arithmetic."""
+    """Dense FLOP/s at `precision`. Raises UserError when the device has no such arithmetic."""
     known = {field.name: getattr(device.flops, field.name) for field in fields(Flops)}
     rate: float | None = known.get(precision)
     if rate is None:
         offered = ", ".join(name for name, value in known.items() if value is not None)
-        raise BadInput(f"{device.name} has no {precision} arithmetic; it has {offered}")
+        raise UserError(f"{device.name} has no {precision} arithmetic; it has {offered}")
     return rate
 
 
@@ -265,12 +265,12 @@ def _with(tree: Any, path: list[str], value: float) -> Any:
 def resized(cluster: Cluster, devices: int) -> Cluster:
     """The same kind of machine with another number of devices.
 
-    Whole nodes, or part of a single one; of a Grid, one of its slices. Raises BadInput with
+    Whole nodes, or part of a single one; of a Grid, one of its slices. Raises UserError with
     the nearest sizes that exist.
     """
     per_node = cluster.devices_per_node
     if devices > WORLD:
-        raise BadInput(
+        raise UserError(
             f"cluster {cluster.name} with {devices:,} devices is too large; at most {WORLD:,} are "
             "planned for"
         )
@@ -278,7 +278,7 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
         grid = cluster.network
         sizes = {prod(dims): dims for dims in (*grid.slices, grid.dims)}
         if devices not in sizes:
-            raise BadInput(_no_size(cluster, devices, sorted(sizes)))
+            raise UserError(_no_size(cluster, devices, sorted(sizes)))
         network = replace(grid, dims=sizes[devices])
         nodes = max(1, devices // per_node)
         part = min(devices, per_node)
@@ -287,10 +287,10 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
         nics = max(1, cluster.nics * devices // per_node)
         return replace(cluster, nodes=1, devices_per_node=devices, nics=nics)
     if cluster.alone and devices != per_node:
-        raise BadInput(_no_size(cluster, devices, [per_node]))
+        raise UserError(_no_size(cluster, devices, [per_node]))
     if devices < 1 or devices % per_node:
         below = devices // per_node * per_node
-        raise BadInput(_no_size(cluster, devices, [n for n in (below, below + per_node) if n > 0]))
+        raise UserError(_no_size(cluster, devices, [n for n in (below, below + per_node) if n > 0]))
     return replace(cluster, nodes=devices // per_node)
 
 

@@ -6,7 +6,7 @@
 
 Quantities are strings with units (`units.py`). A file may say the same thing twice, by naming
 a link and giving its bandwidth, or giving a card's and the node's: then both must agree. Each
-problem is one BadInput that names the file and the key.
+problem is one UserError that names the file and the key.
 """
 
 import re
@@ -16,7 +16,7 @@ from math import isclose, prod
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import BadInput, named, nearest, shown
+from howdah.base.errors import UserError, named, nearest, shown
 from howdah.base.files import parse_toml, read_text
 from howdah.base.quantities import UNITS, parse_quantity, spell
 from howdah.machines.cluster import (
@@ -115,21 +115,21 @@ def cluster_names() -> list[str]:
 def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
     """The cluster that `text` names, with `devices` devices if that is given.
 
-    Raises BadInput for an unknown name, an unreadable or wrong file, a size that the cluster
+    Raises UserError for an unknown name, an unreadable or wrong file, a size that the cluster
     does not come in, and two sizes that disagree.
     """
     name, size = _split(text)
     if devices is not None and size is not None and devices != size:
-        raise BadInput(f"cluster {shown(text)} has {size} devices, but {devices} are asked for")
+        raise UserError(f"cluster {shown(text)} has {size} devices, but {devices} are asked for")
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in cluster_names():
-        raise BadInput(f"cluster {shown(text)} is unknown{nearest(name, cluster_names())}")
+        raise UserError(f"cluster {shown(text)} is unknown{nearest(name, cluster_names())}")
     try:
         content = read_text(path, LARGEST_FILE)
     except OSError as error:
-        raise BadInput(f"cluster file {named(name)} cannot be read: {error.strerror}") from None
+        raise UserError(f"cluster file {named(name)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadInput(f"cluster file {named(name)} is not UTF-8; give a TOML file") from None
+        raise UserError(f"cluster file {named(name)} is not UTF-8; give a TOML file") from None
     cluster = parse_cluster(content, file=named(path.name))
     wanted = devices if devices is not None else size
     return cluster if wanted is None else resized(cluster, wanted)
@@ -146,7 +146,7 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
     try:
         raw = parse_toml(text)
     except ValueError as error:
-        raise BadInput(f"{file} is not TOML: {error}") from None
+        raise UserError(f"{file} is not TOML: {error}") from None
     top = _table(raw, "", file)
     node = _table(top.pop("node"), "node", file)
     network = _network(top.pop("network", {"shape": "flat"}), file)
@@ -176,13 +176,13 @@ def _table(raw: Any, table: str, file: str) -> dict[str, Any]:
     """The values of one table, checked and in base units; what is not said is not there."""
     keys, prefix = KEYS[table], f"{table}." if table else ""
     if not isinstance(raw, dict):
-        raise BadInput(f"{file}: {table} must be a table, [{table}]")
+        raise UserError(f"{file}: {table} must be a table, [{table}]")
     for key in raw:
         if key not in keys:
-            raise BadInput(f"{file}: unknown key {prefix}{_word(key)}{nearest(key, keys)}")
+            raise UserError(f"{file}: unknown key {prefix}{_word(key)}{nearest(key, keys)}")
     for key, kind in keys.items():
         if "!" in kind and key not in raw:
-            raise BadInput(f"{file}: {prefix}{key} is missing")
+            raise UserError(f"{file}: {prefix}{key} is missing")
     return {key: _value(value, keys[key], f"{file}: {prefix}{key}") for key, value in raw.items()}
 
 
@@ -218,7 +218,7 @@ def _value(value: Any, kind: str, where: str) -> Any:
         "share": ("a number over 0 and up to 1", number and 0 < value <= 1),
     }[kind]
     if not fits:
-        raise BadInput(f"{where} is {shown(value)}; it must be {wanted}")
+        raise UserError(f"{where} is {shown(value)}; it must be {wanted}")
     return value
 
 
@@ -226,11 +226,11 @@ def _device(raw: Any, file: str) -> Device:
     device = _table(raw, "device", file)
     flops = Flops(**_table(device.pop("flops"), "device.flops", file))
     if flops == Flops():
-        raise BadInput(f"{file}: device.flops gives no rate; say at least one, such as bf16")
+        raise UserError(f"{file}: device.flops gives no rate; say at least one, such as bf16")
     if device.get("idle", 0.0) > device.get("watts", device.get("idle", 0.0)):
-        raise BadInput(f"{file}: device.idle is more than device.watts")
+        raise UserError(f"{file}: device.idle is more than device.watts")
     if device.get("reserved", 0.0) >= device["memory"]:
-        raise BadInput(f"{file}: device.reserved leaves nothing of device.memory")
+        raise UserError(f"{file}: device.reserved leaves nothing of device.memory")
     return Device(flops=flops, **device)
 
 
@@ -251,7 +251,7 @@ def _measured(raw: Any, file: str) -> tuple[tuple[str, float], ...]:
             found.append((path, _value(tree, MEASURABLE[path], f"{file}: measured.{path}")))
         else:
             known = nearest(path, MEASURABLE)
-            raise BadInput(f"{file}: measured.{_word(path)} is unknown{known}")
+            raise UserError(f"{file}: measured.{_word(path)} is unknown{known}")
 
     walk(raw, "")
     return tuple(found)
@@ -264,18 +264,18 @@ def _link(table: dict[str, Any], name: str, file: str) -> Link:
     """Takes the link's three keys out of `table`. A known link needs no numbers."""
     said = {key: table.pop(key, None) for key in LINK}
     if said["link"] is None:
-        raise BadInput(f"{file}: {name}.link is missing")
+        raise UserError(f"{file}: {name}.link is missing")
     known = LINKS.get(said["link"])
     for key in ("bandwidth", "latency"):
         if known is None and said[key] is None:
-            raise BadInput(
+            raise UserError(
                 f"{file}: {name}.{key} is missing, and link {shown(said['link'])} is none of those "
                 f"with known numbers{nearest(said['link'], LINKS)}"
             )
     if known is None:
         return Link(said["link"], said["bandwidth"], said["latency"])
     if said["bandwidth"] is not None and not isclose(said["bandwidth"], known.bandwidth):
-        raise BadInput(
+        raise UserError(
             f"{file}: {name}.bandwidth is {spell(said['bandwidth'], 'bytes/s')}, but "
             f"{known.name} has {spell(known.bandwidth, 'bytes/s')} in one direction; drop it, "
             "or give the link a name of its own"
@@ -291,7 +291,7 @@ def _between(raw: Any, file: str) -> tuple[Link | None, int]:
     link, nics = _link(table, "between", file), table.get("nics", 1)
     total = table.get("node_bandwidth")
     if total is not None and not isclose(total, nics * link.bandwidth):
-        raise BadInput(
+        raise UserError(
             f"{file}: between.node_bandwidth is {spell(total, 'bytes/s')}, but {nics} x "
             f"{link.name} are {spell(nics * link.bandwidth, 'bytes/s')}; drop it, or correct "
             "between.nics"
@@ -303,12 +303,12 @@ def _inside(raw: Any, file: str, *, between: Link | None, network: Network) -> L
     """The link of a node's devices; in a grid, that between all neighbours."""
     if isinstance(network, Grid):
         if raw is not None or between is None:
-            raise BadInput(
+            raise UserError(
                 f"{file}: in a torus or mesh all wires are alike: give [between], not [inside]"
             )
         return between
     if raw is None:
-        raise BadInput(f"{file}: [inside] is missing, the link between the devices of a node")
+        raise UserError(f"{file}: [inside] is missing, the link between the devices of a node")
     return _link(_table(raw, "inside", file), "inside", file)
 
 
@@ -316,17 +316,17 @@ def _network(raw: Any, file: str) -> Network:
     table = _table(raw, "network", file)
     shape = table.pop("shape")
     if shape not in SHAPES:
-        raise BadInput(f"{file}: network.shape {shown(shape)} is unknown{nearest(shape, SHAPES)}")
+        raise UserError(f"{file}: network.shape {shown(shape)} is unknown{nearest(shape, SHAPES)}")
     for key in table:
         if key not in SHAPES[shape]:
-            raise BadInput(f"{file}: network.{key} says nothing about a {shape} network")
+            raise UserError(f"{file}: network.{key} says nothing about a {shape} network")
     if shape in ("torus", "mesh"):
         wraps = 0 if shape == "mesh" else table.get("wraps", 1)
         slices = tuple(_dims(dims, "slices", file) for dims in table.get("slices", []))
         return Grid(_dims(table.get("dims"), "dims", file), wraps, slices)
     if shape == "spine-leaf":
         if set(table) != SHAPES[shape]:
-            raise BadInput(f"{file}: a spine-leaf network needs leaf and oversubscription")
+            raise UserError(f"{file}: a spine-leaf network needs leaf and oversubscription")
         return Tree((Level(table["leaf"], table["oversubscription"]),))
     return Tree(_levels(table.get("levels", []), file) if shape == "fat-tree" else ())
 
@@ -334,7 +334,7 @@ def _network(raw: Any, file: str) -> Network:
 def _dims(value: Any, key: str, file: str) -> tuple[int, ...]:
     whole = isinstance(value, list) and all(type(n) is int and 1 <= n <= GRID for n in value)
     if not whole or not 1 <= len(value) <= LONGEST_LIST or prod(value) > GRID:
-        raise BadInput(
+        raise UserError(
             f"{file}: network.{key} must give whole numbers, such as [4, 4, 4], of at most "
             f"{GRID:,} devices together"
         )
@@ -350,10 +350,10 @@ def _levels(value: list[Any], file: str) -> tuple[Level, ...]:
     except TypeError:
         sound = False
     if not value or not sound:
-        raise BadInput(f"{file}: network.levels must be a list of {wanted}, the lowest first")
+        raise UserError(f"{file}: network.levels must be a list of {wanted}, the lowest first")
     for lower, upper in pairwise(levels):
         if upper.nodes % lower.nodes or upper.nodes == lower.nodes:
-            raise BadInput(
+            raise UserError(
                 f"{file}: network.levels: {upper.nodes} nodes are not several groups of "
                 f"{lower.nodes}"
             )
@@ -363,26 +363,26 @@ def _levels(value: list[Any], file: str) -> tuple[Level, ...]:
 def _check_whole(cluster: Cluster, file: str, *, alone: bool) -> None:
     """What only the whole can contradict."""
     if cluster.devices > WORLD:
-        raise BadInput(
+        raise UserError(
             f"{file}: {cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices are "
             f"{cluster.devices:,}; at most {WORLD:,} are planned for"
         )
     if isinstance(cluster.network, Grid) and prod(cluster.network.dims) != cluster.devices:
         dims = " x ".join(map(str, cluster.network.dims))
-        raise BadInput(
+        raise UserError(
             f"{file}: network.dims {dims} are {prod(cluster.network.dims)} devices, but "
             f"{cluster.nodes} nodes of {cluster.devices_per_node} are {cluster.devices}"
         )
     if alone and cluster.nodes > 1:
-        raise BadInput(f"{file}: [between] is missing, the link between the {cluster.nodes} nodes")
+        raise UserError(f"{file}: [between] is missing, the link between the {cluster.nodes} nodes")
     for name, value in cluster.measured:
         if isinstance(cluster.network, Grid) and name.startswith("inside."):
-            raise BadInput(f"{file}: measured.{name}: in a torus or mesh measure between")
+            raise UserError(f"{file}: measured.{name}: in a torus or mesh measure between")
         if not name.startswith("device.flops."):
             continue
         rate = getattr(cluster.device.flops, name.removeprefix("device.flops."))
         if rate is None or value > rate:
-            raise BadInput(
+            raise UserError(
                 f"{file}: measured.{name} is {spell(value, 'FLOP/s')}, which {name} does not "
                 "promise; give its dense rate"
             )

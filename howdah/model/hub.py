@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from howdah.base.errors import BadInput, brief, named, shown
+from howdah.base.errors import UserError, brief, named, shown
 from howdah.base.files import kind_of, path_problem
 from howdah.shapes.huggingface import read_json, shape_from_config
 from howdah.shapes.huggingface_written import CLASSES, kind
@@ -63,7 +63,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
-class Theirs:
+class HubTensor:
     """One of their tensors: `ours` side by side along dim 0, then transposed or not.
 
     shape  of their tensor
@@ -77,10 +77,10 @@ class Theirs:
     transposed: bool
 
 
-def names(shape: ModelShape) -> tuple[Theirs, ...]:
+def names(shape: ModelShape) -> tuple[HubTensor, ...]:
     """Their tensors for all weights of `shape`, in the order of `plan.sharding.weights`.
 
-    Raises BadInput when none of their classes describes the shape.
+    Raises UserError when none of their classes describes the shape.
     """
     gpt2 = kind(shape) == "gpt2"
     groups: dict[str, list[Any]] = {}
@@ -92,7 +92,7 @@ def names(shape: ModelShape) -> tuple[Theirs, ...]:
         size = (sum(rows), *members[0].shape[1:])
         transposed = gpt2 and len(size) == 2 and members[0].name.startswith("layers.")
         size = size[::-1] if transposed else size
-        found.append(Theirs(name, size, tuple(w.name for w in members), rows, transposed))
+        found.append(HubTensor(name, size, tuple(w.name for w in members), rows, transposed))
     return tuple(found)
 
 
@@ -123,13 +123,13 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     """The sizes of the model in `folder`, and a function from our names to its tensors.
 
     The function reads from disk at each call, one tensor (or its part), in the stored dtype.
-    Raises BadInput when the folder holds no safetensors, or not exactly the weights of a model
+    Raises UserError when the folder holds no safetensors, or not exactly the weights of a model
     that can be computed here.
     """
     config = read_json(folder / "config.json")
     found_type = config.get("model_type")
     if not isinstance(found_type, str) or found_type not in CLASSES:
-        raise BadInput(
+        raise UserError(
             f"{named(folder)} holds a model of type {shown(found_type)}, which howdah does not "
             f"run; it runs {', '.join(CLASSES)}"
         )
@@ -165,14 +165,14 @@ def _files(folder: Path) -> list[Path]:
     if kind_of(index) == "file":
         table = read_json(index).get("weight_map")
         if not isinstance(table, dict) or not all(map(_is_name, table.values())):
-            raise BadInput(f"{index} has no weight_map of file names; download the folder again")
+            raise UserError(f"{index} has no weight_map of file names; download the folder again")
         return [folder / name for name in sorted(set(table.values()))]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-        raise BadInput(
+        raise UserError(
             f"{folder} holds its weights as pickle, which can run any code when it is read; "
             "save the model as safetensors with transformers' save_pretrained first"
         )
-    raise BadInput(f"{folder} has no model.safetensors; name the folder of a model")
+    raise UserError(f"{folder} has no model.safetensors; name the folder of a model")
 
 
 def _is_name(name: object) -> bool:
@@ -193,33 +193,33 @@ def _headers(file: Path) -> list[_Stored]:
 
 def _open(file: Path) -> Any:
     if (kind := kind_of(file)) != "file":
-        raise BadInput(
+        raise UserError(
             f"{named(file)} {kind if kind != 'folder' else 'is a folder'}; download it again"
         )
     try:
         return safe_open(file, "pt")
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"cannot read {named(file)} ({brief(error)}); download it again") from None
+        raise UserError(f"cannot read {named(file)} ({brief(error)}); download it again") from None
 
 
-def _take(stored: dict[str, _Stored], theirs: Theirs, folder: Path) -> _Stored:
-    """Their tensor, taken out of `stored`. Raises BadInput when it is missing or of other sizes."""
+def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Stored:
+    """Their tensor, taken out of `stored`. Raises UserError if it is missing or of other size."""
     name = theirs.name
     for stem in STEMS:
         name = name if name in stored else theirs.name.removeprefix(stem)
     if name not in stored:
-        raise BadInput(
+        raise UserError(
             f"{folder} has no tensor {theirs.name}; the files are not all there, or config.json "
             "is of another model"
         )
     found = stored.pop(name)
     if found.shape != theirs.shape:
-        raise BadInput(
+        raise UserError(
             f"{folder}: {name} is {list(found.shape)}, and config.json says "
             f"{list(theirs.shape)}; one of the two is of another model"
         )
     if found.dtype not in FLOATS:
-        raise BadInput(
+        raise UserError(
             f"{folder}: {name} is stored as {found.dtype}, and howdah reads "
             f"{', '.join(FLOATS)}; use the model's unquantised weights"
         )
@@ -229,18 +229,18 @@ def _take(stored: dict[str, _Stored], theirs: Theirs, folder: Path) -> _Stored:
 def _refuse_left(
     left: dict[str, _Stored], shape: ModelShape, *, folder: Path, embedding: _Stored
 ) -> None:
-    """Raises BadInput when the folder holds a weight that this model would not compute with."""
+    """Raises UserError when the folder holds a weight that this model would not compute with."""
     for name, stored in left.items():
         if name.endswith(BUFFERS):
             continue
         if name == "lm_head.weight" and shape.tied:
             if _equal(stored, embedding):
                 continue
-            raise BadInput(
+            raise UserError(
                 f"{folder} has a lm_head.weight of its own, but config.json ties it to the "
                 "embedding; set tie_word_embeddings to false"
             )
-        raise BadInput(
+        raise UserError(
             f"{folder} has a tensor {shown(name)}, which no {kind(shape)} model of these sizes "
             "computes with; config.json is of another model"
         )

@@ -22,7 +22,7 @@ Brébisson and Vincent 2016, https://arxiv.org/abs/1604.08859); both are 0 if no
 
 The rows of the head may be shared out. Then each part knows the largest of its logits, their sum
 of exponentials, and its own terms of what is subtracted; three sums over the parts of a number
-for each token, and no logits travel (`Parts`).
+for each token, and no logits travel (`VocabShards`).
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class Matrix(Protocol):
         ...
 
 
-class Parts(Protocol):
+class VocabShards(Protocol):
     """Those who hold the rows of the head, each some of them."""
 
     @property
@@ -78,16 +78,16 @@ class Parts(Protocol):
         """`x` becomes the largest, or the sum, over the parts."""
         ...
 
-    def whole(self, hidden: Tensor) -> Tensor:
+    def gather_in(self, hidden: Tensor) -> Tensor:
         """The hidden states of all positions, where only a slice of them is here."""
         ...
 
-    def sum(self, gradient: Tensor) -> Callable[[], Tensor]:
+    def reduce_out(self, gradient: Tensor) -> Callable[[], Tensor]:
         """Starts to sum the gradient of what `whole` gave; the sum, or its slice, when called."""
         ...
 
 
-class All:
+class WholeVocab:
     """Every row is here, and so is every hidden state."""
 
     def __init__(self, vocab: int) -> None:
@@ -96,11 +96,11 @@ class All:
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """Nothing."""
 
-    def whole(self, hidden: Tensor) -> Tensor:
+    def gather_in(self, hidden: Tensor) -> Tensor:
         """As it is."""
         return hidden
 
-    def sum(self, gradient: Tensor) -> Callable[[], Tensor]:
+    def reduce_out(self, gradient: Tensor) -> Callable[[], Tensor]:
         """As it is."""
         return lambda: gradient
 
@@ -121,7 +121,7 @@ def cross_entropy_sum(
     weight: Tensor | Matrix,
     labels: Tensor,
     *,
-    parts: Parts | None = None,
+    parts: VocabShards | None = None,
     terms: Terms = NONE,
     chunk: int = CHUNK,
 ) -> Tensor:
@@ -133,7 +133,7 @@ def cross_entropy_sum(
     chunk   tokens whose logits exist at one time
     """
     if parts is None:
-        parts = All(len(weight if isinstance(weight, Tensor) else weight.value()))
+        parts = WholeVocab(len(weight if isinstance(weight, Tensor) else weight.value()))
     loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, _How(parts, terms, chunk))
     assert isinstance(loss, Tensor)
     return loss
@@ -156,13 +156,13 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 class _How:
     """What the operation is told, beside its tensors."""
 
-    parts: Parts
+    parts: VocabShards
     terms: Terms
     chunk: int
 
     def states(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """All hidden states, token by token [T, h], for sums that autograd does not see."""
-        return self.parts.whole(hidden.detach()).reshape(-1, hidden.shape[-1])
+        """WholeVocab hidden states, token by token [T, h], for sums that autograd does not see."""
+        return self.parts.gather_in(hidden.detach()).reshape(-1, hidden.shape[-1])
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -173,18 +173,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         states, flat = how.states(hidden, labels), labels.reshape(-1)
         rows = weight if isinstance(weight, Tensor) else weight.value()
         wide = promoted(hidden.dtype)
-        largest, total, taken = states.new_empty(3, len(flat), dtype=wide).unbind()
+        largest, total, label_term = states.new_empty(3, len(flat), dtype=wide).unbind()
         kept = last = None
         for last in chunks(len(flat), how.chunk):
             kept = None  # what the chunk before kept goes before this one's logits come
             logits = _logits(states[last], rows)
-            taken[last] = _taken(logits, flat[last], how)
+            label_term[last] = _label_term(logits, flat[last], how)
             largest[last] = logits.amax(-1)
             kept = logits.sub_(largest[last, None]).exp_()
             total[last] = kept.sum(-1)
             del logits
-        normalisers = _combine(how.parts, largest, total, taken)
-        losses = normalisers - taken
+        normalisers = _combine(how.parts, largest, total, label_term)
+        losses = normalisers - label_term
         if how.terms.z:
             losses += how.terms.z * normalisers.square()
         scale = None if last is None else (largest[last] - normalisers[last]).exp_()
@@ -218,7 +218,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             torch.mm(d_logits, rows, out=d_states[part])
             add = partial(add_product, left=d_logits.T, right=states[part])
             del d_logits
-        done = how.parts.sum(d_states.view(*labels.shape, -1))
+        done = how.parts.reduce_out(d_states.view(*labels.shape, -1))
         _give(add, matrix, d_weight)  # while the parts' gradients are summed
         return done(), d_weight, None, None
 
@@ -241,23 +241,23 @@ def _places(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
     return places.clamp(0, rows - 1), (labels != MASKED) & (places >= 0) & (places < rows)
 
 
-def _taken(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
+def _label_term(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
     """What these logits take from each token's loss: (1 - ε)·x_label + ε/V·Σⱼ xⱼ."""
     places, here = _places(labels, logits.shape[1], how)
     smoothing = how.terms.smoothing
-    taken = torch.where(here, logits.gather(1, places[:, None])[:, 0], 0)
+    label_term = torch.where(here, logits.gather(1, places[:, None])[:, 0], 0)
     if smoothing:
-        taken.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.parts.vocab)
-    return taken
+        label_term.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.parts.vocab)
+    return label_term
 
 
-def _combine(parts: Parts, largest: Tensor, total: Tensor, taken: Tensor) -> Tensor:
-    """The log-sum-exp of each token over all parts; `taken` becomes what all of them take."""
+def _combine(parts: VocabShards, largest: Tensor, total: Tensor, label_term: Tensor) -> Tensor:
+    """The log-sum-exp of each token over all parts; `label_term` becomes what all of them take."""
     most = largest.clone()
     parts.combine(most, "max")
     total.mul_((largest - most).exp_())
     parts.combine(total, "sum")
-    parts.combine(taken, "sum")
+    parts.combine(label_term, "sum")
     return total.log().add_(most)
 
 

@@ -27,7 +27,7 @@ from howdah.shapes.weights import parts as all_parts
 
 
 @dataclass(frozen=True)
-class Around:
+class BlockContext:
     """What all blocks of one forward pass share: angles, mask, noise and cache."""
 
     turn: Tensor | None
@@ -47,7 +47,7 @@ class Block(nn.Module):
         self.feedforward_norm = build_norm(shape.norm, shape.width, shape.epsilon)
         self.feedforward = FeedForward(shape)
 
-    def forward(self, x: Tensor, around: Around) -> Tensor:
+    def forward(self, x: Tensor, around: BlockContext) -> Tensor:
         """Map x [b, s, h] → [b, s, h]."""
         inside = self.attention_norm(x) if self.before else x
         mixed = self.attention(inside, around.turn, around.mask, around.cache)
@@ -57,7 +57,7 @@ class Block(nn.Module):
         x = x + self._drop(self.feedforward(inside), "feedforward", around)
         return x if self.before else self.feedforward_norm(x)
 
-    def _drop(self, x: Tensor, place: str, around: Around) -> Tensor:
+    def _drop(self, x: Tensor, place: str, around: BlockContext) -> Tensor:
         return dropout(x, f"{self.name}.{place}", share=self.dropout, noise=around.noise)
 
 
@@ -135,13 +135,13 @@ class Transformer(nn.Module):
         *,
         noise: Noise | None = None,
         cache: Cache | None = None,
-    ) -> Around:
+    ) -> BlockContext:
         """What all blocks share, in the dtype and on the device of hidden states x."""
         turn = None
         if self.shape.positions == "rotary":
             turn = rotary_turns(self.shape, positions, promoted(x.dtype))
         mask = None if documents is None else cut_documents(documents, x.device)
-        return Around(turn, mask, noise, cache)
+        return BlockContext(turn, mask, noise, cache)
 
     def final_norm(self, x: Tensor) -> Tensor:
         """The hidden states that the head takes, of what the last block gives."""

@@ -7,7 +7,7 @@
 5. make it a replica: gradients are summed over the parts of tp and over dp, whole or share by
    share, in a pipeline stage by stage
 6. tell those sums when a gradient is ready: parameters of torch do, where they will do; else own
-   operations take their place, cut for tp, with a keeper that knows who has the weights
+   operations take their place, cut for tp, with a store that knows who has the weights
 7. make blocks keep for the backward pass what the layout says
 8. where each replica updates its share alone, gather weights
 9. where there are stages, make them a pipeline
@@ -35,11 +35,11 @@ from howdah.parallel.part_sums import PartSums, sum_parts
 from howdah.parallel.recompute import recompute
 from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import own_parts
-from howdah.parallel.tensor import border_of, head_parts, split
-from howdah.parallel.tensor_border import Border
-from howdah.parallel.weight_store import UnitKeeper
-from howdah.parallel.zero import Gatherer, ShareReducer, Window, gather_weights
-from howdah.parallel.zero3 import Gathering
+from howdah.parallel.tensor import region_of, split, vocab_shards
+from howdah.parallel.tensor_border import TpRegion
+from howdah.parallel.weight_store import UnitWeightStore
+from howdah.parallel.zero import ShareReducer, UpdatedWeights, Window, gather_weights
+from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.buckets import used_by_several
 from howdah.plan.layout import needs_own
 from howdah.plan.method import Precision
@@ -54,7 +54,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 
 @dataclass(frozen=True)
-class Placed:
+class ParallelModel:
     """A model on its place in the layout, ready to train.
 
     plan      what runs where
@@ -65,8 +65,8 @@ class Placed:
     gatherer  brings updated weights to all replicas, once in a step or unit by unit when they are
               used; None where each updates everything
     window    room for whole gradients where shares are kept
-    keeper    knows the weights of own operations; None where they are parameters of the model
-    border    between what each part of tp has of all tokens, and what all have; None without tp
+    store    knows the weights of own operations; None where they are parameters of the model
+    region    between what each part of tp has of all tokens, and what all have; None without tp
     pipeline  runs the stages, and sums their gradients in the reducer's place; None without pp
     """
 
@@ -77,10 +77,10 @@ class Placed:
     ranges: tuple[Range, ...]
     optimizer: torch.optim.Optimizer
     reducer: Reducer | ShareReducer | PartSums | None
-    gatherer: Gatherer | Gathering | None
+    gatherer: UpdatedWeights | ShardedWeights | None
     window: Window | None
-    keeper: UnitKeeper | None
-    border: Border | None
+    store: UnitWeightStore | None
+    region: TpRegion | None
     pipeline: Pipeline | None
 
     @property
@@ -89,13 +89,13 @@ class Placed:
         weights, at the borders of tp, and in a pipeline for messages.
         """
         line = self.pipeline
-        parts = (self.reducer, self.gatherer, self.border, line, line.sums if line else None)
+        parts = (self.reducer, self.gatherer, self.region, line, line.sums if line else None)
         return sum((part.exposed for part in parts if part), 0.0)
 
     @property
     def multiplied(self) -> list[Tensor]:
         """The tensors that hold what the model multiplies with."""
-        window = [self.gatherer.window] if isinstance(self.gatherer, Gathering) else []
+        window = [self.gatherer.window] if isinstance(self.gatherer, ShardedWeights) else []
         return [*window, *(unit.weights for unit in self.units.values())]
 
     def whole(self, unit: FlatUnit) -> Tensor:
@@ -107,16 +107,16 @@ class Placed:
         return flat
 
     @contextmanager
-    def passing(self, kind: str) -> Iterator[None]:
+    def in_pass(self, kind: str) -> Iterator[None]:
         """Inside, forward and backward passes run, as they always do for this `kind`."""
-        if not isinstance(self.gatherer, Gathering):
+        if not isinstance(self.gatherer, ShardedWeights):
             yield
             return
         self.gatherer.begin(kind)
         yield
         self.gatherer.end()
 
-    def settle(self) -> None:
+    def sync_weights(self) -> None:
         """The weights are those of the last update, on every rank, when this returns."""
         if self.gatherer:
             self.gatherer.wait()
@@ -131,9 +131,9 @@ class Placed:
         return self._loss(hidden, labels, Terms())
 
     def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
-        if self.keeper:
+        if self.store:
             weight = cast(Handle, self.model.head_weight)
-            parts = head_parts(self.plan, self.border) if self.border else None
+            parts = vocab_shards(self.plan, self.region) if self.region else None
             return head_loss(hidden, weight, labels, parts=parts, terms=terms)
         return cross_entropy_sum(hidden, self.model.head_weight, labels, terms=terms)
 
@@ -150,7 +150,7 @@ class Placed:
         return [unit.summed for unit in self.units.values()]
 
 
-def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
+def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
     """The model of a plan, laid out and filled. `fill` writes each piece of weight."""
     layout, rank, method = plan.layout, mesh.rank, plan.method
     # 1
@@ -179,13 +179,13 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     sums = StageSums(plan, mesh, units, window) if layout.pp > 1 else None
     reducer = None if sums else _reducer(plan, mesh, units, window)
     # 6
-    border = border_of(plan, mesh) if layout.tp > 1 else None
-    keeper, gathering = None, _gathering(plan, mesh, units) if cut else None
+    region = region_of(plan, mesh) if layout.tp > 1 else None
+    store, gathering = None, _gathering(plan, mesh, units) if cut else None
     if needs_own(layout):
-        keeper = _keeper(plan, rank, units, sums or reducer, gathering)
-        if border:
-            split(model, plan, border, keeper)
-        own_operations(model, keeper)
+        store = _store(plan, rank, units, sums or reducer, gathering)
+        if region:
+            split(model, plan, region, store)
+        own_operations(model, store)
     elif reducer:
         listen_to_parameters(model, reducer)
     recompute(model, plan)  # 7
@@ -194,31 +194,31 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> Placed:
     gatherer = gather_weights(model, units, mesh.shard) if gathers else gathering
     # 9
     pipeline = None
-    if sums and keeper:
-        stages = Stages(model, DTYPES[method.precision], keeper, gatherer)
+    if sums and store:
+        stages = Stages(model, DTYPES[method.precision], store, gatherer)
         pipeline = Pipeline(plan, mesh, stages, sums)
-    return Placed(
+    return ParallelModel(
         *(plan, mesh, model, units, ranges, optimizer),
-        *(reducer, gatherer, window, keeper, border, pipeline),
+        *(reducer, gatherer, window, store, region, pipeline),
     )
 
 
-def _keeper(
+def _store(
     plan: Plan,
     rank: int,
     units: dict[str, FlatUnit],
     sums: StageSums | Reducer | ShareReducer | PartSums | None,
-    gathering: Gathering | None,
-) -> UnitKeeper:
+    gathering: ShardedWeights | None,
+) -> UnitWeightStore:
     """Who tells own operations their weights, and `sums`, if there are any, of the gradients."""
     target = sums.target if sums else whole_gradients(units).__getitem__
     ready = sums.ready if sums else lambda _: None
     value = gathering.value if gathering else None
-    return UnitKeeper(units, target, ready, value, shared=used_by_several(plan, rank))
+    return UnitWeightStore(units, target, ready, value, shared=used_by_several(plan, rank))
 
 
-def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> Gathering:
-    return Gathering(units, mesh.shard, keep=plan.layout.release == "step")
+def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> ShardedWeights:
+    return ShardedWeights(units, mesh.shard, keep=plan.layout.release == "step")
 
 
 def _reducer(

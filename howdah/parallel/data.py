@@ -51,7 +51,7 @@ class Replicas:
         inside = self.shard.reduce_scatter(flats, async_op=True)
         if self.across.size == 1:
             return inside
-        owns = [self.shard.own(flat) for flat in flats]
+        owns = [self.shard.own_shard(flat) for flat in flats]
         return self.across.all_reduce(owns, async_op=True, after=inside)
 
     def sum_whole(self, flats: list[Tensor]) -> Future[None]:

@@ -12,7 +12,7 @@ before at the leaf:
 
     F    x = leaf(values) → out; held: x and the edge of out's graph; out is handed on, not kept
     B    backward(edge, gradient) → x.grad is handed back; held lets go
-    I    the same, but the keeper holds what it would add to weight gradients
+    I    the same, but the store holds what it would add to weight gradients
     W    … which is added now
 
 A receive is posted before it is needed, and waits on a thread of its own: `receive 2F0 · compute
@@ -34,12 +34,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
-from howdah.parallel.stage_links import Links, directions_of
+from howdah.parallel.stage_links import StageLinks, directions_of
 from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import Given, boundary, run_stage
-from howdah.parallel.weight_store import UnitKeeper
-from howdah.parallel.zero import Gatherer
-from howdah.parallel.zero3 import Gathering
+from howdah.parallel.weight_store import UnitWeightStore
+from howdah.parallel.zero import UpdatedWeights
+from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.plan import Plan
 from howdah.plan.program import forward_only, program_of, schedule_of, stage_parts
 from howdah.plan.schedule.actions import Action, Kind, Value, makes
@@ -56,8 +56,8 @@ class Stages(NamedTuple):
 
     model: Transformer
     dtype: torch.dtype
-    keeper: UnitKeeper
-    gatherer: Gatherer | Gathering | None
+    store: UnitWeightStore
+    gatherer: UpdatedWeights | ShardedWeights | None
 
 
 class Held(NamedTuple):
@@ -70,7 +70,7 @@ class Held(NamedTuple):
     uses: Counter[str]
 
 
-class Late(NamedTuple):
+class DeferredGrads(NamedTuple):
     """What I leaves for W: additions to the gradients of weights, and how often each was used."""
 
     queue: list[Callable[[], None]]
@@ -86,7 +86,7 @@ class Pipeline:
 
     def __init__(self, plan: Plan, mesh: Mesh, stages: Stages, sums: StageSums) -> None:
         self.plan, self.mesh, self.stages, self.sums = plan, mesh, stages, sums
-        self.links = Links(mesh, directions_of(schedule_of(plan)))
+        self.links = StageLinks(mesh, directions_of(schedule_of(plan)))
         self.parts = stage_parts(plan, mesh.place("pp"))
         self.exposed = 0.0
         self.peak = 0
@@ -97,19 +97,19 @@ class Pipeline:
 
         Returns the summed loss on the last stage, 0 on others. `tokens` divides the gradients.
         """
-        work = Pass(self, given, loss, tokens=max(tokens, 1.0))
+        work = StepRun(self, given, loss, tokens=max(tokens, 1.0))
         work.run(self._program(len(given), train=True))
         return float(work.total)
 
     def evaluate(self, given: Sequence[Given], loss: Loss) -> float:
         """The summed loss of some micro-batches on the last stage, 0 on others; no gradients."""
-        work = Pass(self, given, loss, tokens=1.0)
+        work = StepRun(self, given, loss, tokens=1.0)
         work.run(self._program(len(given), train=False))
         return float(work.total)
 
     def alone(self, stage: int, given: Given, loss: Loss) -> Tensor:
         """The forward pass of one own stage, to be looked at: what it begins with is made up."""
-        work = Pass(self, [given], loss, tokens=1.0)
+        work = StepRun(self, [given], loss, tokens=1.0)
         if stage > 0:
             size = boundary(self.plan, self.mesh.rank, given)
             made_up = torch.zeros(size, dtype=self.stages.dtype, device=self.mesh.device)
@@ -128,7 +128,7 @@ class Pipeline:
         return self._programs[micros, train]
 
 
-class Pass:
+class StepRun:
     """One pass through a program: a step's gradients, or an evaluation.
 
     total  the summed loss of the micro-batches so far, where the last stage is
@@ -138,11 +138,11 @@ class Pass:
         self, line: Pipeline, given: Sequence[Given], loss: Loss, *, tokens: float
     ) -> None:
         self.line, self.given, self.loss, self.tokens = line, given, loss, tokens
-        self.clock = line.mesh.counters.clock
+        self.recorder = line.mesh.counters.recorder
         self.total = torch.zeros((), device=line.mesh.device)
         self.values: dict[Value, Tensor] = {}
         self.held: dict[tuple[int, int], Held] = {}
-        self.late: dict[tuple[int, int], Late] = {}
+        self.late: dict[tuple[int, int], DeferredGrads] = {}
         self.moving: dict[tuple[Verb, Action], tuple[Future[None], Tensor]] = {}
         self.last: dict[int, Action] = {}  # of each stage: what completes its gradients
         self.tie: Future[None] | None = None
@@ -164,7 +164,7 @@ class Pass:
         action = instruction.action
         if self.last.get(action.stage) == action:
             self.line.sums.arm(action.stage)
-        with self.clock.span(instruction):
+        with self.recorder.span(instruction):
             KINDS[action.kind](self, action)
         self.line.peak = max(self.line.peak, len(self.held) + len(self.late))
 
@@ -176,7 +176,7 @@ class Pass:
         else:
             self.values[makes(action)] = out.detach()
         if torch.is_grad_enabled():
-            uses = self.line.stages.keeper.set_aside()
+            uses = self.line.stages.store.set_aside()
             self.held[action.stage, action.micro] = Held(x, get_gradient_edge(out), uses)
 
     def output(self, action: Action) -> tuple[Tensor | None, Tensor]:
@@ -192,7 +192,7 @@ class Pass:
 
     def backward(self, action: Action) -> None:
         held = self.held.pop((action.stage, action.micro))
-        self.line.stages.keeper.expect(held.uses)
+        self.line.stages.store.expect_again(held.uses)
         self._back(action, held)
 
     def _back(self, action: Action, held: Held) -> None:
@@ -204,15 +204,15 @@ class Pass:
             self.values[makes(action)] = x.grad
 
     def input_half(self, action: Action) -> None:
-        keeper, held = self.line.stages.keeper, self.held.pop((action.stage, action.micro))
-        keeper.hold()
+        store, held = self.line.stages.store, self.held.pop((action.stage, action.micro))
+        store.defer()
         self._back(action, held)
-        uses = held.uses + keeper.set_aside()  # what was computed again
-        self.late[action.stage, action.micro] = Late(keeper.let(), uses)
+        uses = held.uses + store.set_aside()  # what was computed again
+        self.late[action.stage, action.micro] = DeferredGrads(store.take_deferred(), uses)
 
     def weight_half(self, action: Action) -> None:
         queue, uses = self.late.pop((action.stage, action.micro))
-        self.line.stages.keeper.expect(uses)
+        self.line.stages.store.expect_again(uses)
         with torch.no_grad():  # as inside of a backward pass
             for add in queue:
                 add()
@@ -231,7 +231,7 @@ class Pass:
         assert peer is not None
         x, began = self.values.pop(makes(action)).contiguous(), perf_counter()
         future = self.line.links.send(x, peer)
-        future.add_done_callback(lambda _: self.clock.note(instruction, began))
+        future.add_done_callback(lambda _: self.recorder.note(instruction, began))
         self.moving[Verb.SEND, action] = future, x
 
     def receive(self, instruction: Instruction) -> None:
@@ -246,14 +246,14 @@ class Pass:
         assert verb is not None
         if verb is Verb.REDUCE:
             if self.last[action.stage] == action:
-                with self.clock.span(Instruction(verb, action)):
+                with self.recorder.span(Instruction(verb, action)):
                     self.line.sums.finish(action.stage)
             return
         if verb is Verb.TIE:
             assert self.tie is not None
             self.tie.result()
             self.line.sums.tied()
-            self.clock.note(Instruction(verb, action, instruction.peer), began)
+            self.recorder.note(Instruction(verb, action, instruction.peer), began)
         else:
             future, x = self.moving.pop((verb, action))
             future.result()
@@ -271,23 +271,23 @@ class Pass:
     def start_tie(self, _: Instruction) -> None:
         self.tie = self.line.sums.tie()
 
-    def leave(self, _: Instruction) -> None:
+    def skip(self, _: Instruction) -> None:
         """The update is the training step's: it waits for the norm of the whole gradient."""
 
 
-VERBS: dict[Verb, Callable[[Pass, Instruction], None]] = {
-    Verb.COMPUTE: Pass.compute,
-    Verb.SEND: Pass.send,
-    Verb.RECEIVE: Pass.receive,
-    Verb.WAIT: Pass.wait,
-    Verb.REDUCE: Pass.reduce,
-    Verb.TIE: Pass.start_tie,
-    Verb.UPDATE: Pass.leave,
+VERBS: dict[Verb, Callable[[StepRun, Instruction], None]] = {
+    Verb.COMPUTE: StepRun.compute,
+    Verb.SEND: StepRun.send,
+    Verb.RECEIVE: StepRun.receive,
+    Verb.WAIT: StepRun.wait,
+    Verb.REDUCE: StepRun.reduce,
+    Verb.TIE: StepRun.start_tie,
+    Verb.UPDATE: StepRun.skip,
 }
 
-KINDS: dict[Kind, Callable[[Pass, Action], None]] = {
-    Kind.FORWARD: Pass.forward,
-    Kind.BACKWARD: Pass.backward,
-    Kind.INPUT: Pass.input_half,
-    Kind.WEIGHT: Pass.weight_half,
+KINDS: dict[Kind, Callable[[StepRun, Action], None]] = {
+    Kind.FORWARD: StepRun.forward,
+    Kind.BACKWARD: StepRun.backward,
+    Kind.INPUT: StepRun.input_half,
+    Kind.WEIGHT: StepRun.weight_half,
 }

@@ -75,7 +75,7 @@ class FlatUnit:
         """The named tensors inside one of the unit's whole flat tensors."""
         return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
 
-    def publish(self) -> None:
+    def copy_to_weights(self) -> None:
         """Casts the masters to the own range of the weights, after an update or a load."""
         if self.weights.dtype != self.masters.dtype:
             whole = not self.shared_out
@@ -153,7 +153,7 @@ def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
         if unit.shared_out:
             for piece, start, stop in pieces(unit.buffer, unit.start, unit.stop):
                 fill(piece, masters[start - unit.start : stop - unit.start])
-            unit.publish()
+            unit.copy_to_weights()
             continue
         whole = masters.new_zeros(unit.buffer.length)
         for piece, start, stop in pieces(unit.buffer, 0, unit.buffer.length):
@@ -162,7 +162,7 @@ def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
         masters.copy_(whole[unit.start : unit.stop])
 
 
-def fresh(weights: tuple[Weight, ...], seed: int) -> Fill:
+def random_init(weights: tuple[Weight, ...], seed: int) -> Fill:
     """Fills pieces with fresh weights: a function of (seed, name, place in the tensor) alone."""
     table = {weight.name: weight for weight in weights}
 

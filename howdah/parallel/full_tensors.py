@@ -13,29 +13,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from howdah.base.errors import BadInput, nearest
-from howdah.parallel.apply import Placed
+from howdah.base.errors import UserError, nearest
+from howdah.parallel.apply import ParallelModel
 from howdah.parallel.flat_params import FlatUnit, places_of
 from howdah.plan.flat_buffers import pieces
 
 Own = Callable[[FlatUnit], Tensor]  # a tensor of the unit's own range
 
 
-def full_parameter(placed: Placed, name: str) -> Tensor:
+def full_parameter(placed: ParallelModel, name: str) -> Tensor:
     """The master weight `name`, at least float32."""
     return _whole(placed, name, lambda unit: unit.masters)
 
 
-def full_gradient(placed: Placed, name: str) -> Tensor:
+def full_gradient(placed: ParallelModel, name: str) -> Tensor:
     """The gradient of the global batch for `name`, at least float32; after clipping."""
     return _whole(placed, name, lambda unit: unit.summed)
 
 
-def full_state(placed: Placed, name: str, state: str) -> Tensor:
+def full_state(placed: ParallelModel, name: str, state: str) -> Tensor:
     """The optimizer's `state` of `name`: exp_avg, exp_avg_sq, momentum_buffer or square_avg."""
     names = placed.plan.method.optimizer.states
     if state not in names:
-        raise BadInput(f"no state {state!r} of {name}{nearest(state, names)}")
+        raise UserError(f"no state {state!r} of {name}{nearest(state, names)}")
 
     def own(unit: FlatUnit) -> Tensor:
         found = torch.zeros_like(unit.masters)
@@ -48,9 +48,9 @@ def full_state(placed: Placed, name: str, state: str) -> Tensor:
     return _whole(placed, name, own)
 
 
-def _whole(placed: Placed, name: str, own: Own) -> Tensor:
+def _whole(placed: ParallelModel, name: str, own: Own) -> Tensor:
     if name not in parameter_names(placed):
-        raise BadInput(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
+        raise UserError(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
     weight = placed.plan.weight(name)
     like = next(iter(placed.units.values())).masters
     out = like.new_zeros(weight.elements)
@@ -65,6 +65,6 @@ def _whole(placed: Placed, name: str, own: Own) -> Tensor:
     return out.view(weight.shape)
 
 
-def parameter_names(placed: Placed) -> list[str]:
+def parameter_names(placed: ParallelModel) -> list[str]:
     """All names, in forward order."""
     return [weight.name for weight in placed.plan.weights]

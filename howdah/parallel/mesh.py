@@ -16,7 +16,7 @@ import torch
 
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.comm.transport import Alone, Among, Transport
+from howdah.comm.transport import SingleRank, SubgroupFactory, Transport
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, axis
 from howdah.plan.recording import Wires
@@ -43,7 +43,7 @@ class Mesh:
     groups: Mapping[Axis, Group]
     counters: Counters
     transports: tuple[Transport, ...]
-    among: Among
+    among: SubgroupFactory
     joined: list[tuple[Group, Transport]] = field(default_factory=list)
 
     @property
@@ -95,7 +95,7 @@ class Mesh:
         """
         if error:
             for group in self._every():
-                group.give_up()
+                group.abort()
         self.close()
 
     def _every(self) -> set[Group]:
@@ -122,7 +122,7 @@ def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> 
         if len(ranks) == layout.world and counted == label:
             groups[name] = world
             continue
-        part = transport.among(ranks) if len(ranks) > 1 else Alone()
+        part = transport.among(ranks) if len(ranks) > 1 else SingleRank()
         joined.append(part)
         groups[name] = Group(part, axis=counted, counters=counters)
     among = transport.among

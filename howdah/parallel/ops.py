@@ -10,7 +10,7 @@ is asked for the numbers when they are needed, and told what to add to the gradi
                 handle.add(out ↦ out += dyᵀ · x)             at once, or later
 
 One mechanism serves ZeRO-3 (weights come and go), zero-bubble pipelines (weight gradients wait),
-pipelines with several versions of a weight, and layers that live on the host: each is a Keeper.
+pipelines with several versions of a weight, and layers on the host: each is a WeightStore.
 
 The weight gradient is added right where it is kept, in at least float32; no tensor of its size is
 made for it where the formats agree.
@@ -25,18 +25,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model.embedding import Embedding
-from howdah.model.loss import NONE, Add, Parts, Terms, add_product, chunks, cross_entropy_sum
+from howdah.model.loss import NONE, Add, Terms, VocabShards, add_product, chunks, cross_entropy_sum
 from howdah.model.norm import LayerNorm, RMSNorm, promoted, rms_norm, rms_norm_backward
 
 
-class Keeper(Protocol):
+class WeightStore(Protocol):
     """Whoever keeps weights and their gradients."""
 
     def value(self, name: str) -> Tensor:
         """The weight, in the dtype of computing; valid until the operation ends."""
         ...
 
-    def used(self, name: str) -> None:
+    def expect_gradient(self, name: str) -> None:
         """A forward pass has used the weight: one more `add` will come."""
         ...
 
@@ -50,19 +50,19 @@ class Handle:
     """A weight by name."""
 
     name: str
-    keeper: Keeper
+    store: WeightStore
 
     def value(self) -> Tensor:
-        """See Keeper."""
-        return self.keeper.value(self.name)
+        """See WeightStore."""
+        return self.store.value(self.name)
 
-    def used(self) -> None:
-        """See Keeper."""
-        self.keeper.used(self.name)
+    def expect_gradient(self) -> None:
+        """See WeightStore."""
+        self.store.expect_gradient(self.name)
 
     def add(self, add: Add, *, now: bool = False) -> None:
-        """See Keeper."""
-        self.keeper.add(self.name, add, now=now)
+        """See WeightStore."""
+        self.store.add(self.name, add, now=now)
 
 
 def linear(x: Tensor, weight: Handle, bias: Handle | None = None) -> Tensor:
@@ -93,7 +93,7 @@ def head_loss(
     weight: Handle,
     labels: Tensor,
     *,
-    parts: Parts | None = None,
+    parts: VocabShards | None = None,
     terms: Terms = NONE,
 ) -> Tensor:
     """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...].
@@ -197,7 +197,7 @@ def _note_use(through: Tensor, *handles: Handle | None) -> None:
     if torch.is_grad_enabled() and through.requires_grad:
         for handle in handles:
             if handle:
-                handle.used()
+                handle.expect_gradient()
 
 
 # -- modules, in the place of those of a plain model ---------------------------------
@@ -240,21 +240,21 @@ class OwnNorm(nn.Module):
         return norm(x, self.weight, self.bias, self.epsilon)
 
 
-def own_operations(model: nn.Module, keeper: Keeper) -> None:
+def own_operations(model: nn.Module, store: WeightStore) -> None:
     """Puts own operations in the place of all linears, embeddings and norms of `model`, which then
-    has no parameters; `keeper` knows their weights by the names they had.
+    has no parameters; `store` knows their weights by the names they had.
     """
     for path, module in list(model.named_modules()):
-        own = _own(path, module, keeper)
+        own = _own(path, module, store)
         if own is not None:
             parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, own)
 
 
-def _own(path: str, module: nn.Module, keeper: Keeper) -> nn.Module | None:
-    weight = Handle(f"{path}.weight", keeper)
+def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
+    weight = Handle(f"{path}.weight", store)
     has_bias = getattr(module, "bias", None) is not None
-    bias = Handle(f"{path}.bias", keeper) if has_bias else None
+    bias = Handle(f"{path}.bias", store) if has_bias else None
     if isinstance(module, nn.Linear):
         return OwnLinear(weight, bias)
     if isinstance(module, Embedding):

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from howdah.model.attention import Core, Mask
-from howdah.model.transformer import Around, Block, Transformer
+from howdah.model.transformer import Block, BlockContext, Transformer
 from howdah.plan.plan import Plan
 
-Run = Callable[..., Tensor]  # of tensors
+BlockFunction = Callable[..., Tensor]  # of tensors
 
 
 def recompute(model: Transformer, plan: Plan) -> None:
@@ -41,14 +41,14 @@ def recompute(model: Transformer, plan: Plan) -> None:
             block.attention.core = _core_again(block.attention.core)
 
 
-def again(run: Run, *tensors: Tensor) -> Tensor:
+def again(run: BlockFunction, *tensors: Tensor) -> Tensor:
     """run(*tensors), which keeps nothing but them: it runs a second time in backward."""
     return _Again.apply(run, *tensors)
 
 
 class _Again(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, run: BlockFunction, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.run = run
         return run(*tensors)
@@ -65,8 +65,10 @@ class _Again(torch.autograd.Function):
         return None, *(tensor.grad for tensor in inputs)
 
 
-def _block_again(forward: Callable[[Tensor, Around], Tensor]) -> Callable[[Tensor, Around], Tensor]:
-    def block(x: Tensor, around: Around) -> Tensor:
+def _block_again(
+    forward: Callable[[Tensor, BlockContext], Tensor],
+) -> Callable[[Tensor, BlockContext], Tensor]:
+    def block(x: Tensor, around: BlockContext) -> Tensor:
         if around.turn is None:
             return again(lambda x: forward(x, around), x)
         # the angles are kept too, once for all blocks: named, so that they are counted

@@ -3,7 +3,7 @@
 A tensor that an operation saves is often a view, and two operations often save the same one, so
 what is counted is unique *storages*, each with all of its bytes. Parameters are no activations.
 
-    with SavedBytes(model.parameters()) as kept:
+    with SavedTensorMeter(model.parameters()) as kept:
         loss = ...
     kept.count(loss)
     loss.backward()
@@ -21,7 +21,7 @@ from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node, saved_tensors_hooks
 
 
-class SavedBytes:
+class SavedTensorMeter:
     """Counts what a forward pass saves, while it is entered; results are not changed.
 
     besides  tensors that do not count, nor anything that shares memory with them
@@ -33,7 +33,7 @@ class SavedBytes:
         self._seen: dict[int, UntypedStorage] = {}
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
 
-    def __enter__(self) -> "SavedBytes":
+    def __enter__(self) -> "SavedTensorMeter":
         self._hooks.__enter__()
         return self
 

@@ -1,4 +1,4 @@
-"""Links: what carries messages between two pipeline ranks, each direction by itself.
+"""StageLinks: what carries messages between two pipeline ranks, each direction by itself.
 
     rank 0 ──── activations ───> rank 1      one transport and one progress thread for each
            <──── gradients ─────             direction of each pair: full-duplex wires
@@ -22,7 +22,7 @@ from howdah.plan.schedule.messages import message_order
 Pair = tuple[int, int]  # places along pp: from, to
 
 
-class Links:
+class StageLinks:
     """The directions that this rank has a part in; peers are named by their place along pp."""
 
     def __init__(self, mesh: Mesh, directions: Iterable[Pair]) -> None:

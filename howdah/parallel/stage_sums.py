@@ -57,7 +57,7 @@ class StageSums:
         """Seconds that this rank has waited for sums, over the whole run."""
         return sum(reducer.exposed for some in self._by_stage.values() for reducer in some)
 
-    # -- for the keeper of weights
+    # -- for the store of weights
 
     def target(self, name: str) -> Tensor:
         """Where the gradient of `name` is added."""
@@ -115,7 +115,7 @@ class StageSums:
 
     def _join_tie(self) -> Group | None:
         """The two ranks that hold the embedding of this rank's replica, if it is one of them."""
-        places = self._plan.unit_homes["tied"] if tied_stages(self._plan) else ()
+        places = self._plan.ranks_of_unit["tied"] if tied_stages(self._plan) else ()
         if self._mesh.place("pp") not in places:
             return None
         ranks = axis(self._plan.layout, "pp").group(self._mesh.rank)
@@ -125,4 +125,4 @@ class StageSums:
         unit = self._units["tied"]
         if unit.gradients is None or self._plan.layout.zero > 0:
             return unit.summed
-        return self._mesh.shard.own(unit.gradients)
+        return self._mesh.shard.own_shard(unit.gradients)

@@ -14,7 +14,7 @@ parts are summed; of the logits only the head's loss sees parts (`model/loss.py`
 
 What each rank holds is decided in `plan/sharding.py`; a weight lies in its unit as that box. The
 model stays plain: `split` puts operations in the place of its linears and embeddings, which know
-the border of the region (`sequence.py`) and hide what they can:
+the region of the region (`sequence.py`) and hide what they can:
 
     q, k, v (gate and up) are one operation (column-parallel linears): one message serves them all
     their backward starts the sum of the input's gradient, and adds those of the weights meanwhile
@@ -32,8 +32,8 @@ from torch.autograd.function import once_differentiable
 from howdah.model.loss import add_product
 from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
-from howdah.parallel.ops import Handle, Keeper, add_bias, embedding
-from howdah.parallel.tensor_border import Border, HeadParts, noise_of_slices
+from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
+from howdah.parallel.tensor_border import TpRegion, TpVocabShards, noise_of_slices
 from howdah.plan.flat_buffers import share
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import tokens
@@ -45,51 +45,51 @@ ROWS = (("attention", "o"), ("feedforward", "down"))
 Linear = tuple[Handle, Handle | None]  # weight and bias
 
 
-def split(model: Transformer, plan: Plan, border: Border, keeper: Keeper) -> None:
+def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) -> None:
     """Puts tensor-parallel operations in the place of the linears and embeddings of `model`."""
     for number, block in model.layers.items():
         for name, leaves in COLUMNS:
             inside = getattr(block, name)
             path, present = f"layers.{number}.{name}", [n for n in leaves if hasattr(inside, n)]
-            linears = [_linear(f"{path}.{leaf}", getattr(inside, leaf), keeper) for leaf in present]
-            together = Columns(linears, border)
+            linears = [_linear(f"{path}.{leaf}", getattr(inside, leaf), store) for leaf in present]
+            together = Columns(linears, region)
             for place, leaf in enumerate(present):
                 setattr(inside, leaf, Column(together, place))
         for name, leaf in ROWS:
             inside = getattr(block, name)
-            linear = _linear(f"layers.{number}.{name}.{leaf}", getattr(inside, leaf), keeper)
-            setattr(inside, leaf, Row(*linear, border))
+            linear = _linear(f"layers.{number}.{name}.{leaf}", getattr(inside, leaf), store)
+            setattr(inside, leaf, Row(*linear, region))
     if hasattr(model, "embedding"):
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
-            Handle("embedding.weight", keeper), border, _first_row(plan, border)
+            Handle("embedding.weight", store), region, _first_row(plan, region)
         )
-    if border.sliced:
+    if region.sliced:
         if hasattr(model, "positions"):
             model.positions = SliceEmbedding(  # type: ignore[assignment]
-                Handle("positions.weight", keeper), border
+                Handle("positions.weight", store), region
             )
-        noise_of_slices(model, border)
+        noise_of_slices(model, region)
 
 
-def border_of(plan: Plan, mesh: Mesh) -> Border:
-    """The border of all regions of this rank."""
+def region_of(plan: Plan, mesh: Mesh) -> TpRegion:
+    """The region of all regions of this rank."""
     keeps = plan.layout.inputs == "gathered"
-    return Border(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps)
+    return TpRegion(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps)
 
 
-def head_parts(plan: Plan, border: Border) -> HeadParts:
+def vocab_shards(plan: Plan, region: TpRegion) -> TpVocabShards:
     """Who holds the other rows of the head."""
-    return HeadParts(border, _first_row(plan, border), plan.shape.vocab)
+    return TpVocabShards(region, _first_row(plan, region), plan.shape.vocab)
 
 
-def _first_row(plan: Plan, border: Border) -> int:
+def _first_row(plan: Plan, region: TpRegion) -> int:
     """Of the vocabulary, the first that is here."""
-    return share(plan.shape.vocab, border.group.size, border.group.rank)[0]
+    return share(plan.shape.vocab, region.group.size, region.group.rank)[0]
 
 
-def _linear(path: str, plain: nn.Module, keeper: Keeper) -> Linear:
-    bias = Handle(f"{path}.bias", keeper) if getattr(plain, "bias", None) is not None else None
-    return Handle(f"{path}.weight", keeper), bias
+def _linear(path: str, plain: nn.Module, store: WeightStore) -> Linear:
+    bias = Handle(f"{path}.bias", store) if getattr(plain, "bias", None) is not None else None
+    return Handle(f"{path}.weight", store), bias
 
 
 # -- operations ------------------------------------------------------------------
@@ -97,21 +97,21 @@ def _linear(path: str, plain: nn.Module, keeper: Keeper) -> Linear:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, linears: Sequence[Linear], border: Border) -> Any:
-        whole = border.whole(x, now=True)()
-        ctx.save_for_backward(whole if border.keeps else x)
-        ctx.linears, ctx.border = linears, border
+    def forward(ctx: Any, x: Tensor, linears: Sequence[Linear], region: TpRegion) -> Any:
+        whole = region.gather_in(x, now=True)()
+        ctx.save_for_backward(whole if region.keeps else x)
+        ctx.linears, ctx.region = linears, region
         return tuple(F.linear(whole, w.value(), b.value() if b else None) for w, b in linears)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        coming = (lambda: x) if ctx.border.keeps else ctx.border.whole(x.detach())
+        pending = (lambda: x) if ctx.region.keeps else ctx.region.gather_in(x.detach())
         rows = [gradient.flatten(0, -2) for gradient in gradients]
         d_x = _input_gradient(rows, ctx.linears)
-        summed = ctx.border.sum(d_x.view(*gradients[0].shape[:-1], -1))
-        inputs = coming().flatten(0, -2)
+        summed = ctx.region.reduce_out(d_x.view(*gradients[0].shape[:-1], -1))
+        inputs = pending().flatten(0, -2)
         for (weight, bias), row in zip(ctx.linears, rows, strict=True):
             _add_gradients(weight, bias, row, inputs)
         return summed(), None, None
@@ -119,20 +119,22 @@ class _Columns(torch.autograd.Function):
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, border: Border) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, region: TpRegion
+    ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.border = weight, bias, border
-        out = border.sum(F.linear(x, weight.value()), now=True)()
+        ctx.weight, ctx.bias, ctx.region = weight, bias, region
+        out = region.reduce_out(F.linear(x, weight.value()), now=True)()
         return out.add_(bias.value()) if bias else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        coming = ctx.border.whole(gradient)
+        pending = ctx.region.gather_in(gradient)
         if ctx.bias:  # added behind the sum: its gradient is that of the positions that are here
             add_bias(ctx.bias, gradient.flatten(0, -2))
-        whole = coming()
+        whole = pending()
         d_x = whole @ ctx.weight.value()
         _add_gradients(ctx.weight, None, whole.flatten(0, -2), x.detach().flatten(0, -2))
         return d_x, None, None, None
@@ -147,13 +149,13 @@ class _VocabEmbedding(torch.autograd.Function):
         ctx.of, rows = of, of.weight.value()
         places, elsewhere = _places(tokens, of.first, len(rows))
         out = F.embedding(places, rows).masked_fill_(elsewhere[..., None], 0)
-        return of.border.sum(out, now=True)()
+        return of.region.reduce_out(out, now=True)()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
-        of, whole = ctx.of, ctx.of.border.whole(gradient, now=True)()
+        of, whole = ctx.of, ctx.of.region.gather_in(gradient, now=True)()
 
         def add(out: Tensor) -> None:
             places, elsewhere = _places(tokens, of.first, len(out))
@@ -192,8 +194,8 @@ def _add_gradients(weight: Handle, bias: Handle | None, rows: Tensor, inputs: Te
 class Columns:
     """Linears of one input, computed together when the first of them is called."""
 
-    def __init__(self, linears: Sequence[Linear], border: Border) -> None:
-        self.linears, self.border = linears, border
+    def __init__(self, linears: Sequence[Linear], region: TpRegion) -> None:
+        self.linears, self.region = linears, region
         self._outs: dict[int, Tensor] = {}
 
     def take(self, place: int, x: Tensor) -> Tensor:
@@ -202,7 +204,7 @@ class Columns:
             if torch.is_grad_enabled() and x.requires_grad:
                 for weight, bias in self.linears:
                     _use(weight, bias)
-            self._outs = dict(enumerate(_Columns.apply(x, self.linears, self.border)))
+            self._outs = dict(enumerate(_Columns.apply(x, self.linears, self.region)))
         return self._outs.pop(place)
 
 
@@ -226,23 +228,23 @@ class Row(nn.Module):
     parts; under sp from all positions to a slice. The bias is added once.
     """
 
-    def __init__(self, weight: Handle, bias: Handle | None, border: Border) -> None:
+    def __init__(self, weight: Handle, bias: Handle | None, region: TpRegion) -> None:
         super().__init__()
-        self.weight, self.bias, self.border = weight, bias, border
+        self.weight, self.bias, self.region = weight, bias, region
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum over the parts."""
         if torch.is_grad_enabled() and x.requires_grad:
             _use(self.weight, self.bias)
-        return _Row.apply(x, self.weight, self.bias, self.border)
+        return _Row.apply(x, self.weight, self.bias, self.region)
 
 
 class VocabEmbedding(nn.Module):
     """Takes the place of the embedding of tokens; `first` is the first row that is here."""
 
-    def __init__(self, weight: Handle, border: Border, first: int) -> None:
+    def __init__(self, weight: Handle, region: TpRegion, first: int) -> None:
         super().__init__()
-        self.weight, self.border, self.first = weight, border, first
+        self.weight, self.region, self.first = weight, region, first
         self.anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -255,18 +257,18 @@ class VocabEmbedding(nn.Module):
 class SliceEmbedding(nn.Module):
     """Takes the place of an embedding that is whole here, for the positions that are here."""
 
-    def __init__(self, weight: Handle, border: Border) -> None:
+    def __init__(self, weight: Handle, region: TpRegion) -> None:
         super().__init__()
-        self.weight, self.border = weight, border
+        self.weight, self.region = weight, region
         self.anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, index: Tensor) -> Tensor:
         """Rows for index [b, S] → [b, s, h]."""
-        return embedding(self.border.own(index), self.weight, self.anchor)
+        return embedding(self.region.own_slice(index), self.weight, self.anchor)
 
 
 def _use(weight: Handle, bias: Handle | None) -> None:
-    """Tells the keeper that a backward pass will follow."""
-    weight.used()
+    """Tells the store that a backward pass will follow."""
+    weight.expect_gradient()
     if bias:
-        bias.used()
+        bias.expect_gradient()

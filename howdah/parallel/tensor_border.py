@@ -1,4 +1,4 @@
-"""The border of a tensor-parallel region: where tokens meet the parts of matrices; Megatron-LM's
+"""The region of a tensor-parallel region: where tokens meet the parts of matrices; Megatron-LM's
 f and g, under sequence slices g and its conjugate.
 
 Between the matrices of a block every part of tp has a part of the columns of all tokens. Around
@@ -33,12 +33,12 @@ from howdah.model.noise import Noise
 from howdah.model.transformer import Transformer
 from howdah.plan.flat_buffers import share
 
-Coming = Callable[[], Tensor]  # waits for a tensor that is on its way
+Pending = Callable[[], Tensor]  # waits for a tensor that is on its way
 
 
 @dataclass
 class Waited:
-    """Seconds that computation has stood still at a border, over the whole run."""
+    """Seconds that computation has stood still at a region, over the whole run."""
 
     seconds: float = 0.0
 
@@ -51,14 +51,14 @@ class Waited:
 
 
 @dataclass(frozen=True)
-class Border:
-    """A rank's place at the border.
+class TpRegion:
+    """A rank's place at the region.
 
     group   the parts of tp
     length  positions of a sample
     sliced  each part holds a slice of them (sp)
     keeps   what is gathered is kept for the backward pass (inputs=gathered)
-    waited  at this border
+    waited  at this region
     """
 
     group: Group
@@ -72,7 +72,7 @@ class Border:
         """Seconds that this rank has waited for others, over the whole run."""
         return self.waited.seconds
 
-    def whole(self, x: Tensor, *, now: bool = False) -> Coming:
+    def gather_in(self, x: Tensor, *, now: bool = False) -> Pending:
         """Starts to bring x [b, s, h] of all positions here; it is there if it is wanted `now`."""
         if not self.sliced:
             return lambda: x
@@ -82,7 +82,7 @@ class Border:
             started = self.group.all_gather(out, rows, async_op=not now)
         return self._after(started, lambda: out.movedim(0, 1).contiguous())
 
-    def sum(self, x: Tensor, *, now: bool = False) -> Coming:
+    def reduce_out(self, x: Tensor, *, now: bool = False) -> Pending:
         """Starts to sum x [b, s, h] over the parts: the sum, or this rank's slice of it. It is
         there if it is wanted `now`, on the thread that asks.
 
@@ -111,7 +111,7 @@ class Border:
             return 0, self.length
         return share(self.length, self.group.size, self.group.rank)
 
-    def own(self, x: Tensor) -> Tensor:
+    def own_slice(self, x: Tensor) -> Tensor:
         """Of x [b, s], the same on all parts, the positions that are here."""
         start, stop = self.slice
         return x[:, start:stop]
@@ -120,7 +120,7 @@ class Border:
         """The same noise, for the positions that are here."""
         return noise and replace(noise, first=self.slice[0], length=self.length)
 
-    def _after(self, started: Future[None], give: Coming) -> Coming:
+    def _after(self, started: Future[None], give: Pending) -> Pending:
         def wait() -> Tensor:
             with self.waited.here():
                 started.result()
@@ -130,39 +130,39 @@ class Border:
 
 
 @dataclass(frozen=True)
-class HeadParts:
+class TpVocabShards:
     """The parts of tp as those who hold the rows of the head (`model/loss.py`)."""
 
-    border: Border
+    region: TpRegion
     first: int
     vocab: int
 
     @property
     def keeps(self) -> bool:
         """What `whole` gave is kept, and not asked for again."""
-        return self.border.keeps
+        return self.region.keeps
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """Over the parts of tp; a number for each token."""
-        self.border.combine(x, op)
+        self.region.combine(x, op)
 
-    def whole(self, hidden: Tensor) -> Tensor:
+    def gather_in(self, hidden: Tensor) -> Tensor:
         """Gathered, where slices are here."""
-        return self.border.whole(hidden, now=True)()
+        return self.region.gather_in(hidden, now=True)()
 
-    def sum(self, gradient: Tensor) -> Coming:
+    def reduce_out(self, gradient: Tensor) -> Pending:
         """As at the way in of any region."""
-        return self.border.sum(gradient)
+        return self.region.reduce_out(gradient)
 
 
-def noise_of_slices(model: Transformer, border: Border) -> None:
+def noise_of_slices(model: Transformer, region: TpRegion) -> None:
     """Makes the dropout of `model` drop, of the positions that are here, what one device drops."""
-    model.embed = _with_noise(model.embed, border)  # type: ignore[method-assign]
-    model.around = _with_noise(model.around, border)  # type: ignore[method-assign]
+    model.embed = _with_noise(model.embed, region)  # type: ignore[method-assign]
+    model.around = _with_noise(model.around, region)  # type: ignore[method-assign]
 
 
-def _with_noise(run: Callable[..., Any], border: Border) -> Callable[..., Any]:
+def _with_noise(run: Callable[..., Any], region: TpRegion) -> Callable[..., Any]:
     def with_noise(*given: Any, noise: Noise | None = None, **named: Any) -> Any:
-        return run(*given, noise=border.noise(noise), **named)
+        return run(*given, noise=region.noise(noise), **named)
 
     return with_noise

@@ -1,4 +1,4 @@
-"""The keeper of weights for own operations: here what is the same whoever has the weights.
+"""The store of weights for own operations: here what is the same whoever has the weights.
 
     used   layers.0.attention.q.weight      1    a gradient will come
     add    layers.0.attention.q.weight      0    it has: ready
@@ -6,8 +6,8 @@
 A tied weight is used twice in a forward pass and is ready after both gradients. A pipeline that
 computes weight gradients apart from those of its inputs holds them back:
 
-    keeper.hold()          backward leaves what it would add in a queue
-    queue = keeper.let()   … which whoever called runs when it suits
+    store.defer()          backward leaves what it would add in a queue
+    queue = store.take_deferred()   … which whoever called runs when it suits
 
 What would have to keep much until then is added at once all the same; the weight is ready when its
 turn in the queue comes.
@@ -15,7 +15,7 @@ turn in the queue comes.
 A pipeline goes forward several times before it first goes backward. What each forward awaits is
 set aside, and expected again when its own backward begins: so a weight is ready after each.
 
-    uses = keeper.set_aside()      … keeper.expect(uses)
+    uses = store.set_aside()      … store.expect_again(uses)
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ Target = Callable[[str], Tensor]
 Ready = Callable[[str], None]
 
 
-class UnitKeeper:
+class UnitWeightStore:
     """Knows where all weights of `units` are, and where their gradients go.
 
     target  where the gradient of a weight is added, by name
@@ -59,7 +59,7 @@ class UnitKeeper:
         """The weight, for the operation that asks; afterwards it may be let go."""
         return self._value(name)
 
-    def used(self, name: str) -> None:
+    def expect_gradient(self, name: str) -> None:
         """One more gradient will come."""
         self._awaited[name] += 1
 
@@ -75,11 +75,11 @@ class UnitKeeper:
         else:
             self._held.append(lambda: self._let(name, add))
 
-    def hold(self) -> None:
+    def defer(self) -> None:
         """From now on, what is to be added waits."""
         self._held = []
 
-    def let(self) -> list[Callable[[], None]]:
+    def take_deferred(self) -> list[Callable[[], None]]:
         """What has waited since `hold`, to be called in any order; adds are made at once again."""
         held, self._held = self._held, None
         return held or []
@@ -91,11 +91,11 @@ class UnitKeeper:
             del self._awaited[name]
         return uses
 
-    def expect(self, uses: Counter[str]) -> None:
+    def expect_again(self, uses: Counter[str]) -> None:
         """The gradients that a forward pass was to have come next."""
         self._awaited.update(uses)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """No gradient will come of what was used so far: it was only to be looked at."""
         self._awaited.clear()
 

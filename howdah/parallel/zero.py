@@ -202,7 +202,7 @@ class ShareReducer:
             self._across.append(self._replicas.across.all_reduce(sums, async_op=True))
 
 
-class Gatherer:
+class UpdatedWeights:
     """Brings every rank's updated range to all, while the next forward already begins.
 
     The gathers start with the forward pass that needs them, not with the update: the small
@@ -243,13 +243,13 @@ class Gatherer:
         self.exposed += perf_counter() - began
 
 
-def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -> Gatherer:
+def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -> UpdatedWeights:
     """Makes the forward pass of `model` wait for each unit's weights before it uses them.
 
     What is embedded is waited for at the start, each block's before it, the head's behind the
     last.
     """
-    gatherer = Gatherer(units, group)
+    gatherer = UpdatedWeights(units, group)
     blocks = {unit: model.get_submodule(unit) for unit in units if unit.startswith("layers.")}
     first = [unit for unit in units if unit in ("embedding", "tied")]
     last = [unit for unit in units if unit not in blocks and unit not in first]
@@ -261,7 +261,7 @@ def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -
     return gatherer
 
 
-def _await(gatherer: Gatherer, unit: str) -> Callable[[nn.Module, Any], None]:
+def _await(gatherer: UpdatedWeights, unit: str) -> Callable[[nn.Module, Any], None]:
     def weights_are_needed(_: nn.Module, __: Any) -> None:
         gatherer.wait(unit)
 

@@ -31,7 +31,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.group import Group
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.weight_store import whole_weights
@@ -46,7 +46,7 @@ class _Whole:
     future: Future[None]
 
 
-class Gathering:
+class ShardedWeights:
     """The weights of `units`, of most of which each rank of `group` keeps a share.
 
     keep     units stay until the pass is over (release=step)
@@ -106,10 +106,10 @@ class Gathering:
             return self._stays[name]
         unit = self._unit_of[name]
         if unit not in self._here:
-            self._turn_to(unit)
+            self._advance_to(unit)
         return self._here[unit][name]
 
-    def _turn_to(self, unit: str) -> None:
+    def _advance_to(self, unit: str) -> None:
         """Releases the unit in use, begins to gather the one after `unit`, and waits for it."""
         after = self._next(unit) if self._kind else None
         if not self._keep:
@@ -130,7 +130,7 @@ class Gathering:
             return None
         before = order[at] if at < len(order) else "nothing more"
         if before != unit:
-            raise BadInput(
+            raise UserError(
                 f"{self._kind} uses {unit} as its unit {at + 1} where it used {before} before: a "
                 "model that is shared out by zero3 must use its weights in one order; use zero2"
             )
@@ -142,7 +142,7 @@ class Gathering:
         mine[self._group.rank] = names.index(unit)
         wanted = [names[int(number)] for number in self._group.sum_scalars(mine)]
         if len(set(wanted)) > 1:
-            raise BadInput(_differ(self._kind, len(self._seen), wanted))
+            raise UserError(_differ(self._kind, len(self._seen), wanted))
 
     def _gather(self, unit: str, besides: _Whole | None = None) -> _Whole:
         """Begins to make `unit` whole: in its own place where all stay, else at the end of the

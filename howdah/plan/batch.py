@@ -13,7 +13,7 @@ early steps have fewer micro-batches, and the layout's x is that of the full bat
 from dataclasses import dataclass, replace
 
 from howdah.base.bounds import out_of_bounds
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 
 MASKED = -100  # the label of a token that is not to be predicted, as in torch's cross-entropy
@@ -51,37 +51,37 @@ def micro_steps(samples: int, *, micro: int, replicas: int) -> int:
 def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
     """Both with all numbers filled in and agreeing. The layout's dp must be known.
 
-    Raises BadInput when fewer than two are given, or when the three contradict.
+    Raises UserError when fewer than two are given, or when the three contradict.
     """
     dp, micros = layout.dp, layout.micros
     assert dp is not None
     total, micro = batch.global_batch, batch.micro_batch
     for problem in out_of_bounds(batch, "batch"):
-        raise BadInput(problem)
+        raise UserError(problem)
     if total is None and micro is not None:
         total = micro * dp * (micros or 1)
     elif micro is None and total is not None:
         micro = -(-total // (dp * (micros or 1)))
     if total is None or micro is None:
-        raise BadInput(
+        raise UserError(
             "the batch is open: give two of batch.global_batch, batch.micro_batch and the "
             "layout's x (micro-batches per step)"
         )
     most = -(-total // dp)
     if micro > most:
-        raise BadInput(
+        raise UserError(
             f"batch.micro_batch {micro} is more than a replica's part of batch.global_batch "
             f"{total} on {dp} replicas, and the rest would be padding; use "
             f"batch.micro_batch={most}"
         )
     needed = micro_steps(total, micro=micro, replicas=dp)
     if micros is not None and micros != needed and batch.micro_batch is None:
-        raise BadInput(
+        raise UserError(
             f"batch.global_batch {total} on {dp} replicas makes x{needed} micro-batches of one "
             f"size, but the layout says x{micros}; use x{needed}, or another batch.global_batch"
         )
     if micros is not None and micros != needed:
-        raise BadInput(
+        raise UserError(
             f"batch.global_batch {total} on {dp} replicas with batch.micro_batch {micro} takes "
             f"x{needed}, but the layout says x{micros}; drop one of the three"
         )
@@ -92,6 +92,6 @@ def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
 
 def _check_ramp(batch: Batch, total: int) -> None:
     if batch.ramp_from > total:
-        raise BadInput(f"batch.ramp_from {batch.ramp_from} is over the global batch {total}")
+        raise UserError(f"batch.ramp_from {batch.ramp_from} is over the global batch {total}")
     if bool(batch.ramp_from) != bool(batch.ramp_steps):
-        raise BadInput("a ramp needs both batch.ramp_from and batch.ramp_steps")
+        raise UserError("a ramp needs both batch.ramp_from and batch.ramp_steps")

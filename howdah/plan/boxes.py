@@ -58,7 +58,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Run:
+class Overlap:
     """`length` elements that stand at offset `there` of one piece and `here` of another."""
 
     there: int
@@ -76,7 +76,7 @@ class Read(Generic[Holder]):
     piece: int
     holder: Holder
     source: int
-    run: Run
+    run: Overlap
 
 
 class Missing(LookupError):
@@ -104,7 +104,7 @@ def intersect(a: Box, b: Box) -> Box | None:
     return Box(corner, size) if all(n > 0 for n in size) else None
 
 
-def overlap(there: Piece, here: Piece) -> Iterator[Run]:
+def overlap(there: Piece, here: Piece) -> Iterator[Overlap]:
     """The runs of elements that two pieces of one tensor share, in row-by-row order.
 
     Offsets count from each piece's `start`. Joins rows into one run where both pieces hold
@@ -113,13 +113,13 @@ def overlap(there: Piece, here: Piece) -> Iterator[Run]:
     shared = intersect(there.box, here.box)
     if shared is None:
         return
-    pending: Run | None = None
+    pending: Overlap | None = None
     for row, length in _rows(shared, there, here):
         run = _clip(there, here, row, length)
         if run is None:
             continue
         if pending and _follows(pending, run):
-            pending = Run(pending.there, pending.here, pending.length + run.length)
+            pending = Overlap(pending.there, pending.here, pending.length + run.length)
             continue
         if pending:
             yield pending
@@ -128,7 +128,7 @@ def overlap(there: Piece, here: Piece) -> Iterator[Run]:
         yield pending
 
 
-def _follows(first: Run, second: Run) -> bool:
+def _follows(first: Overlap, second: Overlap) -> bool:
     return (first.there + first.length, first.here + first.length) == (second.there, second.here)
 
 
@@ -173,13 +173,13 @@ def _offset(box: Box, position: tuple[int, ...]) -> int:
     return offset
 
 
-def _clip(there: Piece, here: Piece, position: tuple[int, ...], length: int) -> Run | None:
+def _clip(there: Piece, here: Piece, position: tuple[int, ...], length: int) -> Overlap | None:
     """The row as offsets into both pieces, cut to what both hold."""
     a = _offset(there.box, position) - there.start
     b = _offset(here.box, position) - here.start
     skip = max(0, -a, -b)
     stop = min(length, there.elements - a, here.elements - b)
-    return Run(a + skip, b + skip, stop - skip) if stop > skip else None
+    return Overlap(a + skip, b + skip, stop - skip) if stop > skip else None
 
 
 # -- who reads what from whom --------------------------------------------------
@@ -220,14 +220,14 @@ def reads(
 
 
 def _fill(
-    gaps: list[tuple[int, int]], runs: Iterable[Run]
-) -> tuple[list[Run], list[tuple[int, int]]]:
+    gaps: list[tuple[int, int]], runs: Iterable[Overlap]
+) -> tuple[list[Overlap], list[tuple[int, int]]]:
     """The parts of `runs` that stand in the gaps [start, stop) of a piece; the gaps left then.
 
     Both are in order and walked once, side by side: a run may fill several gaps, and several
     runs one.
     """
-    filled: list[Run] = []
+    filled: list[Overlap] = []
     left: list[tuple[int, int]] = []
     ahead = iter(runs)
     run = next(ahead, None)
@@ -238,7 +238,7 @@ def _fill(
             first, last = max(start, run.here), min(stop, end)
             if first < last:
                 left.append((start, first))
-                filled.append(Run(run.there + first - run.here, first, last - first))
+                filled.append(Overlap(run.there + first - run.here, first, last - first))
                 start = last
             if end > stop:
                 break  # the rest of the run may stand in the next gap

@@ -77,7 +77,7 @@ def window_of(plan: Plan, rank: int) -> tuple[int, int]:
         bucket
         for groups in summed_together(plan, rank).values()
         for group in groups
-        for bucket in fill_buckets(group, element_bytes=plan.wide)
+        for bucket in fill_buckets(group, element_bytes=plan.master_bytes)
     ]
     names = {buffer.unit for bucket in buckets for buffer in bucket}
     heads = {"head", "tied"} & names

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from howdah.base.bounds import out_of_bounds
-from howdah.base.errors import BadInput, shown
+from howdah.base.errors import UserError, shown
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
@@ -38,7 +38,7 @@ def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
         return problems
     try:
         full, _ = resolve_batch(batch, layout)
-    except BadInput as problem:
+    except UserError as problem:
         return [str(problem)]
     assert full.global_batch is not None
     if full.global_batch * sequence > LARGEST_STEP:

@@ -1,4 +1,4 @@
-"""Which unit's weights a rank asks for, one after the other: what ZeRO-3 gathers.
+"""Which unit's weights a rank asks for, one after the other: what ZeRO-3 gather_counts.
 
     forward    tied  layers.0  layers.1  head  tied ┐         head: the norm behind the last block
     backward         layers.0  layers.1  head  tied ┘         ← read from the right
@@ -18,7 +18,7 @@ from howdah.plan.program import schedule_of, stage_parts
 from howdah.plan.schedule.actions import Kind
 
 
-def gathers(plan: Plan, rank: int) -> Counter[str]:
+def gather_counts(plan: Plan, rank: int) -> Counter[str]:
     """How often each unit is gathered in a step: once, where what was gathered stays."""
     if plan.layout.release == "step":
         return Counter(set(_step(plan, rank)))
@@ -77,6 +77,6 @@ def _units_at(plan: Plan, part: str) -> list[str]:
         units = [relative if layer == "0" else "", part, f"{part}.experts"]
     else:
         units = ["head", "tied"] if part == "head" else ["tied", "embedding"]
-        if part == "target" and "tied" in plan.unit_homes:
+        if part == "target" and "tied" in plan.ranks_of_unit:
             units = ["tied"]
-    return [unit for unit in units if unit in plan.unit_homes]
+    return [unit for unit in units if unit in plan.ranks_of_unit]

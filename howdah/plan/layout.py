@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from howdah.base.errors import BadInput, nearest, shown
+from howdah.base.errors import UserError, nearest, shown
 from howdah.machines.cluster import WORLD
 from howdah.shapes.activations import Recompute
 
@@ -91,7 +91,7 @@ class Layout:
         for name, value in _defaults(self).items():
             object.__setattr__(self, name, value)
         for problem in _problems(self):
-            raise BadInput(f"layout {shown(str(self))}: {problem}")
+            raise UserError(f"layout {shown(str(self))}: {problem}")
 
     def __str__(self) -> str:
         return " ".join(_words(self))
@@ -206,14 +206,16 @@ def _words(layout: Layout) -> Iterator[str]:
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout that `text` spells. Raises BadInput, naming the word that is wrong."""
+    """The layout that `text` spells. Raises UserError, naming the word that is wrong."""
     if len(text) > LONGEST:
-        raise BadInput(f"layout {shown(text)} has {len(text):,} characters; {LONGEST} are the most")
+        raise UserError(
+            f"layout {shown(text)} has {len(text):,} characters; {LONGEST} are the most"
+        )
     values: dict[str, object] = {}
     for word in text.split():
         for name, value in _read(word, text).items():
             if name in values:
-                raise BadInput(
+                raise UserError(
                     f"layout {shown(text)}: {word!r} says {name} a second time; say it once"
                 )
             values[name] = value
@@ -226,7 +228,7 @@ def _read(word: str, text: str) -> dict[str, object]:
     says = f"layout {shown(text)}:"
     if equals and name in CHOICES:
         if value not in CHOICES[name]:
-            raise BadInput(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
+            raise UserError(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
         return {name: value}
     if word == "single":
         return dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
@@ -235,15 +237,15 @@ def _read(word: str, text: str) -> dict[str, object]:
     if word in SCHEDULES:
         return {"schedule": word}
     if word in NUMBERS:
-        raise BadInput(f"{says} {word!r} needs a number: {MEANING[word]}")
+        raise UserError(f"{says} {word!r} needs a number: {MEANING[word]}")
     match = re.fullmatch(r"([a-z]+)([0-9]+|\*)", word)
     if match is None or match[1] not in NUMBERS:
         near = nearest(match[1] if match else word, KNOWN)
-        raise BadInput(f"{says} unknown word {shown(word)}{near}")
+        raise UserError(f"{says} unknown word {shown(word)}{near}")
     if match[2] == "*" and match[1] != "dp":
-        raise BadInput(f"{says} only dp can be '*'; give {match[1]} a number")
+        raise UserError(f"{says} only dp can be '*'; give {match[1]} a number")
     if len(match[2]) > 9:
-        raise BadInput(f"{says} {shown(word)} must be at most {match[1]}{MOST[match[1]]}")
+        raise UserError(f"{says} {shown(word)} must be at most {match[1]}{MOST[match[1]]}")
     return {NUMBERS[match[1]]: None if match[2] == "*" else int(match[2])}
 
 
@@ -340,12 +342,12 @@ def _nearest_divisor(total: int, wanted: int) -> int:
 def resolve(layout: Layout, world: int | None) -> Layout:
     """`layout` with `dp*` filled in from the `world`'s number of processes.
 
-    Raises BadInput when the layout does not have exactly `world` ranks. A `world` of None
+    Raises UserError when the layout does not have exactly `world` ranks. A `world` of None
     means that the layout decides how many processes are started; then `dp*` is refused.
     """
     if world is None:
         if layout.dp is None:
-            raise BadInput(
+            raise UserError(
                 f"layout '{layout}' takes the number of processes from torchrun or a cluster; "
                 "without them give a number, such as dp2"
             )
@@ -354,13 +356,13 @@ def resolve(layout: Layout, world: int | None) -> Layout:
         per_replica = layout.pp * layout.cp * layout.tp
         if world % per_replica:
             near = max(round(world / per_replica), 1) * per_replica
-            raise BadInput(
+            raise UserError(
                 f"layout '{layout}' needs a multiple of {per_replica} processes but there are "
                 f"{world}; the nearest is {near}"
             )
         return replace(layout, dp=world // per_replica)
     if layout.world != world:
-        raise BadInput(_world_problem(layout, world))
+        raise UserError(_world_problem(layout, world))
     return layout
 
 

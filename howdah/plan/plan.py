@@ -8,7 +8,7 @@ with all its problems at once.
 from dataclasses import dataclass
 from functools import cached_property
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout
@@ -55,17 +55,17 @@ class Plan:
         return self.layout.micros
 
     @property
-    def wide(self) -> int:
+    def master_bytes(self) -> int:
         """Bytes of an element that is kept at least in float32: masters, gradients, moments."""
-        return max(4, self.narrow)
+        return max(4, self.compute_bytes)
 
     @property
-    def narrow(self) -> int:
+    def compute_bytes(self) -> int:
         """Bytes of an element of weights and activations."""
         return BYTES[self.method.precision]
 
     @cached_property
-    def homes(self) -> dict[str, int]:
+    def rank_of_part(self) -> dict[str, int]:
         """The pipeline rank of each part of the model."""
         pairs = zip(self.stages.parts, self.stages.where, strict=True)
         return {part: rank for parts, rank in pairs for part in parts}
@@ -91,7 +91,7 @@ class Plan:
         """The weights of each pipeline rank, in forward order."""
         found: dict[int, list[Weight]] = {rank: [] for rank in range(self.layout.pp)}
         for weight in self.weights:
-            for rank in self.unit_homes[weight.unit]:
+            for rank in self.ranks_of_unit[weight.unit]:
                 found[rank].append(weight)
         return {rank: tuple(mine) for rank, mine in found.items()}
 
@@ -104,11 +104,11 @@ class Plan:
         return {weight.name: weight for weight in self.weights}
 
     @cached_property
-    def unit_homes(self) -> dict[str, tuple[int, ...]]:
+    def ranks_of_unit(self) -> dict[str, tuple[int, ...]]:
         """The pipeline ranks that hold each unit: several where it is tied."""
         units = dict.fromkeys(weight.unit for weight in self.weights)
         return {
-            unit: tuple(sorted({self.homes[part] for part in parts_of(unit, self.shape)}))
+            unit: tuple(sorted({self.rank_of_part[part] for part in parts_of(unit, self.shape)}))
             for unit in units
         }
 
@@ -129,10 +129,10 @@ class Plan:
 def make_plan(
     shape: ModelShape, layout: Layout, batch: Batch, *, sequence: int, method: Method
 ) -> Plan:
-    """The plan of a run. `layout` must have its dp. Raises BadInput with every problem."""
+    """The plan of a run. `layout` must have its dp. Raises UserError with every problem."""
     problems = check_plan(shape, layout, batch, method, sequence=sequence)
     if problems:
-        raise BadInput("; ".join(problems))
+        raise UserError("; ".join(problems))
     batch, layout = resolve_batch(batch, layout)
     return Plan(shape, layout, batch, sequence, method, make_stages(shape, layout, sequence))
 
@@ -143,7 +143,7 @@ def make_stages(
     """The parts of each stage, so that the slowest takes as few flops as can be.
 
     Embedding and head are parts of their own cost. Each stage's rank is where[stage], or what the
-    layout's schedule says. Raises BadInput for more stages than parts.
+    layout's schedule says. Raises UserError for more stages than parts.
     """
     costs = {part: float(part_flops(shape, part, sequence)) for part in parts(shape)}
     if where is None:

@@ -11,10 +11,10 @@ In place of the schedule that a layout names, a plan takes one of the user's own
 from collections.abc import Iterator
 from dataclasses import replace
 
-from howdah.base.errors import BadInput, several
+from howdah.base.errors import UserError, several
 from howdah.plan.layout import Layout
 from howdah.plan.plan import Plan, make_stages
-from howdah.plan.schedule.actions import Kind, Schedule, homes
+from howdah.plan.schedule.actions import Kind, Schedule, rank_of_stage
 from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.lowering import Lowered, lower
 from howdah.plan.schedule.registry import build
@@ -50,12 +50,12 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
 def with_schedule(plan: Plan, schedule: Schedule) -> Plan:
     """The plan with a schedule of one's own, and the stages that it wants.
 
-    Raises BadInput with everything that is wrong with it, a sentence each.
+    Raises UserError with everything that is wrong with it, a sentence each.
     """
     problems = [*check_schedule(schedule), *_misfits(schedule, plan.layout)]
     if problems:
-        raise BadInput(several([f"schedule {schedule.name}: {what}" for what in problems]))
-    stages = make_stages(plan.shape, plan.layout, plan.sequence, homes(schedule))
+        raise UserError(several([f"schedule {schedule.name}: {what}" for what in problems]))
+    stages = make_stages(plan.shape, plan.layout, plan.sequence, rank_of_stage(schedule))
     return replace(plan, schedule=schedule, stages=stages)
 
 
@@ -104,7 +104,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 def tied_stages(plan: Plan) -> tuple[int, int] | None:
     """The two stages that hold one embedding, if they are on two ranks."""
-    if not plan.shape.tied or len(plan.unit_homes["tied"]) != 2:
+    if not plan.shape.tied or len(plan.ranks_of_unit["tied"]) != 2:
         return None
     first, last = (
         next(stage for stage, parts in enumerate(plan.stages.parts) if part in parts)

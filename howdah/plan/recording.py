@@ -73,7 +73,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Lap:
+class StepTrace:
     """One step of one rank. Moments are seconds after `began`, by the clock of its machine.
 
     number  of the step
@@ -87,8 +87,8 @@ class Lap:
     calls: list[Call] = field(default_factory=list)
 
 
-class Laps(NamedTuple):
-    """The last laps of one rank.
+class RankTrace(NamedTuple):
+    """The last traces of one rank.
 
     layout   of the run, spelled
     machine  the same for ranks that share a clock
@@ -96,19 +96,19 @@ class Laps(NamedTuple):
 
     layout: str
     machine: str
-    laps: list[Lap]
+    steps: list[StepTrace]
 
 
-def common(laps: Sequence[Laps], number: int) -> list[Lap]:
-    """The laps of one step, by rank, with moments counted from where the first of them began."""
-    chosen = [next(lap for lap in one.laps if lap.number == number) for one in laps]
-    if len({one.machine for one in laps}) > 1:
+def common(traces: Sequence[RankTrace], number: int) -> list[StepTrace]:
+    """The traces of one step, by rank, with moments counted from where the first of them began."""
+    chosen = [next(step for step in one.steps if step.number == number) for one in traces]
+    if len({one.machine for one in traces}) > 1:
         return chosen
-    first = min(lap.began for lap in chosen)
-    return [_later(lap, lap.began - first) for lap in chosen]
+    first = min(step.began for step in chosen)
+    return [_later(step, step.began - first) for step in chosen]
 
 
-def _later(lap: Lap, by: float) -> Lap:
-    spans = [s._replace(start=s.start + by, end=s.end + by) for s in lap.spans]
-    calls = [c._replace(start=c.start + by, end=c.end + by) for c in lap.calls]
-    return Lap(lap.number, lap.began - by, spans, calls)
+def _later(step: StepTrace, by: float) -> StepTrace:
+    spans = [s._replace(start=s.start + by, end=s.end + by) for s in step.spans]
+    calls = [c._replace(start=c.start + by, end=c.end + by) for c in step.calls]
+    return StepTrace(step.number, step.began - by, spans, calls)

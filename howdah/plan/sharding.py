@@ -71,7 +71,7 @@ class Placement:
 
 def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
     """What `rank` holds of `weight`; None where another stage holds it."""
-    stages = plan.unit_homes[weight.unit]
+    stages = plan.ranks_of_unit[weight.unit]
     if axis(plan.layout, "pp").place(rank) not in stages:
         return None
     box = _box(weight, plan.shape, plan.layout, rank)
@@ -148,7 +148,7 @@ def _first(name: str, plan: Plan, rank: int) -> bool:
     weight = plan.weight(name)
     tp, pp = axis(plan.layout, "tp"), axis(plan.layout, "pp")
     same = _same_box(weight, plan.shape, plan.layout, rank)
-    return tp.place(rank) == same[0] and pp.place(rank) == plan.unit_homes[weight.unit][0]
+    return tp.place(rank) == same[0] and pp.place(rank) == plan.ranks_of_unit[weight.unit][0]
 
 
 # -- cuts ------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from fractions import Fraction
 from itertools import accumulate, islice, pairwise
 from math import inf, lcm
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def even(parts: Sequence[str], where: tuple[int, ...]) -> Stages:
     Other parts go with the layer after them, the head with the last. Stages in the middle get
     the layer more, since the ends also have embedding and head. When all but one get it, the
     last goes without: a head costs time, an embedding only memory.
-    Raises BadInput for more stages than layers.
+    Raises UserError for more stages than layers.
     """
     layers = [index for index, part in enumerate(parts) if "." in part]
     _check_enough(len(layers), where, "layers")
@@ -79,7 +79,7 @@ def by_cost(costs: Mapping[str, float], where: tuple[int, ...]) -> Stages:
 
     Of those the most even, by the sum of squares; of those again, the one with the shortest
     early stages, which hold the most micro-batches in flight. n parts on p stages take n·p·log n
-    steps. Raises BadInput for more stages than parts.
+    steps. Raises UserError for more stages than parts.
     """
     _check_enough(len(costs), where, "parts")
     if not all(0 <= cost < inf for cost in costs.values()):
@@ -155,7 +155,7 @@ def _check_enough(count: int, where: tuple[int, ...], what: str) -> None:
     ranks = max(where) + 1
     virtual = len(where) // ranks
     fits = (count // virtual, virtual) if count >= virtual else (1, count)
-    raise BadInput(
+    raise UserError(
         f"layout: {_spell(ranks, virtual)} makes {len(where)} stages, and the model has only "
         f"{count} {what}; use at most {_spell(*fits)}"
     )

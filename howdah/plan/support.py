@@ -12,7 +12,7 @@ def unsupported(shape: ModelShape, layout: Layout, *, compiled: bool = False) ->
     """Why a model on a layout can be planned but not run; empty when it can.
 
     compiled  blocks go through torch.compile, which knows parameters of torch alone: it would break
-              off at, or freeze, what our own operations ask their keeper for
+              off at, or freeze, what our own operations ask the store of weights for
     """
     problems = [f"{what} can be planned, but not run yet" for what in _layout_words(layout)]
     if compiled and needs_own(layout):

@@ -1,10 +1,10 @@
-"""Laps: what each rank did in a step, as its clock measured it, and their text.
+"""RankTrace: what each rank did in a step, as its clock measured it, and their text.
 
-RUN/trace/rank-0.json      the last laps of one rank, in one line of JSON
+RUN/trace/rank-0.json      the last traces of one rank, in one line of JSON
     trace/rank-1.json
 
 A rank writes its own file, and whoever draws a step reads all of them. Where all ranks ran on one
-machine, their clocks are one; elsewhere a lap's beginning is the common moment: it begins when all
+machine, their clocks are one; elsewhere a step's beginning is the common moment: it begins when all
 ranks have exchanged the step's number of tokens.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import BadInput, brief
+from howdah.base.errors import UserError, brief
 from howdah.base.files import parse_json, read_file
-from howdah.plan.recording import Call, Lap, Laps, Span
+from howdah.plan.recording import Call, RankTrace, Span, StepTrace
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 
@@ -26,10 +26,14 @@ MOST_SECONDS = 1e10
 LONGEST = 1000  # characters of a name
 
 
-def write_laps(folder: Path, rank: int, laps: Laps) -> None:
+def write_trace(folder: Path, rank: int, traces: RankTrace) -> None:
     """Writes the file of `rank`; a reader sees the old one or the new one. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"layout": laps.layout, "machine": laps.machine, "laps": [*map(_plain, laps.laps)]}
+    content = {
+        "layout": traces.layout,
+        "machine": traces.machine,
+        "steps": [*map(_plain, traces.steps)],
+    }
     fresh = _path(folder, rank).with_suffix(".new")
     try:
         fresh.write_text(json.dumps(content), encoding="utf-8")
@@ -39,20 +43,21 @@ def write_laps(folder: Path, rank: int, laps: Laps) -> None:
         raise
 
 
-def read_laps(folder: Path, layout: str, world: int) -> list[Laps]:
-    """Those of all ranks, of the steps that all have. Raises BadInput where there is none."""
+def read_traces(folder: Path, layout: str, world: int) -> list[RankTrace]:
+    """Those of all ranks, of the steps that all have. Raises UserError where there is none."""
     found = [_read(_path(folder, rank)) for rank in range(world)]
-    for rank, laps in enumerate(found):
-        if laps.layout != layout:
-            raise BadInput(
-                f"{_path(folder, rank)} is of layout '{laps.layout}', and the run's is '{layout}'; "
+    for rank, one in enumerate(found):
+        if one.layout != layout:
+            raise UserError(
+                f"{_path(folder, rank)} is of layout '{one.layout}', and the run's is '{layout}'; "
                 "train a step in that layout first"
             )
-    numbers = set.intersection(*({lap.number for lap in laps.laps} for laps in found))
+    numbers = set.intersection(*({step.number for step in traces.steps} for traces in found))
     if not numbers:
-        raise BadInput(f"the ranks' files in {folder} have no step in common; train on first")
+        raise UserError(f"the ranks' files in {folder} have no step in common; train on first")
     return [
-        laps._replace(laps=[lap for lap in laps.laps if lap.number in numbers]) for laps in found
+        traces._replace(steps=[step for step in traces.steps if step.number in numbers])
+        for traces in found
     ]
 
 
@@ -60,25 +65,25 @@ def _path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
 
 
-def _plain(lap: Lap) -> dict[str, object]:
+def _plain(step: StepTrace) -> dict[str, object]:
     spans = [
-        [i.verb, i.action.kind, *i.action[1:], i.peer, start, end] for i, start, end in lap.spans
+        [i.verb, i.action.kind, *i.action[1:], i.peer, start, end] for i, start, end in step.spans
     ]
-    return {"number": lap.number, "began": lap.began, "spans": spans, "calls": lap.calls}
+    return {"number": step.number, "began": step.began, "spans": spans, "calls": step.calls}
 
 
-def _read(path: Path) -> Laps:
+def _read(path: Path) -> RankTrace:
     try:
         content = parse_json(read_file(path, LARGEST))
-        laps = [*map(_lap, _list(content["laps"]))]
-        return Laps(_text(content["layout"]), _text(content["machine"]), laps)
+        traces = [*map(_step, _list(content["steps"]))]
+        return RankTrace(_text(content["layout"]), _text(content["machine"]), traces)
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"cannot read {path}: {error.strerror}; a run writes it when it saves, "
             "after a step in its layout"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
+        raise UserError(
             f"{path} is damaged ({brief(error)}); train on to have it written anew"
         ) from None
 
@@ -86,13 +91,13 @@ def _read(path: Path) -> Laps:
 # -- what a file says, which anybody may have written --------------------------
 
 
-def _lap(plain: dict[str, Any]) -> Lap:
-    """A lap of a step. It has at least as many spans as micro-batches."""
+def _step(plain: dict[str, Any]) -> StepTrace:
+    """A step of a step. It has at least as many spans as micro-batches."""
     spans = [*map(_span, _list(plain["spans"]))]
     if not spans or max(span.instruction.action.micro for span in spans) >= len(spans):
         raise ValueError("a step has too few spans")
     calls = [*map(_call, _list(plain["calls"]))]
-    return Lap(_whole(plain["number"]), _seconds(plain["began"]), spans, calls)
+    return StepTrace(_whole(plain["number"]), _seconds(plain["began"]), spans, calls)
 
 
 def _call(fields: Sequence[Any]) -> Call:
@@ -141,4 +146,4 @@ def _seconds(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-# -- the laps of one step ------------------------------------------------------
+# -- the traces of one step ------------------------------------------------------

@@ -7,7 +7,7 @@ processes, and not always those that took it; one with many more ranks than core
 
 from dataclasses import dataclass, replace
 
-from howdah.base.errors import BadInput, several
+from howdah.base.errors import UserError, several
 from howdah.base.quantities import spell
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
@@ -40,9 +40,9 @@ class Room:
 
 
 def refuse_too_large(plan: Plan, room: Room) -> None:
-    """Raises BadInput when a machine cannot hold its ranks of `plan`."""
+    """Raises UserError when a machine cannot hold its ranks of `plan`."""
     if problems := lacks(plan, room):
-        raise BadInput(f"{several(problems)}; or try all the same with --force")
+        raise UserError(f"{several(problems)}; or try all the same with --force")
 
 
 def lacks(plan: Plan, room: Room) -> list[str]:

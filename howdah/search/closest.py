@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, make_plan
@@ -61,7 +61,7 @@ def _changed(plan: Plan, changes: dict[str, object]) -> Plan | None:
         batch = replace(plan.batch, global_batch=None)
         method = plan.method
         return make_plan(plan.shape, layout, batch, sequence=plan.sequence, method=method)
-    except BadInput:
+    except UserError:
         return None
 
 

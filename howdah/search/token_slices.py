@@ -21,7 +21,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 Time = Callable[[int, int], float]  # (length, prefix) → time on one stage, in any unit
 
@@ -36,10 +36,10 @@ def latency(lengths: tuple[int, ...], time: Time, *, stages: int) -> float:
 def even_slices(sequence: int, slices: int) -> tuple[int, ...]:
     """Lengths that differ by at most one; the longer ones come first, where attention is short.
 
-    Raises BadInput for more slices than tokens.
+    Raises UserError for more slices than tokens.
     """
     if slices > sequence:
-        raise BadInput(
+        raise UserError(
             f"layout: slices{slices} is more than the sequence's {sequence} tokens; "
             f"use at most slices{sequence}"
         )

@@ -18,7 +18,7 @@ DeepSeek's positions, its router's scores, and whether BERT's GELU is exact.
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import BadInput, named, shown
+from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, parse_json, read_file
 from howdah.shapes.shape import (
     Experts,
@@ -75,7 +75,7 @@ DEFAULTS: dict[str, Config] = {
 def model_of(source: Path | Config) -> ModelShape:
     """The sizes that a config.json describes: the file, its folder, or what it contains.
 
-    Raises BadInput, with the name of the file and the setting, for what cannot be read.
+    Raises UserError, with the name of the file and the setting, for what cannot be read.
     """
     if isinstance(source, dict):
         return shape_from_config(source)
@@ -83,33 +83,33 @@ def model_of(source: Path | Config) -> ModelShape:
     config = read_json(file)
     try:
         return shape_from_config(config)
-    except BadInput as problem:
-        raise BadInput(f"{named(file)}: {problem}") from None
+    except UserError as problem:
+        raise UserError(f"{named(file)}: {problem}") from None
 
 
 def read_json(path: Path) -> Config:
-    """The table that a file of a Hugging Face folder holds. Raises BadInput."""
+    """The table that a file of a Hugging Face folder holds. Raises UserError."""
     try:
         found = parse_json(read_file(path, LARGEST))
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"cannot read {named(path)} ({error.strerror}); name the folder of a Hugging Face model"
         ) from None
     except ValueError as error:
-        raise BadInput(f"{named(path)} is not JSON ({error}); download it again") from None
+        raise UserError(f"{named(path)} is not JSON ({error}); download it again") from None
     if not isinstance(found, dict):
-        raise BadInput(f"{named(path)} holds no table; download it again")
+        raise UserError(f"{named(path)} holds no table; download it again")
     return found
 
 
 def shape_from_config(config: Config) -> ModelShape:
     """The sizes that a config.json describes.
 
-    Raises BadInput for a model type, or a setting, whose results would not be equal here.
+    Raises UserError for a model type, or a setting, whose results would not be equal here.
     """
     found = config.get("model_type")
     if not isinstance(found, str) or found not in FIXED:
-        raise BadInput(
+        raise UserError(
             f"config.json has model_type {shown(found)}; howdah reads {', '.join(FIXED)}: choose "
             "one of these models"
         )
@@ -129,7 +129,7 @@ def shape_from_config(config: Config) -> ModelShape:
 
 def _require(config: Config, setting: str, value: object) -> None:
     if config.get(setting, value) != value:
-        raise BadInput(
+        raise UserError(
             f"config.json has {setting} {shown(config[setting])}, and howdah computes only "
             f"{value!r}: choose another model"
         )
@@ -143,7 +143,7 @@ def _get(config: Config, name: str, kinds: type, default: Any = None) -> Any:
         return float(value)
     if type(value) is not kinds:
         said = "has no" if value is None else f"has {shown(value)} for"
-        raise BadInput(f"config.json {said} {name}; give it as {kinds.__name__}")
+        raise UserError(f"config.json {said} {name}; give it as {kinds.__name__}")
     return value
 
 
@@ -344,7 +344,7 @@ def _rotary(config: Config, *, stretched: str) -> tuple[float, RotaryScaling | N
     base = _get(rope, "rope_theta", float, 10_000.0)
     named = rope.get("rope_type", rope.get("type", "default"))
     if named not in ("default", stretched):
-        raise BadInput(
+        raise UserError(
             f"config.json has rope_type {shown(named)}, and howdah computes default and "
             f"{stretched}: choose another model"
         )

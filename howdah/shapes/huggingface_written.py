@@ -12,7 +12,7 @@ would only show as worse text.
 
 from typing import Any
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.shapes.shape import ModelShape
 
 Config = dict[str, Any]
@@ -57,23 +57,23 @@ PLAIN: dict[str, tuple[object, ...]] = {
 
 
 def kind(shape: ModelShape) -> str:
-    """The model type that describes `shape`: llama, qwen3 or gpt2. Raises BadInput if none does."""
+    """The model type that describes `shape`: llama, qwen3 or gpt2. Else raises UserError."""
     found = "gpt2" if shape.positions == "learned" else "llama"
     found = "qwen3" if shape.query_key_norm and found == "llama" else found
     for field, allowed in (NEEDS[found] | PLAIN).items():
         if getattr(shape, field) not in allowed:
-            raise BadInput(
+            raise UserError(
                 f"model.{field} is {getattr(shape, field)!r}, but {CLASSES[found]}, the nearest "
                 f"class of Hugging Face, has {' or '.join(map(repr, allowed))}: this model can "
                 "be kept as a checkpoint but not exported"
             )
     if found == "llama" and shape.width % shape.heads:
-        raise BadInput(
+        raise UserError(
             f"model.width {shape.width} is no multiple of {shape.heads} heads, which "
             "LlamaForCausalLM demands: this model can be kept as a checkpoint but not exported"
         )
     if found == "gpt2" and (shape.k != shape.heads or shape.d * shape.heads != shape.width):
-        raise BadInput(
+        raise UserError(
             "GPT2LMHeadModel has as many key-value heads as heads, and heads of width / heads "
             f"numbers, not model.kv_heads {shape.k} and model.head_size {shape.d}: this model "
             "can be kept as a checkpoint but not exported"

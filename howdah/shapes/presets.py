@@ -10,15 +10,15 @@ Mixtures of experts are in `presets_moe.py`.
 
 from dataclasses import replace
 
-from howdah.base.errors import BadInput, nearest, shown
+from howdah.base.errors import UserError, nearest, shown
 from howdah.shapes.presets_moe import MOE
 from howdah.shapes.shape import ModelShape, RotaryScaling
 
 
 def preset(name: str) -> ModelShape:
-    """The sizes that `name` stands for. Raises BadInput with the nearest name."""
+    """The sizes that `name` stands for. Raises UserError with the nearest name."""
     if name not in PRESETS:
-        raise BadInput(f"model.preset {shown(name)} is unknown{nearest(name, PRESETS)}")
+        raise UserError(f"model.preset {shown(name)} is unknown{nearest(name, PRESETS)}")
     return PRESETS[name]
 
 

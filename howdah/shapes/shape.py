@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from howdah.base.bounds import out_of_bounds
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 Family = Literal["decoder", "encoder", "encoder-decoder"]
 FeedForward = Literal["swiglu", "geglu", "gelu", "relu"]
@@ -256,9 +256,9 @@ def _check_experts(shape: ModelShape) -> Iterator[str]:
 
 
 def require_shape(shape: ModelShape) -> None:
-    """Raises BadInput with the first sentence of `check_shape`, if there is one."""
+    """Raises UserError with the first sentence of `check_shape`, if there is one."""
     for problem in check_shape(shape):
-        raise BadInput(problem)
+        raise UserError(problem)
 
 
 def _nearest_divisor(total: int, wanted: int) -> int:

@@ -73,7 +73,7 @@ class Width(NamedTuple):
 
 def width_of(plan: Plan) -> Width:
     """What howdah keeps: everything at least in float32, but weights as they are multiplied."""
-    narrow, wide = plan.narrow, plan.wide
+    narrow, wide = plan.compute_bytes, plan.master_bytes
     masters = 0 if narrow == wide else wide
     moments = wide * len(plan.method.optimizer.states)
     return Width(narrow, masters, wide, moments, gathered=narrow, reduced=wide)
@@ -159,13 +159,15 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
 
     def kept(part: str) -> int:
         recompute = plan.recompute.get(part, "none")
-        return bytes_of(saved(plan.shape, part, kernels, recompute), of, compute=plan.narrow)
+        return bytes_of(saved(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes)
 
     def anew(part: str) -> int:
         recompute = plan.recompute.get(part, "none")
-        return bytes_of(made_again(plan.shape, part, kernels, recompute), of, compute=plan.narrow)
+        return bytes_of(
+            made_again(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes
+        )
 
-    once = bytes_of(shared(plan.shape, kernels), of, compute=plan.narrow)
+    once = bytes_of(shared(plan.shape, kernels), of, compute=plan.compute_bytes)
     per_stage = [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]

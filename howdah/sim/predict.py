@@ -71,5 +71,5 @@ def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) ->
 def kernels_of(plan: Plan) -> Kernels:
     """What the operations of this project's own model keep for the backward pass."""
     noise, own = plan.method.dropout > 0, needs_own(plan.layout)
-    kept = howdah(compute=plan.narrow, dropout=noise, packed=True, own=own)
+    kept = howdah(compute=plan.compute_bytes, dropout=noise, packed=True, own=own)
     return replace(kept, gathered=plan.layout.inputs == "gathered")

@@ -125,7 +125,7 @@ def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
 
     flash  attention in a kernel that keeps the s² numbers of a head out of memory
 
-    Raises BadInput when the device has no arithmetic in the plan's precision.
+    Raises UserError when the device has no arithmetic in the plan's precision.
     """
     counted, layout = attained(cluster), plan.layout
     wire, ranks = Wire(plan, counted), axis(layout, "pp").group(0)
@@ -199,14 +199,14 @@ def _touch(plan: Plan, counted: Cluster, stage: int, *, flash: bool) -> float:
     if not flash:
         numbers += SQUARE_PASSES * of.counts["pair"] * of.size(Dim("heads", plan.shape.heads))
     blocks = sum("." in part for part in plan.stages.parts[stage])
-    return blocks * numbers * plan.narrow / counted.device.bandwidth
+    return blocks * numbers * plan.compute_bytes / counted.device.bandwidth
 
 
 def _boundary(plan: Plan) -> float:
     """Bytes that a stage hands to the next for one micro-batch and slice."""
     layout = plan.layout
     tokens = plan.micro_batch * plan.sequence / (layout.cp * layout.slices)
-    return tokens * plan.shape.width * plan.narrow / (layout.tp if layout.sp else 1)
+    return tokens * plan.shape.width * plan.compute_bytes / (layout.tp if layout.sp else 1)
 
 
 def _last_reduce(
@@ -228,7 +228,7 @@ def _update(
     """Reads gradients, masters and moments, writes masters, moments and weights, of the share."""
     layout, states = plan.layout, len(plan.method.optimizer.states)
     own = sum(b.length for b in local_buffers(plan, rank)) / (layout.sharers if layout.zero else 1)
-    touched = own * ((3 + 2 * states) * plan.wide + plan.narrow)
+    touched = own * ((3 + 2 * states) * plan.master_bytes + plan.compute_bytes)
     gathered = sent["dp", "all_gather"] if layout.zero in (1, 2) else 0
     return touched / counted.device.bandwidth + wire.seconds("dp", gathered)
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from howdah.plan.flat_buffers import share
-from howdah.plan.gather_order import gathers
+from howdah.plan.gather_order import gather_counts
 from howdah.plan.layout import has_whole_norm
 from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.plan import Plan
@@ -140,21 +140,21 @@ def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
     shares_add_up = layout.accumulate == "shard" and layout.replicas > 1
     reduces = plan.micros if shares_add_up else 1
     _tensor_sums(plan, rank, reduces, sender)
-    whole = gathers(plan, rank) if layout.zero == 3 else {}
+    whole = gather_counts(plan, rank) if layout.zero == 3 else {}
     for buffer in local_buffers(plan, rank):
         experts = replicas_of(buffer.unit) == "expert_replicas"
         inside = axis(layout, "expert_shard" if experts else "shard")
         across = axis(layout, "expert_across" if experts else "across")
         sizes = shares(buffer.length, inside.size)
         own = int(sizes[inside.place(rank)])
-        sender.reduce_scatter("dp", inside, sizes * plan.wide * reduces)
-        sender.all_reduce("dp", across, own, plan.wide)
+        sender.reduce_scatter("dp", inside, sizes * plan.master_bytes * reduces)
+        sender.all_reduce("dp", across, own, plan.master_bytes)
         _stage_sum(plan, rank, buffer.unit, own, sender)
         if layout.zero == 0:
-            sender.all_gather("dp", inside, sizes * plan.wide)
+            sender.all_gather("dp", inside, sizes * plan.master_bytes)
         else:
             times = whole[buffer.unit] if layout.zero == 3 else 1
-            sender.all_gather("dp", inside, sizes * plan.narrow * times)
+            sender.all_gather("dp", inside, sizes * plan.compute_bytes * times)
 
 
 def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
@@ -168,7 +168,7 @@ def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
         elements[weight.unit, summed_over_tp(weight, plan, rank)] += box.elements
     for (_, parts), count in elements.items():
         peers = [rank + part - tp.place(rank) for part in parts]
-        sizes = shares(count, len(parts)) * plan.wide * reduces
+        sizes = shares(count, len(parts)) * plan.master_bytes * reduces
         sender.send("tp", "reduce_scatter", peers, sizes)
         own = int(sizes[parts.index(tp.place(rank))])
         sender.send("tp", "all_gather", peers, own)
@@ -176,9 +176,9 @@ def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
 
 def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:
     """The gradient of a weight that several stages hold, share by share."""
-    pp, stages = axis(plan.layout, "pp"), plan.unit_homes[unit]
+    pp, stages = axis(plan.layout, "pp"), plan.ranks_of_unit[unit]
     peers = [rank + (stage - pp.place(rank)) * pp.stride for stage in stages]
-    sizes = shares(own, len(stages)) * plan.wide
+    sizes = shares(own, len(stages)) * plan.master_bytes
     sender.send("pp", "reduce_scatter", peers, sizes)
     sender.send("pp", "all_gather", peers, int(sizes[stages.index(pp.place(rank))]))
 
@@ -197,7 +197,7 @@ def _blocks(plan: Plan, rank: int) -> list[str]:
 
 def _parts(plan: Plan, rank: int) -> list[str]:
     stage = axis(plan.layout, "pp").place(rank)
-    return [part for part, home in plan.homes.items() if home == stage]
+    return [part for part, home in plan.rank_of_part.items() if home == stage]
 
 
 def _sublayers(plan: Plan, part: str) -> int:
@@ -220,7 +220,7 @@ def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
         pieces = int((shares(positions, plan.layout.slices) == length).sum()) * micros
         size = int(length) * samples * width
         if plan.layout.sp:
-            rows = shares(int(length), group.size) * samples * width * plan.narrow
+            rows = shares(int(length), group.size) * samples * width * plan.compute_bytes
             again = int(plan.layout.inputs == "sliced")
             gathers = forward + inner * (1 + again) + ends + (1 + again) * head + cross
             scatters = forward + inner + ends + head + cross
@@ -228,8 +228,8 @@ def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
             sender.reduce_scatter("tp", group, rows * scatters * pieces)
         else:
             times = forward + inner + cross + ends + head
-            _repeat(sender, group, size, plan.narrow, times * pieces)
-        _repeat(sender, group, int(length) * samples, plan.wide, 3 * head * pieces)
+            _repeat(sender, group, size, plan.compute_bytes, times * pieces)
+        _repeat(sender, group, int(length) * samples, plan.master_bytes, 3 * head * pieces)
 
 
 def _repeat(sender: Sender, group: Stride, elements: int, width: int, times: int) -> None:
@@ -262,7 +262,7 @@ def _ring(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None
     first, last = choose(plan.shape, tp.size, tp.place(rank))
     size = seen * (last - first) * sum(_per_head(plan))
     forward, backward = times
-    moved = plan.narrow * forward + (plan.narrow + plan.wide) * backward
+    moved = plan.compute_bytes * forward + (plan.compute_bytes + plan.master_bytes) * backward
     sender.send("cp", "send", [after], size * moved)
 
 
@@ -285,7 +285,7 @@ def _all_to_all(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -
     mine = tokens(plan, rank) * plan.micro_batch
     out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in places])
     back = np.array([mine * theirs[p][1] + positions[p] * own[0] for p in places])
-    sizes = (out * times[0] + back * times[1]) * plan.narrow
+    sizes = (out * times[0] + back * times[1]) * plan.compute_bytes
     sender.send("cp", "all_to_all", group.group(rank), sizes)
 
 
@@ -297,7 +297,7 @@ def _pipeline(plan: Plan, rank: int, sender: Sender) -> None:
         tp = axis(plan.layout, "tp")
         start, stop = share(positions, tp.size, tp.place(rank))
         positions = stop - start
-    size = positions * plan.micro_batch * plan.shape.width * plan.narrow * plan.micros
+    size = positions * plan.micro_batch * plan.shape.width * plan.compute_bytes * plan.micros
     for stage, home in enumerate(where):
         if home != pp.place(rank):
             continue
@@ -314,9 +314,9 @@ def _experts(plan: Plan, rank: int, sender: Sender) -> None:
     layers = [part for part in _blocks(plan, rank) if plan.sparse(part)]
     held = shares(experts.number, group.size)
     rows = plan.micro_batch * tokens(plan, rank) * experts.chosen
-    out = rows * held // experts.number * plan.shape.width * plan.narrow
+    out = rows * held // experts.number * plan.shape.width * plan.compute_bytes
     back = rows * int(held[group.place(rank)]) // experts.number
-    back *= plan.shape.width * plan.narrow
+    back *= plan.shape.width * plan.compute_bytes
     forward = sum(_passes(plan, part) for part in layers) * plan.micros
     times = forward + len(layers) * plan.micros
     sender.send("ep", "all_to_all", group.group(rank), (out + back) * times)

@@ -61,7 +61,7 @@ class Micro:
 
 
 def order_of(corpus: Corpus, *, sequence: int, seed: int) -> Order:
-    """The order of a run that trains on `corpus`. Raises BadInput if a source has no sample."""
+    """The order of a run that trains on `corpus`. Raises UserError if a source has no sample."""
     require_samples(corpus, sequence=sequence, batch=1)
     counts = tuple(tokens.samples(sequence) for tokens in corpus.sources)
     return Order(seed, sequence, counts, shares(corpus.weights))

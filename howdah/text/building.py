@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode
@@ -48,7 +48,7 @@ def source_name(index: int) -> str:
 def build(
     data: Data, folder: Path, *, vocab: int, say: Say, progress: Callable[[float], None]
 ) -> None:
-    """Fills the empty `folder`. Raises BadInput when the sources or the tokenizer cannot serve."""
+    """Fills the empty `folder`. Raises UserError when the sources or the tokenizer cannot serve."""
     if data.tokenizer is None:
         tokenizers.require_room(vocab)  # both are refused before the reading, not after it
     else:
@@ -69,7 +69,7 @@ def build(
     streams = _streams(data, folder, entries=facts["entries"], end=facts["end"])
     counts = encode(_addressed(data, held, scales), streams, tokenizer, done=meter.add)  # 4
     if sum(count["starts"] for count in counts.values()) != facts["documents"]:
-        raise BadInput("data.sources changed while they were read; start again when they rest")
+        raise UserError("data.sources changed while they were read; start again when they rest")
     files = {tokenizers.FILE: sum_of(folder / tokenizers.FILE)}
     index = {"tokens": counts, "files": files, "facts": {**facts, **scales.sizes()}}
     (folder / INDEX).write_text(sealed(index))  # 5
@@ -113,7 +113,7 @@ def _survey(data: Data) -> _Survey:
     for source, found in zip(data.sources, digests, strict=True):
         if not found:
             why = "" if not skipped else f" ({len(skipped)} skipped: {skipped[0]})"
-            raise BadInput(
+            raise UserError(
                 f"data.sources: {source.path} holds no document that is not empty or a copy{why}; "
                 "add text, or remove the source"
             )
@@ -137,7 +137,7 @@ def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
     """The hashes, out of each source's, that are held out: those that are small as a number.
 
     Each source keeps at least one document to train on, and at least one document is held out.
-    Raises BadInput when there are too few for that.
+    Raises UserError when there are too few for that.
     """
     limit = share * 2.0**64
     held: set[bytes] = set()
@@ -147,7 +147,7 @@ def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
     if not held:
         several = [min(source) for source in digests if len(source) > 1]
         if not several:
-            raise BadInput(
+            raise UserError(
                 "data.sources: each source has a single document, but one must be held out for "
                 "evaluation; give a source at least 2 documents"
             )

@@ -23,7 +23,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.seeds import key, permute
 
 Numbers = npt.NDArray[np.int64]
@@ -55,11 +55,11 @@ def shares(weights: Sequence[float], block: int = BLOCK) -> tuple[int, ...]:
     >>> shares((1, 1, 1), 10)
     (4, 3, 3)
 
-    Raises BadInput when a weight is not above 0, or too small beside the others for one place.
+    Raises UserError when a weight is not above 0, or too small beside the others for one place.
     """
     total = sum(weights)
     if not all(isfinite(weight) and weight > 0 for weight in weights) or not isfinite(total):
-        raise BadInput(f"data.sources: the weights {list(weights)} must all be greater than 0")
+        raise UserError(f"data.sources: the weights {list(weights)} must all be greater than 0")
     exact = [weight / total * block for weight in weights]
     places = [int(part) for part in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: places[i] - exact[i])  # stable: ties
@@ -67,7 +67,7 @@ def shares(weights: Sequence[float], block: int = BLOCK) -> tuple[int, ...]:
         places[index] += 1
     for weight, place in zip(weights, places, strict=True):
         if place == 0:
-            raise BadInput(
+            raise UserError(
                 f"data.sources: the weight {weight} is less than 1/{block} of all weights "
                 f"({total:g}); make it larger, or remove the source"
             )

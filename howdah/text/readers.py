@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from howdah.base.errors import BadInput, brief, nearest, shown
+from howdah.base.errors import UserError, brief, nearest, shown
 
 Bad = Callable[[str], None]
 Dataset = Any  # datasets.Dataset, which is optional and untyped
@@ -34,7 +34,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"cannot read {path}: {reason}; repair or remove the file") from error
+        raise UserError(f"cannot read {path}: {reason}; repair or remove the file") from error
 
 
 # -- text ----------------------------------------------------------------------
@@ -80,7 +80,7 @@ def _break(held: bytes) -> int:
 def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
     """One document per line: the `field` of a JSON object. Blank lines are passed over.
 
-    Raises BadInput with file and line when a line is not JSON, or has no such string.
+    Raises UserError with file and line when a line is not JSON, or has no such string.
     """
     opened = gzip.open if path.suffix == ".gz" else open
     with _reading(path), opened(path, "rb") as file:
@@ -88,7 +88,7 @@ def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
         while raw := file.readline(LONGEST_LINE + 1):
             number += 1
             if len(raw) > LONGEST_LINE:
-                raise BadInput(
+                raise UserError(
                     f"{path} line {number}: longer than {LONGEST_LINE >> 20} MiB; a line is one "
                     "document, so cut it"
                 )
@@ -108,25 +108,25 @@ def _field(line: str, where: str, *, field: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise BadInput(
+        raise UserError(
             f"{where}: not JSON ({error}); every line must be an object with the field "
             f"{shown(field)}"
         ) from error
     except RecursionError as error:
-        raise BadInput(f"{where}: JSON that is nested too deeply; flatten the line") from error
+        raise UserError(f"{where}: JSON that is nested too deeply; flatten the line") from error
     if not isinstance(record, dict):
-        raise BadInput(
+        raise UserError(
             f"{where}: not an object; every line must be one, with the field {shown(field)}"
         )
     if field not in record:
-        raise BadInput(f"{where}: no field {shown(field)}{nearest(field, record)}")
+        raise UserError(f"{where}: no field {shown(field)}{nearest(field, record)}")
     return _string(record[field], where, field=field)
 
 
 def _string(value: object, where: str, *, field: str) -> str:
     if not isinstance(value, str):
         kind = "empty" if value is None else f"of type {type(value).__name__}"
-        raise BadInput(f"{where}: the field {shown(field)} is {kind}; it must be a string")
+        raise UserError(f"{where}: the field {shown(field)} is {kind}; it must be a string")
     return value
 
 
@@ -144,19 +144,19 @@ def _whole(document: str, where: str, bad: Bad) -> bool:
 
 
 def parquet(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """One document per row: the column `field`. Raises BadInput with file and row."""
+    """One document per row: the column `field`. Raises UserError with file and row."""
     library = _optional("pyarrow.parquet", f"the Parquet file {path}")
     try:
         with _reading(path), library.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if field not in names:
-                raise BadInput(f"{path}: no column {shown(field)}{nearest(field, names)}")
+                raise UserError(f"{path}: no column {shown(field)}{nearest(field, names)}")
             batches = file.iter_batches(columns=[field])
             cells = (cell for batch in batches for cell in batch.column(0))
             for number, cell in enumerate(cells, 1):
                 yield from _cell(cell, f"{path} row {number}", field=field, bad=bad)
     except _optional("pyarrow", str(path)).ArrowException as error:
-        raise BadInput(f"cannot read {path} as Parquet: {brief(error)}") from error
+        raise UserError(f"cannot read {path} as Parquet: {brief(error)}") from error
 
 
 def _cell(cell: Any, where: str, *, field: str, bad: Bad) -> Iterator[str]:
@@ -176,7 +176,7 @@ def dataset_by_name(name: str) -> Dataset:
     try:
         return library.load_dataset(repository, config or None, split="train")
     except Exception as error:  # the library raises many kinds, all about the name or the network
-        raise BadInput(f"cannot load the dataset {shown(name)}: {brief(error)}") from error
+        raise UserError(f"cannot load the dataset {shown(name)}: {brief(error)}") from error
 
 
 def dataset_on_disk(path: Path) -> Dataset:
@@ -185,11 +185,11 @@ def dataset_on_disk(path: Path) -> Dataset:
     try:
         dataset = library.load_from_disk(str(path))
     except Exception as error:  # as above: about the folder, in many kinds
-        raise BadInput(f"cannot open the dataset in {path}: {brief(error)}") from error
+        raise UserError(f"cannot open the dataset in {path}: {brief(error)}") from error
     if not isinstance(dataset, dict):
         return dataset
     if "train" not in dataset:
-        raise BadInput(
+        raise UserError(
             f"{path}: no split 'train'{nearest('train', dataset)}; name a split's folder"
         )
     return dataset["train"]
@@ -201,9 +201,9 @@ def dataset_fingerprint(dataset: Dataset, field: str) -> str:
 
 
 def rows(dataset: Dataset, name: str, *, field: str, bad: Bad) -> Iterator[str]:
-    """One document per row of an open dataset. Raises BadInput with the row."""
+    """One document per row of an open dataset. Raises UserError with the row."""
     if field not in dataset.column_names:
-        raise BadInput(f"{name}: no column {shown(field)}{nearest(field, dataset.column_names)}")
+        raise UserError(f"{name}: no column {shown(field)}{nearest(field, dataset.column_names)}")
     for number, row in enumerate(dataset.select_columns([field]), 1):
         document = _string(row[field], f"{name} row {number}", field=field)
         if _whole(document, f"{name} row {number}", bad):
@@ -218,4 +218,4 @@ def _optional(module: str, reads: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise BadInput(f"{reads} needs the package {package}; {EXTRA}") from error
+        raise UserError(f"{reads} needs the package {package}; {EXTRA}") from error

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from howdah.base.errors import BadInput, named, shown
+from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, path_problem
 from howdah.text import readers
 
@@ -123,12 +123,12 @@ def documents(
 
     A document that is not UTF-8 is left out too, and `skipped` is told a sentence that names
     the file and the place; with `undecodable="stop"` that sentence is raised instead.
-    Raises BadInput for anything else that is wrong, naming file and line.
+    Raises UserError for anything else that is wrong, naming file and line.
     """
 
     def bad(sentence: str) -> None:
         if undecodable == "stop":
-            raise BadInput(f"{sentence}; repair it, or set data.undecodable to 'skip'")
+            raise UserError(f"{sentence}; repair it, or set data.undecodable to 'skip'")
         skipped(sentence)
 
     return (text for text in _read(source, bad) if text)
@@ -155,7 +155,7 @@ def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
 
 
 def files(source: Source) -> list[Path]:
-    """The files of a source that is on disk, sorted by name. Raises BadInput if there are none."""
+    """The files of a source that is on disk, sorted by name. Raises UserError if there are none."""
     return _listed(source)[0]
 
 
@@ -170,15 +170,15 @@ def _listed(source: Source) -> tuple[list[Path], list[Path]]:
     if kind == "file":
         return [path], []
     if kind != "folder":
-        raise BadInput(f"data.sources: {named(path)} {kind}; name a file, a folder or 'stdlib'")
+        raise UserError(f"data.sources: {named(path)} {kind}; name a file, a folder or 'stdlib'")
     if path.resolve() == Path("/"):
-        raise BadInput(f"data.sources: {path} is the whole disk; name a folder of text in it")
+        raise UserError(f"data.sources: {path} is the whole disk; name a folder of text in it")
     if _saved(path):
         return [path for path, kind in _walk(path) if kind == "file"], []
     known = [(path, kind) for path, kind in _walk(path) if path.name.endswith(KNOWN)]
     found = [path for path, kind in known if kind == "file"]
     if not found:
-        raise BadInput(
+        raise UserError(
             f"data.sources: the folder {path} holds no text; files are taken whose names end in "
             + " ".join(KNOWN)
         )
@@ -187,14 +187,14 @@ def _listed(source: Source) -> tuple[list[Path], list[Path]]:
 
 def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tuple[Path, str]]:
     """What lies below `root`, each with its kind, in sorted order; nothing hidden, no folder, and
-    no link to one followed. Raises BadInput where there is far more than text.
+    no link to one followed. Raises UserError where there is far more than text.
     """
     seen = 0
     for folder, folders, names in os.walk(root, onerror=_unreadable):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in without)
         seen += len(folders) + len(names)
         if seen > MANY_FILES:
-            raise BadInput(
+            raise UserError(
                 f"data.sources: {root} holds more than {MANY_FILES:,} files; name a folder of text "
                 "in it"
             )
@@ -206,7 +206,7 @@ def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tup
 
 def _unreadable(error: OSError) -> None:
     """A folder left out in silence would be another corpus."""
-    raise BadInput(
+    raise UserError(
         f"data.sources: cannot read {error.filename}: {error.strerror}; make it readable, or name "
         "another folder"
     ) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from howdah.base.errors import BadInput, brief, named
+from howdah.base.errors import UserError, brief, named
 from howdah.base.files import kind_of, read_file, read_text
 
 END = "<|end|>"
@@ -28,7 +28,7 @@ LARGEST = 128 << 20  # bytes; the largest vocabularies have 35 MB
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
     """A byte-level BPE tokenizer of at most `vocab` entries; fewer when the text has no more pairs.
 
-    Raises BadInput when `vocab` has no room for the bytes.
+    Raises UserError when `vocab` has no room for the bytes.
     """
     require_room(vocab)
     tokenizer = Tokenizer(models.BPE())
@@ -45,29 +45,29 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def require_room(vocab: int) -> None:
-    """Raises BadInput when a tokenizer of `vocab` entries has no room for the bytes."""
+    """Raises UserError when a tokenizer of `vocab` entries has no room for the bytes."""
     if vocab < SMALLEST:
-        raise BadInput(
+        raise UserError(
             f"model.vocab is {vocab}, but 256 bytes and {END} need {SMALLEST} entries; "
             f"make it at least {SMALLEST}"
         )
 
 
 def find(name: str) -> Path:
-    """The tokenizer.json that `name`, a file or a folder, stands for. Raises BadInput."""
+    """The tokenizer.json that `name`, a file or a folder, stands for. Raises UserError."""
     path = Path(name) / FILE if kind_of(Path(name)) == "folder" else Path(name)
     if (kind := kind_of(path)) != "file":
         kind = "is a folder" if kind == "folder" else kind
-        raise BadInput(f"data.tokenizer: {named(path)} {kind}; name a {FILE} or its folder")
+        raise UserError(f"data.tokenizer: {named(path)} {kind}; name a {FILE} or its folder")
     return path
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in a file, set to encode plain text. Raises BadInput if it is none."""
+    """The tokenizer in a file, set to encode plain text. Raises UserError if it is none."""
     try:
         return _plain(Tokenizer.from_str(read_text(path, LARGEST)))
     except Exception as error:  # the library raises bare Exception for a file it cannot use
-        raise BadInput(f"data.tokenizer: {path} is not a tokenizer ({brief(error)})") from error
+        raise UserError(f"data.tokenizer: {path} is not a tokenizer ({brief(error)})") from error
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -81,39 +81,39 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
     """Whole documents, without the tokens that a chat model would add around them.
 
-    Raises BadInput where the tokenizer has no entry for a text, not even one for what is unknown.
+    Raises UserError where the tokenizer has no entry for a text, not even one for what is unknown.
     """
     try:
         return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     except Exception as error:  # as above
-        raise BadInput(
+        raise UserError(
             f"data.tokenizer: it cannot encode the text ({brief(error)}); choose another"
         ) from error
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, end: int) -> list[int]:
     """What a model goes on from: `end` stands before the prompt, as before each document in
-    training. Raises BadInput for what is not UTF-8.
+    training. Raises UserError for what is not UTF-8.
     """
     return [end, *tokenizer.encode(_as_utf8(prompt), add_special_tokens=False).ids]
 
 
 def _as_utf8(words: str) -> str:
     """Words of the command line as text. Where the system's encoding is ASCII, Python hides the
-    bytes that are not in surrogates, which no tokenizer takes. Raises BadInput for other bytes.
+    bytes that are not in surrogates, which no tokenizer takes. Raises UserError for other bytes.
     """
     try:
         return words.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
-        raise BadInput("the prompt is not UTF-8; write it in a terminal whose text is") from None
+        raise UserError("the prompt is not UTF-8; write it in a terminal whose text is") from None
 
 
 def end_of(tokenizer: Tokenizer, name: str) -> int:
-    """The id of the token that stands between documents. Raises BadInput if there is none."""
+    """The id of the token that stands between documents. Raises UserError if there is none."""
     for end in ENDS:
         if (token := tokenizer.token_to_id(end)) is not None:
             return int(token)
-    raise BadInput(
+    raise UserError(
         f"data.tokenizer: {name} has no token that ends a document; add one of {', '.join(ENDS)}"
     )
 
@@ -124,9 +124,9 @@ def entries(tokenizer: Tokenizer) -> int:
 
 
 def require_fits(needed: int, vocab: int, name: str) -> None:
-    """Raises BadInput when a tokenizer of `needed` entries is larger than the model's `vocab`."""
+    """Raises UserError when a tokenizer of `needed` entries is larger than the model's `vocab`."""
     if needed > vocab:
-        raise BadInput(
+        raise UserError(
             f"data.tokenizer: {name} has {needed} entries but model.vocab is {vocab}; "
             f"set model.vocab to {needed} or more"
         )
@@ -137,4 +137,4 @@ def fingerprint(path: Path) -> str:
     try:
         return blake2b(read_file(path, LARGEST), digest_size=16).hexdigest()
     except OSError as error:
-        raise BadInput(f"data.tokenizer: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"data.tokenizer: cannot read {path}: {error.strerror}") from error

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text.building import FORMAT, HELD_OUT, Say, build, source_name
 from howdah.text.checking import damage, read_index, require_size
@@ -120,7 +120,7 @@ def prepare(
     what is going on, in sentences; `progress` the share of the text that is done, up to 1. With
     `check`, which one process of a machine asks for at the start of a run, every byte of the cache
     is read, and one that is damaged is built anew.
-    Raises BadInput about sources, tokenizer or cache; then nothing of the attempt is kept.
+    Raises UserError about sources, tokenizer or cache; then nothing of the attempt is kept.
     """
     shares([source.weight for source in data.sources])  # refused now, not after the tokenising
     folder = cache / _key(data, vocab)
@@ -135,7 +135,7 @@ def prepare(
                     _build(data, folder, vocab=vocab, say=say, progress=progress)
         corpus = _open(data, folder)
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"the token cache {cache} cannot be used ({error.strerror or error}); "
             "make room there, or name another folder"
         ) from error
@@ -223,7 +223,7 @@ def _open(data: Data, folder: Path) -> Corpus:
             **facts,
         )
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-        raise BadInput(f"the token cache {folder} is damaged ({error}); remove it") from error
+        raise UserError(f"the token cache {folder} is damaged ({error}); remove it") from error
 
 
 def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
@@ -237,16 +237,16 @@ def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
 
 
 def require_samples(corpus: Corpus, *, sequence: int, batch: int) -> None:
-    """Raises BadInput when a source has no whole sample, or all together not one global batch."""
+    """Raises UserError when a source has no whole sample, or all together not one global batch."""
     counts = [tokens.samples(sequence) for tokens in corpus.sources]
     for name, tokens, count in zip(corpus.names, corpus.sources, counts, strict=True):
         if count == 0:
-            raise BadInput(
+            raise UserError(
                 f"data.sources: {name} has {len(tokens.ids)} tokens to train on, but one sample "
                 f"takes {sequence + 1}; add text, or make data.sequence smaller"
             )
     if sum(counts) < batch:
-        raise BadInput(
+        raise UserError(
             f"data.sources: there are {sum(counts)} samples of {sequence} tokens to train on, "
             f"but one batch takes {batch}; add text, or make the batch or data.sequence smaller"
         )

@@ -8,30 +8,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from howdah.base.atomic import replacing
-from howdah.base.errors import BadInput, Unfinished
+from howdah.base.errors import Unfinished, UserError
 from howdah.checkpoint.folders import steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.comm.meeting import this_machine
-from howdah.plan.recording import Laps
-from howdah.plan.trace_file import FOLDER, write_laps
+from howdah.plan.recording import RankTrace
+from howdah.plan.trace_file import FOLDER, write_trace
 from howdah.shapes.shape import stated
 from howdah.text.batches import order_of
 from howdah.text.tokens import Corpus
 from howdah.train.evaluate import HeldOut, evaluate
 from howdah.train.job import Job
-from howdah.train.metrics import Records
-from howdah.train.optional import Beside
+from howdah.train.metrics import MetricsWriter
+from howdah.train.optional import OptionalOutput
 from howdah.train.resume import Start, as_plain
 from howdah.train.run_folder import TOKENIZER
 from howdah.train.state import entries
-from howdah.train.step import Stepper
+from howdah.train.step import StepContext
 
 RESCUE = 2.0  # seconds that a save in flight gets when a run breaks off
 REMOVE = 1.0  # seconds to remove what it has written, where a rank is gone
 
 
-class Milestones:
+class Checkpointer:
     """Evaluates and saves at the run's pace. All ranks call together.
 
     Saving goes on in the background; how it ended is agreed by all when the next one begins, and
@@ -41,21 +41,21 @@ class Milestones:
     def __init__(
         self,
         job: Job,
-        stepper: Stepper,
+        context: StepContext,
         corpus: Corpus,
         start: Start,
         *,
-        records: Records | None,
+        records: MetricsWriter | None,
         say: Callable[[str], None],
     ) -> None:
-        self.job, self.stepper, self.corpus, self.say = job, stepper, corpus, say
+        self.job, self.context, self.corpus, self.say = job, context, corpus, say
         self.folder = job.folder / "checkpoints"
         self._start, self._records = start, records
-        self._beside = Beside(say)
+        self._beside = OptionalOutput(say)
         self._saving = self._saved = -1  # the step of the last save; of the last that went well
         saved = start.checkpoint.meta if start.checkpoint else {}
         self._best: float | None = saved.get("best_loss")
-        mesh = stepper.mesh
+        mesh = context.mesh
         if mesh.rank == 0:
             keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
         self._saver = Saver(
@@ -94,8 +94,8 @@ class Milestones:
 
     def _settle(self) -> None:
         """The save in flight has ended, and all ranks know how."""
-        world, saver = self.stepper.mesh.world, self._saver
-        with self.stepper.mesh.counters.aside():
+        world, saver = self.context.mesh.world, self._saver
+        with self.context.mesh.counters.aside():
             (missing,) = world.sum_scalars([float(not saver.part())])
             if missing:
                 saver.cancel()
@@ -104,7 +104,7 @@ class Milestones:
         if not lost:
             self._saved = self._saving
 
-    def __enter__(self) -> "Milestones":
+    def __enter__(self) -> "Checkpointer":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
@@ -116,18 +116,18 @@ class Milestones:
 
     def _write_laps(self) -> None:
         """What this rank did in the last steps, for `howdah trace`."""
-        mesh = self.stepper.mesh
-        if laps := [*self.stepper.clock.laps]:
-            about = Laps(str(mesh.layout), this_machine(), laps)
+        mesh = self.context.mesh
+        if traces := [*self.context.recorder.steps]:
+            about = RankTrace(str(mesh.layout), this_machine(), traces)
             with self._beside.writing(FOLDER):
-                write_laps(self.job.folder / FOLDER, mesh.rank, about)
+                write_trace(self.job.folder / FOLDER, mesh.rank, about)
 
     def evaluate(self, step: int, *, limit: int) -> HeldOut:
         """The held-out loss; on all of the text when `limit` is 0."""
         batch, data = self.job.batch, self.job.data
         assert batch.micro_batch is not None
         held_out = evaluate(
-            self.stepper,
+            self.context,
             self.corpus,
             sequence=data.sequence,
             micro=batch.micro_batch,
@@ -166,7 +166,7 @@ class Milestones:
         about = About(job.name, str(job.layout), samples, meta)
         self._saver.save(
             step=step,
-            entries=entries(self.stepper.placed),
+            entries=entries(self.context.placed),
             about=about,
             best=best,
         )
@@ -175,7 +175,7 @@ class Milestones:
 def keep_tokenizer(source: Path, to: Path) -> None:
     """Copies the tokenizer into the run folder, whole or not at all, unless it is there already.
 
-    Raises BadInput where that is impossible: what the run will learn could not be read without it.
+    Raises UserError where that is impossible: what the run will learn could not be read without it.
     """
     try:
         content = source.read_bytes()
@@ -184,7 +184,7 @@ def keep_tokenizer(source: Path, to: Path) -> None:
         with replacing(to) as file:
             file.write(content)
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"cannot copy the tokenizer {source} to {to} ({error.strerror or error}); make room "
             "there, or give another folder with folder=PATH"
         ) from error

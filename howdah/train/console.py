@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from howdah.train.metrics import Measured
+from howdah.train.metrics import StepMetrics
 
 Say = Callable[[str], None]
 
@@ -34,7 +34,7 @@ class Show(Protocol):
         """A step is done."""
         ...
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: StepMetrics) -> None:
         """A stretch of steps was measured."""
         ...
 
@@ -52,7 +52,7 @@ class Silent:
     def step(self, step: int) -> None:
         """Nobody looks."""
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: StepMetrics) -> None:
         """Nobody reads."""
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Lines(Silent):
         """Prints it."""
         self._console.print(line)
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: StepMetrics) -> None:
         """Prints the log line."""
         self.say(measured.line())
 
@@ -98,7 +98,7 @@ class Bar:
         """Moves the bar."""
         self._progress.update(self._task, completed=step)
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: StepMetrics) -> None:
         """Shows the loss and the rate beside the bar."""
         state = f"loss {measured.loss:.4f}  {round(measured.tps):,} tokens/s per rank"
         self._progress.update(self._task, state=state)

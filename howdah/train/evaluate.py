@@ -9,7 +9,7 @@ from math import exp, log
 
 from howdah.text.batches import Rows, held_out_micros
 from howdah.text.tokens import Corpus
-from howdah.train.step import Stepper, held_out_loss
+from howdah.train.step import StepContext, held_out_loss
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class HeldOut:
 
 
 def evaluate(
-    stepper: Stepper, corpus: Corpus, *, sequence: int, micro: int, limit: int | None = None
+    context: StepContext, corpus: Corpus, *, sequence: int, micro: int, limit: int | None = None
 ) -> HeldOut:
     """The loss on the held-out text, or on its first `limit` samples; all ranks call together.
 
     Of a part, bits per byte are estimated from the bytes per token of the whole.
     """
-    mesh = stepper.mesh
+    mesh = context.mesh
     rows = Rows(micro, mesh.layout.replicas, mesh.place("replicas"))
     loss, tokens = held_out_loss(
-        stepper, held_out_micros(corpus, rows, sequence=sequence, limit=limit)
+        context, held_out_micros(corpus, rows, sequence=sequence, limit=limit)
     )
     bytes_per_token = corpus.held_out_bytes / max(len(corpus.held_out.ids) - 1, 1)
     return HeldOut(loss, tokens, loss / log(2) / bytes_per_token)

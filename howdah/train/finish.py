@@ -10,18 +10,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from howdah.base.errors import BadInput, Unfinished
+from howdah.base.errors import Unfinished, UserError
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
 from howdah.plan.recording import Traffic
 from howdah.sim.traffic import step_traffic
 from howdah.text.tokens import Corpus
-from howdah.train.checkpointing import Milestones
+from howdah.train.checkpointing import Checkpointer
 from howdah.train.evaluate import HeldOut
-from howdah.train.finished_run import OpenedRun, open_run
+from howdah.train.finished_run import FinishedRun, open_run
 from howdah.train.job import Job
 from howdah.train.metrics import MIB
-from howdah.train.monitor import Watch
+from howdah.train.monitor import SpeedMonitor
 from howdah.train.report import Bytes, compare
 from howdah.train.run_folder import EXPORT
 from howdah.train.sample import Draw, sample_text
@@ -30,55 +30,55 @@ SAMPLE_TOKENS = 120
 SCALARS = "scalars"  # the operation
 
 
-def finish(job: Job, milestones: Milestones, watch: Watch, held: Bytes) -> None:
+def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: Bytes) -> None:
     """Evaluates on all held-out text, exports, and reports. All ranks call together.
 
     held  what rank 0 was measured to hold, by component; empty when no step was taken
 
     Raises Unfinished where the checkpoint of the last step is no longer there.
     """
-    held_out = milestones.evaluate(job.pace.steps, limit=0)
-    mesh = milestones.stepper.mesh
+    held_out = checkpointer.evaluate(job.pace.steps, limit=0)
+    mesh = checkpointer.context.mesh
     if mesh.rank != 0:
         return
-    opened = open_last(job, milestones)
-    lines = ["", *quality(held_out, milestones.corpus), *speed(job, mesh, watch)]
+    opened = open_last(job, checkpointer)
+    lines = ["", *quality(held_out, checkpointer.corpus), *speed(job, mesh, monitor)]
     lines += compare(job.plan, mesh, held) if held else []
     lines += _optional("export", export, job, opened) if job.pace.export else []
     lines += _optional("sample", sample, job, opened) if job.pace.prompt else []
     for line in [*lines, *paths(job, opened)]:
-        milestones.say(line)
+        checkpointer.say(line)
 
 
-def open_last(job: Job, milestones: Milestones) -> OpenedRun:
+def open_last(job: Job, checkpointer: Checkpointer) -> FinishedRun:
     """The run with what it has just saved: no older step passes for its end.
 
     Raises Unfinished where somebody has removed or damaged it since.
     """
     stands = "no other one is"
-    with suppress(BadInput):
-        opened = open_run(job.folder, say=milestones.say)
-        if opened.checkpoint.step == milestones.saved:
+    with suppress(UserError):
+        opened = open_run(job.folder, say=checkpointer.say)
+        if opened.checkpoint.step == checkpointer.saved:
             return opened
         stands = f"step {opened.checkpoint.step} is the newest that is"
     raise Unfinished(
-        f"step {milestones.saved} was saved, and is no longer whole in {milestones.folder}; "
+        f"step {checkpointer.saved} was saved, and is no longer whole in {checkpointer.folder}; "
         f"{stands}; what is missing is trained again by: howdah train {job.folder}"
     )
 
 
 def _optional(
-    name: str, make: Callable[[Job, OpenedRun], list[str]], job: Job, opened: OpenedRun
+    name: str, make: Callable[[Job, FinishedRun], list[str]], job: Job, opened: FinishedRun
 ) -> list[str]:
     """Makes something that is not training, whose end it must not spoil."""
     try:
         return make(job, opened)
-    except (BadInput, OSError, MemoryError) as error:
+    except (UserError, OSError, MemoryError) as error:
         why = getattr(error, "strerror", None) or str(error) or "there is not enough memory"
         return [f"{name}      not made: {why}; try again with howdah {name} {_short(job.folder)}"]
 
 
-def export(job: Job, opened: OpenedRun) -> list[str]:
+def export(job: Job, opened: FinishedRun) -> list[str]:
     """Writes the Hugging Face folder."""
     opened.export(job.folder / EXPORT)
     return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelForCausalLM.from_pretrained"]
@@ -98,19 +98,19 @@ def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
     ]
 
 
-def speed(job: Job, mesh: Mesh, watch: Watch) -> list[str]:
+def speed(job: Job, mesh: Mesh, monitor: SpeedMonitor) -> list[str]:
     """Tokens per second, and bytes predicted beside bytes counted."""
-    if not watch.last or not watch.seconds:
+    if not monitor.last or not monitor.seconds:
         return []
-    rate, world = watch.tokens / watch.seconds, mesh.layout.world
+    rate, world = monitor.tokens / monitor.seconds, mesh.layout.world
     ranks = "1 rank" if world == 1 else f"{world} ranks"
     lines = [
         f"speed       {rate:,.0f} tokens/s on {mesh.layout} ({ranks}), "
-        f"mfu {watch.last.mfu:.1%} of {watch.peak / 1e9:,.0f} Gflop/s per rank "
-        f"({watch.peak_source}; full attention square, {watch.last.mfu_causal:.1%} causal)"
+        f"mfu {monitor.last.mfu:.1%} of {monitor.peak / 1e9:,.0f} Gflop/s per rank "
+        f"({monitor.peak_source}; full attention square, {monitor.last.mfu_causal:.1%} causal)"
     ]
-    predicted, counted = predicted_bytes(job, mesh, watch.steps), counted_bytes(mesh)
-    return [*lines, sent(predicted, counted, watch.steps)] if predicted or counted else lines
+    predicted, counted = predicted_bytes(job, mesh, monitor.steps), counted_bytes(mesh)
+    return [*lines, sent(predicted, counted, monitor.steps)] if predicted or counted else lines
 
 
 def sent(predicted: Mapping[Traffic, int], counted: Mapping[Traffic, int], steps: int) -> str:
@@ -152,7 +152,7 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     return predicted
 
 
-def sample(job: Job, opened: OpenedRun) -> list[str]:
+def sample(job: Job, opened: FinishedRun) -> list[str]:
     """A continuation of the run's prompt."""
     parts = sample_text(
         opened.model(),
@@ -165,7 +165,7 @@ def sample(job: Job, opened: OpenedRun) -> list[str]:
     return ["", job.pace.prompt + "".join(parts), ""]
 
 
-def paths(job: Job, opened: OpenedRun) -> list[str]:
+def paths(job: Job, opened: FinishedRun) -> list[str]:
     """What the run has left, and what to do next."""
     run = _short(job.folder)
     lines = [

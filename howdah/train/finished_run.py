@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint import load
 from howdah.checkpoint.export import export
 from howdah.checkpoint.facts import facts
@@ -25,7 +25,7 @@ from howdah.train.run_folder import TOKENIZER
 
 
 @dataclass(frozen=True)
-class OpenedRun:
+class FinishedRun:
     """A run folder and one whole checkpoint of it."""
 
     folder: Path
@@ -47,12 +47,12 @@ class OpenedRun:
     def model(self) -> Transformer:
         """The model in float32 on the CPU, whatever layout saved it.
 
-        Raises BadInput where there is no room for it: the system kills a process that takes more
+        Raises UserError where there is no room for it: the system kills a process that takes more
         memory than there is, and at the end of a run that would be the run.
         """
         needed, there = 4 * parameters(self.shape).total, left()
         if there is not None and needed > there:
-            raise BadInput(
+            raise UserError(
                 f"the model of {self.folder} takes {needed / 1e9:.1f} GB of memory in float32, and "
                 f"{there / 1e9:.1f} GB are left; end other programs, or use a larger machine"
             )
@@ -79,14 +79,14 @@ class OpenedRun:
         )
 
 
-def open_run(folder: Path, *, say: Say, best: bool = False) -> OpenedRun:
+def open_run(folder: Path, *, say: Say, best: bool = False) -> FinishedRun:
     """The newest whole checkpoint of a run folder, or its best.
 
-    Raises BadInput when there is none.
+    Raises UserError when there is none.
     """
     checkpoints = folder / "checkpoints"
     checkpoint = load.best(checkpoints) if best else newest(checkpoints, say)
     if checkpoint is None:
         kind = "best" if best else "whole"
-        raise BadInput(f"{folder} has no {kind} checkpoint; train it first, or name a run folder")
-    return OpenedRun(folder, checkpoint)
+        raise UserError(f"{folder} has no {kind} checkpoint; train it first, or name a run folder")
+    return FinishedRun(folder, checkpoint)

@@ -1,7 +1,7 @@
 """What the training loop takes: a run with nothing left open.
 
-`run.py` makes a Job from what the user wrote, once the number of processes is known. All sizes
-agree, all names are resolved, all paths are absolute.
+`config/recipe.py` makes a Job from what the user wrote, once the number of processes is known. All
+sizes agree, all names are resolved, all paths are absolute.
 """
 
 from dataclasses import dataclass

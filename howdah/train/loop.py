@@ -11,27 +11,27 @@ from signal import SIGTERM
 
 import torch
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.comm.transport import Transport
 from howdah.host.measured import peak_flops
 from howdah.optim.learning_rate import learning_rate
-from howdah.parallel.apply import DTYPES, Placed, apply
+from howdah.parallel.apply import DTYPES, ParallelModel, apply
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
-from howdah.train.checkpointing import Milestones
+from howdah.train.checkpointing import Checkpointer
 from howdah.train.console import Lines, Say, Show, Silent, open_show
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
-from howdah.train.metrics import Records
-from howdah.train.monitor import Watch
-from howdah.train.report import Bytes, foretell, measured_memory
+from howdah.train.metrics import MetricsWriter
+from howdah.train.monitor import SpeedMonitor
+from howdah.train.report import Bytes, measured_memory, predict_lines
 from howdah.train.resume import Start, check_match, find_start
-from howdah.train.run_folder import hold
+from howdah.train.run_folder import lock
 from howdah.train.state import restore_states
-from howdah.train.step import Stepper, StepResult, train_step
+from howdah.train.step import StepContext, StepResult, train_step
 
 NOTHING: Bytes = {}  # is held by a run that takes no step
 
@@ -48,12 +48,12 @@ class Outcome:
 class Begun:
     """A run that is ready for its next step: what the loop works with."""
 
-    stepper: Stepper
+    context: StepContext
     start: Start
     first_sample: Callable[[int], int]
     batches: Prefetch[list[Micro]]
-    watch: Watch
-    milestones: Milestones
+    monitor: SpeedMonitor
+    checkpointer: Checkpointer
     tell: Say
 
 
@@ -69,13 +69,13 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         begun = begin(job, transport, stack, device_of(job, local_rank))
         request.patient = True
         step, stopped, held = take_steps(job, begun, request)
-        begun.milestones.stop(step, samples=begun.first_sample(step))
+        begun.checkpointer.stop(step, samples=begun.first_sample(step))
         if stopped:
             begun.tell(how_to_go_on(job, step))
             return Outcome(step, request.signal or SIGTERM)
         try:
             request.hurry()
-            finish(job, begun.milestones, begun.watch, held)
+            finish(job, begun.checkpointer, begun.monitor, held)
         except Stopped as now:
             begun.tell(how_to_finish(job))
             return Outcome(step, now.number)
@@ -86,27 +86,27 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     """Connects the mesh, finds where to begin, and applies the layout; `stack` closes it all."""
     mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
     if mesh.rank == 0:
-        stack.enter_context(hold(job.folder))
+        stack.enter_context(lock(job.folder))
     say = (Lines() if mesh.rank == 0 else Silent()).say
     corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
     require_same_text(mesh, corpus)
     start = find_start(job, mesh, say)
     placed = place(job, mesh, start, corpus)
     show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
-    records = Records(job.folder, step=start.step, say=show.say) if mesh.rank == 0 else None
-    stepper = Stepper(placed, mesh, job.method, job.seed)
+    records = MetricsWriter(job.folder, step=start.step, say=show.say) if mesh.rank == 0 else None
+    context = StepContext(placed, mesh, job.method, job.seed)
     tell = telling(show, records)
-    milestones = Milestones(job, stepper, corpus, start, records=records, say=tell)
-    stack.enter_context(milestones)
+    checkpointer = Checkpointer(job, context, corpus, start, records=records, say=tell)
+    stack.enter_context(checkpointer)
     first = first_samples(job, start)
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
     peak = peak_flops(device, DTYPES[job.method.precision])
-    watch = Watch(job, stepper, batches, peak=peak, show=show, records=records)
-    for line in foretell(job.plan, mesh):
+    monitor = SpeedMonitor(job, context, batches, peak=peak, show=show, records=records)
+    for line in predict_lines(job.plan, mesh):
         tell(line)
     if start.step >= job.pace.steps:
         tell(f"no step is left: {start.step} of {job.pace.steps} are done; raise pace.steps")
-    return Begun(stepper, start, first, batches, watch, milestones, tell)
+    return Begun(context, start, first, batches, monitor, checkpointer, tell)
 
 
 def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool, Bytes]:
@@ -119,14 +119,14 @@ def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool,
         rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
         asked, batch = request.signal != 0, begun.batches.next()
         if step == first:
-            held = measured_memory(begun.stepper, batch[0])
-        result = train_step(begun.stepper, batch, step=step, rate=rate, stop=asked)
+            held = measured_memory(begun.context, batch[0])
+        result = train_step(begun.context, batch, step=step, rate=rate, stop=asked)
         step, stopped = step + 1, result.stop
         refuse_divergence(result, step)
-        begun.watch.step(result, step=step, rate=rate)
+        begun.monitor.step(result, step=step, rate=rate)
         if not stopped:
-            with begun.watch.paused():
-                begun.milestones.between(step, samples=begun.first_sample(step))
+            with begun.monitor.paused():
+                begun.checkpointer.between(step, samples=begun.first_sample(step))
     return step, stopped, held
 
 
@@ -138,28 +138,28 @@ def device_of(job: Job, local_rank: int) -> torch.device:
 
 
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
-    """Raises BadInput when the ranks do not all have the same tokens: machines may differ."""
+    """Raises UserError when the ranks do not all have the same tokens: machines may differ."""
     # The folder's name is a hash of the contents. 32 bits of it: a float64 holds the exact sum of
     # as many as there can be ranks, and equal numbers must add up to equal ones.
     mine = float(int(corpus.folder.name[:8], 16))
     (total,) = mesh.world.sum_scalars([mine])
     if total != mine * mesh.world.size:
-        raise BadInput(
+        raise UserError(
             "the ranks have different text: their sources differ between machines; give all of "
             "them the same files in data.sources"
         )
 
 
 def refuse_divergence(result: StepResult, step: int) -> None:
-    """Raises BadInput when training has blown up; nothing of it is saved."""
+    """Raises UserError when training has blown up; nothing of it is saved."""
     if not isfinite(result.norm + result.loss):
-        raise BadInput(
+        raise UserError(
             f"training diverged: the gradient norm of step {step} is {result.norm}; go on from "
             "the last checkpoint with a lower method.rate.peak or a longer method.rate.warmup"
         )
 
 
-def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> Placed:
+def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
     """The model on its place in the layout, filled, with its optimizer state."""
     if start.checkpoint:
         check_match(start.checkpoint, job, corpus)
@@ -199,7 +199,7 @@ def read_batches(
     return Prefetch(read, step=start.step)
 
 
-def telling(show: Show, records: Records | None) -> Say:
+def telling(show: Show, records: MetricsWriter | None) -> Say:
     """Says a line to the reader, and keeps it in log.txt."""
 
     def tell(line: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from howdah.base.atomic import replacing, sync_folder
-from howdah.train.optional import Beside
+from howdah.train.optional import OptionalOutput
 from howdah.train.tensorboard import Board, write_all
 
 METRICS, LOG, BOARD = "metrics.jsonl", "log.txt", "tensorboard"
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepMetrics:
     """One logged stretch of steps, as rank 0 saw it.
 
     step         the last step of the stretch, counted from 1
@@ -125,7 +125,7 @@ def _row(line: bytes) -> tuple[str, int] | None:
     return (kind, step) if line.endswith(b"\n") and type(step) is int else None
 
 
-class Records:
+class MetricsWriter:
     """The files of a run folder that grow. A resumed run appends.
 
     What was measured after `step`, from which the run goes on, is dropped first: those steps are
@@ -135,7 +135,7 @@ class Records:
 
     def __init__(self, folder: Path, *, step: int, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
-        self._beside = Beside(self._tell)
+        self._beside = OptionalOutput(self._tell)
         self._board = Board(folder / BOARD, step=step)
         self._evaluated = step  # no evaluation of a later step is in metrics.jsonl
         with self._beside.writing(METRICS):
@@ -143,7 +143,7 @@ class Records:
             if spoilt:
                 self._tell(f"{METRICS}: lines that cannot be read were left out: {spoilt}")
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: StepMetrics) -> None:
         """A stretch of steps."""
         with self._beside.writing(METRICS):
             self._add(TRAIN, asdict(measured))

@@ -15,8 +15,8 @@ from howdah.text.batches import Micro
 from howdah.text.prefetch import Prefetch
 from howdah.train.console import Show
 from howdah.train.job import Job
-from howdah.train.metrics import Measured, Records
-from howdah.train.step import Stepper, StepResult
+from howdah.train.metrics import MetricsWriter, StepMetrics
+from howdah.train.step import StepContext, StepResult
 
 
 class _Mark(NamedTuple):
@@ -28,7 +28,7 @@ class _Mark(NamedTuple):
     waited: float
 
 
-class Watch:
+class SpeedMonitor:
     """Sums up stretches of steps, shows them and writes them down.
 
     `tokens` and `seconds` are of all the stretches so far: training alone, without saves and
@@ -38,14 +38,14 @@ class Watch:
     def __init__(
         self,
         job: Job,
-        stepper: Stepper,
+        context: StepContext,
         batches: Prefetch[list[Micro]],
         *,
         peak: tuple[float, str],
         show: Show,
-        records: Records | None,
+        records: MetricsWriter | None,
     ) -> None:
-        self._job, self._mesh, self._placed = job, stepper.mesh, stepper.placed
+        self._job, self._mesh, self._placed = job, context.mesh, context.placed
         self._batches, self._show, self._records = batches, show, records
         self.peak, self.peak_source = peak
         sequence = job.data.sequence
@@ -53,7 +53,7 @@ class Watch:
         self._causal = train_flops(job.shape, sequence, causal=True)
         self._steps = self._tokens = 0
         self.steps, self.tokens, self.seconds = 0, 0, 0.0
-        self.last: Measured | None = None
+        self.last: StepMetrics | None = None
         self._mark = self._now()
 
     def _now(self) -> _Mark:
@@ -84,7 +84,7 @@ class Watch:
                 self._records.measured(self.last)
             self._mark, self._steps, self._tokens = self._now(), 0, 0
 
-    def _measure(self, result: StepResult, step: int, rate: float) -> Measured:
+    def _measure(self, result: StepResult, step: int, rate: float) -> StepMetrics:
         mark, now = self._mark, self._now()
         seconds = max(now.clock - mark.clock, 1e-9)
         tps = self._tokens / seconds / self._mesh.layout.world
@@ -92,7 +92,7 @@ class Watch:
         self.steps += self._steps
         self.tokens += self._tokens
         self.seconds += seconds
-        return Measured(
+        return StepMetrics(
             step=step,
             loss=result.loss,
             norm=result.norm,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Beside:
+class OptionalOutput:
     """Takes the errors of writes that training can do without; `say` is told of the first ones."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

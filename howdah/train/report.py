@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from howdah.parallel.apply import Placed
+from howdah.parallel.apply import ParallelModel
 from howdah.parallel.mesh import Mesh
-from howdah.parallel.saved_bytes import SavedBytes
+from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.parallel.stages import Given
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of
@@ -24,12 +24,12 @@ from howdah.sim.timeline import simulate
 from howdah.sim.traffic import step_traffic
 from howdah.text.batches import Micro
 from howdah.train.metrics import MIB
-from howdah.train.step import Stepper, given_of, loss_of
+from howdah.train.step import StepContext, loss_of, to_device
 
 Bytes = Mapping[str, int]  # by component
 
 
-def foretell(plan: Plan, mesh: Mesh) -> list[str]:
+def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
     """The predicted memory of this rank, and what it sends in a step; and what stands idle."""
     held = predicted_memory(plan, mesh.rank)
     parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
@@ -63,21 +63,21 @@ def predicted_memory(plan: Plan, rank: int, *, packed: bool = True) -> Bytes:
     return rows
 
 
-def measured_memory(stepper: Stepper, micro: Micro) -> Bytes:
+def measured_memory(context: StepContext, micro: Micro) -> Bytes:
     """The same, measured: on a model that has its optimizer state, with one micro-batch. All ranks
     call together, for a forward pass may need what others have. Of a pipeline's stages each is
     run by itself, and what is in flight at one time is the schedule's.
     """
-    placed, given = stepper.placed, given_of(stepper, micro, step=0)
+    placed, given = context.placed, to_device(context, micro, step=0)
     measure = _in_flight if placed.pipeline else _activations
-    with stepper.mesh.counters.aside():
+    with context.mesh.counters.aside():
         activations = measure(placed, given)
-    if placed.keeper:
-        placed.keeper.forget()
+    if placed.store:
+        placed.store.clear()
     return {**_tensors(placed), "activations": activations}
 
 
-def _tensors(placed: Placed) -> dict[str, int]:
+def _tensors(placed: ParallelModel) -> dict[str, int]:
     units = placed.units.values()
     found = {
         "weights": sum(unit.weights.nbytes for unit in units),
@@ -96,11 +96,11 @@ def _tensors(placed: Placed) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def _activations(placed: Placed, given: Given) -> int:
+def _activations(placed: ParallelModel, given: Given) -> int:
     return _saved(placed, lambda: loss_of(placed, given))
 
 
-def _in_flight(placed: Placed, given: Given) -> int:
+def _in_flight(placed: ParallelModel, given: Given) -> int:
     plan, line = placed.plan, placed.pipeline
     assert line is not None
     sizes = [0] * len(plan.stages.parts)
@@ -109,14 +109,14 @@ def _in_flight(placed: Placed, given: Given) -> int:
     return peak_held(schedule_of(plan), placed.mesh.place("pp"), sizes=sizes)
 
 
-def _saved(placed: Placed, run: Callable[[], Tensor]) -> int:
-    with SavedBytes([*placed.model.parameters(), *placed.multiplied]) as kept:
+def _saved(placed: ParallelModel, run: Callable[[], Tensor]) -> int:
+    with SavedTensorMeter([*placed.model.parameters(), *placed.multiplied]) as kept:
         out = run()
     return kept.count(out)
 
 
 def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:
-    """Measured beside predicted, component by component."""
+    """StepMetrics beside predicted, component by component."""
     predicted = predicted_memory(plan, mesh.rank)
     parts = ", ".join(
         f"{name} {count / MIB:.1f} (predicted {predicted[name] / MIB:.1f})"

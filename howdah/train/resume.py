@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.facts import facts
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
-from howdah.parallel.flat_params import Fill, fresh
+from howdah.parallel.flat_params import Fill, random_init
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
 from howdah.plan.method import Optimizer
@@ -69,18 +69,18 @@ def find_start(job: Job, mesh: Mesh, say: Say) -> Start:
         return Start(read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples)
     if job.init_from is not None:
         return Start(read_folder(job.init_from, job.shape), None, 0, 0)
-    return Start(fresh(weights(job.shape), job.seed), None, 0, 0)
+    return Start(random_init(weights(job.shape), job.seed), None, 0, 0)
 
 
 def choose(checkpoints: Path, say: Say) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None where nothing was ever saved.
 
-    Raises BadInput when all there are, are damaged: a run that began anew would write over
+    Raises UserError when all there are, are damaged: a run that began anew would write over
     what might still be saved.
     """
     found = newest(checkpoints, say)
     if found is None and numbered(checkpoints):
-        raise BadInput(
+        raise UserError(
             f"every checkpoint in {checkpoints} is damaged; restore one from a copy, or start "
             "anew with another folder=PATH"
         )
@@ -97,7 +97,7 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
     found, tensor = read_hub(folder)
     mine = as_plain(stated(shape))
     if different := _different(mine, as_plain(stated(found))):
-        raise BadInput(
+        raise UserError(
             f"the model in {folder} differs from this run's in {', '.join(different)}; "
             "leave the [model] table out to take the folder's"
         )
@@ -114,33 +114,33 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
 
 
 def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
-    """Raises BadInput when `job` cannot go on from a checkpoint: it would be another training.
+    """Raises UserError when `job` cannot go on from a checkpoint: it would be another training.
 
     The checkpoint must not be past the job's last step. Model, tokenizer, order of samples and
     optimizer must be those of the checkpoint; layout, batch, precision and rate may change.
     """
     way_out = "restore it, or give another folder=PATH"
     if checkpoint.step > job.pace.steps:
-        raise BadInput(
+        raise UserError(
             f"{checkpoint.path} is past pace.steps {job.pace.steps}; make it {checkpoint.step} or "
             "more, or give another folder=PATH"
         )
     saved = facts(checkpoint)
     mine, theirs = as_plain(stated(job.shape)), as_plain(stated(saved.model))
     for name in _different(mine, theirs):
-        raise BadInput(
+        raise UserError(
             f"{checkpoint.path} holds a model with {name} {theirs[name]}, this run has "
             f"{mine[name]}; {way_out}"
         )
     if saved.tokenizer != corpus.fingerprint:
-        raise BadInput(
+        raise UserError(
             f"{checkpoint.path} was trained with another tokenizer: its text sources or its "
             "vocabulary have changed; restore them, or give another folder=PATH"
         )
     order = as_plain(order_of(corpus, sequence=job.data.sequence, seed=job.seed))
     theirs = as_plain(saved.order)
     for name in _different(order, theirs):
-        raise BadInput(
+        raise UserError(
             f"{checkpoint.path} was trained with {ORDER[name]} {theirs[name]}, "
             f"this run has {order[name]}, so the next sample would be another; {way_out}"
         )
@@ -149,13 +149,13 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
 
 def _check_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> None:
     if saved != optimizer.name:
-        raise BadInput(
+        raise UserError(
             f"{checkpoint.path} holds the state of {saved}, this run uses {optimizer.name}; "
             f"go on with {saved}, or start anew from an export"
         )
     for state in optimizer.states:
         if state not in checkpoint.kinds:
-            raise BadInput(
+            raise UserError(
                 f"{checkpoint.path} holds no {state} of {saved}, which method.optimizer.momentum "
                 f"{optimizer.momentum} needs; go on with momentum 0, or start anew from an export"
             )

@@ -16,33 +16,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 
 TOKENIZER = "tokenizer.json"
 EXPORT = "export"
 
 
 def make_run_folder(folder: Path) -> None:
-    """Creates the folder. Raises BadInput where it cannot be written."""
+    """Creates the folder. Raises UserError where it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / "lock"
         probe.touch()
     except OSError as error:
-        raise BadInput(
+        raise UserError(
             f"cannot write the run folder {folder}: {error.strerror}; give another with folder=PATH"
         ) from error
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock. Raises BadInput when another live run has it."""
+def lock(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock. Raises UserError when another live run has it."""
     make_run_folder(folder)
     with (folder / "lock").open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(
+            raise UserError(
                 f"another live run is writing {folder}; wait for it, or give another folder "
                 "with folder=PATH"
             ) from None

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.seeds import key, mix
 from howdah.model.attention import Cache
 from howdah.model.transformer import Transformer
@@ -45,15 +45,15 @@ class Draw:
 
 
 def check_draw(draw: Draw) -> None:
-    """Raises BadInput for a number that means nothing."""
+    """Raises UserError for a number that means nothing."""
     if not 0 <= draw.temperature < float("inf"):
-        raise BadInput(
+        raise UserError(
             f"temperature is {draw.temperature}; it must be 0 (the likeliest token) or more"
         )
     if draw.top_k < 0:
-        raise BadInput(f"top_k is {draw.top_k}; it must be at least 0 (all tokens)")
+        raise UserError(f"top_k is {draw.top_k}; it must be at least 0 (all tokens)")
     if not 0 < draw.top_p <= 1:
-        raise BadInput(f"top_p is {draw.top_p}; it must be above 0 and at most 1")
+        raise UserError(f"top_p is {draw.top_p}; it must be above 0 and at most 1")
 
 
 def generate(
@@ -61,22 +61,22 @@ def generate(
 ) -> Iterator[int]:
     """The tokens that follow `tokens`, as they are made; `end` itself is not given out.
 
-    Raises BadInput at once for a prompt that is empty, too long, or of unknown tokens.
+    Raises UserError at once for a prompt that is empty, too long, or of unknown tokens.
     """
     check_draw(draw)
     if length < 0:
-        raise BadInput(f"length is {length}; it must be at least 0")
+        raise UserError(f"length is {length}; it must be at least 0")
     shape = model.shape
     if not tokens:
-        raise BadInput("there is nothing to continue; begin with the end token or some text")
+        raise UserError("there is nothing to continue; begin with the end token or some text")
     if len(tokens) > shape.context:
-        raise BadInput(
+        raise UserError(
             f"the prompt has {len(tokens)} tokens, and the model's context is {shape.context}; "
             "shorten it"
         )
     for token in tokens:
         if not 0 <= token < shape.vocab:
-            raise BadInput(
+            raise UserError(
                 f"the prompt has token {token}, and the model knows {shape.vocab}; "
                 "use the tokenizer it was trained with"
             )
@@ -137,7 +137,7 @@ def sample_text(
 ) -> Iterator[str]:
     """The text that follows `prompt`, piece by piece, each of whole characters.
 
-    Raises BadInput for a prompt that cannot be continued.
+    Raises UserError for a prompt that cannot be continued.
     """
     tokens = prompt_ids(tokenizer, prompt, end)
     return decode(tokenizer, generate(model, tokens, length=length, draw=draw, end=end))

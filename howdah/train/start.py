@@ -5,7 +5,7 @@ one process, and the ranks find the tokens built. Under torchrun, which has star
 already, all look for the tokens, and rank 0 alone for the rest.
 """
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text.batches import order_of
 from howdah.text.tokenizer import prompt_ids
 from howdah.text.tokens import Corpus, prepare, require_samples
@@ -14,10 +14,10 @@ from howdah.train.job import Job
 from howdah.train.resume import check_match, choose, read_folder
 
 
-def ready_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
+def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     """Builds the token cache, and with `check` compares one that is there with its checksums.
 
-    Raises BadInput when its text cannot feed the run, or the prompt is longer than the context.
+    Raises UserError when its text cannot feed the run, or the prompt is longer than the context.
     """
     with encoding_bar() as progress:
         corpus = prepare(
@@ -33,15 +33,15 @@ def ready_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     if job.pace.prompt:
         tokens = len(prompt_ids(corpus.tokenizer, job.pace.prompt, corpus.end))
         if tokens > job.shape.context:
-            raise BadInput(
+            raise UserError(
                 f"pace.prompt has {tokens} tokens, and the model's context is "
                 f"{job.shape.context}: shorten it"
             )
     return corpus
 
 
-def ready_start(job: Job, corpus: Corpus, say: Say) -> None:
-    """Checks what the run starts from. Raises BadInput. The caller holds the run folder."""
+def prepare_start(job: Job, corpus: Corpus, say: Say) -> None:
+    """Checks what the run starts from. Raises UserError. The caller holds the run folder."""
     checkpoint = choose(job.folder / "checkpoints", say)
     if checkpoint:
         check_match(checkpoint, job, corpus)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from howdah.checkpoint.load import Checkpoint
 from howdah.optim.optimizers import Range
-from howdah.parallel.apply import Placed
+from howdah.parallel.apply import ParallelModel
 from howdah.plan.boxes import Piece
 from howdah.plan.flat_buffers import pieces
 
 Entry = tuple[str, Piece, Tensor]
 
 
-def entries(placed: Placed) -> Iterator[Entry]:
+def entries(placed: ParallelModel) -> Iterator[Entry]:
     """What this rank saves: masters and optimizer states of all that it counts."""
     counted = list(placed.counted())
     for unit, first, last in counted:
@@ -38,7 +38,7 @@ def entries(placed: Placed) -> Iterator[Entry]:
                     yield state, piece, flat[start - part.start : stop - part.start]
 
 
-def restore_states(placed: Placed, checkpoint: Checkpoint) -> None:
+def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     """Fills every range's optimizer state from a checkpoint of the same optimizer."""
     for part, state, flat in _states(placed):
         for piece, start, stop in pieces(placed.units[part.unit].buffer, part.start, part.stop):
@@ -48,7 +48,7 @@ def restore_states(placed: Placed, checkpoint: Checkpoint) -> None:
             state["step"] = torch.full_like(state["step"], float(checkpoint.step))
 
 
-def _states(placed: Placed) -> Iterator[tuple[Range, str, Tensor]]:
+def _states(placed: ParallelModel) -> Iterator[tuple[Range, str, Tensor]]:
     for part in placed.ranges:
         if part.master.numel():
             for name in placed.plan.method.optimizer.states:

@@ -19,11 +19,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from howdah.comm.recorder import Clock
+from howdah.comm.recorder import Recorder
 from howdah.model.noise import Noise
 from howdah.optim.clip import clip, squared_norm, total_norm
 from howdah.optim.optimizers import set_rate
-from howdah.parallel.apply import Placed
+from howdah.parallel.apply import ParallelModel
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
 from howdah.plan.batch import MASKED
@@ -39,18 +39,18 @@ def count_tokens(micros: Sequence[Micro]) -> int:
     return sum(int((micro.labels != MASKED).sum()) for micro in micros)
 
 
-def counted(stepper: "Stepper", micros: Sequence[Micro]) -> int:
+def counted(context: "StepContext", micros: Sequence[Micro]) -> int:
     """The same, if this rank is the one of its replica that counts them; else none."""
-    return stepper.count(micros) if stepper.mesh.counts_batch else 0
+    return context.count(micros) if context.mesh.counts_batch else 0
 
 
 @dataclass(frozen=True)
-class Stepper:
+class StepContext:
     """What a step needs. Two phases are functions of their own, so that `verify` can break
     them on purpose and see that it notices.
     """
 
-    placed: Placed
+    placed: ParallelModel
     mesh: Mesh
     method: Method
     seed: int
@@ -58,9 +58,9 @@ class Stepper:
     square: Callable[[Iterable[Tensor]], float] = squared_norm
 
     @property
-    def clock(self) -> Clock:
+    def recorder(self) -> Recorder:
         """When this rank did what."""
-        return self.mesh.counters.clock
+        return self.mesh.counters.recorder
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,23 @@ class StepResult:
 
 
 def train_step(
-    stepper: Stepper, micros: Sequence[Micro], *, step: int, rate: float, stop: bool = False
+    context: StepContext, micros: Sequence[Micro], *, step: int, rate: float, stop: bool = False
 ) -> StepResult:
     """One update of the model from this rank's micro-batches of the global batch."""
-    placed, world = stepper.placed, stepper.mesh.world
-    tokens, stops = world.sum_scalars([counted(stepper, micros), float(stop)])  # 1
-    with stepper.clock.step(step + 1):
-        loss = accumulate(stepper, micros, step=step, tokens=tokens)  # 2, 3
-        norm = total_norm([_square(stepper)])  # 4
-        with stepper.clock.span(_update(len(micros))):  # 5
-            clip(placed.gradients(), norm=norm, limit=stepper.method.optimizer.clip)
+    placed, world = context.placed, context.mesh.world
+    tokens, stops = world.sum_scalars([counted(context, micros), float(stop)])  # 1
+    with context.recorder.step(step + 1):
+        loss = accumulate(context, micros, step=step, tokens=tokens)  # 2, 3
+        norm = total_norm([_square(context)])  # 4
+        with context.recorder.span(_update(len(micros))):  # 5
+            clip(placed.gradients(), norm=norm, limit=context.method.optimizer.clip)
             set_rate(placed.optimizer, rate)
             placed.optimizer.step()
             for unit in placed.units.values():
-                unit.publish()
+                unit.copy_to_weights()
             if placed.gatherer:
                 placed.gatherer.updated()
-        (total,) = world.sum_scalars([loss if stepper.mesh.place("tp") == 0 else 0.0])  # 6
+        (total,) = world.sum_scalars([loss if context.mesh.place("tp") == 0 else 0.0])  # 6
     return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
 
 
@@ -104,56 +104,56 @@ def _update(micros: int) -> Instruction:
     return Instruction(Verb.UPDATE, Action(Kind.UPDATE, 0, micros - 1))
 
 
-def _square(stepper: Stepper) -> float:
+def _square(context: StepContext) -> float:
     """The squared norm of the whole gradient."""
-    placed = stepper.placed
+    placed = context.placed
     if has_whole_norm(placed.plan.layout):
-        return stepper.square(placed.gradients())
+        return context.square(placed.gradients())
     counted = (
         unit.summed[start - unit.start : stop - unit.start]
         for unit, start, stop in placed.counted()
     )
-    (square,) = stepper.mesh.world.sum_scalars([stepper.square(counted)])
+    (square,) = context.mesh.world.sum_scalars([context.square(counted)])
     return square
 
 
-def accumulate(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
+def accumulate(context: StepContext, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
     """Fills the gradients with those of the global batch; returns this rank's summed loss."""
-    placed = stepper.placed
+    placed = context.placed
     for unit in placed.units.values():
         (unit.summed if unit.gradients is None else unit.gradients).zero_()
-    with placed.passing(f"a step of {len(micros)} micro-batches"):
-        return _passes(stepper, micros, step=step, tokens=tokens)
+    with placed.in_pass(f"a step of {len(micros)} micro-batches"):
+        return _passes(context, micros, step=step, tokens=tokens)
 
 
-def _passes(stepper: Stepper, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
-    placed = stepper.placed
+def _passes(context: StepContext, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
+    placed = context.placed
     if placed.pipeline:
-        given = [given_of(stepper, micro, step=step) for micro in micros]
+        given = [to_device(context, micro, step=step) for micro in micros]
         return placed.pipeline.train(given, placed.loss, tokens=tokens)
-    total = torch.zeros((), device=stepper.mesh.device)
+    total = torch.zeros((), device=context.mesh.device)
     for number, micro in enumerate(micros):
         if placed.reducer and number == len(micros) - 1:
             placed.reducer.arm()
-        with _computing(stepper, Kind.FORWARD, number):
-            loss = loss_of(placed, given_of(stepper, micro, step=step))
-        with _computing(stepper, Kind.BACKWARD, number):
+        with _computing(context, Kind.FORWARD, number):
+            loss = loss_of(placed, to_device(context, micro, step=step))
+        with _computing(context, Kind.BACKWARD, number):
             (loss / max(tokens, 1)).backward()
         total = total + loss.detach()
         if placed.reducer and (
-            number == len(micros) - 1 or stepper.mesh.layout.accumulate == "shard"
+            number == len(micros) - 1 or context.mesh.layout.accumulate == "shard"
         ):
             reduce = Instruction(Verb.REDUCE, Action(Kind.BACKWARD, 0, number))
-            with stepper.clock.span(reduce):
+            with context.recorder.span(reduce):
                 placed.reducer.finish()
     return float(total)
 
 
-def _computing(stepper: Stepper, kind: Kind, micro: int) -> AbstractContextManager[None]:
-    return stepper.clock.span(Instruction(Verb.COMPUTE, Action(kind, 0, micro)))
+def _computing(context: StepContext, kind: Kind, micro: int) -> AbstractContextManager[None]:
+    return context.recorder.span(Instruction(Verb.COMPUTE, Action(kind, 0, micro)))
 
 
-def loss_of(placed: Placed, given: Given, *, plain: bool = False) -> Tensor:
+def loss_of(placed: ParallelModel, given: Given, *, plain: bool = False) -> Tensor:
     """The summed loss of one micro-batch. A pipeline's rank cannot compute it alone.
 
     plain  cross-entropy, whatever the method adds to it
@@ -162,10 +162,10 @@ def loss_of(placed: Placed, given: Given, *, plain: bool = False) -> Tensor:
     return (placed.plain_loss if plain else placed.loss)(hidden, given.labels)
 
 
-def given_of(stepper: Stepper, micro: Micro, *, step: int) -> Given:
+def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
     """A micro-batch of a step as stages take it, with its noise."""
-    noise = Noise(stepper.seed, step, torch.from_numpy(micro.samples))
-    return replace(arrays_of(micro, stepper.mesh.device), noise=noise)
+    noise = Noise(context.seed, step, torch.from_numpy(micro.samples))
+    return replace(arrays_of(micro, context.mesh.device), noise=noise)
 
 
 def arrays_of(micro: Micro, device: torch.device) -> Given:
@@ -178,27 +178,27 @@ def arrays_of(micro: Micro, device: torch.device) -> Given:
 
 
 @torch.no_grad()
-def held_out_loss(stepper: Stepper, micros: Iterable[Micro]) -> tuple[float, int]:
+def held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
     """Mean loss over held-out tokens and their number, over all ranks; no noise."""
-    stepper.placed.settle()
-    with stepper.mesh.counters.aside():
-        return _held_out_loss(stepper, micros)
+    context.placed.sync_weights()
+    with context.mesh.counters.aside():
+        return _held_out_loss(context, micros)
 
 
-def _held_out_loss(stepper: Stepper, micros: Iterable[Micro]) -> tuple[float, int]:
-    total, tokens, placed = 0.0, 0, stepper.placed
+def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
+    total, tokens, placed = 0.0, 0, context.placed
     for some in chunks(micros, placed.plan.micros if placed.pipeline else 1):
         if placed.pipeline:
-            given = [arrays_of(micro, stepper.mesh.device) for micro in some]
-            with placed.passing(f"a held-out loss of {len(some)} micro-batches"):
+            given = [arrays_of(micro, context.mesh.device) for micro in some]
+            with placed.in_pass(f"a held-out loss of {len(some)} micro-batches"):
                 total += placed.pipeline.evaluate(given, placed.plain_loss)
         else:
-            with placed.passing("a held-out loss"):
-                given_one = arrays_of(some[0], stepper.mesh.device)
+            with placed.in_pass("a held-out loss"):
+                given_one = arrays_of(some[0], context.mesh.device)
                 total += float(loss_of(placed, given_one, plain=True))
-        tokens += count_tokens(some) if stepper.mesh.counts_batch else 0
-    total = total if stepper.mesh.place("tp") == 0 else 0.0  # all parts have the same
-    total, count = stepper.mesh.world.sum_scalars([total, tokens])
+        tokens += count_tokens(some) if context.mesh.counts_batch else 0
+    total = total if context.mesh.place("tp") == 0 else 0.0  # all parts have the same
+    total, count = context.mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.seeds import key, mix
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
@@ -57,11 +57,11 @@ class Case:
 
 
 def check_case(dtype: str, *, steps: int) -> Precision:
-    """The precision that `dtype` names. Raises BadInput for another word, or no steps."""
+    """The precision that `dtype` names. Raises UserError for another word, or no steps."""
     if dtype not in ("float64", "float32", "bf16"):
-        raise BadInput(f"--dtype {dtype!r} is unknown; use float64, float32 or bf16")
+        raise UserError(f"--dtype {dtype!r} is unknown; use float64, float32 or bf16")
     if steps < 1:
-        raise BadInput(f"--steps {steps} compares nothing; use at least 1")
+        raise UserError(f"--steps {steps} compares nothing; use at least 1")
     return cast(Precision, dtype)
 
 

@@ -15,18 +15,18 @@ import torch
 from howdah.comm.transport import Transport
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, full_parameter, parameter_names
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.shapes.weights import weights
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.train.report import Bytes, measured_memory
-from howdah.train.step import Stepper, accumulate, counted, train_step
+from howdah.train.step import StepContext, accumulate, counted, train_step
 from howdah.verify.case import Case, corpus_of
 
 Arrays = dict[str, npt.NDArray[np.float64]]
-Mutate = Callable[[Stepper], Stepper]
+Mutate = Callable[[StepContext], StepContext]
 Shift = Callable[[list[Micro], int], list[Micro]]
 
 
@@ -66,26 +66,26 @@ def gather(
 
 
 def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) -> Evidence:
-    fill = fresh(weights(case.shape), case.seed)
+    fill = random_init(weights(case.shape), case.seed)
     placed = apply(case.plan, mesh=mesh, fill=fill)
-    stepper = Stepper(placed, mesh, case.method, case.seed)
-    stepper = mutate(stepper) if mutate else stepper
+    context = StepContext(placed, mesh, case.method, case.seed)
+    context = mutate(context) if mutate else context
     replica = mesh.place("replicas")
     batches = [_batch(case, step, rank=replica) for step in range(case.steps)]
     batches = [shift(batch, replica) if shift else batch for batch in batches]
 
     first = batches[0][0]
-    held = {} if mutate else measured_memory(stepper, first)
-    (tokens,) = mesh.world.sum_scalars([counted(stepper, batches[0])])
-    accumulate(stepper, batches[0], step=0, tokens=tokens)
+    held = {} if mutate else measured_memory(context, first)
+    (tokens,) = mesh.world.sum_scalars([counted(context, batches[0])])
+    accumulate(context, batches[0], step=0, tokens=tokens)
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
 
     before = mesh.counters.sent()
     results = [
-        train_step(stepper, batch, step=step, rate=rate_of(case, step))
+        train_step(context, batch, step=step, rate=rate_of(case, step))
         for step, batch in enumerate(batches)
     ]
-    placed.settle()
+    placed.sync_weights()
     after = mesh.counters.sent()
     parameters = {name: _array(full_parameter(placed, name)) for name in parameter_names(placed)}
     checksums = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import parse_layout
@@ -102,7 +102,7 @@ def together(forms: tuple[str, ...]) -> str:
 def case_of(words: str) -> Case:
     """A case on that layout, in float64, whose last micro-batch is one sample short.
 
-    Raises BadInput where the layout is refused.
+    Raises UserError where the layout is refused.
     """
     layout = parse_layout(words)
     shape = replace(small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn=28)
@@ -112,7 +112,7 @@ def case_of(words: str) -> Case:
     problems = check_plan(shape, layout, batch, method, sequence=SEQUENCE)
     problems += unsupported(shape, layout)
     if problems:
-        raise BadInput("; ".join(problems))
+        raise UserError("; ".join(problems))
     return Case(
         shape=shape,
         layout=layout,

@@ -42,8 +42,8 @@ from howdah.model.loss import Add
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
 from howdah.parallel.tensor import Column
-from howdah.parallel.tensor_border import Border, Coming
-from howdah.parallel.weight_store import UnitKeeper
+from howdah.parallel.tensor_border import Pending, TpRegion
+from howdah.parallel.weight_store import UnitWeightStore
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, tied_stages
@@ -51,13 +51,13 @@ from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.messages import message_order
 from howdah.plan.sharding import placement, summed_over_tp
 from howdah.text.batches import Micro
-from howdah.train.step import Stepper, count_tokens
+from howdah.train.step import StepContext, count_tokens
 from howdah.verify.evidence import Mutate, Shift
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A break, by name: of the stepper, or of the batch."""
+    """A break, by name: of the context, or of the batch."""
 
     name: str
     mutate: Mutate | None = None
@@ -100,78 +100,78 @@ def _of_shares(plan: Plan, steps: int) -> Iterator[Mutation]:
         yield Mutation("a unit from before the update", mutate=keep_a_unit)
 
 
-def count_one_more(stepper: Stepper) -> Stepper:
+def count_one_more(context: StepContext) -> StepContext:
     """Every rank counts a token that is not there."""
-    return replace(stepper, count=lambda micros: count_tokens(micros) + 1)
+    return replace(context, count=lambda micros: count_tokens(micros) + 1)
 
 
-def count_a_unit_twice(stepper: Stepper) -> Stepper:
+def count_a_unit_twice(context: StepContext) -> StepContext:
     """The first unit's squares enter the norm twice."""
 
     def square(gradients: Iterable[Tensor]) -> float:
         every = list(gradients)
         return squared_norm([*every[:1], *every])
 
-    return replace(stepper, square=square)
+    return replace(context, square=square)
 
 
-def skip_a_sum(stepper: Stepper) -> Stepper:
+def skip_a_sum(context: StepContext) -> StepContext:
     """The first weight's gradient is rank 0's own: what the others would add is left out."""
-    rank, keeper = stepper.mesh.rank, stepper.placed.keeper
-    if keeper:
-        _leave_out(keeper, stepper.placed.plan.weights[0].name, rank)
-        return stepper
-    first = next(stepper.placed.model.parameters())
+    rank, store = context.mesh.rank, context.placed.store
+    if store:
+        _leave_out(store, context.placed.plan.weights[0].name, rank)
+        return context
+    first = next(context.placed.model.parameters())
     first.register_hook(lambda gradient: gradient if rank == 0 else torch.zeros_like(gradient))
-    return stepper
+    return context
 
 
-def _leave_out(keeper: UnitKeeper, name: str, rank: int) -> None:
+def _leave_out(store: UnitWeightStore, name: str, rank: int) -> None:
     """On all ranks but 0, adds nothing to one weight's gradient."""
-    kept, left_out = keeper.add, name
+    kept, left_out = store.add, name
 
     def leave_out(name: str, add: Add, *, now: bool = False) -> None:
         kept(name, add if rank == 0 or name != left_out else lambda out: None, now=now)
 
-    keeper.add = leave_out  # type: ignore[method-assign]
+    store.add = leave_out  # type: ignore[method-assign]
 
 
-def skip_the_sum_across(stepper: Stepper) -> Stepper:
+def skip_the_sum_across(context: StepContext) -> StepContext:
     """Each group that shares out a copy of the states has the sum of its own ranks alone."""
 
     def skip(x: object, *, after: Future[None] = DONE, **_: object) -> Future[None]:
         return after
 
-    stepper.mesh.across.all_reduce = skip  # type: ignore[method-assign]
-    return stepper
+    context.mesh.across.all_reduce = skip  # type: ignore[method-assign]
+    return context
 
 
-def keep_a_unit(stepper: Stepper) -> Stepper:
+def keep_a_unit(context: StepContext) -> StepContext:
     """Of the first block of each rank, the weights stay what they were when first gathered."""
-    keeper, units = stepper.placed.keeper, stepper.placed.units
-    assert keeper is not None, "weights that are shared out have a keeper"
+    store, units = context.placed.store, context.placed.units
+    assert store is not None, "weights that are shared out have a store"
     blocks = (unit.buffer.names for unit in units.values() if _is_block(unit.buffer.unit))
-    names, value = next(blocks, ()), keeper.value
+    names, value = next(blocks, ()), store.value
     first: dict[str, Tensor] = {}
 
     def old(name: str) -> Tensor:
         now = value(name)
         return first.setdefault(name, now.clone()) if name in names else now
 
-    keeper.value = old  # type: ignore[method-assign]
-    return stepper
+    store.value = old  # type: ignore[method-assign]
+    return context
 
 
 def _is_block(unit: str) -> bool:
     return unit.startswith("layers.")
 
 
-def run_otherwise_again(stepper: Stepper) -> Stepper:
+def run_otherwise_again(context: StepContext) -> StepContext:
     """In the first block of each rank, attention sees other tokens when it runs again."""
-    for block in cast(Iterable[Block], stepper.placed.model.layers.values()):
+    for block in cast(Iterable[Block], context.placed.model.layers.values()):
         block.attention.core = _recut(block.attention.core)
         break
-    return stepper
+    return context
 
 
 def _recut(core: Core) -> Core:
@@ -193,14 +193,14 @@ class _Recut(Spans):
         return tuple((sum(cuts) // 2, sum(cuts) - sum(cuts) // 2) for cuts in value)
 
 
-def lose_a_gradient(stepper: Stepper) -> Stepper:
+def lose_a_gradient(context: StepContext) -> StepContext:
     """The first gradient of a step that one stage sends to another is zeros."""
-    line, plan = stepper.placed.pipeline, stepper.placed.plan
+    line, plan = context.placed.pipeline, context.placed.plan
     assert line is not None, "stages have a pipeline"
     every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
     lost = next(message for message in every if message.action.kind is not Kind.FORWARD)
-    if stepper.mesh.place("pp") != lost.source:
-        return stepper
+    if context.mesh.place("pp") != lost.source:
+        return context
     way = [m for m in every if (m.source, m.target) == (lost.source, lost.target)]
     turns, send = cycle(message is lost for message in way), line.links.send
 
@@ -208,39 +208,39 @@ def lose_a_gradient(stepper: Stepper) -> Stepper:
         return send(torch.zeros_like(x) if to == lost.target and next(turns) else x, to)
 
     line.links.send = lossy  # type: ignore[method-assign]
-    return stepper
+    return context
 
 
-def skip_the_tie(stepper: Stepper) -> Stepper:
+def skip_the_tie(context: StepContext) -> StepContext:
     """The stages of the embedding and of the head each keep their own gradient of it."""
-    assert stepper.placed.pipeline is not None, "stages have a pipeline"
-    stepper.placed.pipeline.sums.tie = lambda: DONE  # type: ignore[method-assign]
-    return stepper
+    assert context.placed.pipeline is not None, "stages have a pipeline"
+    context.placed.pipeline.sums.tie = lambda: DONE  # type: ignore[method-assign]
+    return context
 
 
-def skip_an_input_s_sum(stepper: Stepper) -> Stepper:
+def skip_an_input_s_sum(context: StepContext) -> StepContext:
     """Every part keeps its own term of the gradient behind its first region."""
-    columns = (m for m in stepper.placed.model.modules() if isinstance(m, Column))
+    columns = (m for m in context.placed.model.modules() if isinstance(m, Column))
     for column in columns:
-        border = column.together.border
-        column.together.border = _Deaf(border.group, border.length, border.sliced)
+        region = column.together.region
+        column.together.region = _Deaf(region.group, region.length, region.sliced)
         break
-    return stepper
+    return context
 
 
-class _Deaf(Border):
+class _Deaf(TpRegion):
     """Hears nothing of the other parts' terms."""
 
-    def sum(self, x: Tensor, *, now: bool = False) -> Coming:
-        return lambda: self.own(x).contiguous()
+    def reduce_out(self, x: Tensor, *, now: bool = False) -> Pending:
+        return lambda: self.own_slice(x).contiguous()
 
 
-def leave_a_part_out(stepper: Stepper) -> Stepper:
+def leave_a_part_out(context: StepContext) -> StepContext:
     """Of one weight's gradient, only what the first part of tp adds is there."""
-    keeper, plan = stepper.placed.keeper, stepper.placed.plan
-    assert keeper is not None, "parts of tp have a keeper"
-    _leave_out(keeper, _partial(plan)[0], stepper.mesh.place("tp"))
-    return stepper
+    store, plan = context.placed.store, context.placed.plan
+    assert store is not None, "parts of tp have a store"
+    _leave_out(store, _partial(plan)[0], context.mesh.place("tp"))
+    return context
 
 
 def _partial(plan: Plan) -> list[str]:

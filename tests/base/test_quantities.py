@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.base.quantities import EXAMPLE, UNITS, parse_count, parse_quantity, spell
 
 
@@ -53,7 +53,7 @@ def test_quantities(text, kind, value):
     ],
 )
 def test_a_wrong_quantity_is_one_sentence(text, kind, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         parse_quantity(text, kind, where="x.toml: memory")
     assert sentence in str(refused.value)
     assert str(refused.value).startswith("x.toml: memory ")
@@ -61,7 +61,7 @@ def test_a_wrong_quantity_is_one_sentence(text, kind, sentence):
 
 def test_what_divides_is_more_than_nothing():
     assert parse_quantity("0 GB/s", "bytes/s", where="x") == 0
-    with pytest.raises(BadInput, match=r"x is '0 GB/s'; it must be from 1e-12 to 1e\+21 bytes/s"):
+    with pytest.raises(UserError, match=r"x is '0 GB/s'; it must be from 1e-12 to 1e\+21 bytes/s"):
         parse_quantity("0 GB/s", "bytes/s", where="x", positive=True)
 
 
@@ -130,7 +130,7 @@ def test_counts(text, count):
     ],
 )
 def test_a_wrong_count_is_one_sentence(text, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         parse_count(text)
     assert sentence in str(refused.value)
 
@@ -142,5 +142,5 @@ def test_whole_numbers_are_read_to_the_last_digit(count):
 
 
 def test_another_count_has_its_own_name():
-    with pytest.raises(BadInput, match=r"^batch 'x' is no count"):
+    with pytest.raises(UserError, match=r"^batch 'x' is no count"):
         parse_count("x", what="batch")

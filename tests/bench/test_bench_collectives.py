@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.bench.collectives import accept, measure
 from howdah.bench.plot import bound, draw_bandwidth, series
 from howdah.bench.table import (
@@ -25,8 +25,8 @@ from howdah.bench.table import (
     check_memory,
     heading,
     line,
+    read_request,
     read_sizes,
-    read_wish,
     verdict,
 )
 from howdah.bench.trials import MAKERS, Memory, check, make_trial, numbers
@@ -40,9 +40,9 @@ HOWDAH = [sys.executable, "-m", "howdah", "bench", "collectives"]
 KINDS: list[Kind] = ["engine", "fallback", "torch"]
 
 
-def wish(op="all", sizes="8,40,1M", **others):
+def request(op="all", sizes="8,40,1M", **others):
     given = {"dtype": "float32", "ranks": 2, "repeats": 1} | others
-    return replace(read_wish(op, sizes, **given), block=1e-4)
+    return replace(read_request(op, sizes, **given), block=1e-4)
 
 
 def row(op="all_reduce", size=1000, ranks=4, place="own", seconds=(2e-6, 1e-6, 4e-6)):
@@ -72,7 +72,7 @@ def test_sizes_are_lists_or_ranges(text, sizes):
     ["", "x", "8,", "-8", "0", "8.5K", "8T", "٣", "8:", "8:4", "8:64:1", "8:64:2:2", "8:64:x"],
 )
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(BadInput, match=r"^--sizes"):
+    with pytest.raises(UserError, match=r"^--sizes"):
         read_sizes(text)
 
 
@@ -92,15 +92,15 @@ def test_what_is_no_size_is_refused(text):
     ],
 )
 def test_what_cannot_be_measured_is_said(words, sentence):
-    with pytest.raises(BadInput, match=sentence):
-        wish(**words)
+    with pytest.raises(UserError, match=sentence):
+        request(**words)
 
 
 def test_words_of_a_wish():
-    assert wish("all").ops == tuple(FACTORS) == tuple(MAKERS) == tuple(COPIES)
-    assert wish("reduce, gather,reduce").ops == ("reduce", "gather")
-    assert wish("gather", dtype="bool", sizes="3").width == 1
-    assert wish(dtype="bf16").dtype == "bfloat16"
+    assert request("all").ops == tuple(FACTORS) == tuple(MAKERS) == tuple(COPIES)
+    assert request("reduce, gather,reduce").ops == ("reduce", "gather")
+    assert request("gather", dtype="bool", sizes="3").width == 1
+    assert request(dtype="bf16").dtype == "bfloat16"
 
 
 def test_dtypes_are_those_that_torch_has_and_howdah_reduces():
@@ -109,10 +109,10 @@ def test_dtypes_are_those_that_torch_has_and_howdah_reduces():
 
 
 def test_memory_is_asked_for_before():
-    check_memory(wish(sizes="1M", ranks=4), 4 * 10 * 2**20)
-    check_memory(wish(sizes="1M", ranks=4), None)
-    with pytest.raises(BadInput, match="on 4 ranks need up to"):
-        check_memory(wish(sizes="1M", ranks=4), 4 * 10 * 2**20 - 1)
+    check_memory(request(sizes="1M", ranks=4), 4 * 10 * 2**20)
+    check_memory(request(sizes="1M", ranks=4), None)
+    with pytest.raises(UserError, match="on 4 ranks need up to"):
+        check_memory(request(sizes="1M", ranks=4), 4 * 10 * 2**20 - 1)
 
 
 # -- the table -------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_numbers_tell_ranks_and_places_apart():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_operation_of_every_transport_is_right(workers, kind, ranks):
-    asked = wish(ranks=ranks, repeats=2, sizes="4,40,200K")
+    asked = request(ranks=ranks, repeats=2, sizes="4,40,200K")
     first, *others = workers.run(measure, asked, ranks=ranks, transport=kind)
     assert all(found == first for found in others)
     assert [(r.op, r.bytes) for r in first] == [(o, s) for o in asked.ops for s in asked.sizes]
@@ -213,7 +213,7 @@ def test_every_operation_of_every_transport_is_right(workers, kind, ranks):
 
 def test_the_arena_is_measured_where_there_is_one(workers):
     for kind, places in (("engine", {"own", "arena"}), ("fallback", {"own"})):
-        asked = replace(wish(sizes="1K"), arena=True)
+        asked = replace(request(sizes="1K"), arena=True)
         rows = workers.run(measure, asked, ranks=2, transport=kind)[0]
         assert {found.place for found in rows} == places
         assert [found.wrong for found in rows] == [0] * len(rows)
@@ -221,7 +221,7 @@ def test_the_arena_is_measured_where_there_is_one(workers):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float64"])
 def test_sums_are_exact_in_every_dtype(workers, dtype):
-    asked = wish("all_reduce,reduce_scatter,reduce", dtype=dtype, sizes="4K")
+    asked = request("all_reduce,reduce_scatter,reduce", dtype=dtype, sizes="4K")
     assert [found.wrong for found in workers.run(measure, asked)[0]] == [0, 0, 0]
 
 
@@ -266,7 +266,9 @@ def measure_broken(transport, asked):
 
 
 def test_what_is_wrong_on_any_rank_is_told_by_all(workers):
-    first, second = workers.run(measure_broken, wish("scatter", "4K"), ranks=2, transport="engine")
+    first, second = workers.run(
+        measure_broken, request("scatter", "4K"), ranks=2, transport="engine"
+    )
     assert first[0].wrong == second[0].wrong > 300
     assert "elements wrong" in verdict(first)
 
@@ -370,7 +372,7 @@ def test_under_torchrun_the_ranks_are_the_launchers(bench, monkeypatch):
 
 def bench_error(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["howdah", "bench", "collectives", *words])
-    with pytest.raises(BadInput) as found:
+    with pytest.raises(UserError) as found:
         cli_commands.app(standalone_mode=False)
     return str(found.value)
 

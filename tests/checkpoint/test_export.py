@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.export import export, plan_shards
 from howdah.model.hub import names, read_hub
 from howdah.model.transformer import Transformer
@@ -211,14 +211,14 @@ def only_sizes(folder, tokenizer):
 def test_a_folder_of_anything_else_is_refused_and_not_touched(prepare, tmp_path, tokenizer):
     prepare(tmp_path / "out", tokenizer)
     before = contents(tmp_path / "out")
-    with pytest.raises(BadInput, match="choose another folder"):
+    with pytest.raises(UserError, match="choose another folder"):
         export_to(tmp_path / "out", tokenizer)
     assert contents(tmp_path / "out") == before
 
 
 def test_a_file_in_the_way_is_refused(tmp_path, tokenizer):
     (tmp_path / "out").write_text("notes")
-    with pytest.raises(BadInput, match="is a file"):
+    with pytest.raises(UserError, match="is a file"):
         export_to(tmp_path / "out", tokenizer)
 
 
@@ -249,7 +249,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, tokenizer):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limit[1]))
     try:
-        with pytest.raises(BadInput, match=r"cannot export to .*: File too large"):
+        with pytest.raises(UserError, match=r"cannot export to .*: File too large"):
             export_to(tmp_path / "out", tokenizer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -277,13 +277,13 @@ def test_the_earlier_export_comes_back_when_the_new_one_cannot_take_its_place(
 def test_a_place_that_cannot_be_looked_into_is_a_sentence(tmp_path, tokenizer):
     (tmp_path / "file").write_text("")
     for to, why in (("file/out", "Not a directory"), ("x" * 300, "File name too long")):
-        with pytest.raises(BadInput, match=rf"cannot export to .*: {why} \(.*\); choose another"):
+        with pytest.raises(UserError, match=rf"cannot export to .*: {why} \(.*\); choose another"):
             export_to(tmp_path / to, tokenizer)
 
 
 @pytest.mark.parametrize("end", [300, 10**6])
 def test_an_end_that_is_no_token_is_refused_first(end, tmp_path, tokenizer):
-    with pytest.raises(BadInput, match="ends a document"):
+    with pytest.raises(UserError, match="ends a document"):
         export_to(tmp_path / "out", tokenizer, end=end)
     assert not list(tmp_path.iterdir())
 
@@ -293,13 +293,13 @@ def test_a_tokenizer_that_is_none_is_refused_first(tmp_path):
     for path, content in ((broken, "{}"), (tmp_path / "missing.json", None)):
         if content:
             path.write_text(content)
-        with pytest.raises(BadInput, match="is not a tokenizer"):
+        with pytest.raises(UserError, match="is not a tokenizer"):
             export_to(tmp_path / "out", path)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_shape_without_a_class_is_refused_first(tmp_path, tokenizer):
-    with pytest.raises(BadInput, match="norm_at"):
+    with pytest.raises(UserError, match="norm_at"):
         export_to(tmp_path / "out", tokenizer, shape=replace(LLAMA, norm_at="after"))
     assert not list(tmp_path.iterdir())
 

@@ -3,7 +3,7 @@
 import pytest
 from sample_state import about, parts, savers, silent, state
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.facts import Facts, facts
 from howdah.checkpoint.load import newest
 from howdah.shapes.presets import preset
@@ -67,7 +67,9 @@ def test_what_was_not_known_when_it_was_saved_has_its_usual_value(tmp_path):
     ],
 )
 def test_facts_that_make_no_sense_are_a_sentence(tmp_path, changes, sentence):
-    with pytest.raises(BadInput, match="step-00000007 does not say what it was trained with:") as e:
+    with pytest.raises(
+        UserError, match="step-00000007 does not say what it was trained with:"
+    ) as e:
         facts(checkpoint(tmp_path, META | changes))
     assert sentence in str(e.value) and str(e.value).endswith("; use another checkpoint")
 
@@ -75,5 +77,5 @@ def test_facts_that_make_no_sense_are_a_sentence(tmp_path, changes, sentence):
 @pytest.mark.parametrize("name", ["model", "tokenizer", "end", "optimizer", "order"])
 def test_facts_that_are_missing_are_a_sentence(tmp_path, name):
     meta = {other: META[other] for other in META if other != name}
-    with pytest.raises(BadInput, match=f"{name} is missing; use another checkpoint"):
+    with pytest.raises(UserError, match=f"{name} is missing; use another checkpoint"):
         facts(checkpoint(tmp_path, meta))

@@ -5,7 +5,7 @@ import os
 import pytest
 from sample_state import only, save, silent, state
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import best_step, clean, numbered, step_folder, steps
 from howdah.checkpoint.load import newest
 
@@ -49,13 +49,13 @@ def test_trouble_with_tidying_up_does_not_cost_the_checkpoint(tmp_path):
 )
 def test_a_damaged_mark_is_a_sentence(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
-    with pytest.raises(BadInput, match=r"best\.json is damaged; write"):
+    with pytest.raises(UserError, match=r"best\.json is damaged; write"):
         best_step(tmp_path)
 
 
 def test_a_mark_that_is_no_file_is_damaged(tmp_path):
     os.mkfifo(tmp_path / "best.json")
-    with pytest.raises(BadInput, match=r"best\.json is damaged"):
+    with pytest.raises(UserError, match=r"best\.json is damaged"):
         best_step(tmp_path)
 
 

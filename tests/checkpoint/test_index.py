@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_state import about
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.index import (
     DTYPES,
     File,
@@ -84,20 +84,20 @@ def test_any_other_character_is_seen_or_changes_nothing():
         other = text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :]
         try:
             assert decode(other, "here") == index, at
-        except BadInput:
+        except UserError:
             continue
 
 
 def test_damage_is_a_sentence_that_names_the_file():
     text = encode(part(0, whole_piece("w", SHAPE))).encode()
     for other in (b"", text[: len(text) // 2], text.replace(b"64", b"65"), b"[]", b"\xff"):
-        with pytest.raises(BadInput, match=r"here is damaged; use another"):
+        with pytest.raises(UserError, match=r"here is damaged; use another"):
             decode(other, "here")
 
 
 def test_a_newer_format_is_told_from_damage():
     text = encode(part(0, whole_piece("w", SHAPE))).replace('"format": 1', '"format": 2')
-    with pytest.raises(BadInput, match="format 2 and this howdah reads format 1"):
+    with pytest.raises(UserError, match="format 2 and this howdah reads format 1"):
         decode(text.encode(), "here")
 
 
@@ -109,7 +109,7 @@ def test_a_file_outside_the_folder_is_refused():
         files=(replace(index.files[0], name=away),),
         stored=(replace(index.stored[0], file=away),),
     )
-    with pytest.raises(BadInput, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         decode(encode(moved).encode(), "here")
 
 
@@ -174,24 +174,24 @@ WRONG = {
 def test_every_field_has_a_type_and_bounds(path):
     """Behind a right checksum, too: what is not ours may be sealed as well."""
     for value in WRONG[path]:
-        with pytest.raises(BadInput, match="here is damaged; use another"):
+        with pytest.raises(UserError, match="here is damaged; use another"):
             decode(resealed(put(path, value)), "here")
 
 
 @pytest.mark.parametrize("name", ["tensors", "pieces", "files"])
 def test_nothing_stands_there_twice(name):
-    with pytest.raises(BadInput, match="here is damaged; use another"):
+    with pytest.raises(UserError, match="here is damaged; use another"):
         decode(resealed(lambda fields: fields[name].append(fields[name][0])), "here")
 
 
 @pytest.mark.parametrize("name", ["step", "run", "layout", "samples", "meta", "tensors", "files"])
 def test_nothing_is_missing(name):
-    with pytest.raises(BadInput, match="here is damaged; use another"):
+    with pytest.raises(UserError, match="here is damaged; use another"):
         decode(resealed(lambda fields: fields.pop(name)), "here")
 
 
 def test_an_index_nested_too_deep_is_damaged():
-    with pytest.raises(BadInput, match="here is damaged; use another"):
+    with pytest.raises(UserError, match="here is damaged; use another"):
         decode(b'{"format": 1, "meta": ' + b"[" * 100_000, "here")
 
 
@@ -220,7 +220,7 @@ def test_merging_keeps_all_pieces_and_the_meta_of_rank_0():
     ],
 )
 def test_ranks_that_do_not_fit_are_refused(other, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         merge([part(0, HALVES[0]), other])
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_state import SHAPES, about, assert_holds, elements, pieces, save, savers, silent, state
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint import load
 from howdah.checkpoint.folders import mark_best, step_folder, steps
 from howdah.checkpoint.load import best, newest, open_checkpoint
@@ -143,11 +143,13 @@ def test_a_piece_does_not_load_the_file(tmp_path, monkeypatch):
 def test_questions_that_have_no_answer(tmp_path):
     save(tmp_path, 1, state())
     checkpoint = newest(tmp_path, silent)
-    with pytest.raises(BadInput, match="holds no 'exp_avgs'; did you mean 'exp_avg'"):
+    with pytest.raises(UserError, match="holds no 'exp_avgs'; did you mean 'exp_avg'"):
         checkpoint.shape("exp_avgs", "norm.weight")
-    with pytest.raises(BadInput, match=r"no weight of 'norm\.weigth'; did you mean 'norm\.weight'"):
+    with pytest.raises(
+        UserError, match=r"no weight of 'norm\.weigth'; did you mean 'norm\.weight'"
+    ):
         checkpoint.tensor("weight", "norm.weigth")
-    with pytest.raises(BadInput, match=r"norm.weight is \[6\] in .* and \[7\] in this model"):
+    with pytest.raises(UserError, match=r"norm.weight is \[6\] in .* and \[7\] in this model"):
         checkpoint.read("weight", whole_piece("norm.weight", (7,)), torch.empty(7))
     with pytest.raises(ValueError, match="do not fit"):
         checkpoint.read("weight", whole_piece("norm.weight", (6,)), torch.empty(7))
@@ -164,7 +166,7 @@ def test_an_element_that_nobody_saved_is_not_made_up(tmp_path):
     checkpoint.read("weight", Piece("w", (8,), whole((8,)), 0, 6), inner)
     assert inner.tolist() == [1.0] * 6
     with pytest.raises(
-        BadInput, match=r"is not whole: nobody holds element \[6\] of w \[8\]; use another"
+        UserError, match=r"is not whole: nobody holds element \[6\] of w \[8\]; use another"
     ):
         checkpoint.tensor("weight", "w")
 
@@ -263,7 +265,7 @@ def test_a_copy_under_another_name_is_not_taken_for_a_later_step(two):
     assert newest(folder, said.append).step == 2
     assert said[0].endswith("holds step 2; rename it to step-00000002, or remove it")
     mark_best(folder, 40)
-    with pytest.raises(BadInput, match="step-00000040 holds step 2; rename it"):
+    with pytest.raises(UserError, match="step-00000040 holds step 2; rename it"):
         best(folder)
 
 
@@ -291,7 +293,7 @@ def test_an_index_that_says_more_than_the_files_hold(two, field, value):
     said = []
     assert newest(folder, said.append).step == 1
     assert "is not what the index says" in said[0]
-    with pytest.raises(BadInput, match=r"does not hold .* as its index says"):
+    with pytest.raises(UserError, match=r"does not hold .* as its index says"):
         open_checkpoint(newer).tensor(tensor["kind"], "norm.weight")
 
 
@@ -313,10 +315,10 @@ def test_reading_damage_without_asking_first_is_a_sentence(two):
     _, newer = two
     path = newer / "rank-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(BadInput, match="instead of"):
+    with pytest.raises(UserError, match="instead of"):
         open_checkpoint(newer).tensor("weight", "layers.0.q.weight")
     path.unlink()
-    with pytest.raises(BadInput, match="is missing"):
+    with pytest.raises(UserError, match="is missing"):
         open_checkpoint(newer).tensor("weight", "layers.0.q.weight")
 
 
@@ -337,13 +339,13 @@ def test_the_best(tmp_path):
     assert best(tmp_path).step == 1
     path = step_folder(tmp_path, 1) / "rank-00000.safetensors"
     flip(path, path.stat().st_size - 1)
-    with pytest.raises(BadInput, match=r"the best checkpoint .* is damaged"):
+    with pytest.raises(UserError, match=r"the best checkpoint .* is damaged"):
         best(tmp_path)
     mark_best(tmp_path, 5)
-    with pytest.raises(BadInput, match="not a whole checkpoint"):
+    with pytest.raises(UserError, match="not a whole checkpoint"):
         best(tmp_path)
     (tmp_path / "best.json").write_text("{")
-    with pytest.raises(BadInput, match=r"best\.json is damaged"):
+    with pytest.raises(UserError, match=r"best\.json is damaged"):
         best(tmp_path)
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.safefile import (
     DTYPES,
     Spec,
@@ -141,23 +141,23 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path):
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(BadInput, match="restore it from a copy"):
+        with pytest.raises(UserError, match="restore it from a copy"):
             read_header(path)
     path.write_bytes(data + b"\0")
-    with pytest.raises(BadInput, match="instead of"):
+    with pytest.raises(UserError, match="instead of"):
         read_header(path)
 
 
 def test_a_header_nested_too_deep_is_a_sentence(tmp_path):
     text, path = b"[" * 100_000, tmp_path / "a.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text)
-    with pytest.raises(BadInput, match=r"nested too deep.*restore it from a copy"):
+    with pytest.raises(UserError, match=r"nested too deep.*restore it from a copy"):
         read_header(path)
 
 
 def test_a_pipe_has_no_header(tmp_path):
     os.mkfifo(tmp_path / "a.safetensors")
-    with pytest.raises(BadInput, match="is a pipe, a socket or a device, and not a file; restore"):
+    with pytest.raises(UserError, match="is a pipe, a socket or a device, and not a file; restore"):
         read_header(tmp_path / "a.safetensors")
 
 
@@ -186,5 +186,5 @@ def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, table):
     text = json.dumps(table).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
-    with pytest.raises(BadInput, match="restore it from a copy"):
+    with pytest.raises(UserError, match="restore it from a copy"):
         read_header(path)

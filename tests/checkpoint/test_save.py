@@ -6,7 +6,7 @@ import pytest
 import torch
 from sample_state import about, assert_holds, only, parts, save, savers, silent, state
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint import save as saving
 from howdah.checkpoint.folders import best_step, step_folder, steps
 from howdah.checkpoint.load import newest, open_checkpoint
@@ -60,7 +60,7 @@ def test_entries_that_do_not_fit_are_refused_in_the_foreground(tmp_path):
 
 
 def test_keeping_none_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="keep at least 1"):
+    with pytest.raises(UserError, match="keep at least 1"):
         savers(tmp_path, 1, keep=0)
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from small_runs import assert_same_bits, forget, losses, metrics, opened, tensors, train_on
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import steps
 from howdah.cli import main as cli
 from howdah.cli import train as cli_train
 from howdah.train import loop
-from howdah.train.run_folder import hold
+from howdah.train.run_folder import lock
 
 HOWDAH = [sys.executable, "-m", "howdah"]
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -149,7 +149,7 @@ def test_a_layout_that_does_not_fit_torchrun(recipe, refused, howdah, monkeypatc
 @pytest.mark.parametrize("launched", [False, True])
 def test_a_live_run_is_left_alone(recipe, refused, monkeypatch, tmp_path, launched):
     """Under torchrun the second run once wrote its run.toml before it looked at the lock."""
-    with hold(tmp_path / "a"):
+    with lock(tmp_path / "a"):
         (tmp_path / "a" / "run.toml").write_text("the live run's")
         if launched:
             rank = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -431,11 +431,11 @@ TRAIN_RANK, TRAIN_STEP = cli_train.train_rank, loop.train_step
 def kill_once(seat, job):
     """For ranks: in the first start rank 1 is killed on the way to its 13th step."""
 
-    def kill(stepper, batch, *, step, **rest):
+    def kill(context, batch, *, step, **rest):
         if step == 12 and seat.rank == 1:
             (job.folder / "was killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return TRAIN_STEP(stepper, batch, step=step, **rest)
+        return TRAIN_STEP(context, batch, step=step, **rest)
 
     if not (job.folder / "was killed").exists():
         loop.train_step = kill
@@ -552,7 +552,7 @@ def fail(*_):
 
 def refuse(*_):
     """For ranks: a mistake that shows late."""
-    raise BadInput("the third wheel: is missing")
+    raise UserError("the third wheel: is missing")
 
 
 def test_how_a_rank_fails_is_told_once(make_job, monkeypatch, capsys):

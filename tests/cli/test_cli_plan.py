@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from howdah.cli import main as cli
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.config.recipe import load_run, resolved, save_run
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule
@@ -281,7 +281,7 @@ def test_clusters(howdah, tmp_path):
 def test_trace_shows_what_it_may_not_draw(howdah, make_job, recipe, tmp_path, capsys):
     """A run folder that one may read alone; the pictures go into it."""
     folder, job = tmp_path / "a", make_job("a", "pace.steps=2")
-    train(job, Alone())
+    train(job, SingleRank())
     save_run(resolved(load_run(recipe), job), folder / "run.toml")
     (folder / "trace" / "trace.svg").mkdir()
     capsys.readouterr()

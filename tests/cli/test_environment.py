@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.cli.environment import launched, number_in
 
 READY = "import os; from howdah.cli.environment import ready_torch; ready_torch()"
@@ -44,7 +44,7 @@ def test_a_folder_of_the_users_own_choice_is_looked_at_too(tmp_path):
 @pytest.mark.parametrize("word", ["abc", "", "-1", "0", "1.5", "²", "9" * 30])
 def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, word):
     monkeypatch.setenv("WORLD_SIZE", word)
-    with pytest.raises(BadInput, match=r"^WORLD_SIZE is '.*', and a launcher gives a number from"):
+    with pytest.raises(UserError, match=r"^WORLD_SIZE is '.*', and a launcher gives a number from"):
         number_in("WORLD_SIZE")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 
@@ -104,7 +104,7 @@ def spoil(target, calls, size):
                 told = f"{name}: argument {place} is {number} of {what}"
                 try:
                     getattr(target, name)(*given)
-                except (BadInput, TypeError) as error:
+                except (UserError, TypeError) as error:
                     if not str(error):
                         yield f"{told}: no word"
                 except Exception as error:
@@ -128,7 +128,7 @@ def abuse(transport):
 def itself(transport, name):
     try:
         getattr(transport, name)(torch.ones(1), transport.rank)
-    except BadInput:
+    except UserError:
         return True
     return False
 
@@ -157,7 +157,7 @@ def uneven(transport):
         try:
             call()
             said.append("nothing")
-        except BadInput as error:
+        except UserError as error:
             said.append(str(error))
     return said
 
@@ -181,13 +181,13 @@ def closed(transport):
     calls = right(transport)
     transport.close()
     transport.close()
-    transport.give_up()
+    transport.abort()
     taken = []
     for name, arguments in (calls | {"barrier": []}).items():
         try:
             getattr(transport, name)(*[value for value, _ in arguments])
             taken.append(name)
-        except BadInput as error:
+        except UserError as error:
             assert "closed" in str(error), str(error)
     return taken
 
@@ -213,9 +213,9 @@ def fork(engine):
         for call in calls:
             try:
                 call()
-            except BadInput as error:
+            except UserError as error:
                 refused += "forked" in str(error)
-        engine.give_up()
+        engine.abort()
         atexit._run_exitfuncs()
         os._exit(refused)
     _, status = os.waitpid(child, 0)
@@ -258,12 +258,12 @@ def grouped(transport):
             try:
                 getattr(group, name)(*arguments, **{key: bad})
                 taken.append(f"{name}({key}={bad!r})")
-            except (BadInput, TypeError):
+            except (UserError, TypeError):
                 pass
     x = torch.full((4,), group.rank + 1.0)
     group.all_reduce(x)
     group.close()
-    with pytest.raises(BadInput, match="this group is closed"):
+    with pytest.raises(UserError, match="this group is closed"):
         group.all_reduce(x, async_op=True)
     return taken, x.tolist()
 

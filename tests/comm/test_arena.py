@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.arena import ADDRESS, ARENAS, default_heap, map_arena
 from howdah.comm.engine import connect_engine
 from howdah.comm.joining import Ranks, told_to_all
@@ -53,7 +53,7 @@ def test_memory_from_another_process_than_rank_0s_is_not_taken(store, asleep):
         listener.listen()
         store.set(ADDRESS, f"howdah-test-{os.getpid()}")
         with pytest.raises(
-            BadInput, match=rf"offered by process {os.getpid()} of user .*not taken"
+            UserError, match=rf"offered by process {os.getpid()} of user .*not taken"
         ):
             connect_engine(store, [asleep.pid, os.getpid()], rank=1, arena_bytes=4096, deadline=2)
 
@@ -89,7 +89,7 @@ def test_nobody_can_make_the_memory_shorter_or_longer():
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
     check_memory(descriptor, 1 << 20)
-    with pytest.raises(BadInput, match="an arena of 1048576 bytes and this rank needs 4096"):
+    with pytest.raises(UserError, match="an arena of 1048576 bytes and this rank needs 4096"):
         check_memory(descriptor, 4096)
     os.close(descriptor)
 
@@ -100,7 +100,7 @@ def test_memory_that_could_be_cut_off_is_not_taken():
     with tempfile.TemporaryFile() as file:
         file.write(bytes(4096))
         for descriptor in (loose, file.fileno()):
-            with pytest.raises(BadInput, match="not memory whose size is fixed"):
+            with pytest.raises(UserError, match="not memory whose size is fixed"):
                 check_memory(descriptor, 4096)
     os.close(loose)
 
@@ -143,7 +143,7 @@ def connect(pipe, port, rank, limit, tries):
             connect_engine(met, processes, rank=rank, arena_bytes=1 << 30).close()
             said.append("connected")
             break
-        except BadInput as error:
+        except UserError as error:
             said.append(str(error))
     pipe.send(said)
     pipe.recv()  # the end of a process would be noticed
@@ -202,10 +202,10 @@ def test_all_ranks_are_told_when_one_can_open_no_more_files(limited):
 
 def test_a_failure_is_told_to_the_others_and_once(store):
     sentence = r"^rank 1 cannot share memory with the others: too little$"
-    with pytest.raises(BadInput, match=sentence), told_to_all(store, 1):
-        raise BadInput("too little")
+    with pytest.raises(UserError, match=sentence), told_to_all(store, 1):
+        raise UserError("too little")
     ranks = Ranks(store, 0, 2, (), (), Patience(600, every=0.1))
-    with pytest.raises(BadInput, match=sentence), told_to_all(store, 0):
+    with pytest.raises(UserError, match=sentence), told_to_all(store, 0):
         ranks.hear(ADDRESS)
 
 
@@ -228,5 +228,5 @@ def test_a_failure_is_told_to_the_others_and_once(store):
 )
 def test_what_cannot_be_connected_is_refused(store, wrong, sentence):
     given = {"processes": [os.getpid()], "rank": 0, "arena_bytes": 4096} | wrong
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         connect_engine(store, given.pop("processes"), **given)

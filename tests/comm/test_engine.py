@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.comm.engine import connect_engine
-from howdah.comm.meeting import meet, own_word
+from howdah.comm.meeting import meet, own_hello
 from howdah.comm.transport import shares
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -31,7 +31,7 @@ def together(workers):
 
 def join(store, *, rank, size, **options):
     """The engine of ranks that meet in `store`."""
-    words = meet(store, own_word(), rank=rank, size=size, seconds=600)
+    words = meet(store, own_hello(), rank=rank, size=size, seconds=600)
     return connect_engine(store, [word.process for word in words], rank=rank, **options)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from test_engine import join, together, with_engine  # noqa: F401
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.signature import Disagreement
 from howdah.comm.transport import PeerLost
 
@@ -145,7 +145,7 @@ def refusals(engine):
         try:
             case()
             said.append("nothing")
-        except BadInput as error:
+        except UserError as error:
             said.append(str(error))
     engine.all_reduce(x.fill_(1))  # and nothing is broken
     return said, x.sum().item()
@@ -165,7 +165,7 @@ def test_what_cannot_work_is_refused_with_a_sentence(together):  # noqa: F811
 
 def after_close(engine):
     engine.close()
-    with pytest.raises(BadInput, match="this engine is closed"):
+    with pytest.raises(UserError, match="this engine is closed"):
         engine.barrier()
 
 

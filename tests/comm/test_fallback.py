@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm import fallback_file, watch
 from howdah.comm.fallback import Fallback, _steps, connect_fallback
 from howdah.comm.signature import Disagreement
@@ -34,7 +34,7 @@ def small_files():
 
 
 def test_memory_that_is_short_is_told_at_the_start(small_files):
-    with pytest.raises(BadInput, match=r"^8 MiB of shared memory are needed and not there"):
+    with pytest.raises(UserError, match=r"^8 MiB of shared memory are needed and not there"):
         fallback_file.create(8 << 20)
 
 

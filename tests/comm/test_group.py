@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.rendezvous import choose
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.plan.flat_buffers import share
 from howdah.plan.recording import Traffic
 
@@ -53,9 +53,9 @@ def collect(transport, operation, dtype):
     flats = [numbers(group.rank, length, dtype) for length in LENGTHS]
     if operation == "all_gather":  # everything but the own share is unknown before
         for flat in flats:
-            own = group.own(flat).clone()
+            own = group.own_shard(flat).clone()
             flat.fill_(float("nan"))
-            group.own(flat).copy_(own)
+            group.own_shard(flat).copy_(own)
     if operation == "all_reduce_async":
         group.all_reduce(flats, async_op=True).result()
     else:
@@ -176,7 +176,7 @@ def test_calls_run_in_the_order_they_were_made(workers, size):
         np.testing.assert_array_equal(flat, expected)
 
 
-class Held(Alone):
+class Held(SingleRank):
     """Holds its first operation until told, and then a moment longer if nobody comes in."""
 
     def __init__(self):
@@ -207,7 +207,7 @@ def test_a_synchronous_call_waits_for_the_asynchronous_ones():
     group.close()
 
 
-class Cut(Alone):
+class Cut(SingleRank):
     def all_reduce(self, x, op="sum"):
         raise RuntimeError("the wire was cut")
 
@@ -239,7 +239,7 @@ def strided(transport):
     group.all_reduce(base[:, ::2], op="max")
     turned = torch.full((2, 3), float(rank)).t()
     group.broadcast(turned, size - 1)
-    part = torch.zeros(2, 2 * len(group.own(torch.empty(7)))).t()[::2]
+    part = torch.zeros(2, 2 * len(group.own_shard(torch.empty(7)))).t()[::2]
     group.reduce_scatter(part, torch.ones(2, 7).t(), op="mean")
     whole = torch.zeros(2, 7).t()
     group.all_gather(whole, part + rank)
@@ -317,8 +317,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "sentence"), REFUSED)
 def test_what_cannot_work_is_refused_at_the_call(call, sentence):
-    group = Group(Alone(), axis="dp", counters=Counters())
-    with pytest.raises(BadInput, match=sentence):
+    group = Group(SingleRank(), axis="dp", counters=Counters())
+    with pytest.raises(UserError, match=sentence):
         call(group)
     group.close()
 
@@ -429,7 +429,7 @@ def swap(transport):
     sent.result()
     sentences = []
     for call in (group.send, group.receive):
-        with pytest.raises(BadInput) as caught:
+        with pytest.raises(UserError) as caught:
             call(mine.contiguous(), group.rank)
         sentences.append(str(caught.value))
     group.close()

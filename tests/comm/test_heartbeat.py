@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.heartbeat import hang_up, keep_alive, open_sockets
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.transport import PeerLost
@@ -115,7 +115,7 @@ def test_links_between_machines_have_heartbeats(workers):
         assert x == [3.0] * 5
 
 
-def give_up(transport):
+def abort(transport):
     """Everybody waits for the next one: 0 for 1, 1 for 2, 2 for 0; rank 0 in a thread. It gives up,
     and so does who is told.
     """
@@ -126,18 +126,18 @@ def give_up(transport):
             transport.receive(torch.zeros(1), (transport.rank + 1) % 3)
         except PeerLost as error:
             said.append(str(error))
-        transport.give_up()
+        transport.abort()
 
     thread = Thread(target=wait)
     thread.start()
     if transport.rank == 0:
-        transport.give_up()
+        transport.abort()
     thread.join()
     return said
 
 
 def test_who_gives_up_ends_the_waits_of_all_threads_and_ranks(workers):
-    (zero,), (one,), (two,) = workers.run(give_up, ranks=3, transport="torch")
+    (zero,), (one,), (two,) = workers.run(abort, ranks=3, transport="torch")
     assert zero.startswith("rank 0 gave up; what it says tells why; this rank called receive(")
     assert one.startswith("rank 2 ended, or its link is down, as rank 1 saw; this rank called rec")
     assert two.startswith("rank 0 ended, or its link is down, as rank 2 saw; this rank called rec")
@@ -154,7 +154,7 @@ def test_a_rank_that_does_not_come_is_named():
 
 @pytest.mark.parametrize("wrong", [{"rank": 2}, {"rank": 0.5}, {"seconds": float("nan")}])
 def test_what_cannot_be_connected_is_refused(wrong):
-    with pytest.raises(BadInput):
+    with pytest.raises(UserError):
         torch_transport(dist.HashStore(), **({"rank": 0, "size": 2} | wrong))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput, Unfinished
+from howdah.base.errors import Unfinished, UserError
 from howdah.base.signals import Stopped, listen
 from howdah.comm import launch as launching
 from howdah.comm.counters import Counters
@@ -47,7 +47,7 @@ def wait(transport):
 
 
 ENDS = {
-    "mistake": lambda: BadInput("the wheel: is missing"),
+    "mistake": lambda: UserError("the wheel: is missing"),
     "defect": lambda: ValueError("a defect"),
     "limit": lambda: Unfinished("no room"),
     "memory": MemoryError,
@@ -113,7 +113,7 @@ def test_a_run_that_failed_is_started_again(tmp_path, restarts, code):
 def test_a_stop_is_not_and_neither_is_a_mistake():
     said = []
     assert run(end, "stopped", restarts=3, said=said) == Ending(138, kind="stopped")
-    with pytest.raises(BadInput, match="the wheel: is missing"):
+    with pytest.raises(UserError, match="the wheel: is missing"):
         run(end, "mistake", restarts=3, said=said)
     assert said == []
 

@@ -11,19 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm import connect
 from howdah.comm.engine import RANKS
-from howdah.comm.meeting import Word, meet
+from howdah.comm.meeting import Hello, meet
 from howdah.comm.rendezvous import agree, choose, wires_of
 from howdah.plan.recording import Wires
 
-HERE, THERE = Word("a", 1), Word("b", 1)
-BARE = Word("a", 1, lack="there is no C compiler")
+HERE, THERE = Hello("a", 1), Hello("b", 1)
+BARE = Hello("a", 1, why_not="there is no C compiler")
 
 
-def wishing(wish, word=HERE):
-    return replace(word, wish=wish)
+def wishing(wanted, hello=HERE):
+    return replace(hello, wanted=wanted)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_the_ranks_agree_on(words, kind, said):
     ],
 )
 def test_what_the_ranks_cannot_agree_on(words, sentence):
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         agree(words)
 
 
@@ -84,22 +84,22 @@ def store():
 def test_who_does_not_come_is_named(store):
     """What has been said is there already, so however short it waits, only others are named."""
     store.set("word/2", "a\n7\n\n")
-    with pytest.raises(BadInput, match=r"^ranks 1, 3 of 4 did not come within 0\.2 s: "):
+    with pytest.raises(UserError, match=r"^ranks 1, 3 of 4 did not come within 0\.2 s: "):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
     store.set("word/3", "a\n7\n\n")
-    with pytest.raises(BadInput, match=r"^rank 1 of 4 did not come"):
+    with pytest.raises(UserError, match=r"^rank 1 of 4 did not come"):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
 
 
 def test_an_unknown_transport_is_refused(store):
-    with pytest.raises(BadInput, match="no transport 'gloo'; known are: engine, fallback, torch"):
+    with pytest.raises(UserError, match="no transport 'gloo'; known are: engine, fallback, torch"):
         choose(store, rank=0, size=2, transport="gloo")
 
 
 def test_without_a_launcher_it_is_said_how_to_start(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(BadInput, match="start with torchrun"):
+    with pytest.raises(UserError, match="start with torchrun"):
         connect()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm import spawn
 from howdah.comm.counters import Counters
 from howdah.comm.fork_server import ForkServer
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_is_named(rank):
 
 
 ENDS = {
-    "mistake": lambda: BadInput("the wheel: is missing"),
+    "mistake": lambda: UserError("the wheel: is missing"),
     "limit": lambda: OSError(24, "Too many open files"),
     "lost": lambda: PeerLost("rank 1 of 1 is lost"),
 }

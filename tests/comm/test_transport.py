@@ -11,7 +11,7 @@ import torch
 from howdah.comm.meeting import Kind
 from howdah.comm.reduction import REDUCIBLE
 from howdah.comm.signature import Disagreement
-from howdah.comm.transport import Alone, shares
+from howdah.comm.transport import SingleRank, shares
 
 KINDS = ["engine", "fallback", "torch"]
 SIZES = [1, 2, 3, 4]
@@ -322,7 +322,7 @@ def test_the_first_of_many_calls_that_differs_is_told(workers, kind):
 
 
 def test_alone_everything_is_a_copy():
-    transport = Alone()
+    transport = SingleRank()
     assert (transport.rank, transport.size, transport.link) == (0, 1, "none")
     with pytest.raises(AssertionError):
         transport.send(torch.zeros(1), 0)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm import watch as watching
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience, ended, release, watch
@@ -40,7 +40,7 @@ def test_a_process_that_has_ended_is_lost(asleep, reaped):
 @pytest.mark.parametrize("process", [0, -1, 2**40, "one", None, 1.5, float("nan")])
 def test_what_is_no_process_is_refused_and_nothing_stays_open(process):
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(BadInput, match=r"^rank 1('s process| has no process)"):
+    with pytest.raises(UserError, match=r"^rank 1('s process| has no process)"):
         watch([os.getpid(), process])
     assert os.listdir("/proc/self/fd") == before
 
@@ -51,7 +51,7 @@ def test_a_process_of_another_user_is_refused():
     process = subprocess.Popen(["sleep", "1000"], user=65534)
     try:
         with pytest.raises(
-            BadInput, match=r"rank 0 is said to be process \d+, which is of user 65534"
+            UserError, match=r"rank 0 is said to be process \d+, which is of user 65534"
         ):
             watch([process.pid])
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.config.recipe import Machine, load_run, parse_run, resolve_run, resolved, save_run
 from howdah.shapes.shape import RotaryScaling
 
@@ -17,7 +17,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 
 def refusal(recipe, *overrides, machine=HERE):
     """The sentence that a run is refused with."""
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         resolve_run(load_run(recipe, overrides), machine)
     assert "\n" not in str(refused.value)
     return str(refused.value)
@@ -99,7 +99,7 @@ def test_a_moved_run_folder_goes_on_where_it_is(recipe, tmp_path):
 def test_more_threads_than_cores_can_run_are_refused(recipe):
     resolve_run(load_run(recipe, ["threads=64"]), replace(HERE, cores=8))
     with pytest.raises(
-        BadInput, match=r"^threads is 65, over 8 for each core of .* \(8\): .* threads=0"
+        UserError, match=r"^threads is 65, over 8 for each core of .* \(8\): .* threads=0"
     ):
         resolve_run(load_run(recipe, ["threads=65"]), replace(HERE, cores=8))
 
@@ -332,6 +332,6 @@ def test_a_run_that_cannot_be_written_is_a_sentence(tmp_path):
     save_run(run, tmp_path / "run.toml")
     assert (tmp_path / "run.toml").stat() == before  # a full disk does not matter then
     with pytest.raises(
-        BadInput, match=r"cannot write .*/gone/run\.toml: No such file or directory"
+        UserError, match=r"cannot write .*/gone/run\.toml: No such file or directory"
     ):
         save_run(run, tmp_path / "gone" / "run.toml")

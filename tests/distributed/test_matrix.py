@@ -5,7 +5,7 @@
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.layout import parse_layout
 from howdah.verify.matrix import FORMS, case_of, pairs, together, triples
 from howdah.verify.verify import report, verify
@@ -50,7 +50,7 @@ def test_every_cell_is_a_layout_or_a_sentence():
         assert str(parse_layout(cell.words))
         try:
             case_of(cell.words)
-        except BadInput as sentence:
+        except UserError as sentence:
             assert len(str(sentence).split()) > 5
     alone = {cell.forms[0] for cell in cells if len(cell.forms) == 1}
     assert alone == set(FORMS)

@@ -17,7 +17,7 @@ import torch
 from small_cases import FORMS, case_of
 from small_runs import copy_until, losses, metrics, train_on
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.comm.group import DONE
 from howdah.parallel.executor import KINDS, VERBS, Late, Pass
 from howdah.parallel.stage_sums import StageSums
@@ -249,9 +249,9 @@ def test_a_recipe_names_a_file_with_a_schedule(workers, make_job, tmp_path):
         ("nonsense", "line 1: 'nonsense' is no header"),
     ):
         path.write_text(text)
-        with pytest.raises(BadInput, match=re.escape(sentence)):
+        with pytest.raises(UserError, match=re.escape(sentence)):
             make_job("own", *settings, f"schedule={path}")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         make_job("own", *settings, f"schedule={tmp_path / 'none.txt'}")
 
 

@@ -101,15 +101,15 @@ def test_an_embedding_on_two_stages_has_the_gradients_of_both(workers, ranks, ze
 # -- the norm ----------------------------------------------------------------------
 
 
-def count_all_that_is_here(stepper):
+def count_all_that_is_here(context):
     """Every rank counts all it holds, and asks nobody who else holds the same."""
-    return replace(stepper, square=lambda _: squared_norm(stepper.placed.gradients()))
+    return replace(context, square=lambda _: squared_norm(context.placed.gradients()))
 
 
-def count_on_the_first_part(stepper):
+def count_on_the_first_part(context):
     """Only the first part of tp counts, as if all that there is were held alike."""
-    first = stepper.mesh.place("tp") == 0
-    return replace(stepper, square=lambda some: squared_norm(some) if first else 0.0)
+    first = context.mesh.place("tp") == 0
+    return replace(context, square=lambda some: squared_norm(some) if first else 0.0)
 
 
 @pytest.mark.parametrize("count", [count_all_that_is_here, count_on_the_first_part])

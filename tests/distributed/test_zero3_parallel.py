@@ -16,7 +16,7 @@ from small_runs import copy_until, losses, metrics, opened, train_on
 
 from howdah.comm.group import DONE
 from howdah.parallel import apply as applying
-from howdah.parallel.zero3 import Gathering
+from howdah.parallel.zero3 import ShardedWeights
 from howdah.verify.evidence import gather
 from howdah.verify.verify import report, verify
 
@@ -76,7 +76,7 @@ def test_dropout_drops_the_same_when_it_is_made_again(workers, form, kind):
 # -- breaks --------------------------------------------------------------------------
 
 
-class Skipping(Gathering):
+class Skipping(ShardedWeights):
     """Does not gather layers.1 in backward: what lies in its place is taken for it."""
 
     def _gather(self, unit, besides=None):
@@ -87,11 +87,11 @@ class Skipping(Gathering):
             return super()._gather(unit, besides)
 
 
-class Early(Gathering):
+class Early(ShardedWeights):
     """Releases a unit while it is in use: the next one takes its place."""
 
-    def _turn_to(self, unit):
-        super()._turn_to(unit)
+    def _advance_to(self, unit):
+        super()._advance_to(unit)
         if self._coming:
             self._coming.future.result()
 
@@ -99,7 +99,7 @@ class Early(Gathering):
         return super()._gather(unit, None)
 
 
-class Stale(Gathering):
+class Stale(ShardedWeights):
     """Takes the first unit of a step for what it was in the step before."""
 
     def begin(self, kind):
@@ -110,7 +110,7 @@ class Stale(Gathering):
             self.window.copy_(kept)
 
 
-class Unpublished(Gathering):
+class Unpublished(ShardedWeights):
     """Gathers shares as they were before the first update."""
 
     def __init__(self, units, group, *, keep):
@@ -124,7 +124,7 @@ def _frozen(unit):
 
 def gather_with(transport, kind, *arguments):
     """`gather`, with another class of gathering for as long as it runs."""
-    with patch.object(applying, "Gathering", kind):
+    with patch.object(applying, "ShardedWeights", kind):
         return gather(transport, *arguments)
 
 

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
-from howdah.draw.measured_step import beside, drawn, report, traced
+from howdah.base.errors import UserError
+from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import Call, Lap, Laps
+from howdah.plan.recording import Call, RankTrace, StepTrace
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.lowering import Verb
-from howdah.plan.trace_file import read_laps, write_laps
+from howdah.plan.trace_file import read_traces, write_trace
 from howdah.shapes.shape import ModelShape
 from howdah.sim.timeline import simulate
 
@@ -49,7 +49,7 @@ def transfer(instruction):
     return {Verb.SEND: 0.25, Verb.REDUCE: 0.5, Verb.TIE: 0.125}[instruction.verb]
 
 
-def lap(plan, spans, number, began):
+def step(plan, spans, number, began):
     """As a rank notes it: updates of all its stages at once."""
     updates = [span for span in spans if span.instruction.verb is Verb.UPDATE]
     rest = [span for span in spans if span not in updates]
@@ -57,18 +57,18 @@ def lap(plan, spans, number, began):
     told = told._replace(action=told.action._replace(stage=0))
     update = updates[0]._replace(instruction=told, end=updates[-1].end)
     late = [s._replace(start=s.start - began, end=s.end - began) for s in [*rest, update]]
-    return Lap(number, 100.0 + began, late, [Call("dp", "all_reduce", 4_000_000, 0.0, 0.5)])
+    return StepTrace(number, 100.0 + began, late, [Call("dp", "all_reduce", 4_000_000, 0.0, 0.5)])
 
 
 def measure(plan, numbers=(3, 4, 5), slow=None):
-    """The laps of all ranks if the simulation were true. Ranks begin at different moments."""
-    found = [Laps(str(plan.layout), "here", []) for _ in range(plan.layout.world)]
+    """The traces of all ranks if the simulation were true. Ranks begin at different moments."""
+    found = [RankTrace(str(plan.layout), "here", []) for _ in range(plan.layout.world)]
     for number in numbers:
         cost = partial(seconds, plan, (slow or {}).get(number, 1.0))
         timeline = simulate(program_of(plan), cost, transfer)
-        for rank, laps in enumerate(found):
+        for rank, traces in enumerate(found):
             spans = timeline.spans[axis(plan.layout, "pp").group(rank).index(rank)]
-            laps.laps.append(lap(plan, spans, number, began=rank / 16))
+            traces.steps.append(step(plan, spans, number, began=rank / 16))
     return found
 
 
@@ -76,7 +76,7 @@ def measure(plan, numbers=(3, 4, 5), slow=None):
 def test_what_went_as_simulated_is_simulated_as_it_went(words):
     plan = plan_of(words)
     truth = simulate(program_of(plan), partial(seconds, plan, 1.0), transfer)
-    found = beside(plan, measure(plan))
+    found = compare_step(plan, measure(plan))
     assert [one.ranks for one in found] == sorted(
         {tuple(axis(plan.layout, "pp").group(rank)) for rank in range(plan.layout.world)}
     )
@@ -89,7 +89,7 @@ def test_what_went_as_simulated_is_simulated_as_it_went(words):
 
 def test_the_step_of_median_length_is_shown_with_the_costs_of_all():
     plan = plan_of("pp2 1f1b x4")
-    (one,) = beside(plan, measure(plan, (3, 4, 5), slow={3: 1.0, 4: 3.0, 5: 1.5}))
+    (one,) = compare_step(plan, measure(plan, (3, 4, 5), slow={3: 1.0, 4: 3.0, 5: 1.5}))
     truth = simulate(program_of(plan), partial(seconds, plan, 1.5), transfer)
     assert one.number == 5
     assert one.simulated.makespan == pytest.approx(truth.makespan)
@@ -97,49 +97,49 @@ def test_the_step_of_median_length_is_shown_with_the_costs_of_all():
 
 def test_a_step_of_a_smaller_batch_is_left_out():
     small, full = (plan_of(f"pp2 1f1b x{micros}") for micros in (2, 4))
-    laps = [
-        before._replace(laps=[*before.laps, *now.laps])
+    traces = [
+        before._replace(steps=[*before.steps, *now.steps])
         for before, now in zip(measure(small, (1, 2, 3)), measure(full, (4,)), strict=True)
     ]
-    assert beside(full, laps)[0].number == 4
+    assert compare_step(full, traces)[0].number == 4
 
 
 def test_clocks_of_several_machines_agree_on_the_beginning_of_a_step():
     """Moments of one machine's clock mean nothing on another."""
     plan = plan_of("dp2 x2")
-    laps = measure(plan)
-    laps[1] = laps[1]._replace(
-        machine="there", laps=[Lap(x.number, 9e9, x.spans, x.calls) for x in laps[1].laps]
+    traces = measure(plan)
+    traces[1] = traces[1]._replace(
+        machine="there", steps=[StepTrace(x.number, 9e9, x.spans, x.calls) for x in traces[1].steps]
     )
-    assert max(one.measured.makespan for one in beside(plan, laps)) < 100
+    assert max(one.measured.makespan for one in compare_step(plan, traces)) < 100
 
 
 def test_messages_that_wait_for_each_other_do_not_overlap():
     plan = plan_of("pp2 gpipe x3")
-    laps = measure(plan)
-    for one in laps[0].laps:  # all handed over at the start
+    traces = measure(plan)
+    for one in traces[0].steps:  # all handed over at the start
         sends = [s for s in one.spans if s.instruction.verb is Verb.SEND]
         one.spans[:] = [s._replace(start=0.0) if s in sends else s for s in one.spans]
-    (found,) = beside(plan, laps)
+    (found,) = compare_step(plan, traces)
     sent = [s for s in found.measured.spans[0] if s.instruction.verb is Verb.SEND]
     assert all(a.end <= b.start for a, b in pairwise(sent)) and len(sent) == 3
 
 
 def test_what_is_said_and_drawn():
     plan = plan_of("dp2 pp2 1f1b x4")
-    found = beside(plan, measure(plan))
+    found = compare_step(plan, measure(plan))
     lines = list(report(found, str(plan.layout)))
     assert lines[0].startswith(f"layout      {plan.layout}, step ")
     assert [line.split()[0] for line in lines[2:6]] == ["0", "2", "1", "3"]
     assert "simulated from the same actions: +0.0%" in "\n".join(lines)
     assert lines[-1] == "dp          all_reduce 1 times by rank 0: 4.000 MB, 0.5000 s"
-    events = json.loads(traced(found))["traceEvents"]
+    events = json.loads(to_perfetto(found))["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {f"rank {rank}{what}" for rank in range(4) for what in ("", ", simulated")}
     begun = [event for event in events if event["ph"] == "b"]
     assert {event["name"] for event in begun} == {"dp all_reduce 4 MB"}
     assert len({event["pid"] for event in begun}) == 4
-    picture = drawn(found)
+    picture = to_svg(found)
     assert picture.count("measured: 1f1b") == picture.count("simulated: 1f1b") == 2
 
 
@@ -149,11 +149,11 @@ def test_what_is_said_and_drawn():
 @settings(max_examples=25)
 @given(st.sampled_from(LAYOUTS), st.integers(1, 4))
 def test_what_is_read_was_written(tmp_path_factory, words, count):
-    folder, plan = tmp_path_factory.mktemp("laps"), plan_of(words)
-    laps = measure(plan, range(count))
-    for rank, one in enumerate(laps):
-        write_laps(folder, rank, one)
-    assert read_laps(folder, str(plan.layout), plan.layout.world) == laps
+    folder, plan = tmp_path_factory.mktemp("traces"), plan_of(words)
+    traces = measure(plan, range(count))
+    for rank, one in enumerate(traces):
+        write_trace(folder, rank, one)
+    assert read_traces(folder, str(plan.layout), plan.layout.world) == traces
 
 
 @pytest.mark.parametrize(
@@ -175,22 +175,22 @@ def test_what_is_read_was_written(tmp_path_factory, words, count):
 def test_files_that_do_not_fit_are_refused(tmp_path, break_it, sentence):
     plan = plan_of("dp2 x2")
     for rank, one in enumerate(measure(plan, (3,))):
-        write_laps(tmp_path, rank, one)
+        write_trace(tmp_path, rank, one)
     break_it(tmp_path / "rank-1.json")
-    with pytest.raises(BadInput, match=sentence):
-        read_laps(tmp_path, "dp2 x2", 2)
+    with pytest.raises(UserError, match=sentence):
+        read_traces(tmp_path, "dp2 x2", 2)
 
 
 @pytest.mark.parametrize("words", ["single x3", "pp2 1f1b x4"])
 def test_a_step_that_does_not_follow_the_schedule_is_refused(words):
     plan = plan_of(words)
     for at, change in ((0, {"stage": 10**9}), (0, {"micro": 1}), (1, {"slice": 1})):
-        laps = measure(plan, (3,))
-        spans = laps[0].laps[0].spans
+        traces = measure(plan, (3,))
+        spans = traces[0].steps[0].spans
         told = spans[at].instruction
         told = told._replace(action=told.action._replace(**change))
         spans[at] = spans[at]._replace(instruction=told)
         with pytest.raises(
-            BadInput, match=r"step 3 of rank 0 is not one of .* train on to have it"
+            UserError, match=r"step 3 of rank 0 is not one of .* train on to have it"
         ):
-            beside(plan, laps)
+            compare_step(plan, traces)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.draw.pictures import put, require_place
 
 
@@ -35,7 +35,7 @@ def test_a_place_that_cannot_be_written_is_known_before(tmp_path, path, sentence
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     for write in (require_place, lambda file: put("x", file)):
-        with pytest.raises(BadInput, match=r"^cannot write ") as refused:
+        with pytest.raises(UserError, match=r"^cannot write ") as refused:
             write(tmp_path / path)
         assert sentence in str(refused.value)
 
@@ -43,7 +43,7 @@ def test_a_place_that_cannot_be_written_is_known_before(tmp_path, path, sentence
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_is_known_before(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(BadInput, match="you may not; name a file elsewhere"):
+    with pytest.raises(UserError, match="you may not; name a file elsewhere"):
         require_place(tmp_path / "a.svg")
 
 
@@ -52,13 +52,13 @@ def test_a_folder_that_may_not_be_written_is_known_before(tmp_path):
     [("/dev/full", "No space left on device"), ("/proc/a.svg", "No such file or directory")],
 )
 def test_a_disk_that_refuses_is_a_sentence(path, reason):
-    with pytest.raises(BadInput, match=f"^cannot write {path}: {reason}; name a file elsewhere$"):
+    with pytest.raises(UserError, match=f"^cannot write {path}: {reason}; name a file elsewhere$"):
         put("x", Path(path))
 
 
 def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadInput, match="pipe: No such device or address"):
+    with pytest.raises(UserError, match="pipe: No such device or address"):
         put("x", tmp_path / "pipe")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.machines.cluster import (
     LINKS,
     Cluster,
@@ -173,9 +173,9 @@ def test_llama_3s_pods():
 
 
 def test_a_precision_that_the_device_lacks_is_refused():
-    with pytest.raises(BadInput, match="V100 SXM2 16 GB has no bf16 arithmetic; it has float64, "):
+    with pytest.raises(UserError, match="V100 SXM2 16 GB has no bf16 arithmetic; it has float64, "):
         peak(SHIPPED["v100-16"].device, "bf16")
-    with pytest.raises(BadInput, match="has no fp4 arithmetic"):
+    with pytest.raises(UserError, match="has no fp4 arithmetic"):
         peak(SHIPPED["b200"].device, "fp4")
 
 
@@ -288,7 +288,7 @@ def test_part_of_a_node_has_its_part_of_the_cards():
     ],
 )
 def test_a_size_that_does_not_exist_names_the_nearest(text, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         load_cluster(text)
     assert sentence in str(refused.value)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.machines.cluster import LINKS, Grid, Level, Link, Tree
 from howdah.machines.cluster_file import (
     FOLDER,
@@ -212,7 +212,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "sentence"), WRONG, ids=lambda value: value[-40:])
 def test_what_is_wrong_names_the_file_and_the_key(text, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         parse_cluster(text, file="ours.toml")
     assert str(refused.value).startswith("ours.toml")
     assert sentence in str(refused.value)
@@ -231,17 +231,17 @@ def test_names_come_from_the_folder():
     [("h10", "h100"), ("a100-8", "a100-80"), ("v100-33", "v100-32"), ("tpu-v5", "tpu-v5")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(text, nearest):
-    with pytest.raises(BadInput, match=f"cluster '{text}' is unknown; did you mean '{nearest}"):
+    with pytest.raises(UserError, match=f"cluster '{text}' is unknown; did you mean '{nearest}"):
         load_cluster(text)
 
 
 def test_an_unknown_name_with_a_size_keeps_the_suggestion():
-    with pytest.raises(BadInput, match="'h10x64' is unknown; did you mean 'h100'"):
+    with pytest.raises(UserError, match="'h10x64' is unknown; did you mean 'h100'"):
         load_cluster("h10x64")
 
 
 def test_a_name_like_none_lists_all():
-    with pytest.raises(BadInput, match="known are: a100-40, a100-80, b200"):
+    with pytest.raises(UserError, match="known are: a100-40, a100-80, b200"):
         load_cluster("zzz")
 
 
@@ -256,13 +256,13 @@ def test_a_file_of_ones_own(tmp_path):
 def test_a_wrong_file_is_named(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text(changed('"24 GB"', '"24"'), encoding="utf-8")
-    with pytest.raises(BadInput, match=r"^ours\.toml: device\.memory"):
+    with pytest.raises(UserError, match=r"^ours\.toml: device\.memory"):
         load_cluster(str(path))
 
 
 def test_sizes_of_no_machine_are_refused():
     with pytest.raises(
-        BadInput, match="h100 with 99,999,992 devices is too large; at most 1,048,5"
+        UserError, match="h100 with 99,999,992 devices is too large; at most 1,048,5"
     ):
         load_cluster("h100x99999992")
 
@@ -276,18 +276,18 @@ def test_a_file_of_another_kind(tmp_path):
         "large": "cannot be read: it has more than the 262,144 bytes",
         "binary": "is not UTF-8; give a TOML file",
     }.items():
-        with pytest.raises(BadInput, match=f"{name}.toml {reason}"):
+        with pytest.raises(UserError, match=f"{name}.toml {reason}"):
             load_cluster(str(tmp_path / f"{name}.toml"))
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(BadInput, match=r"none\.toml cannot be read"):
+    with pytest.raises(UserError, match=r"none\.toml cannot be read"):
         load_cluster(str(tmp_path / "none.toml"))
 
 
 def test_two_sizes_that_disagree():
     assert load_cluster("h100x16", devices=16).nodes == 2
-    with pytest.raises(BadInput, match="has 16 devices, but 8 are asked for"):
+    with pytest.raises(UserError, match="has 16 devices, but 8 are asked for"):
         load_cluster("h100x16", devices=8)
 
 

@@ -9,7 +9,7 @@ import torch
 from random_model import GPT2, LLAMA, QWEN3, STRETCHED, model_of, random_tokens, random_weights
 from safetensors.torch import load_file, save_file
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.model.hub import names, read_hub
 from howdah.shapes.huggingface import shape_from_config
 from howdah.shapes.huggingface_written import config
@@ -152,7 +152,7 @@ def test_shards_are_read(tmp_path):
     expected = theirs.state_dict()["model.layers.1.mlp.up_proj.weight"]
     assert torch.equal(tensor("layers.1.feedforward.up.weight"), expected)
     next(tmp_path.glob("*-00002-*.safetensors")).unlink()
-    with pytest.raises(BadInput, match="00002"):
+    with pytest.raises(UserError, match="00002"):
         read_hub(tmp_path)
 
 
@@ -173,13 +173,13 @@ def test_a_missing_tensor_is_named(tmp_path):
     tensors = their_tensors(LLAMA, random_weights(LLAMA))
     del tensors["model.layers.1.mlp.up_proj.weight"]
     write_folder(tmp_path, LLAMA, tensors=tensors)
-    with pytest.raises(BadInput, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(UserError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
         read_hub(tmp_path)
 
 
 def test_a_tensor_of_other_sizes_is_named(tmp_path):
     write_folder(tmp_path, LLAMA, changes={"vocab_size": 41})
-    with pytest.raises(BadInput, match=r"embed_tokens\.weight is \[40, 16\].*\[41, 16\]"):
+    with pytest.raises(UserError, match=r"embed_tokens\.weight is \[40, 16\].*\[41, 16\]"):
         read_hub(tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_a_weight_that_would_not_be_computed_with_is_refused(tmp_path):
     tensors = their_tensors(LLAMA, random_weights(LLAMA))
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(16)
     write_folder(tmp_path, LLAMA, tensors=tensors)
-    with pytest.raises(BadInput, match=r"q_proj\.bias"):
+    with pytest.raises(UserError, match=r"q_proj\.bias"):
         read_hub(tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_a_tied_head_may_be_stored_but_not_differ(tmp_path):
     assert read_hub(tmp_path)[0] == shape
     tensors["lm_head.weight"][0, 0] += 1
     write_folder(tmp_path, shape, tensors=tensors)
-    with pytest.raises(BadInput, match="tie_word_embeddings"):
+    with pytest.raises(UserError, match="tie_word_embeddings"):
         read_hub(tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_quantised_weights_are_refused(tmp_path):
     tensors = their_tensors(LLAMA, random_weights(LLAMA))
     tensors["model.norm.weight"] = torch.ones(16, dtype=torch.int8)
     write_folder(tmp_path, LLAMA, tensors=tensors)
-    with pytest.raises(BadInput, match="I8"):
+    with pytest.raises(UserError, match="I8"):
         read_hub(tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_pickle_is_refused_unread(tmp_path):
     write_folder(tmp_path, LLAMA)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even pickle")
-    with pytest.raises(BadInput, match="pickle"):
+    with pytest.raises(UserError, match="pickle"):
         read_hub(tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path):
     (inside / "model.safetensors").rename(tmp_path / "model.safetensors")
     places = dict.fromkeys(load_file(tmp_path / "model.safetensors"), "../model.safetensors")
     (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(BadInput, match="no weight_map of file names"):
+    with pytest.raises(UserError, match="no weight_map of file names"):
         read_hub(inside)
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_folder_gets_a_sentence(name, content, sentence, tmp_path):
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         read_hub(tmp_path)
 
 
@@ -257,7 +257,7 @@ def test_an_index_names_files_or_is_refused(tmp_path, places):
     write_folder(tmp_path, LLAMA)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(BadInput, match="no weight_map of file names; download the folder again"):
+    with pytest.raises(UserError, match="no weight_map of file names; download the folder again"):
         read_hub(tmp_path)
 
 
@@ -267,7 +267,7 @@ def test_a_pipe_holds_no_weights(tmp_path):
     os.mkfifo(tmp_path / "part")
     places = {"weight_map": {"a": "part"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(places))
-    with pytest.raises(BadInput, match="part is a pipe, a socket or a device, and not a file"):
+    with pytest.raises(UserError, match="part is a pipe, a socket or a device, and not a file"):
         read_hub(tmp_path)
 
 
@@ -275,5 +275,5 @@ def test_a_truncated_file_gets_a_sentence(tmp_path):
     write_folder(tmp_path, LLAMA)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(BadInput, match="download it again"):
+    with pytest.raises(UserError, match="download it again"):
         read_hub(tmp_path)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from random_model import GPT2, LLAMA, QWEN3
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.shapes.huggingface import shape_from_config
 from howdah.shapes.huggingface_written import config, kind
 from howdah.shapes.presets import preset
@@ -49,6 +49,6 @@ def test_a_preset_has_a_class_and_comes_back(name):
     ],
 )
 def test_a_shape_without_a_class_is_refused_by_its_field(shape, field):
-    with pytest.raises(BadInput, match=rf"model\.{field} ") as refusal:
+    with pytest.raises(UserError, match=rf"model\.{field} ") as refusal:
         config(shape, end=0, dtype="float32")
     assert "not exported" in str(refusal.value)

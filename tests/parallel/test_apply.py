@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import SHAPE, TIED, place
 
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.parallel.apply import DTYPES
 from howdah.plan.flat_buffers import buffers
 from howdah.shapes.weights import weights
@@ -15,7 +15,7 @@ from howdah.shapes.weights import weights
 @pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["untied", "tied"])
 def test_ranges_cover_every_unit_once_and_share_its_memory(shape, precision):
-    _, placed = place(Alone(), shape=shape, precision=precision)
+    _, placed = place(SingleRank(), shape=shape, precision=precision)
     assert tuple(unit.buffer for unit in placed.units.values()) == buffers(weights(shape))
     decays = {weight.name: weight.decay for weight in weights(shape)}
     for name, unit in placed.units.items():
@@ -36,18 +36,18 @@ def test_ranges_cover_every_unit_once_and_share_its_memory(shape, precision):
 
 
 def test_the_optimizer_sees_the_masters_and_never_the_model():
-    _, placed = place(Alone(), precision="bf16")
+    _, placed = place(SingleRank(), precision="bf16")
     seen = [p for group in placed.optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in seen} == {id(r.master) for r in placed.ranges if r.master.numel()}
     assert all(p in placed.optimizer.state for p in seen)  # a checkpoint can be read into them
 
 
 def test_one_replica_has_nothing_to_reduce():
-    assert place(Alone())[1].reducer is None
+    assert place(SingleRank())[1].reducer is None
 
 
 def test_no_weight_is_left_on_the_meta_device():
-    _, placed = place(Alone(), shape=TIED)
+    _, placed = place(SingleRank(), shape=TIED)
     assert not any(p.is_meta for p in placed.model.parameters())
     assert not list(placed.model.buffers())
 
@@ -64,7 +64,7 @@ def first_bits(transport, precision):
 
 @pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
 def test_every_layout_begins_with_the_same_bits(workers, precision):
-    one, _ = first_bits(Alone(), precision)
+    one, _ = first_bits(SingleRank(), precision)
     for ranks in (1, 2, 3, 4):
         told = workers.run(first_bits, precision, ranks=ranks)
         assert told == [(one, ranks > 1)] * ranks

@@ -9,7 +9,7 @@ from tiny import SHAPE, micro, place
 
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.parallel import data
 from howdah.parallel.data import Reducer, Replicas, listen_to_parameters
 from howdah.parallel.flat_params import FlatUnit
@@ -22,7 +22,7 @@ class Noted(Group):
     """A group of one that notes the units of every reduction it is asked for."""
 
     def __init__(self, units):
-        super().__init__(Alone(), axis="dp", counters=Counters())
+        super().__init__(SingleRank(), axis="dp", counters=Counters())
         self.units, self.asked = units, []
 
     def all_reduce(self, flats, **how):
@@ -33,7 +33,7 @@ class Noted(Group):
 
 def alone(shard):
     """One copy of the states."""
-    return Replicas(shard, Group(Alone(), axis="dp", counters=Counters()))
+    return Replicas(shard, Group(SingleRank(), axis="dp", counters=Counters()))
 
 
 def units_of(shape=SHAPE):
@@ -142,7 +142,7 @@ class Slow(Group):
 
 
 def test_waiting_is_counted(monkeypatch):
-    group = Slow(Alone(), axis="dp", counters=Counters())
+    group = Slow(SingleRank(), axis="dp", counters=Counters())
     monkeypatch.setattr(data, "perf_counter", lambda: group.now)
     reducer = Reducer(units_of(), alone(group), bucket_bytes=1)
     for step in range(1, 3):
@@ -160,7 +160,7 @@ class Broken(Group):
 
 
 def test_an_error_of_a_reduction_reaches_the_step():
-    group = Broken(Alone(), axis="dp", counters=Counters())
+    group = Broken(SingleRank(), axis="dp", counters=Counters())
     reducer = Reducer(units_of(), alone(group))
     reducer.arm()
     with pytest.raises(RuntimeError, match="the wire was cut"):
@@ -190,7 +190,7 @@ def summed(transport, micros, bucket_bytes):
 
 
 def one_device(micros):
-    mesh, placed = place(Alone())
+    mesh, placed = place(SingleRank())
     for number in range(micros):
         loss_of(placed, arrays_of(micro(number), mesh.device)).backward()
     return {name: unit.gradients.numpy() for name, unit in placed.units.items()}
@@ -227,5 +227,5 @@ def test_a_parameter_without_a_gradient_holds_nobody_up(workers):
 
 
 def test_one_replica_needs_no_reducer():
-    _, placed = place(Alone())
+    _, placed = place(SingleRank())
     assert placed.reducer is None

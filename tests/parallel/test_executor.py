@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from small_schedules import any_schedule
 from tiny import SHAPE, TIED, micro, plan_of
 
-from howdah.base.errors import BadInput
-from howdah.comm.transport import Alone
+from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
 from howdah.parallel.apply import apply
-from howdah.parallel.executor import Pass
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.executor import StepRun
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, parameter_names
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.method import Method
@@ -40,25 +40,25 @@ from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.train.report import measured_memory
-from howdah.train.step import Stepper, accumulate, held_out_loss
+from howdah.train.step import StepContext, accumulate, held_out_loss
 
 MICROS = 6
 SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved v2", "zb-h1", "zb-h2", "zb-v"]
 
 
 def stepper_on(transport, words, shape=SHAPE, precision="float64"):
-    """A stepper on a layout, for micro-batches of two rows of nine tokens."""
+    """A context on a layout, for micro-batches of two rows of nine tokens."""
     method = Method(precision)
     plan = plan_of(shape, words, method)
     mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
-    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
-    return Stepper(placed, mesh, method, seed=5)
+    placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
+    return StepContext(placed, mesh, method, seed=5)
 
 
-def run(stepper, micros=MICROS):
+def run(context, micros=MICROS):
     """Gradients of some micro-batches, the same for every layout of one replica."""
-    batch = [micro(n, shape=stepper.placed.plan.shape) for n in range(micros)]
-    return accumulate(stepper, batch, step=0, tokens=100.0)
+    batch = [micro(n, shape=context.placed.plan.shape) for n in range(micros)]
+    return accumulate(context, batch, step=0, tokens=100.0)
 
 
 # -- cutting -----------------------------------------------------------------------
@@ -97,8 +97,8 @@ def test_a_rank_builds_its_own_parts_alone(workers, words, shape):
 
 def hold(transport, words):
     """What a rank held at most, by its own count and by tensors that are alive."""
-    stepper, leaves, alive = stepper_on(transport, f"{words} x{MICROS}"), [], []
-    plan, place = stepper.placed.plan, stepper.mesh.place("pp")
+    context, leaves, alive = stepper_on(transport, f"{words} x{MICROS}"), [], []
+    plan, place = context.placed.plan, context.mesh.place("pp")
     said = peak_held(schedule_of(plan), place)
 
     def living(most):
@@ -112,7 +112,7 @@ def hold(transport, words):
             time.sleep(0.001)
         return count
 
-    class Watching(Pass):
+    class Watching(StepRun):
         def output(self, action):
             x, out = super().output(action)
             own = x is not None
@@ -121,10 +121,10 @@ def hold(transport, words):
                 leaves.append(weakref.ref(x))
             return x, out
 
-    with patch("howdah.parallel.executor.Pass", Watching):
-        run(stepper)
+    with patch("howdah.parallel.executor.StepRun", Watching):
+        run(context)
     assert living(0) == 0
-    return stepper.placed.pipeline.peak, max(alive), said
+    return context.placed.pipeline.peak, max(alive), said
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -142,15 +142,15 @@ def own_memory(one):
 
 def remember(transport, words, precision):
     """Bytes by component, measured and predicted."""
-    stepper = stepper_on(transport, f"{words} x{MICROS}", precision=precision)
-    plan, rank = stepper.placed.plan, stepper.mesh.rank
-    run(stepper)
-    before = stepper.mesh.counters.sent()
-    measured = measured_memory(stepper, own_memory(micro(0)))
-    assert stepper.mesh.counters.sent() == before
-    assert not stepper.placed.keeper._awaited.total()  # or no reduction would start early again
+    context = stepper_on(transport, f"{words} x{MICROS}", precision=precision)
+    plan, rank = context.placed.plan, context.mesh.rank
+    run(context)
+    before = context.mesh.counters.sent()
+    measured = measured_memory(context, own_memory(micro(0)))
+    assert context.mesh.counters.sent() == before
+    assert not context.placed.store._awaited.total()  # or no reduction would start early again
     predicted = {held.component: held.bytes for held in memory(plan, rank, kernels_of(plan))}
-    run(stepper)  # it goes on after having been looked at
+    run(context)  # it goes on after having been looked at
     return measured, predicted
 
 
@@ -166,13 +166,13 @@ def test_measured_memory_is_what_was_predicted(workers, words, precision):
 
 
 def evaluated(transport, words, micros):
-    stepper = stepper_on(transport, words)
-    return held_out_loss(stepper, (micro(n) for n in range(micros)))
+    context = stepper_on(transport, words)
+    return held_out_loss(context, (micro(n) for n in range(micros)))
 
 
 @pytest.mark.parametrize("micros", [1, 3, 7])
 def test_a_held_out_loss_is_that_of_one_device(workers, micros):
-    whole = evaluated(Alone(), "single x3", micros)
+    whole = evaluated(SingleRank(), "single x3", micros)
     for words in ("pp2 x3", "pp2 interleaved v2 x3", "pp2 zb-v x3"):
         for loss, tokens in workers.run(evaluated, words, micros, ranks=2):
             assert loss == pytest.approx(whole[0], rel=1e-12)
@@ -181,17 +181,17 @@ def test_a_held_out_loss_is_that_of_one_device(workers, micros):
 
 def fewer(transport, words, micros):
     """Gradients of a step with fewer micro-batches than the plan has, after one with all."""
-    stepper = stepper_on(transport, words)
-    run(stepper, 4)
-    loss = run(stepper, micros)
-    (total,) = stepper.mesh.world.sum_scalars([loss])
-    placed = stepper.placed
+    context = stepper_on(transport, words)
+    run(context, 4)
+    loss = run(context, micros)
+    (total,) = context.mesh.world.sum_scalars([loss])
+    placed = context.placed
     return total, {n: full_gradient(placed, n).numpy() for n in parameter_names(placed)}
 
 
 def test_a_step_may_have_fewer_micro_batches(workers):
     """While the batch grows at the start of a run."""
-    total, whole = fewer(Alone(), "single x4", 2)
+    total, whole = fewer(SingleRank(), "single x4", 2)
     for words in ("pp2 x4", "pp2 zb-v x4"):
         for loss, gradients in workers.run(fewer, words, 2, ranks=2):
             assert loss == pytest.approx(total, rel=1e-12)
@@ -202,10 +202,10 @@ def test_a_step_may_have_fewer_micro_batches(workers):
 
 
 def spans(transport):
-    stepper = stepper_on(transport, "pp2 zb-h1 x4")
-    with stepper.clock.step(0):
-        run(stepper, 4)
-    return [span for span in stepper.clock.laps[-1].spans if span.lane == "compute"]
+    context = stepper_on(transport, "pp2 zb-h1 x4")
+    with context.recorder.step(0):
+        run(context, 4)
+    return [span for span in context.recorder.steps[-1].spans if span.lane == "compute"]
 
 
 def test_what_ran_when_is_kept_in_the_order_of_the_schedule(workers):
@@ -246,7 +246,7 @@ rank 1: 0F0 0F1 0B1 0B0
 def test_a_schedule_of_ones_own_takes_the_place_of_the_layouts():
     plan = with_schedule(plan_of(SHAPE, "pp2 x2", Method()), parse_schedule(TURNED))
     assert schedule_of(plan) == parse_schedule(TURNED)
-    assert plan.stages.where == (1, 0) and plan.homes["embedding"] == 1
+    assert plan.stages.where == (1, 0) and plan.rank_of_part["embedding"] == 1
     assert (
         schedule_of(plan, 1).programs
         == parse_schedule(
@@ -268,7 +268,7 @@ def test_a_schedule_of_ones_own_takes_the_place_of_the_layouts():
 )
 def test_a_schedule_that_does_not_fit_is_refused(layout, old, new, sentence):
     plan = plan_of(replace(SHAPE, layers=4), layout, Method())
-    with pytest.raises(BadInput, match=re.escape(f"schedule mine: {sentence}")):
+    with pytest.raises(UserError, match=re.escape(f"schedule mine: {sentence}")):
         with_schedule(plan, parse_schedule(TURNED.replace(old, new)))
 
 
@@ -282,5 +282,5 @@ def test_a_schedule_that_leaves_a_rank_without_a_stage_is_refused():
     """Its optimizer would have nothing to update, and said only that."""
     plan = plan_of(replace(SHAPE, layers=4), "pp2 x2", Method())
     sentence = "schedule mine: rank 1 has no stage; give every rank one, or say pp1"
-    with pytest.raises(BadInput, match=f"^{sentence}$"):
+    with pytest.raises(UserError, match=f"^{sentence}$"):
         with_schedule(plan, parse_schedule(ALONE))

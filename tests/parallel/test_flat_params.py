@@ -14,7 +14,7 @@ from tiny import SHAPE, TIED, loss_of, micro
 from howdah.base.seeds import key
 from howdah.model.noise import normal
 from howdah.model.transformer import Transformer
-from howdah.parallel.flat_params import fill_masters, flatten, fresh
+from howdah.parallel.flat_params import fill_masters, flatten, random_init
 from howdah.plan.boxes import Box, Piece, whole_piece
 from howdah.plan.flat_buffers import buffers, pieces
 from howdah.shapes.weights import weights
@@ -28,7 +28,7 @@ def laid(shape=SHAPE, dtype=torch.float64, seed=5):
     with torch.device("meta"):
         model = Transformer(shape)
     units = flatten(model, buffers(weights(shape)), dtype=dtype, device=CPU)
-    fill_masters(units, fresh(weights(shape), seed))
+    fill_masters(units, random_init(weights(shape), seed))
     return model, units
 
 
@@ -97,7 +97,7 @@ def test_publish_casts_the_masters():
     unit = units["layers.0"]
     unit.masters.mul_(1.7)
     before = unit.weights.clone()
-    unit.publish()
+    unit.copy_to_weights()
     assert not torch.equal(unit.weights, before)
     assert torch.equal(unit.weights, unit.masters.to(torch.bfloat16))
 
@@ -148,7 +148,7 @@ def test_seeds_and_names_make_different_weights():
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(SHAPES), st.data())
 def test_fresh_weights_are_the_same_however_they_are_cut(shape, data):
-    fill = fresh(weights(shape), 5)
+    fill = random_init(weights(shape), 5)
     _, units = laid(shape, torch.float32)
     unit = data.draw(st.sampled_from(list(units.values())))
     length = unit.buffer.length
@@ -170,7 +170,7 @@ def test_fresh_weights_are_drawn_in_float32_whatever_the_precision():
     ("corner", "size"), [((0, 3), (37, 5)), ((4, 0), (9, 16)), ((2, 1), (3, 2)), ((0, 0), (37, 16))]
 )
 def test_fresh_weights_of_a_box_are_those_of_the_whole(corner, size):
-    fill, shape = fresh(weights(SHAPE), 5), (37, 16)
+    fill, shape = random_init(weights(SHAPE), 5), (37, 16)
     everything = torch.empty(37 * 16)
     fill(whole_piece("head.weight", shape), everything)
     box = everything.view(shape)[corner[0] : corner[0] + size[0], corner[1] : corner[1] + size[1]]

@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 from tiny import SHAPE, TIED, loss_of, micro, plan_of
 
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.model.norm import LayerNorm, RMSNorm
 from howdah.parallel.apply import apply
 from howdah.parallel.data import whole_gradients
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.ops import Handle, embedding, head_loss, linear, norm, own_operations
-from howdah.parallel.weight_store import UnitKeeper
+from howdah.parallel.weight_store import UnitWeightStore
 from howdah.plan.method import Method
 from howdah.shapes.weights import weights
 
@@ -28,7 +28,7 @@ class Shelf:
     def value(self, name):
         return self.tensors[name]
 
-    def used(self, name):
+    def expect_gradient(self, name):
         self.uses.append(name)
 
     def add(self, name, add, *, now=False):
@@ -99,14 +99,14 @@ def both(shape, precision="float64"):
     """A placed model, and the same with own operations and the names that became ready."""
     method = Method(precision)
     plan = plan_of(shape, "dp1", method)
-    mesh, placed = connect_mesh(plan.layout, Alone(), torch.device("cpu")), []
+    mesh, placed = connect_mesh(plan.layout, SingleRank(), torch.device("cpu")), []
     for _ in range(2):
-        placed.append(apply(plan, mesh=mesh, fill=fresh(weights(shape), 5)))
+        placed.append(apply(plan, mesh=mesh, fill=random_init(weights(shape), 5)))
     ready = []
     units = placed[1].units
-    keeper = UnitKeeper(units, whole_gradients(units).__getitem__, ready.append)
-    own_operations(placed[1].model, keeper)
-    return *placed, keeper, ready
+    store = UnitWeightStore(units, whole_gradients(units).__getitem__, ready.append)
+    own_operations(placed[1].model, store)
+    return *placed, store, ready
 
 
 def loss_with_handles(placed, given):
@@ -145,11 +145,11 @@ def kept_by(function):
 
 
 def test_weight_gradients_can_wait():
-    plain, own, keeper, ready = both(SHAPE)
+    plain, own, store, ready = both(SHAPE)
     loss_of(plain.model, micro(0)).backward()
-    keeper.hold()
+    store.defer()
     loss_with_handles(own, micro(0)).backward()
-    waiting = keeper.let()
+    waiting = store.take_deferred()
     done = {
         name
         for unit in own.units.values()

@@ -8,15 +8,15 @@ import torch
 from small_cases import FORMS
 from tiny import plan_of
 
-from howdah.base.errors import BadInput
-from howdah.comm.transport import Alone
+from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
 from howdah.model.noise import Noise
 from howdah.parallel import recompute as module
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.recompute import again
-from howdah.parallel.saved_bytes import SavedBytes
+from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.plan.method import Method
 from howdah.plan.sharding import local_of
 from howdah.shapes.activations import bytes_of, made_again
@@ -32,8 +32,8 @@ KINDS = ["full", "selective"]
 def placed_on(words, *, form="laptop", precision="float64", dropout=0.0):
     method, shape = Method(precision, dropout=dropout), FORMS[form]
     plan = plan_of(shape, words, method)
-    mesh = connect_mesh(plan.layout, Alone(), torch.device("cpu"))
-    return apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
+    mesh = connect_mesh(plan.layout, SingleRank(), torch.device("cpu"))
+    return apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
 
 
 def micro(shape, *, packed=False, length=9):
@@ -117,10 +117,10 @@ def test_a_part_runs_exactly_once_more_and_only_then_with_a_graph(kind, monkeypa
 def test_a_gradient_is_awaited_once(kind):
     placed = placed_on(f"recompute={kind}", form="untied")
     loss = made_loss(placed)
-    in_blocks = [n for n in placed.keeper._awaited if n.startswith("layers.")]
+    in_blocks = [n for n in placed.store._awaited if n.startswith("layers.")]
     assert bool(in_blocks) is (kind == "selective")
     ready = []
-    placed.keeper._ready = ready.append
+    placed.store._ready = ready.append
     loss.backward()
     assert sorted(ready) == sorted(weight.name for weight in placed.plan.weights)
 
@@ -155,7 +155,7 @@ def test_what_is_kept_is_what_the_plan_lists(form, kind, packed, precision):
     words = f"recompute={kind}" if kind != "none" else "zero3"  # own operations there too
     placed = placed_on(words, form=form, precision=precision, dropout=0.1)
     kernels = replace(kernels_of(placed.plan), packed=packed)
-    with SavedBytes(placed.multiplied) as kept:
+    with SavedTensorMeter(placed.multiplied) as kept:
         loss = made_loss(placed, packed=packed)
     rows = {row.component: row.bytes for row in memory(placed.plan, 0, kernels)}
     assert kept.count(loss) == rows["activations"]
@@ -172,7 +172,7 @@ def test_what_a_second_run_makes_is_what_the_plan_lists(form, kind, packed, prec
     def measured(run, besides, *tensors):
         if not torch.is_grad_enabled():
             return run(*tensors)
-        with SavedBytes([*besides, *tensors]) as kept:
+        with SavedTensorMeter([*besides, *tensors]) as kept:
             out = run(*tensors)
         found.append(kept.count(out))
         return out
@@ -185,7 +185,9 @@ def test_what_a_second_run_makes_is_what_the_plan_lists(form, kind, packed, prec
     made_loss(placed, packed=packed).backward()
     plan, kernels = placed.plan, replace(kernels_of(placed.plan), packed=packed)
     lists = [made_again(plan.shape, part, kernels, kind) for part in parts(plan.shape)]
-    sizes = [bytes_of(made, local_of(plan, 0), compute=plan.narrow) for made in lists if made]
+    sizes = [
+        bytes_of(made, local_of(plan, 0), compute=plan.compute_bytes) for made in lists if made
+    ]
     assert found == sizes
     rows = {row.component: row.bytes for row in memory(plan, 0, kernels)}
     assert rows["recomputed"] == max(sizes)
@@ -197,5 +199,5 @@ def test_the_first_blocks_of_each_stage_can_be_all_that_is_made_again():
     firsts = [next(p for p in parts if "." in p) for parts in plan.stages.parts]
     assert [p for p, how in plan.recompute.items() if how == "selective"] == firsts
     assert {how for p, how in plan.recompute.items() if p not in firsts} == {"none"}
-    with pytest.raises(BadInput, match="again7 is over the 6 blocks; use again6, or drop it"):
+    with pytest.raises(UserError, match="again7 is over the 6 blocks; use again6, or drop it"):
         plan_of(shape, "single x1 recompute=full again7", Method())

@@ -11,7 +11,7 @@ from random_model import random_model, random_tokens
 from howdah.model import loss
 from howdah.model.loss import cross_entropy_sum
 from howdah.model.noise import Noise
-from howdah.parallel.saved_bytes import SavedBytes
+from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.shapes import dims
 from howdah.shapes.activations import bytes_of, howdah, saved, shared
 from howdah.shapes.dims import Tokens, local
@@ -39,7 +39,7 @@ def forward(model, rows, length, *, dropout=False, documents=None):
 
 def measured(shape, rows, length, *, dtype, dropout=False, documents=None):
     model = random_model(shape, dtype=dtype, dropout=0.1 if dropout else 0.0)
-    with SavedBytes(model.parameters()) as kept:
+    with SavedTensorMeter(model.parameters()) as kept:
         total = forward(model, rows, length, dropout=dropout, documents=documents)
     return kept.count(total)
 
@@ -102,7 +102,7 @@ def test_the_head_keeps_the_exponentials_of_its_last_chunk():
 
 def test_views_of_one_storage_count_once_and_whole():
     x = torch.ones(10, requires_grad=True)
-    with SavedBytes([x]) as kept:
+    with SavedTensorMeter([x]) as kept:
         y = x * 2  # saves nothing of y's size
         total = (y[:5] * y[5:]).sum() + (y[2:4] ** 2).sum()  # three parts of y
     assert kept.count(total) == 10 * 4
@@ -110,14 +110,14 @@ def test_views_of_one_storage_count_once_and_whole():
 
 def test_parameters_do_not_count_however_they_are_seen():
     flat = torch.ones(12, requires_grad=True)
-    with SavedBytes([flat]) as kept:
+    with SavedTensorMeter([flat]) as kept:
         total = (flat[:6].view(2, 3) @ flat[6:].view(3, 2)).sum()
     assert kept.count(total) == 0
 
 
 def test_what_is_not_for_the_backward_pass_is_not_kept():
     x = torch.ones(10, requires_grad=True)
-    with SavedBytes([x]) as kept, torch.no_grad():
+    with SavedTensorMeter([x]) as kept, torch.no_grad():
         total = (x.exp() * x).sum()
     assert kept.count(total) == 0
 
@@ -125,7 +125,7 @@ def test_what_is_not_for_the_backward_pass_is_not_kept():
 def test_what_was_counted_is_let_go():
     """Or memory that backward frees would be held until the next measurement."""
     x = torch.ones(10, requires_grad=True)
-    with SavedBytes([x]) as kept:
+    with SavedTensorMeter([x]) as kept:
         total = x.exp().sum()
     assert kept.count(total) == 10 * 4
     assert kept.count(total) == 0
@@ -137,7 +137,7 @@ def test_measuring_changes_nothing():
     for watched in (False, True):
         model = random_model(shape, dtype=torch.float32)
         if watched:
-            with SavedBytes(model.parameters()) as kept:
+            with SavedTensorMeter(model.parameters()) as kept:
                 total = forward(model, 2, 8)
             assert kept.count(total) > 0
         else:

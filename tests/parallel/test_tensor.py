@@ -9,16 +9,16 @@ import torch
 from small_cases import case_of
 
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.ops import Handle
-from howdah.parallel.saved_bytes import SavedBytes
+from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.parallel.tensor import Column, Columns, VocabEmbedding
-from howdah.parallel.tensor_border import Border
+from howdah.parallel.tensor_border import TpRegion
 from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
-from howdah.train.step import Stepper, arrays_of, loss_of
+from howdah.train.step import StepContext, arrays_of, loss_of
 from howdah.verify.evidence import rows_of
 
 
@@ -29,11 +29,11 @@ def first_micro(case):
 
 
 def on_ranks(transport, case, function):
-    """`function(stepper, micro)` on every rank of the case's layout."""
+    """`function(context, micro)` on every rank of the case's layout."""
     mesh = connect_mesh(case.layout, transport, torch.device("cpu"))
-    placed = apply(case.plan, mesh=mesh, fill=fresh(weights(case.shape), case.seed))
+    placed = apply(case.plan, mesh=mesh, fill=random_init(weights(case.shape), case.seed))
     try:
-        return function(Stepper(placed, mesh, case.method, case.seed), first_micro(case))
+        return function(StepContext(placed, mesh, case.method, case.seed), first_micro(case))
     finally:
         mesh.close()
 
@@ -45,12 +45,12 @@ def run(workers, case, function):
 # -- memory ----------------------------------------------------------------------
 
 
-def kept_and_planned(stepper, micro):
-    placed = stepper.placed
-    with SavedBytes([*placed.model.parameters(), *placed.multiplied]) as kept:
+def kept_and_planned(context, micro):
+    placed = context.placed
+    with SavedTensorMeter([*placed.model.parameters(), *placed.multiplied]) as kept:
         loss = loss_of(placed, arrays_of(micro, placed.mesh.device))
     plan = placed.plan
-    rows = memory(plan, stepper.mesh.rank, kernels_of(plan))
+    rows = memory(plan, context.mesh.rank, kernels_of(plan))
     return kept.count(loss), sum(row.bytes for row in rows if row.component == "activations")
 
 
@@ -92,7 +92,7 @@ class Log:
     def value(self, name):
         return self.tensors[name]
 
-    def used(self, name):
+    def expect_gradient(self, name):
         self.events.append(f"use {name}")
 
     def add(self, name, add, *, now=False):
@@ -100,8 +100,8 @@ class Log:
         add(self.sums[name])
 
 
-class Watched(Border):
-    """A border with nobody on the other side, which notes in a log when it is crossed."""
+class Watched(TpRegion):
+    """A region with nobody on the other side, which notes in a log when it is crossed."""
 
     def __init__(self, log, *, length, sliced):
         super().__init__(group=None, length=length, sliced=sliced)
@@ -118,8 +118,8 @@ class Watched(Border):
 
 def test_weights_are_given_their_gradients_while_the_inputs_is_summed():
     log = Log(q=torch.randn(4, 3), k=torch.randn(2, 3), b=torch.randn(2))
-    border = Watched(log, length=5, sliced=True)
-    together = Columns([(Handle("q", log), None), (Handle("k", log), Handle("b", log))], border)
+    region = Watched(log, length=5, sliced=True)
+    together = Columns([(Handle("q", log), None), (Handle("k", log), Handle("b", log))], region)
     q, k = Column(together, 0), Column(together, 1)
     x = torch.randn(2, 5, 3, requires_grad=True)
     log.events.clear()
@@ -135,8 +135,8 @@ def test_weights_are_given_their_gradients_while_the_inputs_is_summed():
 
 def test_tokens_of_other_parts_have_no_row_here():
     log = Log(rows=torch.randn(3, 2))
-    border = Watched(log, length=4, sliced=False)
-    part = VocabEmbedding(Handle("rows", log), border, first=5)
+    region = Watched(log, length=4, sliced=False)
+    part = VocabEmbedding(Handle("rows", log), region, first=5)
     out = part(torch.tensor([[4, 5, 7, 8]]))
     wanted = torch.stack([torch.zeros(2), log.tensors["rows"][0], log.tensors["rows"][2]])
     torch.testing.assert_close(out[0], wanted[[0, 1, 2, 0]])

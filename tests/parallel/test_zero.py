@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import SHAPE, TIED, micro, plan_of
 
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, full_parameter, full_state, parameter_names
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan import buckets
@@ -21,7 +21,7 @@ from howdah.plan.method import Method
 from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
-from howdah.train.step import Stepper, accumulate, train_step
+from howdah.train.step import StepContext, accumulate, train_step
 
 ZERO = ["zero1", "zero2 accumulate=whole", "zero2"]
 MICROS = 3
@@ -31,8 +31,8 @@ def stepper_on(transport, words, shape=SHAPE, precision="float64"):
     method = Method(precision)
     plan = plan_of(shape, f"dp{transport.size} {words}", method)
     mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
-    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
-    return Stepper(placed, mesh, method, seed=5)
+    placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
+    return StepContext(placed, mesh, method, seed=5)
 
 
 def batch(transport, shape, *, micros=MICROS, first=0):
@@ -42,19 +42,19 @@ def batch(transport, shape, *, micros=MICROS, first=0):
 
 def run(transport, words, shape, steps=2):
     """Everything of a few steps by name: parameters, gradients, moments; and what is held."""
-    stepper = stepper_on(transport, words, shape)
-    placed = stepper.placed
+    context = stepper_on(transport, words, shape)
+    placed = context.placed
     for step in range(steps):
-        train_step(stepper, batch(transport, shape, first=100 * step), step=step, rate=1e-2)
+        train_step(context, batch(transport, shape, first=100 * step), step=step, rate=1e-2)
     names = parameter_names(placed)
     found = {
         **{f"weight {n}": full_parameter(placed, n).numpy() for n in names},
         **{f"gradient {n}": full_gradient(placed, n).numpy() for n in names},
         **{f"moment {n}": full_state(placed, n, "exp_avg_sq").numpy() for n in names},
     }
-    placed.settle()
+    placed.sync_weights()
     bits = {name: unit.weights.numpy().copy() for name, unit in placed.units.items()}
-    stepper.mesh.close()
+    context.mesh.close()
     return found, bits
 
 
@@ -74,16 +74,16 @@ def test_steps_are_those_of_plain_data_parallelism(workers, words, ranks, shape)
 
 def held(transport, words, precision):
     """Of every unit: its length, the own range, and the elements of each kind of tensor."""
-    stepper = stepper_on(transport, words, precision=precision)
+    context = stepper_on(transport, words, precision=precision)
     rows = []
-    for unit in stepper.placed.units.values():
+    for unit in context.placed.units.values():
         gradients = unit.gradients
         apart = 0 if unit.masters.dtype == unit.weights.dtype else len(unit.masters)
         whole = 0 if gradients is None else len(gradients)
         kept = len(unit.summed) if gradients is None else whole
         rows.append((unit.buffer.length, (unit.start, unit.stop), len(unit.weights), apart, kept))
-    moments = sum(state["exp_avg"].numel() for state in stepper.placed.optimizer.state.values())
-    stepper.mesh.close()
+    moments = sum(state["exp_avg"].numel() for state in context.placed.optimizer.state.values())
+    context.mesh.close()
     return rows, moments
 
 
@@ -107,11 +107,11 @@ def test_each_rank_holds_its_share_alone(workers, words, precision):
 
 def late(transport):
     """Weights right after an update, and as the next forward pass finds them."""
-    stepper = stepper_on(transport, "zero1")
-    placed = stepper.placed
+    context = stepper_on(transport, "zero1")
+    placed = context.placed
     before = {name: unit.weights.clone() for name, unit in placed.units.items()}
-    train_step(stepper, batch(transport, SHAPE), step=0, rate=1e-2)
-    counted = dict(stepper.mesh.counters.sent())
+    train_step(context, batch(transport, SHAPE), step=0, rate=1e-2)
+    counted = dict(context.mesh.counters.sent())
     stale = sum(
         torch.equal(
             unit.weights[share(len(unit.weights), 2, 1 - transport.rank)[0] :][:8],
@@ -119,8 +119,8 @@ def late(transport):
         )
         for name, unit in placed.units.items()
     )
-    accumulate(stepper, batch(transport, SHAPE, micros=1), step=1, tokens=10)
-    after = dict(stepper.mesh.counters.sent())
+    accumulate(context, batch(transport, SHAPE, micros=1), step=1, tokens=10)
+    after = dict(context.mesh.counters.sent())
     gathered = [row for row in after if row.operation == "all_gather"]
     whole = {
         name: full_parameter(placed, s.name).numpy().ravel()
@@ -128,7 +128,7 @@ def late(transport):
         for s in unit.buffer.segments[:1]
     }
     seen = {name: placed.units[name].weights[: len(value)].numpy() for name, value in whole.items()}
-    stepper.mesh.close()
+    context.mesh.close()
     return stale, any(row.operation == "all_gather" for row in counted), gathered, whole, seen
 
 
@@ -146,13 +146,13 @@ def windows(transport, words, shape):
     with patch.object(buckets, "BUCKET_BYTES", 1):  # every unit by itself
         plan = plan_of(shape, words, method)
         mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
-        placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
-        stepper = Stepper(placed, mesh, method, seed=5)
+        placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
+        context = StepContext(placed, mesh, method, seed=5)
         for step in range(2):
             place = mesh.place("replicas")
             mine = [micro(plan.micros * place + n, shape=shape) for n in range(plan.micros)]
             placed.window.memory.fill_(torch.nan)  # nothing is read of what was there
-            norm = train_step(stepper, mine, step=step, rate=1e-2).norm
+            norm = train_step(context, mine, step=step, rate=1e-2).norm
         rows = memory(plan, mesh.rank, kernels_of(plan))
         planned = sum(row.bytes for row in rows if row.component == "reduced")
         units = sorted((unit.buffer.length * 4 for unit in placed.units.values()), reverse=True)
@@ -186,7 +186,7 @@ def test_whole_gradients_take_no_more_than_was_planned(workers, words, shape):
 
 @pytest.mark.parametrize("words", ZERO)
 def test_one_replica_has_nobody_to_share_with(words):
-    stepper = stepper_on(Alone(), words)
-    assert stepper.placed.reducer is None and stepper.placed.gatherer is None
-    result = train_step(stepper, batch(Alone(), SHAPE), step=0, rate=1e-2)
+    context = stepper_on(SingleRank(), words)
+    assert context.placed.reducer is None and context.placed.gatherer is None
+    result = train_step(context, batch(SingleRank(), SHAPE), step=0, rate=1e-2)
     assert result.norm > 0

@@ -13,22 +13,22 @@ import torch
 from small_cases import FORMS
 from tiny import micro, plan_of
 
-from howdah.base.errors import BadInput
-from howdah.comm.transport import Alone
+from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
 from howdah.parallel import apply as applying
 from howdah.parallel import ops
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, full_parameter, full_state, parameter_names
 from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.zero3 import Gathering
-from howdah.plan.gather_order import backward_units, forward_units, gathers
+from howdah.parallel.zero3 import ShardedWeights
+from howdah.plan.gather_order import backward_units, forward_units, gather_counts
 from howdah.plan.method import Method
 from howdah.shapes.weights import parts, weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.train.report import measured_memory
-from howdah.train.step import Stepper, held_out_loss, train_step
+from howdah.train.step import StepContext, held_out_loss, train_step
 
 MICROS = 2
 
@@ -37,26 +37,26 @@ def stepper_on(transport, words, form="untied", precision="float64", dropout=0.0
     method, shape = Method(precision, dropout=dropout), FORMS[form]
     plan = plan_of(shape, f"dp{transport.size} {words} x{MICROS}", method)
     mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
-    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 5))
-    return Stepper(placed, mesh, method, seed=5)
+    placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
+    return StepContext(placed, mesh, method, seed=5)
 
 
-def batch(stepper, *, first=0, micros=MICROS):
+def batch(context, *, first=0, micros=MICROS):
     """This rank's micro-batches of a global batch that is the same for every number of ranks."""
-    size, rank, shape = stepper.mesh.world.size, stepper.mesh.rank, stepper.placed.plan.shape
+    size, rank, shape = context.mesh.world.size, context.mesh.rank, context.placed.plan.shape
     return [micro(first + n * size + rank, shape=shape) for n in range(micros)]
 
 
-def steps(stepper, number, **how):
+def steps(context, number, **how):
     return [
-        train_step(stepper, batch(stepper, first=100 * step, **how), step=step, rate=1e-2)
+        train_step(context, batch(context, first=100 * step, **how), step=step, rate=1e-2)
         for step in range(number)
     ]
 
 
-def everything(stepper):
+def everything(context):
     """Parameters, gradients and moments by name."""
-    placed = stepper.placed
+    placed = context.placed
     return {
         f"{what} {name}": full(placed, name).numpy()
         for name in parameter_names(placed)
@@ -72,12 +72,12 @@ def everything(stepper):
 
 
 def train_and_look(transport, words, form="untied", precision="float64", dropout=0.1):
-    stepper = stepper_on(transport, words, form, precision, dropout)
-    losses = [result.loss for result in steps(stepper, 2)]
-    held_out = held_out_loss(stepper, iter(batch(stepper, first=900)))
-    losses += [result.loss for result in steps(stepper, 1)]
-    found = everything(stepper), losses, held_out
-    stepper.mesh.close()
+    context = stepper_on(transport, words, form, precision, dropout)
+    losses = [result.loss for result in steps(context, 2)]
+    held_out = held_out_loss(context, iter(batch(context, first=900)))
+    losses += [result.loss for result in steps(context, 1)]
+    found = everything(context), losses, held_out
+    context.mesh.close()
     return found
 
 
@@ -98,16 +98,16 @@ def test_evaluations_between_steps_change_nothing(workers, words, ranks):
 
 
 def held(transport, precision):
-    stepper = stepper_on(transport, "zero3", precision=precision)
-    steps(stepper, 1)
-    placed, rank = stepper.placed, transport.rank
-    given = batch(stepper)[0]  # a part of an array would count as the whole
+    context = stepper_on(transport, "zero3", precision=precision)
+    steps(context, 1)
+    placed, rank = context.placed, transport.rank
+    given = batch(context)[0]  # a part of an array would count as the whole
     given = replace(given, tokens=given.tokens.copy(), labels=given.labels.copy())
-    measured = measured_memory(stepper, given)
+    measured = measured_memory(context, given)
     rows = {row.component: row.bytes for row in memory(placed.plan, rank, kernels_of(placed.plan))}
     cut = [(len(u.weights), len(u.masters), u.buffer.length) for u in placed.units.values()]
     meta = list(placed.model.parameters())
-    stepper.mesh.close()
+    context.mesh.close()
     return measured, rows, cut, meta
 
 
@@ -123,7 +123,7 @@ def test_each_rank_holds_what_is_predicted(workers, precision):
         assert sum(share for share, *_ in shares) == shares[0][2]
 
 
-class Watching(Gathering):
+class Watching(ShardedWeights):
     """Writes down what is gathered, when it was asked for, and how much is whole."""
 
     def __init__(self, units, group, *, keep):
@@ -147,23 +147,23 @@ class Watching(Gathering):
         self.log.append(unit)
         return whole
 
-    def _turn_to(self, unit):
+    def _advance_to(self, unit):
         if self._coming is None:
             self.late.append(unit)
-        super()._turn_to(unit)
+        super()._advance_to(unit)
 
 
 def watched(transport, form, words):
-    with patch.object(applying, "Gathering", Watching):
-        stepper = stepper_on(transport, words, form)
-    seen, gatherer = [], stepper.placed.gatherer
+    with patch.object(applying, "ShardedWeights", Watching):
+        context = stepper_on(transport, words, form)
+    seen, gatherer = [], context.placed.gatherer
     for _ in range(2):
-        steps(stepper, 1)
+        steps(context, 1)
         seen.append((gatherer.log, gatherer.late))
-    held_out_loss(stepper, iter(batch(stepper, micros=1)))
+    held_out_loss(context, iter(batch(context, micros=1)))
     seen.append((gatherer.log, gatherer.late))
-    plan, window = stepper.placed.plan, gatherer.window.nbytes
-    stepper.mesh.close()
+    plan, window = context.placed.plan, gatherer.window.nbytes
+    context.mesh.close()
     return plan, seen, (gatherer.most, window, gatherer.moved)
 
 
@@ -173,7 +173,7 @@ def test_units_come_in_the_planned_order_and_after_the_first_step_ahead(workers,
     for plan, (first, second, out), (most, window, moved) in workers.run(
         watched, form, words, ranks=2
     ):
-        counts = gathers(plan, 0)
+        counts = gather_counts(plan, 0)
         once = list(forward_units(plan, parts(plan.shape)))
         back = list(backward_units(plan, parts(plan.shape)))
         assert once[-1] == back[0]
@@ -191,7 +191,7 @@ def test_units_that_stay_come_once_in_a_step(workers, words):
     ):
         once = [*dict.fromkeys(forward_units(plan, parts(plan.shape)))]
         assert first[0] == second[0] == out[0] == once
-        assert dict.fromkeys(once, 1) == gathers(plan, 0)
+        assert dict.fromkeys(once, 1) == gather_counts(plan, 0)
         assert second[1] == []  # all ahead
         assert most == window and not moved
 
@@ -203,7 +203,7 @@ def test_what_a_model_of_each_form_asks_for():
         plan = plan_of(FORMS[form], "dp2 zero3 x1", Method("float32"))
         units = [*forward_units(plan, parts(plan.shape)), "|"]
         found[form] = " ".join([*units, *backward_units(plan, parts(plan.shape))])
-        assert gathers(plan, 0)["layers.1"] == 2
+        assert gather_counts(plan, 0)["layers.1"] == 2
     assert found == {
         "laptop": "tied layers.0 layers.1 head tied | tied head layers.1 layers.0",
         "untied": "embedding layers.0 layers.1 head | head layers.1 layers.0",
@@ -215,12 +215,12 @@ def test_what_a_model_of_each_form_asks_for():
 # -- what was released -----------------------------------------------------------------
 
 
-class Poisoned(Gathering):
+class Poisoned(ShardedWeights):
     """Fills everything with NaN that is no longer whole, at once and until it is gathered over."""
 
-    def _turn_to(self, unit):
+    def _advance_to(self, unit):
         assert unit not in self._here
-        super()._turn_to(unit)
+        super()._advance_to(unit)
         kept = [*self._here.values()]
         if self._coming:
             self._coming.future.result()
@@ -238,13 +238,13 @@ class Poisoned(Gathering):
 
 def poisoned(transport, form, words, precision, linear=None):
     """Losses and gradients of two steps and an evaluation, in a window full of NaN."""
-    with patch.object(applying, "Gathering", Poisoned):
-        stepper = stepper_on(transport, words, form, precision)
+    with patch.object(applying, "ShardedWeights", Poisoned):
+        context = stepper_on(transport, words, form, precision)
     with patch.object(ops._Linear, "backward", staticmethod(linear or ops._Linear.backward)):
-        losses = [result.loss for result in steps(stepper, 2)]
-    losses.append(held_out_loss(stepper, iter(batch(stepper)))[0])
-    found = [unit.summed.numpy().copy() for unit in stepper.placed.units.values()]
-    stepper.mesh.close()
+        losses = [result.loss for result in steps(context, 2)]
+    losses.append(held_out_loss(context, iter(batch(context)))[0])
+    found = [unit.summed.numpy().copy() for unit in context.placed.units.values()]
+    context.mesh.close()
     return losses, found
 
 
@@ -277,13 +277,13 @@ def test_an_operation_that_keeps_a_view_is_caught(workers):
 
 def turned_round(transport):
     """Rank 1 runs its blocks the other way round."""
-    stepper = stepper_on(transport, "zero3")
+    context = stepper_on(transport, "zero3")
     if transport.rank == 1:
-        layers = stepper.placed.model.layers
+        layers = context.placed.model.layers
         layers._modules = dict(reversed(layers._modules.items()))
-    with pytest.raises(BadInput) as raised:
-        steps(stepper, 1)
-    stepper.mesh.close()
+    with pytest.raises(UserError) as raised:
+        steps(context, 1)
+    context.mesh.close()
     return str(raised.value)
 
 
@@ -297,16 +297,16 @@ def test_ranks_that_want_different_units_are_told_before_any_is_gathered(workers
 
 
 def another_order(transport):
-    stepper = stepper_on(transport, "zero3")
-    before = steps(stepper, 1)
-    layers = stepper.placed.model.layers
+    context = stepper_on(transport, "zero3")
+    before = steps(context, 1)
+    layers = context.placed.model.layers
     layers._modules = dict(reversed(layers._modules.items()))
-    with pytest.raises(BadInput) as raised:
-        steps(stepper, 1)
-    stepper.placed.gatherer.end()
+    with pytest.raises(UserError) as raised:
+        steps(context, 1)
+    context.placed.gatherer.end()
     layers._modules = dict(reversed(layers._modules.items()))
-    again = steps(stepper, 1, micros=1)  # another kind of pass, with an order of its own
-    stepper.mesh.close()
+    again = steps(context, 1, micros=1)  # another kind of pass, with an order of its own
+    context.mesh.close()
     return str(raised.value), np.isfinite([before[0].loss, again[0].loss]).all()
 
 
@@ -320,7 +320,7 @@ def test_an_order_that_changes_is_refused_and_not_guessed(workers):
 
 @pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole"])
 def test_one_replica_has_nobody_to_share_with(words):
-    stepper = stepper_on(Alone(), words)
-    assert stepper.placed.reducer is None and stepper.placed.gatherer is None
-    assert steps(stepper, 1)[0].norm > 0
-    assert all(not unit.shared_out for unit in stepper.placed.units.values())
+    context = stepper_on(SingleRank(), words)
+    assert context.placed.reducer is None and context.placed.gatherer is None
+    assert steps(context, 1)[0].norm > 0
+    assert all(not unit.shared_out for unit in context.placed.units.values())

@@ -5,7 +5,7 @@ import torch
 
 from howdah.model.loss import cross_entropy_sum
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout, resolve
@@ -36,7 +36,7 @@ def place(transport, *, shape=SHAPE, precision="float64", seed=5, optimizer="ada
     method = Method(precision, Optimizer(optimizer))
     plan = plan_of(shape, Layout(dp=transport.size), method)
     mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
-    return mesh, apply(plan, mesh=mesh, fill=fresh(weights(shape), seed))
+    return mesh, apply(plan, mesh=mesh, fill=random_init(weights(shape), seed))
 
 
 def plan_of(shape, layout, method):

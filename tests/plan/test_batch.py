@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.batch import Batch, micro_steps, resolve_batch
 from howdah.plan.layout import Layout
 
@@ -89,7 +89,7 @@ def test_a_ramp_is_linear():
     ],
 )
 def test_a_batch_that_cannot_be_is_refused(batch, layout, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         resolve_batch(batch, layout)
     assert str(refused.value).startswith(sentence)
 
@@ -99,7 +99,7 @@ def test_a_global_batch_and_an_x_always_agree_or_are_refused(total, dp, micros):
     """The micro-batch is rounded up, after which fewer micro-batches may be enough."""
     try:
         batch, layout = resolve_batch(Batch(global_batch=total), Layout(dp=dp, micros=micros))
-    except BadInput as refused:
+    except UserError as refused:
         assert f"but the layout says x{micros}" in str(refused)
         return
     assert layout.micros == micros == micro_steps(total, micro=batch.micro_batch, replicas=dp)

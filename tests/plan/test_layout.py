@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import layouts
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.layout import (
     CHOICES,
     KNOWN,
@@ -104,7 +104,7 @@ def test_spellings(text, layout, printed):
     ],
 )
 def test_a_misspelt_layout_is_refused_in_a_sentence(text, sentence):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         parse_layout(text)
     assert str(caught.value).endswith(sentence)
     assert str(caught.value).startswith("layout '") and len(str(caught.value)) < 400
@@ -114,7 +114,7 @@ def test_a_misspelt_layout_is_refused_in_a_sentence(text, sentence):
 def test_no_text_at_all_gives_a_traceback(text):
     try:
         layout = parse_layout(text)
-    except BadInput as problem:
+    except UserError as problem:
         assert "\n" not in str(problem)
     else:
         assert parse_layout(str(layout)) == layout
@@ -132,7 +132,7 @@ def test_any_mixture_of_words_is_a_layout_or_a_sentence(words):
     for text in (" ".join(words), "".join(words)):
         try:
             layout = parse_layout(text)
-        except BadInput as problem:
+        except UserError as problem:
             assert "\n" not in str(problem)
         else:
             assert parse_layout(str(layout)) == layout
@@ -157,19 +157,19 @@ def test_a_layout_that_fits_the_world_is_kept():
 
 
 def test_a_layout_that_does_not_fit_is_refused_with_both_numbers():
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         resolve(Layout(dp=3), 4)
     assert str(caught.value) == (
         "layout 'dp3' needs 3 processes but there are 4; use dp4 or dp*, or start 3 processes"
     )
-    with pytest.raises(BadInput, match="needs 6 processes but there are 4; start 6"):
+    with pytest.raises(UserError, match="needs 6 processes but there are 4; start 6"):
         resolve(Layout(dp=2, tp=3), 4)
-    with pytest.raises(BadInput, match=r"needs a multiple of 3 .* there are 4; the nearest is 3"):
+    with pytest.raises(UserError, match=r"needs a multiple of 3 .* there are 4; the nearest is 3"):
         resolve(Layout(dp=None, tp=3), 4)
 
 
 def test_a_star_without_a_world_is_refused():
-    with pytest.raises(BadInput, match=r"'dp\*' takes the number of processes from torchrun"):
+    with pytest.raises(UserError, match=r"'dp\*' takes the number of processes from torchrun"):
         resolve(Layout(dp=None), None)
     with pytest.raises(ValueError, match="until it is resolved"):
         _ = Layout(dp=None).world

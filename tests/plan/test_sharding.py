@@ -231,13 +231,13 @@ def test_relative_positions_live_on_every_stage_of_their_stack():
         positions="relative",
     )
     plan = plan_of("pp2", shape)
-    ends = {part: plan.homes[part] for part in ("encoder.0", "layers.2")}
+    ends = {part: plan.rank_of_part[part] for part in ("encoder.0", "layers.2")}
     assert ends == {"encoder.0": 0, "layers.2": 1}
     biases = [name for name in table(plan) if name.startswith("relative")]
     holders = {name: (table(plan, 0)[name] or table(plan, 1)[name]).holders for name in biases}
     homes = {
         f"relative.{stack}.weight": tuple(
-            sorted({plan.homes[p] for p in plan.homes if p.startswith(prefix)})
+            sorted({plan.rank_of_part[p] for p in plan.rank_of_part if p.startswith(prefix)})
         )
         for stack, prefix in (("encoder", "encoder."), ("decoder", "layers."))
     }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.stages import (
     by_cost,
     even,
@@ -166,6 +166,6 @@ def test_a_cost_that_is_none_is_refused(cost):
     ],
 )
 def test_more_stages_than_there_is_to_put_in_them_are_refused(cut, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         cut()
     assert str(refused.value) == sentence

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.search.token_slices import best_slices, even_slices, latency
 
 
@@ -48,7 +48,7 @@ def test_the_picture():
 @given(sequence=st.integers(1, 300), slices=st.integers(1, 300))
 def test_even_slices_differ_by_at_most_one_and_never_grow(sequence, slices):
     if slices > sequence:
-        with pytest.raises(BadInput, match=f"slices{slices} is more .* at most slices{sequence}$"):
+        with pytest.raises(UserError, match=f"slices{slices} is more .* at most slices{sequence}$"):
             even_slices(sequence, slices)
         return
     lengths = even_slices(sequence, slices)

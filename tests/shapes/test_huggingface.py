@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.shapes.huggingface import FIXED, model_of, shape_from_config
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, RotaryScaling, check_shape, parameters, stated
@@ -360,7 +360,7 @@ def test_whole_numbers_may_stand_for_fractions():
     ],
 )
 def test_what_cannot_be_said_is_refused_by_name(name, changes, words):
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(UserError) as refusal:
         model_of(RELEASED[name] | changes)
     assert words in str(refusal.value) and len(str(refusal.value)) < 400
 
@@ -371,7 +371,7 @@ def test_whatever_a_config_holds_it_is_read_or_refused(data):
     strange = st.sampled_from([None, 0, -1, 3, 2.5, True, "x", "yarn", [], ["x"], {}, {"a": 1}])
     for name in data.draw(st.lists(st.sampled_from(sorted(config)), max_size=3)):
         config[name] = data.draw(strange)
-    with suppress(BadInput):
+    with suppress(UserError):
         assert check_shape(model_of(config)) == []
 
 
@@ -402,6 +402,6 @@ def test_a_model_is_read_from_its_folder_or_its_file(tmp_path):
 def test_a_file_that_cannot_be_read_is_named(tmp_path, text, words):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(BadInput, match=words) as refusal:
+    with pytest.raises(UserError, match=words) as refusal:
         model_of(tmp_path)
     assert str(tmp_path) in str(refusal.value)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.shapes import presets_moe
 from howdah.shapes.presets import PRESETS, preset
 from howdah.shapes.presets_moe import MOE
@@ -155,7 +155,7 @@ def test_llama_3_stretches_rotary_positions_of_8192():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(BadInput, match=r"^model.preset 'llama3-7b' .*did you mean 'llama3-70b'"):
+    with pytest.raises(UserError, match=r"^model.preset 'llama3-7b' .*did you mean 'llama3-70b'"):
         preset("llama3-7b")
-    with pytest.raises(BadInput, match=r"of 65 that are known the nearest are: "):
+    with pytest.raises(UserError, match=r"of 65 that are known the nearest are: "):
         preset("elephant")

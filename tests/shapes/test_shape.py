@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from random_shapes import shapes
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import (
     Experts,
@@ -248,7 +248,7 @@ def test_sound_sizes_have_no_problem():
 def test_a_problem_is_a_sentence_with_a_way_out(change, sentence):
     shape = replace(SMALL, **change)
     assert check_shape(shape) == [sentence]
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(UserError) as caught:
         require_shape(shape)
     assert str(caught.value) == sentence
 

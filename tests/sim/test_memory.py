@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import plans
 
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.model.loss import cross_entropy_sum
 from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import fresh
+from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.saved_bytes import SavedBytes
+from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.plan.batch import Batch
 from howdah.plan.flat_buffers import buffers
 from howdah.plan.layout import Layout, parse_layout
@@ -332,10 +332,10 @@ def test_shares_of_all_ranks_are_the_model(plan):
     total = sum(held(plan, rank, FLASH).get("weights", 0) for rank in range(plan.layout.world))
     units = buffers(weights(plan.shape))
     model = sum(
-        unit.length * len({plan.homes[part] for part in parts_of(unit.unit, plan.shape)})
+        unit.length * len({plan.rank_of_part[part] for part in parts_of(unit.unit, plan.shape)})
         for unit in units
     )
-    assert total == model * plan.narrow
+    assert total == model * plan.compute_bytes
 
 
 @settings(max_examples=60)
@@ -366,11 +366,11 @@ def test_the_laptop_s_recipe_allocates_what_is_planned(precision, optimizer):
     plan = make_plan(
         shape, Layout(), Batch(micro_batch=rows, global_batch=rows), sequence=length, method=method
     )
-    mesh = connect_mesh(plan.layout, Alone(), torch.device("cpu"))
-    placed = apply(plan, mesh=mesh, fill=fresh(weights(shape), 1))
+    mesh = connect_mesh(plan.layout, SingleRank(), torch.device("cpu"))
+    placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 1))
     mesh.close()
     units = placed.units.values()
-    found = held(plan, kernels=howdah(compute=plan.narrow))
+    found = held(plan, kernels=howdah(compute=plan.compute_bytes))
     assert found["weights"] == nbytes(unit.weights for unit in units)
     assert found["gradients"] == nbytes(unit.gradients for unit in units)
     both = [tensor for unit in units for tensor in (unit.weights, unit.masters)]
@@ -380,7 +380,7 @@ def test_the_laptop_s_recipe_allocates_what_is_planned(precision, optimizer):
 
     tokens = torch.randint(shape.vocab, (rows, length + 1), generator=torch.manual_seed(0))
     positions = torch.arange(length).expand(rows, length).contiguous()
-    with SavedBytes(placed.model.parameters()) as saved:
+    with SavedTensorMeter(placed.model.parameters()) as saved:
         hidden = placed.model(tokens[:, :-1].contiguous(), positions, None, noise=None)
         labels = tokens[:, 1:].contiguous()
         loss = cross_entropy_sum(hidden, placed.model.head_weight, labels)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.draw.tables import prediction_data, show_prediction
 from howdah.machines.cluster import resized
 from howdah.machines.cluster_file import cluster_names, load_cluster
@@ -66,7 +66,7 @@ def try_one(draw):
             method=Method(precision=draw.choice(["bf16", "bf16", "float32"])),
         )
         prediction = predict(plan, resized(cluster, plan.layout.world), tokens=1e9)
-    except BadInput as problem:
+    except UserError as problem:
         assert str(problem) and "\n" not in str(problem)
         return False
     data = prediction_data(prediction)

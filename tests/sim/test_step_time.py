@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from random_plans import plans
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.machines.cluster import Link, attained, peak
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.batch import Batch
@@ -108,6 +108,6 @@ def fits(plan):
     """Whether there is a cluster of just as many devices."""
     try:
         load_cluster("h100", devices=plan.layout.world)
-    except BadInput:
+    except UserError:
         return False
     return True

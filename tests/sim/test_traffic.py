@@ -270,7 +270,7 @@ def test_all_replicas_together_send_what_the_formula_says(plan):
         for rank in group.group(0)
         for half in ("reduce_scatter", "all_gather")
     ]
-    assert sum(total) == 2 * psi * plan.wide * (group.size - 1)
+    assert sum(total) == 2 * psi * plan.master_bytes * (group.size - 1)
 
 
 # -- counted in a real run -------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_corpus import END, corpus, stream
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.model import loss
 from howdah.text.batches import MASKED, Rows, held_out_micros, micros, order_of
 from howdah.text.order import locate
@@ -125,7 +125,7 @@ def test_sources_are_read_where_the_order_says():
 
 
 def test_a_source_without_a_sample_has_no_order():
-    with pytest.raises(BadInput, match="source 1 has 4 tokens"):
+    with pytest.raises(UserError, match="source 1 has 4 tokens"):
         order_of(corpus(stream(9), stream(2)), sequence=4, seed=0)
 
 

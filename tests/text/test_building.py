@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import building
 from howdah.text.building import build, split
 from howdah.text.sources import Data, Source
@@ -40,7 +40,7 @@ def test_every_source_trains_and_something_is_held_out(sources, share):
     cut = len(unique) // 2
     sources = [part for part in (unique[:cut], unique[cut:]) if part]
     if all(len(source) == 1 for source in sources):
-        with pytest.raises(BadInput, match="at least 2 documents"):
+        with pytest.raises(UserError, match="at least 2 documents"):
             split(sources, share)
         return
     held = split(sources, share)
@@ -71,7 +71,7 @@ def test_copies_are_dropped_before_the_split(tmp_path):
 
 def test_a_source_of_nothing_but_copies_is_refused(tmp_path):
     one, two = (lines(tmp_path / f"{n}.jsonl", "a", "b") for n in range(2))
-    with pytest.raises(BadInput, match=r"1\.jsonl holds no document"):
+    with pytest.raises(UserError, match=r"1\.jsonl holds no document"):
         built(tmp_path, one, two)
 
 
@@ -86,12 +86,12 @@ def test_what_was_skipped_is_told(tmp_path):
 
 def test_a_source_where_all_is_skipped_says_why(tmp_path):
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadInput, match=r"holds no document .*1 skipped: .*c\.txt"):
+    with pytest.raises(UserError, match=r"holds no document .*1 skipped: .*c\.txt"):
         built(tmp_path, Source(str(tmp_path)))
 
 
 def test_one_document_cannot_be_divided(tmp_path):
-    with pytest.raises(BadInput, match="at least 2 documents"):
+    with pytest.raises(UserError, match="at least 2 documents"):
         built(tmp_path, lines(tmp_path / "a.jsonl", "alone"))
 
 
@@ -114,7 +114,7 @@ def test_sources_that_change_while_they_are_read_are_refused(tmp_path):
             lines(tmp_path / "a.jsonl", "one", "two")
 
     (tmp_path / "out").mkdir()
-    with pytest.raises(BadInput, match="changed while they were read"):
+    with pytest.raises(UserError, match="changed while they were read"):
         build(Data((source,)), tmp_path / "out", vocab=300, say=change, progress=float)
 
 
@@ -125,5 +125,5 @@ def test_progress_rises_to_one(tmp_path):
 
 
 def test_bad_input_is_refused_before_the_reading(tmp_path):
-    with pytest.raises(BadInput, match="at least 257"):
+    with pytest.raises(UserError, match="at least 257"):
         built(tmp_path, Source("nowhere"), vocab=100)

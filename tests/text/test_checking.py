@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import checking
 from howdah.text.checking import damage, read_index, sealed, sum_of
 from howdah.text.sources import Data, Source
@@ -78,7 +78,7 @@ FILES = [
 @pytest.mark.parametrize("content", [b"", b"7", b"null", b'"a"', b"[]", b"{}", b"[" * 100_000])
 def test_an_index_that_is_none_is_a_sentence_and_built_anew(source, folder, built, content):
     (folder / "corpus.json").write_bytes(content)
-    with pytest.raises(BadInput, match=r"the token cache .* is damaged \(.*\); remove it"):
+    with pytest.raises(UserError, match=r"the token cache .* is damaged \(.*\); remove it"):
         prepare(Data((source,), held_out=0.2), vocab=300, cache=folder.parent, say=str)
     ready(source, folder.parent)
     assert contents(folder) == contents(built)
@@ -116,7 +116,7 @@ def test_whoever_does_not_ask_reads_no_tokens(source, folder):
     data = Data((source,), held_out=0.2)
     prepare(data, vocab=300, cache=folder.parent, say=str)
     flip(folder / "corpus.json", 40)
-    with pytest.raises(BadInput, match=r"the token cache .* is damaged \(.*\); remove it"):
+    with pytest.raises(UserError, match=r"the token cache .* is damaged \(.*\); remove it"):
         prepare(data, vocab=300, cache=folder.parent, say=str)
 
 
@@ -226,7 +226,7 @@ def test_an_index_is_not_believed(source, folder, built, path):
             owner = owner[name]
         owner[last] = value
         (folder / "corpus.json").write_text(sealed(index))
-        with pytest.raises(BadInput, match=r"the token cache .* is damaged \(.*\); remove it"):
+        with pytest.raises(UserError, match=r"the token cache .* is damaged \(.*\); remove it"):
             prepare(Data((source,), held_out=0.2), vocab=300, cache=folder.parent, say=str)
     ready(source, folder.parent)
     assert contents(folder) == contents(built)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text.order import BLOCK, Order, locate, shares
 
 
@@ -87,10 +87,10 @@ def test_shares_add_up_and_are_within_one_place_of_exact(weights):
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, -1.0), (1.0, float("nan")), (float("inf"),)])
 def test_a_weight_that_is_not_above_zero_is_refused(weights):
-    with pytest.raises(BadInput, match="greater than 0"):
+    with pytest.raises(UserError, match="greater than 0"):
         shares(weights)
 
 
 def test_a_weight_too_small_to_be_seen_is_refused():
-    with pytest.raises(BadInput, match=r"0\.0001 is less than 1/1000"):
+    with pytest.raises(UserError, match=r"0\.0001 is less than 1/1000"):
         shares((1, 0.0001))

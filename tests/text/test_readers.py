@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet as format
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import readers
 
 
@@ -80,7 +80,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, sentence):
     path.write_text(f'{{"text": "fine"}}\n{line}\n')
     read = readers.lines(path, field="text", bad=refuse)
     assert next(read) == "fine"
-    with pytest.raises(BadInput, match=sentence) as refusal:
+    with pytest.raises(UserError, match=sentence) as refusal:
         next(read)
     assert str(path) in str(refusal.value)
 
@@ -100,10 +100,10 @@ def test_a_damaged_gzip_is_a_sentence(tmp_path, keep):
     path = tmp_path / "a.jsonl.gz"
     whole = gzip.compress(b'{"text": "fine"}\n' * 100)
     path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(BadInput, match=r"cannot read .*a\.jsonl\.gz"):
+    with pytest.raises(UserError, match=r"cannot read .*a\.jsonl\.gz"):
         list(readers.lines(path, field="text", bad=refuse))
     path.write_bytes(b"not gzip")
-    with pytest.raises(BadInput, match=r"cannot read .*a\.jsonl\.gz"):
+    with pytest.raises(UserError, match=r"cannot read .*a\.jsonl\.gz"):
         list(readers.lines(path, field="text", bad=refuse))
 
 
@@ -114,7 +114,7 @@ def test_a_line_without_an_end_is_not_held(tmp_path, monkeypatch):
     read = readers.lines(path, field="text", bad=refuse)
     assert [next(read), next(read)] == ["fine", "fine"]
     with pytest.raises(
-        BadInput, match=r"a\.jsonl line 3: longer than 0 MiB; a line is one document"
+        UserError, match=r"a\.jsonl line 3: longer than 0 MiB; a line is one document"
     ):
         next(read)
 
@@ -122,7 +122,7 @@ def test_a_line_without_an_end_is_not_held(tmp_path, monkeypatch):
 def test_fields_of_any_length_leave_the_sentence_short(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"x" * 5000: 1, "a\nb": 2}) + "\n")
-    with pytest.raises(BadInput, match="no field 'y") as refused:
+    with pytest.raises(UserError, match="no field 'y") as refused:
         list(readers.lines(path, field="y" * 5000, bad=refuse))
     assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
 
@@ -147,10 +147,10 @@ def test_bad_parquet_is_named_by_file_and_row(tmp_path):
         ("txt", "no column 'txt'; did you mean 'text'?"),
         ("n", "row 1: the field 'n' is of type int"),
     ):
-        with pytest.raises(BadInput, match=sentence):
+        with pytest.raises(UserError, match=sentence):
             list(readers.parquet(path, field=field, bad=refuse))
     path.write_bytes(b"not parquet at all")
-    with pytest.raises(BadInput, match=r"cannot read .*a\.parquet as Parquet"):
+    with pytest.raises(UserError, match=r"cannot read .*a\.parquet as Parquet"):
         list(readers.parquet(path, field="text", bad=refuse))
 
 
@@ -164,5 +164,5 @@ def test_parquet_rows_that_are_not_utf8_are_told_and_passed_over(tmp_path):
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     path = tmp_path / "a.parquet"
-    with pytest.raises(BadInput, match=r"needs the package pyarrow; .*howdah\[data\]"):
+    with pytest.raises(UserError, match=r"needs the package pyarrow; .*howdah\[data\]"):
         list(readers.parquet(path, field="text", bad=refuse))

@@ -8,7 +8,7 @@ from socket import AF_UNIX, socket
 
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import sources
 from howdah.text.sources import Data, Source, check_sources, contents, documents, files
 
@@ -52,9 +52,9 @@ def test_a_file_given_alone_is_cut_finer_than_one_in_a_folder(tmp_path):
 
 
 def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(BadInput, match="nowhere does not exist"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         list(documents(Source(str(tmp_path / "nowhere"))))
-    with pytest.raises(BadInput, match=r"holds no text; .*\.txt"):
+    with pytest.raises(UserError, match=r"holds no text; .*\.txt"):
         list(documents(Source(str(tmp_path))))
 
 
@@ -64,7 +64,7 @@ def test_undecodable_documents_are_skipped_and_told_or_stop(tmp_path):
     told = []
     assert list(documents(source, skipped=told.append)) == ["fine"]
     assert told == [f"{tmp_path / 'b.txt'}: the byte at offset 3 is not UTF-8"]
-    with pytest.raises(BadInput, match=r"b\.txt: the byte at offset 3 .* 'skip'"):
+    with pytest.raises(UserError, match=r"b\.txt: the byte at offset 3 .* 'skip'"):
         list(documents(source, "stop"))
 
 
@@ -74,7 +74,7 @@ def test_the_datasets_library_is_asked_for_by_the_extra(tmp_path, path, monkeypa
     if path == "saved":
         path = fill(tmp_path / path).path
         (tmp_path / "saved" / "dataset_info.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"needs the package datasets; .*howdah\[data\]"):
+    with pytest.raises(UserError, match=r"needs the package datasets; .*howdah\[data\]"):
         list(documents(Source(path)))
 
 
@@ -147,25 +147,29 @@ def test_what_only_has_the_name_of_a_file_is_left_out_and_told(tmp_path, monkeyp
     assert list(documents(Source("."), skipped=told.append)) == ["one", "three"]
     (sentence,) = told
     assert sentence.startswith(f"b.txt {what}")
-    with pytest.raises(BadInput, match=r"b\.txt .*; repair it, or set data\.undecodable to 'skip'"):
+    with pytest.raises(
+        UserError, match=r"b\.txt .*; repair it, or set data\.undecodable to 'skip'"
+    ):
         list(documents(Source("."), "stop"))
     assert contents(Source(".")) == contents(Source(str(tmp_path)))
 
 
 def test_a_source_that_is_no_file_is_told(tmp_path):
     os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(BadInput, match="is a pipe, a socket or a device, and not a file; name a f"):
+    with pytest.raises(
+        UserError, match="is a pipe, a socket or a device, and not a file; name a f"
+    ):
         files(Source(str(tmp_path / "a.txt")))
     (tmp_path / "b.txt").symlink_to("x" * 300)
     with pytest.raises(
-        BadInput, match=r"b\.txt cannot be read \(File name too long\); name a file"
+        UserError, match=r"b\.txt cannot be read \(File name too long\); name a file"
     ):
         files(Source(str(tmp_path / "b.txt")))
 
 
 @pytest.mark.parametrize("path", ["/", "/tmp/.."])
 def test_the_whole_disk_is_no_source(path):
-    with pytest.raises(BadInput, match="is the whole disk; name a folder of text in it"):
+    with pytest.raises(UserError, match="is the whole disk; name a folder of text in it"):
         files(Source(path))
 
 
@@ -174,7 +178,7 @@ def test_a_folder_of_too_many_files_is_no_source(tmp_path, monkeypatch):
     fill(tmp_path, a_txt="", b_txt="", c_bin="")
     assert len(files(Source(str(tmp_path)))) == 2
     fill(tmp_path / "d", e_txt="")
-    with pytest.raises(BadInput, match="holds more than 3 files; name a folder of text in it"):
+    with pytest.raises(UserError, match="holds more than 3 files; name a folder of text in it"):
         files(Source(str(tmp_path)))
 
 
@@ -190,7 +194,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_a_sentence(tmp_path):
     read = documents(source)
     assert next(read) == "one"
     (tmp_path / "b.txt").unlink()
-    with pytest.raises(BadInput, match=r"cannot read .*b\.txt: No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot read .*b\.txt: No such file or directory"):
         next(read)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 
 TEXTS = ["the cat sat on the mat, the cat sat", "def f(x):\n    return x\n"] * 3
@@ -40,7 +40,7 @@ def test_little_text_gives_fewer_entries():
 
 def test_a_vocabulary_without_room_for_the_bytes_is_refused():
     assert tokenizers.entries(tokenizers.train(TEXTS, 257)) == 257
-    with pytest.raises(BadInput, match=r"vocab is 256.* at least 257"):
+    with pytest.raises(UserError, match=r"vocab is 256.* at least 257"):
         tokenizers.train(TEXTS, 256)
 
 
@@ -54,7 +54,7 @@ def test_the_end_is_looked_up_by_name():
     assert tokenizers.end_of(word_level("a", "b", special=["</s>"]), "x") == 2
     both = word_level("a", special=["</s>", "<|endoftext|>"])
     assert tokenizers.end_of(both, "x") == both.token_to_id("<|endoftext|>")
-    with pytest.raises(BadInput, match=r"mine has no token that ends a document; .*<\|end\|>"):
+    with pytest.raises(UserError, match=r"mine has no token that ends a document; .*<\|end\|>"):
         tokenizers.end_of(word_level("a", "b"), "mine")
 
 
@@ -62,15 +62,15 @@ def test_size_is_the_largest_id_for_ids_may_have_gaps():
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 9}, "a"))
     assert tokenizers.entries(tokenizer) == 10
     tokenizers.require_fits(10, 10, "mine")
-    with pytest.raises(BadInput, match=r"mine has 10 entries but model\.vocab is 9"):
+    with pytest.raises(UserError, match=r"mine has 10 entries but model\.vocab is 9"):
         tokenizers.require_fits(10, 9, "mine")
 
 
 def test_a_tokenizer_is_found_by_file_or_folder(tmp_path):
     path = tmp_path / "tokenizer.json"
-    with pytest.raises(BadInput, match=r"tokenizer\.json does not exist"):
+    with pytest.raises(UserError, match=r"tokenizer\.json does not exist"):
         tokenizers.find(str(tmp_path))
-    with pytest.raises(BadInput, match="nothing does not exist"):
+    with pytest.raises(UserError, match="nothing does not exist"):
         tokenizers.find(str(tmp_path / "nothing"))
     path.write_text(TRAINED.to_str())
     assert tokenizers.find(str(tmp_path)) == tokenizers.find(str(path)) == path
@@ -80,15 +80,15 @@ def test_a_tokenizer_is_found_by_file_or_folder(tmp_path):
 def test_a_file_that_is_no_tokenizer_is_a_sentence(tmp_path, text):
     path = tmp_path / "tokenizer.json"
     path.write_text(text)
-    with pytest.raises(BadInput, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
         tokenizers.load(path)
 
 
 def test_a_tokenizer_that_is_no_file_is_a_sentence(tmp_path):
     os.mkfifo(tmp_path / "tokenizer.json")
-    with pytest.raises(BadInput, match=r"tokenizer\.json is a pipe, a socket or a device"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is a pipe, a socket or a device"):
         tokenizers.find(str(tmp_path))
-    with pytest.raises(BadInput, match=r"cannot be read \(File name too long\); name a tokenizer"):
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long\); name a tokenizer"):
         tokenizers.find("x" * 300)
 
 
@@ -96,7 +96,7 @@ def test_a_tokenizer_of_gigabytes_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizers, "LARGEST", 10)
     (tmp_path / "tokenizer.json").write_text(TRAINED.to_str())
     for ask in (tokenizers.load, tokenizers.fingerprint):
-        with pytest.raises(BadInput, match="more than the 10 bytes that are read"):
+        with pytest.raises(UserError, match="more than the 10 bytes that are read"):
             ask(tmp_path / "tokenizer.json")
 
 
@@ -104,7 +104,7 @@ def test_text_that_a_tokenizer_cannot_say_is_a_sentence():
     """The library raises a bare Exception in the middle of a corpus."""
     model = models.BPE(vocab={"a": 0, "b": 1}, merges=[], unk_token="?")
     with pytest.raises(
-        BadInput, match=r"data\.tokenizer: it cannot encode the text \(.*\); choose"
+        UserError, match=r"data\.tokenizer: it cannot encode the text \(.*\); choose"
     ):
         tokenizers.encode(Tokenizer(model), ["abc"])
     assert [found.ids for found in tokenizers.encode(Tokenizer(model), ["ab", ""])] == [[0, 1], []]

@@ -12,7 +12,7 @@ import pytest
 from full_disk import fill, small_disk
 from made_corpus import corpus, stream
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text import tokens as cache
 from howdah.text.sources import Data, Source
@@ -183,7 +183,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path, source, cached):
     path.write_text(tokenizers.train(TEXTS, 270).to_str())
     if cached:
         ready(source, tmp_path, tokenizer=str(path), vocab=270)
-    with pytest.raises(BadInput, match=r"has 270 entries but model\.vocab is 269"):
+    with pytest.raises(UserError, match=r"has 270 entries but model\.vocab is 269"):
         ready(source, tmp_path, tokenizer=str(path), vocab=269)
 
 
@@ -207,21 +207,21 @@ def test_a_damaged_cache_is_said_to_be(tmp_path, source):
     ids = folder / "source0.ids"
     whole = ids.read_bytes()
     ids.write_bytes(whole[:-2])
-    with pytest.raises(BadInput, match=r"damaged \(source0\.ids should hold \d+ bytes\); remove"):
+    with pytest.raises(UserError, match=r"damaged \(source0\.ids should hold \d+ bytes\); remove"):
         ready(source, tmp_path)
     ids.unlink()
-    with pytest.raises(BadInput, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         ready(source, tmp_path)
     ids.write_bytes(whole)
     ready(source, tmp_path)
     (folder / "corpus.json").write_text("{}")
-    with pytest.raises(BadInput, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         ready(source, tmp_path)
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path, source):
     (tmp_path / "cache").write_text("a file stands in the way")
-    with pytest.raises(BadInput, match=r"the token cache .*cache cannot be used"):
+    with pytest.raises(UserError, match=r"the token cache .*cache cannot be used"):
         ready(source, tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_a_cache_on_a_full_disk_is_a_sentence(tmp_path, source):
     with small_disk(disk, 64 << 10):
         filler = fill(disk)
         with pytest.raises(
-            BadInput, match=r"the token cache .*cache cannot be used \(No space left"
+            UserError, match=r"the token cache .*cache cannot be used \(No space left"
         ):
             ready(source, tmp_path)
         assert {path.suffix for path in disk.iterdir()} <= {"", ".lock"}
@@ -243,7 +243,7 @@ def test_a_cache_on_a_full_disk_is_a_sentence(tmp_path, source):
 def test_a_bad_line_leaves_nothing_behind(tmp_path, source):
     with open(source.path, "a") as file:
         file.write("oops\n")
-    with pytest.raises(BadInput, match="line 41: not JSON"):
+    with pytest.raises(UserError, match="line 41: not JSON"):
         ready(source, tmp_path)
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
@@ -252,9 +252,9 @@ def test_too_little_text_is_refused_with_numbers():
     made = corpus(stream(9), stream(3, first=100))
     assert [tokens.samples(4) for tokens in made.sources] == [2, 1]
     require_samples(made, sequence=4, batch=3)
-    with pytest.raises(BadInput, match=r"there are 3 samples of 4 tokens .* one batch takes 4"):
+    with pytest.raises(UserError, match=r"there are 3 samples of 4 tokens .* one batch takes 4"):
         require_samples(made, sequence=4, batch=4)
-    with pytest.raises(BadInput, match=r"source 1 has 5 tokens .* one sample takes 6"):
+    with pytest.raises(UserError, match=r"source 1 has 5 tokens .* one sample takes 6"):
         require_samples(made, sequence=5, batch=1)
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from full_disk import fill, small_disk
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import draft_folder
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.plan.boxes import Piece, whole
 from howdah.train import checkpointing as keep
-from howdah.train.checkpointing import Milestones, keep_tokenizer
+from howdah.train.checkpointing import Checkpointer, keep_tokenizer
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_one_that_is_there_is_not_written(tmp_path, source):
     keep_tokenizer(source, tmp_path / "tokenizer.json")
     source.write_text("another")
     with pytest.raises(
-        BadInput, match=r"cannot copy the tokenizer .*\(Is a directory\); make room"
+        UserError, match=r"cannot copy the tokenizer .*\(Is a directory\); make room"
     ):
         keep_tokenizer(source, tmp_path / "tokenizer.json")
     assert (tmp_path / "tokenizer.json").read_text() == "a tokenizer"
@@ -48,7 +48,7 @@ def test_one_that_is_there_is_not_written(tmp_path, source):
 
 def test_folders_that_are_gone_are_a_sentence(tmp_path, source):
     for source_, to in ((source, tmp_path / "gone" / "t"), (tmp_path / "gone", tmp_path / "t")):
-        with pytest.raises(BadInput, match=r"\(No such file or directory\)"):
+        with pytest.raises(UserError, match=r"\(No such file or directory\)"):
             keep_tokenizer(source_, to)
 
 
@@ -61,7 +61,7 @@ def test_on_a_full_disk_the_one_that_is_there_will_do(tmp_path):
         keep_tokenizer(source, disk / "there.json")
         fill(disk)
         keep_tokenizer(source, disk / "there.json")
-        with pytest.raises(BadInput, match=r"\(No space left on device\); make room there"):
+        with pytest.raises(UserError, match=r"\(No space left on device\); make room there"):
             keep_tokenizer(source, disk / "tokenizer.json")
         assert sorted(path.name for path in disk.iterdir()) == ["filler", "there.json"]
 
@@ -76,9 +76,9 @@ def test_a_save_that_a_lost_rank_leaves_in_flight_leaves_no_draft(tmp_path):
     piece = Piece("w", (4,), whole((4,)), 0, 2)
     saver.save(step=7, entries=[("weight", piece, torch.ones(2))], about=About("a", "dp2", 8, {}))
     assert saver.part() and [*draft_folder(tmp_path, 7).iterdir()]
-    milestones = SimpleNamespace(_saver=saver)
+    checkpointer = SimpleNamespace(_saver=saver)
     with patch.multiple(keep, RESCUE=0.0, REMOVE=GUARD):
-        Milestones.__exit__(milestones, RuntimeError)
+        Checkpointer.__exit__(checkpointer, RuntimeError)
     assert [*tmp_path.iterdir()] == []
     assert said == [
         "the checkpoint of step 7 was not saved: rank 1 could not write its part, nor say why; "
@@ -88,4 +88,4 @@ def test_a_save_that_a_lost_rank_leaves_in_flight_leaves_no_draft(tmp_path):
 
 def test_a_run_that_ends_well_cancels_nothing():
     saver = SimpleNamespace()  # which can do nothing
-    Milestones.__exit__(SimpleNamespace(_saver=saver), None)
+    Checkpointer.__exit__(SimpleNamespace(_saver=saver), None)

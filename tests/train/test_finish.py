@@ -10,10 +10,10 @@ import torch
 
 from howdah.base.errors import Unfinished
 from howdah.checkpoint.folders import steps
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.plan.recording import Traffic
 from howdah.train import loop
-from howdah.train.checkpointing import Milestones
+from howdah.train.checkpointing import Checkpointer
 from howdah.train.finish import how_to_go_on, sent
 
 SCATTER, GATHER = (
@@ -53,9 +53,9 @@ def train_chatty(transport, job):
     """Trains, and in each step sends what no plan knows of."""
     step_of = loop.train_step
 
-    def chatty(stepper, batch, **rest):
-        stepper.mesh.world.broadcast(torch.zeros(3), 0)
-        return step_of(stepper, batch, **rest)
+    def chatty(context, batch, **rest):
+        context.mesh.world.broadcast(torch.zeros(3), 0)
+        return step_of(context, batch, **rest)
 
     with patch.object(loop, "train_step", chatty):
         loop.train(job, transport)
@@ -88,10 +88,10 @@ def damage_last(checkpoints):
 )
 def test_no_older_step_passes_for_the_last_one(make_job, tmp_path, harm, stands):
     """The final evaluation takes minutes, in which somebody may tidy up: step 10 was exported."""
-    evaluate, checkpoints = Milestones.evaluate, tmp_path / "a" / "checkpoints"
+    evaluate, checkpoints = Checkpointer.evaluate, tmp_path / "a" / "checkpoints"
 
-    def evaluate_and_harm(milestones, step, *, limit):
-        found = evaluate(milestones, step, limit=limit)
+    def evaluate_and_harm(checkpointer, step, *, limit):
+        found = evaluate(checkpointer, step, limit=limit)
         if limit == 0:
             assert steps(checkpoints) == [10, 20]
             harm(checkpoints)
@@ -99,12 +99,12 @@ def test_no_older_step_passes_for_the_last_one(make_job, tmp_path, harm, stands)
 
     sentence = f"step 20 was saved, and is no longer whole in .*; {stands}; .*: howdah train "
     with (
-        patch.object(Milestones, "evaluate", evaluate_and_harm),
+        patch.object(Checkpointer, "evaluate", evaluate_and_harm),
         pytest.raises(Unfinished, match=sentence),
     ):
-        loop.train(make_job("a", "pace.export=true"), Alone())
+        loop.train(make_job("a", "pace.export=true"), SingleRank())
     assert not (tmp_path / "a" / "export").exists()
-    loop.train(make_job("a", "pace.export=true"), Alone())
+    loop.train(make_job("a", "pace.export=true"), SingleRank())
     assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
 
 
@@ -114,7 +114,7 @@ def test_the_folder_that_a_run_began_in_may_go(make_job, tmp_path, monkeypatch, 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here").rmdir()
-    loop.train(job, Alone())
+    loop.train(job, SingleRank())
     assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
     assert f"checkpoint  {tmp_path}/a/checkpoints/step-00000002\n" in capsys.readouterr().out
     assert how_to_go_on(job, 1).endswith(f"howdah train {tmp_path}/a")

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from full_disk import fill, small_disk
 
-from howdah.base.errors import BadInput
-from howdah.comm.transport import Alone
+from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
 from howdah.host import measured as measure
 from howdah.train.finished_run import open_run
 from howdah.train.loop import train
@@ -14,7 +14,7 @@ from howdah.train.loop import train
 
 @pytest.fixture
 def run(make_job, tmp_path):
-    train(make_job("a", "pace.steps=1"), Alone())
+    train(make_job("a", "pace.steps=1"), SingleRank())
     return open_run(tmp_path / "a", say=print)
 
 
@@ -25,21 +25,23 @@ def test_a_model_that_memory_has_no_room_for_is_refused(run, monkeypatch):
     monkeypatch.setattr(measure, "memory_limit", lambda: None)
     run.model()
     monkeypatch.setattr(measure, "memory", lambda: {"MemAvailable": needed - 1})
-    with pytest.raises(BadInput, match=r"the model of .* takes 0\.0 GB of memory in float32, and "):
+    with pytest.raises(
+        UserError, match=r"the model of .* takes 0\.0 GB of memory in float32, and "
+    ):
         run.model()
     monkeypatch.setattr(measure, "memory", dict)
     run.model()
     monkeypatch.setattr(measure, "memory_limit", measure.most_held)
-    with pytest.raises(BadInput, match=r"and 0\.0 GB are left"):
+    with pytest.raises(UserError, match=r"and 0\.0 GB are left"):
         run.model()
 
 
 def test_what_has_vanished_is_a_mistake_or_an_error_of_the_system(run, tmp_path):
     shutil.rmtree(run.folder)
     for use in (run.model, run.tokenizer, lambda: run.export(tmp_path / "out")):
-        with pytest.raises((BadInput, OSError)):
+        with pytest.raises((UserError, OSError)):
             use()
-    with pytest.raises((BadInput, OSError)):
+    with pytest.raises((UserError, OSError)):
         open_run(run.folder, say=print)
     assert not (tmp_path / "out").exists() and not run.folder.exists()
 
@@ -50,13 +52,13 @@ def test_an_export_to_a_full_disk_is_a_mistake_and_leaves_nothing(run, tmp_path)
     disk.mkdir()
     with small_disk(disk, 300 << 10):
         filler = fill(disk)
-        with pytest.raises(BadInput, match=r"cannot export to .*: No space left on device"):
+        with pytest.raises(UserError, match=r"cannot export to .*: No space left on device"):
             run.export(disk / "out")
         assert [*disk.iterdir()] == [filler]
         filler.unlink()
         run.export(disk / "out")
         before = {path: path.read_bytes() for path in (disk / "out").iterdir()}
         fill(disk)
-        with pytest.raises(BadInput, match=r"cannot export to .*: No space left on device"):
+        with pytest.raises(UserError, match=r"cannot export to .*: No space left on device"):
             run.export(disk / "out")
         assert {path: path.read_bytes() for path in (disk / "out").iterdir()} == before

@@ -11,11 +11,11 @@ import torch
 from small_runs import assert_same_bits, forget, losses, metrics, opened, tensors, train_on
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import best_step, mark_best, steps
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.train.finished_run import open_run
 from howdah.train.loop import require_same_text, train
 
@@ -147,8 +147,8 @@ def test_bf16_keeps_float32_masters_and_moments(workers, make_job, tmp_path):
 def test_a_run_that_diverges_says_so_and_saves_nothing_of_it(make_job, tmp_path):
     """In this process: a rank that fails would take its workers along."""
     job = make_job("a", "method.rate.peak=1e6", "method.rate.warmup=0", "pace.save_every=1")
-    with pytest.raises(BadInput, match=r"training diverged: the gradient norm of step ") as told:
-        train(job, Alone())
+    with pytest.raises(UserError, match=r"training diverged: the gradient norm of step ") as told:
+        train(job, SingleRank())
     step = int(re.search(r"of step (\d+) is", str(told.value))[1])
     assert max(losses(tmp_path / "a")) == step - 1
     assert all(saved < step for saved in steps(tmp_path / "a" / "checkpoints"))
@@ -164,8 +164,8 @@ def test_the_best_is_opened_when_asked(workers, make_job, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler looks at tensors in ways that warn
 def test_compiled_blocks_compute_the_same(make_job, tmp_path):
-    train(make_job("a", "pace.steps=4"), Alone())
-    train(make_job("b", "pace.steps=4", "compile=true"), Alone())
+    train(make_job("a", "pace.steps=4"), SingleRank())
+    train(make_job("b", "pace.steps=4", "compile=true"), SingleRank())
     assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
 
 
@@ -183,7 +183,7 @@ def test_a_save_between_two_log_lines_loses_no_step(workers, make_job, tmp_path)
     assert "in 8 steps" in sent and sent.endswith(": equal"), sent
 
 
-class Crowd(Alone):
+class Crowd(SingleRank):
     """As many ranks, each of which says what this one says, or something else."""
 
     size = 100
@@ -205,6 +205,6 @@ def test_a_hundred_ranks_with_the_same_text_are_told_so(folder):
     corpus = SimpleNamespace(folder=Path(folder))
     for other in (None, 5.0):
         world = Group(Crowd(other), axis="dp", counters=Counters())
-        with nullcontext() if other is None else pytest.raises(BadInput, match="different text"):
+        with nullcontext() if other is None else pytest.raises(UserError, match="different text"):
             require_same_text(SimpleNamespace(world=world), corpus)
         world.close()

@@ -1,4 +1,4 @@
-"""Records: what stands in the files of a run, and a run whose files cannot be written."""
+"""MetricsWriter: what stands in the files of a run, and a run whose files cannot be written."""
 
 import json
 import shutil
@@ -10,11 +10,11 @@ from full_disk import FULL, fill, small_disk
 from small_runs import assert_same_bits, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.train.loop import train
-from howdah.train.metrics import Measured, Records, append
+from howdah.train.metrics import MetricsWriter, StepMetrics, append
 
-ROW = Measured(
+ROW = StepMetrics(
     step=1,
     loss=5.0,
     norm=1.0,
@@ -63,7 +63,7 @@ def sentences(why):
 
 def test_what_is_said_is_written(tmp_path):
     said = []
-    records = Records(tmp_path, step=0, say=said.append)
+    records = MetricsWriter(tmp_path, step=0, say=said.append)
     measured(records, 1, 2)
     records.held_out(step=2, loss=3.0, bits_per_byte=2.0)
     assert rows(tmp_path) == [("train", 1), ("train", 2), ("held_out", 2)]
@@ -75,8 +75,8 @@ def test_what_is_said_is_written(tmp_path):
 
 
 def test_what_is_measured_again_is_purged_from_the_board(tmp_path):
-    measured(Records(tmp_path, step=0, say=print), 1, 2, 3)
-    measured(Records(tmp_path, step=1, say=print), 2)
+    measured(MetricsWriter(tmp_path, step=0, say=print), 1, 2, 3)
+    measured(MetricsWriter(tmp_path, step=1, say=print), 2)
     assert drawn(tmp_path) == [1, 2]
     assert rows(tmp_path) == [("train", 1), ("train", 2)]
 
@@ -89,7 +89,7 @@ def test_files_that_cannot_be_opened_cost_a_sentence_each(tmp_path):
         (tmp_path / file).symlink_to(FULL)
     (tmp_path / "tensorboard").write_text("a file stands in the way")
     said = []
-    records = Records(tmp_path, step=0, say=said.append)
+    records = MetricsWriter(tmp_path, step=0, say=said.append)
     measured(records, 1, 2, 3)
     records.held_out(step=3, loss=3.0, bits_per_byte=2.0)
     why = "No space left on device"
@@ -99,7 +99,7 @@ def test_files_that_cannot_be_opened_cost_a_sentence_each(tmp_path):
 def test_a_folder_that_goes_and_comes_back(tmp_path):
     folder, said = tmp_path / "a", []
     folder.mkdir()
-    records = Records(folder, step=0, say=said.append)
+    records = MetricsWriter(folder, step=0, say=said.append)
     measured(records, 1)
     shutil.rmtree(folder)
     measured(records, 2, 3)
@@ -114,7 +114,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path):
     """Full in the middle of a line, of a record, and of a rewriting."""
     said = []
     with small_disk(tmp_path, 64 << 10):
-        records = Records(tmp_path, step=0, say=said.append)
+        records = MetricsWriter(tmp_path, step=0, say=said.append)
         measured(records, 1)
         filler = fill(tmp_path)
         measured(records, *range(2, 60))
@@ -130,12 +130,12 @@ def test_a_disk_that_is_full_for_a_while(tmp_path):
         files = [path.stat().st_size for path in (tmp_path / "tensorboard").iterdir()]
         assert len(files) <= 3 and all(files)  # not an empty one of each try
 
-        again = Records(tmp_path, step=60, say=said.append)
+        again = MetricsWriter(tmp_path, step=60, say=said.append)
         assert rows(tmp_path)[-1] == ("train", 60)
         assert said[3:] in ([], ["metrics.jsonl: lines that cannot be read were left out: 1"])
         fill(tmp_path)
         measured(again, *range(61, 90))
-        Records(tmp_path, step=1, say=said.append)  # has to write anew what it keeps
+        MetricsWriter(tmp_path, step=1, say=said.append)  # has to write anew what it keeps
         assert any(one.startswith("metrics.jsonl can no longer be written") for one in said[-2:])
         assert rows(tmp_path)[0] == ("train", 1)
 
@@ -143,21 +143,21 @@ def test_a_disk_that_is_full_for_a_while(tmp_path):
 def test_a_library_that_is_not_there_costs_its_files_alone(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     said = []
-    measured(Records(tmp_path, step=0, say=said.append), 1, 2)
+    measured(MetricsWriter(tmp_path, step=0, say=said.append), 1, 2)
     (sentence,) = said
     assert sentence.startswith("tensorboard can no longer be written (")
     assert rows(tmp_path) == [("train", 1), ("train", 2)]
 
 
 def test_a_run_trains_to_the_same_bits_without_any_of_its_records(make_job, tmp_path, capsys):
-    train(make_job("a"), Alone())
+    train(make_job("a"), SingleRank())
     (tmp_path / "b").mkdir()
     for file in FILES[:2]:
         (tmp_path / "b" / file).symlink_to(FULL)
     for folder in ("tensorboard", "trace"):
         (tmp_path / "b" / folder).write_text("a file stands in the way")
     capsys.readouterr()
-    train(make_job("b"), Alone())
+    train(make_job("b"), SingleRank())
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
     told = capsys.readouterr().out
     for file in (*FILES, "trace"):
@@ -188,7 +188,7 @@ def test_a_line_that_is_no_row_is_passed_over(tmp_path, spoilt):
     good = [json.dumps({"kind": "train", "step": step}).encode() for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([good[0], spoilt, *good[1:], spoilt]))
     said = []
-    measured(Records(tmp_path, step=2, say=said.append), 3)
+    measured(MetricsWriter(tmp_path, step=2, say=said.append), 3)
     assert said == ["metrics.jsonl: lines that cannot be read were left out: 2"]
     assert (tmp_path / "log.txt").read_text().splitlines()[0] == said[0]
     kept = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
@@ -211,7 +211,7 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path):
 def test_a_step_that_is_evaluated_again_stands_there_once(tmp_path):
     """A finished run that was started again added a row each time."""
     for loss in (3.0, 3.0, 2.5):
-        records = Records(tmp_path, step=2, say=print)
+        records = MetricsWriter(tmp_path, step=2, say=print)
         records.held_out(step=2, loss=loss, bits_per_byte=1.0)
     records.held_out(step=4, loss=2.0, bits_per_byte=1.0)
     records.held_out(step=4, loss=1.0, bits_per_byte=1.0)
@@ -222,7 +222,7 @@ def test_a_step_that_is_evaluated_again_stands_there_once(tmp_path):
 
 
 def test_a_finished_run_that_is_started_again_adds_no_row(make_job, tmp_path):
-    train(make_job("a", "pace.steps=2"), Alone())
+    train(make_job("a", "pace.steps=2"), SingleRank())
     before = rows(tmp_path / "a")
-    train(make_job("a", "pace.steps=2"), Alone())
+    train(make_job("a", "pace.steps=2"), SingleRank())
     assert rows(tmp_path / "a") == before

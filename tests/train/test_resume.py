@@ -21,11 +21,11 @@ from small_runs import (
     train_on,
 )
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.checkpoint.folders import step_folder, steps
 from howdah.train.finished_run import open_run
 from howdah.train.resume import as_plain, choose
-from howdah.train.start import ready_start, ready_tokens
+from howdah.train.start import prepare_start, prepare_tokens
 
 # A batch that is small at first, with sizes that no number of ranks divides.
 RAMP = ["batch.global_batch=6", "batch.micro_batch=2", "batch.ramp_from=1", "batch.ramp_steps=15"]
@@ -145,8 +145,8 @@ def test_when_all_are_damaged_nothing_begins_anew(workers, make_job, tmp_path):
     train_on(workers, job)
     for step in (10, 20):
         damage(tmp_path / "a", step, "truncated")
-    with pytest.raises(BadInput, match=r"every checkpoint in .* is damaged; restore one"):
-        ready_start(job, ready_tokens(job, print), print)
+    with pytest.raises(UserError, match=r"every checkpoint in .* is damaged; restore one"):
+        prepare_start(job, prepare_tokens(job, print), print)
     assert steps(tmp_path / "a" / "checkpoints") == [10, 20]
 
 
@@ -193,8 +193,8 @@ def test_another_training_is_refused_before_it_starts(
 ):
     shutil.copytree(trained / "adamw", tmp_path / "a")
     job = make_job("a", change)
-    with pytest.raises(BadInput, match=f"step-00000001 {re.escape(sentence)}") as refused:
-        ready_start(job, ready_tokens(job, print), print)
+    with pytest.raises(UserError, match=f"step-00000001 {re.escape(sentence)}") as refused:
+        prepare_start(job, prepare_tokens(job, print), print)
     assert "\n" not in str(refused.value)
 
 
@@ -215,9 +215,9 @@ def test_facts_that_make_no_sense_are_a_sentence(make_job, trained, tmp_path, me
     shutil.copytree(trained / "adamw", tmp_path / "a")
     reseal(step_folder(tmp_path / "a" / "checkpoints", 1), meta)
     job = make_job("a")
-    with pytest.raises(BadInput, match="does not say what it was trained with: "):
-        ready_start(job, ready_tokens(job, print), print)
-    with pytest.raises(BadInput, match="does not say what it was trained with: "):
+    with pytest.raises(UserError, match="does not say what it was trained with: "):
+        prepare_start(job, prepare_tokens(job, print), print)
+    with pytest.raises(UserError, match="does not say what it was trained with: "):
         open_run(tmp_path / "a", say=print).model()
 
 
@@ -228,17 +228,17 @@ def test_other_text_under_the_same_tokenizer_is_refused(make_job, trained, text,
     (tmp_path / "other" / "9.txt").write_text("and then there was more " * 200)
     tokenizer = f"data.tokenizer={tmp_path / 'a' / 'tokenizer.json'}"
     same = make_job("a", tokenizer)
-    ready_start(same, ready_tokens(same, print), print)
+    prepare_start(same, prepare_tokens(same, print), print)
     job = make_job("a", tokenizer, f"data.sources=['{tmp_path / 'other'}']")
-    with pytest.raises(BadInput, match=r"was trained with samples of each source \[\d+\], this"):
-        ready_start(job, ready_tokens(job, print), print)
+    with pytest.raises(UserError, match=r"was trained with samples of each source \[\d+\], this"):
+        prepare_start(job, prepare_tokens(job, print), print)
 
 
 def test_momentum_cannot_begin_in_the_middle(make_job, trained, tmp_path):
     shutil.copytree(trained / "sgd", tmp_path / "a")
     job = make_job("a", "method.optimizer.name=sgd", "method.optimizer.momentum=0.9")
-    with pytest.raises(BadInput, match=r"holds no momentum_buffer of sgd, which .* 0\.9 needs; "):
-        ready_start(job, ready_tokens(job, print), print)
+    with pytest.raises(UserError, match=r"holds no momentum_buffer of sgd, which .* 0\.9 needs; "):
+        prepare_start(job, prepare_tokens(job, print), print)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_momentum_cannot_begin_in_the_middle(make_job, trained, tmp_path):
 def test_what_keeps_the_training_may_change(make_job, trained, tmp_path, change):
     shutil.copytree(trained / "adamw", tmp_path / "a")
     job = make_job("a", change)
-    ready_start(job, ready_tokens(job, print), print)
+    prepare_start(job, prepare_tokens(job, print), print)
 
 
 def test_going_on_in_another_precision_keeps_the_numbers(workers, make_job, trained, tmp_path):
@@ -264,8 +264,8 @@ def test_going_on_in_another_precision_keeps_the_numbers(workers, make_job, trai
 def test_a_folder_of_another_model_is_refused(workers, make_job, tmp_path):
     train_on(workers, make_job("a", "pace.export=true", "pace.steps=1"))
     job = make_job("b", f"init_from={tmp_path / 'a' / 'export'}", "model.layers=3")
-    with pytest.raises(BadInput, match=r"differs from this run's in layers; leave the \[model\]"):
-        ready_start(job, ready_tokens(job, print), print)
+    with pytest.raises(UserError, match=r"differs from this run's in layers; leave the \[model\]"):
+        prepare_start(job, prepare_tokens(job, print), print)
 
 
 def test_plain_facts_survive_json(make_job):
@@ -287,5 +287,7 @@ def test_a_size_that_is_said_out_loud_is_the_same_model(workers, make_job, tmp_p
 
 def test_a_prompt_that_is_longer_than_the_context_is_refused_before_training(make_job):
     job = make_job("a", f"pace.prompt={'words and ' * 200}")
-    with pytest.raises(BadInput, match=r"^pace\.prompt has \d+ tokens, and the model's context is"):
-        ready_tokens(job, print)
+    with pytest.raises(
+        UserError, match=r"^pace\.prompt has \d+ tokens, and the model's context is"
+    ):
+        prepare_tokens(job, print)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.model.attention import Cache
 from howdah.model.transformer import Transformer
 from howdah.shapes.shape import ModelShape
@@ -189,7 +189,7 @@ def test_uniform_numbers_are_even_and_their_own_for_each_place():
 )
 def test_what_cannot_be_sampled_is_said_at_once(tokens, changes, sentence):
     arguments = {"length": 5, "draw": Draw(), "end": None} | changes
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         generate(random_model(ROTARY), tokens, **arguments)
 
 
@@ -247,5 +247,5 @@ def test_a_prompt_of_an_ascii_terminal_is_the_text_it_was():
 
 @pytest.mark.parametrize("prompt", [b"caf\xe9".decode("ascii", "surrogateescape"), "\ud800"])
 def test_a_prompt_that_is_no_text_is_refused(prompt):
-    with pytest.raises(BadInput, match="the prompt is not UTF-8"):
+    with pytest.raises(UserError, match="the prompt is not UTF-8"):
         sample_text(random_model(ROTARY), byte_tokenizer(), prompt, length=6, draw=GREEDY, end=0)

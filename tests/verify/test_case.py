@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.support import unsupported
@@ -105,7 +105,7 @@ def test_made_up_text_is_enough_for_every_step(make_job):
 
 def test_what_cannot_be_compared_is_refused():
     assert check_case("float32", steps=1) == "float32"
-    with pytest.raises(BadInput, match="'fp16' is unknown; use float64, float32 or bf16"):
+    with pytest.raises(UserError, match="'fp16' is unknown; use float64, float32 or bf16"):
         check_case("fp16", steps=1)
-    with pytest.raises(BadInput, match="--steps 0 compares nothing"):
+    with pytest.raises(UserError, match="--steps 0 compares nothing"):
         check_case("bf16", steps=0)

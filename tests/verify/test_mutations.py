@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_cases import case_of
 
-from howdah.comm.transport import Alone
+from howdah.comm.transport import SingleRank
 from howdah.plan.batch import MASKED
 from howdah.train.step import count_tokens
 from howdah.verify.evidence import gather
@@ -75,13 +75,13 @@ def test_a_late_weight_is_a_break_only_where_it_shows():
 def batch_of(case):
     """The micro-batches of the first step on one rank."""
     seen = []
-    gather(Alone(), case, shift=lambda batch, _: seen.append(batch) or batch)
+    gather(SingleRank(), case, shift=lambda batch, _: seen.append(batch) or batch)
     return seen[0]
 
 
 def test_a_wrong_count_scales_every_gradient():
     case = case_of("single x2", steps=1)
-    right, wrong = gather(Alone(), case), gather(Alone(), case, count_one_more)
+    right, wrong = gather(SingleRank(), case), gather(SingleRank(), case, count_one_more)
     tokens = count_tokens(batch_of(case))
     for name, gradient in right.gradients.items():
         expected = gradient * tokens / (tokens + 1)
@@ -90,7 +90,7 @@ def test_a_wrong_count_scales_every_gradient():
 
 def test_a_norm_counted_twice_changes_the_norm_alone():
     case = case_of("single x2", steps=1)
-    right, wrong = gather(Alone(), case), gather(Alone(), case, count_a_unit_twice)
+    right, wrong = gather(SingleRank(), case), gather(SingleRank(), case, count_a_unit_twice)
     assert wrong.losses == right.losses and wrong.norms[0] > right.norms[0]
     for name, gradient in right.gradients.items():
         np.testing.assert_array_equal(wrong.gradients[name], gradient)
@@ -168,11 +168,11 @@ def test_every_break_of_a_form_is_noticed(workers, layout):
     assert all(failing.used > 1e4 for _, failing in verdict.controls)
 
 
-def nudge(stepper):
+def nudge(context):
     """Rank 1 begins with other weights."""
-    unit = next(iter(stepper.placed.units.values()))
-    unit.weights[0] += stepper.mesh.rank
-    return stepper
+    unit = next(iter(context.placed.units.values()))
+    unit.weights[0] += context.mesh.rank
+    return context
 
 
 def test_replicas_with_other_weights_do_not_hold_equal_bits(workers):

@@ -105,7 +105,7 @@ def needs(action: Action, schedule: Schedule) -> list[Value]:
     return [Value("activation", stage, micro, part), *later]
 
 
-def homes(schedule: Schedule) -> tuple[int, ...]:
-    """homes[stage] is the rank that runs the stage."""
+def rank_of_stage(schedule: Schedule) -> tuple[int, ...]:
+    """rank_of_stage[stage] is the rank that runs the stage."""
     found = {action.stage: rank for rank, p in enumerate(schedule.programs) for action in p}
     return tuple(found[stage] for stage in range(schedule.stages))

@@ -18,7 +18,7 @@ class Deadlock(Exception):
     """Every rank that is not done waits for something that will never come."""
 
 
-class Run(NamedTuple):
+class Interval(NamedTuple):
     """Seconds from the start of the step at which an action starts and ends."""
 
     start: float
@@ -34,12 +34,12 @@ def units(action: Action) -> float:
     return UNITS[action.kind]
 
 
-def clock(schedule: Schedule, seconds: Callable[[Action], float]) -> dict[Action, Run]:
+def clock(schedule: Schedule, seconds: Callable[[Action], float]) -> dict[Action, Interval]:
     """When each action starts and ends, each rank's in its order.
 
     Raises Deadlock, naming what each rank waits for, if the schedule cannot finish.
     """
-    runs: dict[Action, Run] = {}
+    runs: dict[Action, Interval] = {}
     made: dict[Value, float] = {}
     waiting: dict[Value, list[int]] = {}  # ranks, by what their next action lacks
     now = [0.0] * len(schedule.programs)
@@ -55,7 +55,7 @@ def clock(schedule: Schedule, seconds: Callable[[Action], float]) -> dict[Action
                 waiting.setdefault(lacks, []).append(rank)
                 break
             start = max([now[rank], *(made[value] for value in needed)])
-            runs[action] = Run(start, start + seconds(action))
+            runs[action] = Interval(start, start + seconds(action))
             made[makes(action)] = now[rank] = runs[action].end
             ready += waiting.pop(makes(action), ())
             todo[rank].pop()

@@ -25,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from howdah.base.errors import BadInput
-from howdah.plan.schedule.actions import Action, Kind, Schedule, homes
+from howdah.base.errors import UserError
+from howdah.plan.schedule.actions import Action, Kind, Schedule, rank_of_stage
 from howdah.plan.schedule.messages import Message, message_order, places
 
 
@@ -106,7 +106,7 @@ def lower(
     """
     messages = message_order(schedule)
     if gather and versions:
-        raise BadInput(
+        raise UserError(
             f"schedule {schedule.name} keeps old versions of whole weights, which ZeRO-3 shares "
             f"out; use zero1, or a schedule with a flush"
         )
@@ -191,11 +191,11 @@ def _gradients(program: Sequence[Action], slots: list[Slot], *, reduce_each: boo
 def _tie_peers(schedule: Schedule, tied: tuple[int, int]) -> dict[int, int]:
     """With which rank each tied stage sums its embedding's gradients; none if with itself."""
     if any(action.kind is Kind.UPDATE for program in schedule.programs for action in program):
-        raise BadInput(
+        raise UserError(
             f"schedule {schedule.name} updates each stage by itself, so stages {tied[0]} and "
             f"{tied[1]} cannot share an embedding; untie it, or use a schedule with a flush"
         )
-    ranks = [homes(schedule)[stage] for stage in tied]
+    ranks = [rank_of_stage(schedule)[stage] for stage in tied]
     return dict(zip(tied, reversed(ranks), strict=True)) if ranks[0] != ranks[1] else {}
 
 

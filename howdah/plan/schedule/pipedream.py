@@ -26,8 +26,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from howdah.base.errors import BadInput, nearest
-from howdah.plan.schedule.actions import Action, Kind, Schedule, homes
+from howdah.base.errors import UserError, nearest
+from howdah.plan.schedule.actions import Action, Kind, Schedule, rank_of_stage
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 
 RULES = ("stash", "vertical", "2bw")
@@ -55,7 +55,7 @@ def pipedream_2bw(ranks: int, micros: int, *, group: int | None = None) -> Sched
     group  micro-batches whose gradients are summed before an update; at least, and unless said
            otherwise, `ranks`. The last group of a run may be shorter.
 
-    Raises BadInput for a shorter group. Two ranks, six micro-batches in groups of two; F4₁ uses
+    Raises UserError for a shorter group. Two ranks, six micro-batches in groups of two; F4₁ uses
     version 1 of its stage (rule 2bw):
 
         F0₀ F1₀         B0₀···· F2₀ B1₀···· F3₀ B2₀···· F4₁ B3₀···· F5₁ B4₁····     B5₁····
@@ -67,7 +67,7 @@ def pipedream_2bw(ranks: int, micros: int, *, group: int | None = None) -> Sched
     """
     group = ranks if group is None else group
     if group < ranks:
-        raise BadInput(
+        raise UserError(
             f"pipedream-2bw sums gradients over {group} micro-batches, fewer than its {ranks} "
             f"ranks, and would need a third version of the weights; use at least {ranks}"
         )
@@ -92,10 +92,10 @@ def _updated(name: str, ranks: int, micros: int, *, every: int) -> Schedule:
 def versions(schedule: Schedule, rule: str) -> dict[Action, int]:
     """The version of its stage's weights that each action uses, updates aside.
 
-    Raises BadInput for an unknown rule, and for one that wants a version before it is made.
+    Raises UserError for an unknown rule, and for one that wants a version before it is made.
     """
     if rule not in RULES:
-        raise BadInput(f"rule {rule!r} of weight versions is unknown{nearest(rule, RULES)}")
+        raise UserError(f"rule {rule!r} of weight versions is unknown{nearest(rule, RULES)}")
     latest = _latest(schedule)
     updates = sorted({a.micro for p in schedule.programs for a in p if a.kind is Kind.UPDATE})
     used = {}
@@ -106,7 +106,7 @@ def versions(schedule: Schedule, rule: str) -> dict[Action, int]:
         elif rule == "2bw":
             version = max(0, bisect_left(updates, forward.micro) - 1)
         if version > made:
-            raise BadInput(
+            raise UserError(
                 f"rule {rule!r} of weight versions does not fit schedule {schedule.name}: "
                 f"{forward} would use version {version} of {made}; use rule 'stash'"
             )
@@ -134,7 +134,7 @@ def peak_versions(schedule: Schedule, rule: str) -> tuple[int, ...]:
     action uses it. An update may overwrite a version that nothing uses any more.
     """
     used = versions(schedule, rule)
-    home = homes(schedule)
+    home = rank_of_stage(schedule)
     return tuple(
         _peak([action for action in schedule.programs[home[stage]] if action.stage == stage], used)
         for stage in range(schedule.stages)

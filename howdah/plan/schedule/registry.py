@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from howdah.base.errors import BadInput, nearest, shown
+from howdah.base.errors import UserError, nearest, shown
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.gpipe import gpipe, naive
 from howdah.plan.schedule.interleaved import interleaved
@@ -67,15 +67,15 @@ def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int =
     virtual  stages on each rank; `interleaved` takes 2 or more, `zb-v` has 2 of its own
     slices   token slices of each micro-batch; `terapipe` takes 2 or more
 
-    Raises BadInput for an unknown name, with the nearest, and for a number that does not fit.
+    Raises UserError for an unknown name, with the nearest, and for a number that does not fit.
     """
     if name not in SCHEDULES:
-        raise BadInput(f"schedule {shown(name)} is unknown{nearest(name, SCHEDULES)}")
+        raise UserError(f"schedule {shown(name)} is unknown{nearest(name, SCHEDULES)}")
     family = SCHEDULES[name]
     numbers = {"ranks": ranks, "micros": micros, "virtual": virtual, "slices": slices}
     for word, number in numbers.items():
         if number < 1:
-            raise BadInput(f"schedule {name}: {word} is {number}; it must be at least 1")
+            raise UserError(f"schedule {name}: {word} is {number}; it must be at least 1")
     _check_taken(name, family, "virtual", virtual)
     _check_taken(name, family, "slices", slices)
     # V-ZB is laid out with enough micro-batches to fill it, of which those left out go again
@@ -86,10 +86,10 @@ def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int =
 
 
 def check_size(name: str, *, stages: int, micros: int, slices: int) -> None:
-    """Raises BadInput for a schedule that is too long to list."""
+    """Raises UserError for a schedule that is too long to list."""
     size = stages * micros * slices
     if size > MOST:
-        raise BadInput(
+        raise UserError(
             f"schedule {name}: {stages:,} stages with {micros:,} micro-batches"
             + (f" of {slices:,} slices" if slices > 1 else "")
             + f" have {size:,} forwards, and {MOST:,} are the most; use fewer of them"
@@ -100,9 +100,9 @@ def _check_taken(name: str, family: Family, word: str, number: int) -> None:
     other, what = TAKERS[word]
     if family.takes == word:
         if number == 1:
-            raise BadInput(f"schedule {name} needs {what}: use {word}=2 or more, or schedule 1f1b")
+            raise UserError(f"schedule {name} needs {what}: use {word}=2 or more, or schedule 1f1b")
     elif number > 1 and (name, word, number) != ("zb-v", "virtual", 2):
-        raise BadInput(
+        raise UserError(
             f"schedule {name} does not take {word}={number}: use {word}=1, or schedule {other}, "
             f"which has {what}"
         )

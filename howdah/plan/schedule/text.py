@@ -12,7 +12,7 @@ run: `check_schedule` does.
 import re
 from pathlib import Path
 
-from howdah.base.errors import BadInput, named, shown
+from howdah.base.errors import UserError, named, shown
 from howdah.base.files import read_text
 from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.check import out_of_range
@@ -36,21 +36,21 @@ def format_schedule(schedule: Schedule) -> str:
 
 
 def read_schedule(path: Path) -> Schedule:
-    """The schedule that a file spells. Raises BadInput, naming the file."""
+    """The schedule that a file spells. Raises UserError, naming the file."""
     try:
         return parse_schedule(read_text(path, LARGEST))
     except OSError as error:
-        raise BadInput(f"schedule {named(path)} cannot be read: {error.strerror}") from None
+        raise UserError(f"schedule {named(path)} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadInput(f"schedule {named(path)} is not UTF-8; give a text file") from None
+        raise UserError(f"schedule {named(path)} is not UTF-8; give a text file") from None
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that `text` spells. Raises BadInput with the line and the word that is wrong."""
+    """The schedule that `text` spells. Raises UserError with the line and word that is wrong."""
     header, *lines = text.splitlines() or [""]
     match = HEADER.fullmatch(header)
     if match is None:
-        raise BadInput(
+        raise UserError(
             f"schedule, line 1: {shown(header)} is no header; write a name and numbers from 1 on, "
             "such as '1f1b stages 4 micros 8 slices 1'"
         )
@@ -63,7 +63,7 @@ def parse_schedule(text: str) -> Schedule:
 def _program(rank: int, line: str, schedule: Schedule) -> tuple[Action, ...]:
     start = f"rank {rank}:"
     if not line.startswith(start):
-        raise BadInput(
+        raise UserError(
             f"schedule, line {rank + 2}: {shown(line)} must begin with {start!r}; "
             "write one line for each rank, in order"
         )
@@ -74,15 +74,15 @@ def _program(rank: int, line: str, schedule: Schedule) -> tuple[Action, ...]:
 def _action(word: str, line: int, schedule: Schedule) -> Action:
     match = ACTION.fullmatch(word)
     if match is None:
-        raise BadInput(
+        raise UserError(
             f"schedule, line {line}: {shown(word)} is no action; write the stage, one of F B I W "
             "U, the micro-batch, and the slice if it is not 0, such as 2F0 or 2F0.1"
         )
     stage, kind, micro, part = match.groups()
     action = Action(Kind(kind), int(stage), int(micro), int(part or 0))
     if str(action) != word:
-        raise BadInput(f"schedule, line {line}: {word!r} is spelled {str(action)!r}")
+        raise UserError(f"schedule, line {line}: {word!r} is spelled {str(action)!r}")
     wrong = out_of_range(action, schedule)
     if wrong:
-        raise BadInput(f"schedule, line {line}: {word!r}: {wrong}")
+        raise UserError(f"schedule, line {line}: {word!r}: {wrong}")
     return action

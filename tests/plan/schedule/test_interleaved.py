@@ -3,7 +3,7 @@
 import pytest
 from reference import SIZES, draw, shows, total
 
-from howdah.plan.schedule.actions import homes
+from howdah.plan.schedule.actions import rank_of_stage
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.interleaved import interleaved
 
@@ -18,7 +18,7 @@ def test_picture():
 
 
 def test_stages_go_around_the_ranks():
-    assert homes(interleaved(3, 4, 2)) == (0, 1, 2, 0, 1, 2)
+    assert rank_of_stage(interleaved(3, 4, 2)) == (0, 1, 2, 0, 1, 2)
 
 
 @pytest.mark.parametrize("virtual", [1, 2, 3, 4])

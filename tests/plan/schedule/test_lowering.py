@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_schedules import any_schedule, shipped, texts, ways
 
-from howdah.base.errors import BadInput
-from howdah.plan.schedule.actions import Action, Kind, homes
+from howdah.base.errors import UserError
+from howdah.plan.schedule.actions import Action, Kind, rank_of_stage
 from howdah.plan.schedule.clock import Deadlock
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
 from howdah.plan.schedule.pipedream import versions
@@ -169,7 +169,7 @@ def test_a_rank_that_has_both_stages_sums_by_itself():
 def test_nothing_is_left_out_and_nothing_added(name):
     """The computation is the schedule's; each message leaves once and arrives once."""
     for schedule in shipped(name):
-        home = homes(schedule)
+        home = rank_of_stage(schedule)
         for lowered in ways(schedule):
             sent, received = Counter(), Counter()
             for rank, program in enumerate(lowered.programs):
@@ -212,9 +212,9 @@ def test_how_an_instruction_is_spelled():
 
 def test_what_does_not_go_together_is_refused():
     schedule = build("pipedream", ranks=2, micros=2)
-    with pytest.raises(BadInput, match="pipedream keeps old versions of whole weights"):
+    with pytest.raises(UserError, match="pipedream keeps old versions of whole weights"):
         lower(schedule, gather=True, versions=versions(schedule, "stash"))
-    with pytest.raises(BadInput, match="stages 0 and 1 cannot share an embedding; untie it"):
+    with pytest.raises(UserError, match="stages 0 and 1 cannot share an embedding; untie it"):
         lower(schedule, tied=(0, 1))
 
 

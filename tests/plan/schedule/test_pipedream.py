@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from reference import SIZES, draw, shows, total
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 from howdah.plan.schedule.pipedream import peak_versions, pipedream, pipedream_2bw, versions
@@ -121,10 +121,10 @@ def test_a_flush_needs_one_version():
 
 
 def test_refused():
-    with pytest.raises(BadInput, match=re.escape("'stach' of weight versions is unknown; did")):
+    with pytest.raises(UserError, match=re.escape("'stach' of weight versions is unknown; did")):
         versions(pipedream(2, 2), "stach")
-    with pytest.raises(BadInput, match="over 3 micro-batches, fewer than its 4 ranks"):
+    with pytest.raises(UserError, match="over 3 micro-batches, fewer than its 4 ranks"):
         pipedream_2bw(4, 8, group=3)
-    with pytest.raises(BadInput, match="0F2 would use version 1 of 0; use rule 'stash'"):
+    with pytest.raises(UserError, match="0F2 would use version 1 of 0; use rule 'stash'"):
         versions(pipedream(4, 8), "2bw")
     assert versions(pipedream(4, 8), "stash")[Action(Kind.FORWARD, 0, 4)] == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from reference import SIZES, shows, spans
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.registry import SCHEDULES, build
@@ -123,7 +123,7 @@ def test_the_two_stages_of_the_v_may_be_said():
     ],
 )
 def test_refused(name, numbers, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         build(name, **{"ranks": 4, "micros": 8, **numbers})
     assert str(refused.value) == sentence
 

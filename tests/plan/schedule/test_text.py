@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.base.errors import BadInput
+from howdah.base.errors import UserError
 from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.one_f_one_b import one_f_one_b
 from howdah.plan.schedule.terapipe import terapipe
@@ -75,7 +75,7 @@ HEAD = "mine stages 2 micros 3 slices 1\n"
     ],
 )
 def test_refused(text, sentence):
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(UserError) as refused:
         parse_schedule(text)
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
@@ -86,10 +86,10 @@ def test_a_file_is_read_or_refused(tmp_path):
     path.write_text(HEAD + "rank 0: 0F0\n")
     assert read_schedule(path).programs == ((Action(Kind.FORWARD, 0, 0, 0),),)
     path.write_bytes(b"\0\xff")
-    with pytest.raises(BadInput, match=r"schedule .*mine\.txt is not UTF-8; give a text file"):
+    with pytest.raises(UserError, match=r"schedule .*mine\.txt is not UTF-8; give a text file"):
         read_schedule(path)
     path.write_bytes(b" " * (8 << 20) + b" ")
-    with pytest.raises(BadInput, match="cannot be read: it has more than the 8,388,608 bytes"):
+    with pytest.raises(UserError, match="cannot be read: it has more than the 8,388,608 bytes"):
         read_schedule(path)
-    with pytest.raises(BadInput, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
         read_schedule(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 from reference import SIZES, bubbles, draw, shows
 
-from howdah.plan.schedule.actions import homes
+from howdah.plan.schedule.actions import rank_of_stage
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.zero_bubble_v import zero_bubble_v
 
@@ -20,7 +20,7 @@ def test_picture():
 
 
 def test_stages_go_down_and_up():
-    assert homes(zero_bubble_v(3, 4)) == (0, 1, 2, 2, 1, 0)
+    assert rank_of_stage(zero_bubble_v(3, 4)) == (0, 1, 2, 2, 1, 0)
 
 
 @pytest.mark.parametrize(("ranks", "micros"), ENOUGH)
