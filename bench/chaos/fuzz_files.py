@@ -20,7 +20,7 @@ from howdah.checkpoint.index import About, encode, merge
 from howdah.checkpoint.load import Checkpoint, open_checkpoint
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.checkpoint.save import write_part
-from howdah.draw.measured_step import beside, drawn, report, traced
+from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.model.hub import names, read_hub
 from howdah.plan.batch import Batch
 from howdah.plan.boxes import Piece, whole
@@ -137,9 +137,9 @@ def trace(random: Random, folder: Path) -> None:
         fields = json.loads(content)
         mutate(random, fields)
         file.write_text(json.dumps(fields, default=str))
-    found = beside(plan, read_traces(file.parent, str(plan.layout), plan.layout.world))
-    drawn(found)
-    traced(found)
+    found = compare_step(plan, read_traces(file.parent, str(plan.layout), plan.layout.world))
+    to_svg(found)
+    to_perfetto(found)
     for _ in report(found, str(plan.layout)):
         pass
 

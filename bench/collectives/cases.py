@@ -17,7 +17,7 @@ KIB, MIB = 1 << 10, 1 << 20
 class Contestant:
     """A way to do a case's operation.
 
-    carrier  engine, group (howdah's Group on the engine), fallback, gloo, or bound
+    carrier  engine, group (howdah's Group on the engine), gloo, or bound
     arena    whether its tensors lie in the engine's memory
     peer     the contestant that it is held against
     """
@@ -33,7 +33,6 @@ CONTESTANTS = (
     Contestant("engine", "engine"),
     Contestant("engine, arena", "engine", arena=True),
     Contestant("Group", "group"),
-    Contestant("fallback", "fallback"),
     Contestant("gloo", "gloo"),
     Contestant("bound", "bound"),
 )
@@ -107,16 +106,15 @@ TWO_RANKS = {
     ("broadcast", 16 * MIB): 3.0,
     ("all_to_all", 16 * MIB): 3.0,
 }
-FOUR_RANKS, FALLBACK, BF16_PER_BYTE = 4.0, 3.0, 1.0
+FOUR_RANKS, BF16_PER_BYTE = 4.0, 1.0
 
 
 def goals() -> list[Goal]:
     """In the order in which they are told."""
     two = [Goal(*key, 2, "engine", "gloo", factor) for key, factor in TWO_RANKS.items()]
     four = [Goal(*key, 4, "engine", "gloo", FOUR_RANKS) for key in TWO_RANKS]
-    bare = [Goal(*key, 2, "fallback", "gloo", FALLBACK) for key in TWO_RANKS]
     half = [
         Goal("all_reduce", 16 * MIB, ranks, "engine, bf16", "engine", BF16_PER_BYTE)
         for ranks in (2, 4)
     ]
-    return [*two, *four, *half, *bare]
+    return [*two, *four, *half]

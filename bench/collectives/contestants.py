@@ -1,8 +1,8 @@
 """The contestants behind one small interface: five operations on flat tensors, in float32 or bf16.
 
-    engine, fallback   howdah's transports, called directly
-    group              howdah's Group on the engine: what a program calls
-    gloo               torch.distributed on its gloo backend: what a program calls
+    engine   howdah's transport, called directly
+    group    howdah's Group on the engine: what a program calls
+    gloo     torch.distributed on its gloo backend: what a program calls
 
 All of them live in the same processes and take the same tensors.
 """
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from howdah.comm.counters import Counters
-from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.transport import Transport
 
@@ -86,11 +85,9 @@ def connect(engine: Transport, store: dist.Store) -> dict[str, Carrier]:
     """All carriers between the ranks of `engine`, by name."""
     rank, size = engine.rank, engine.size
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    bare = connect_fallback(dist.PrefixStore("fallback", store), rank=rank, size=size)
     return {
         "engine": engine,
         "group": OverGroup(engine),
-        "fallback": bare,
         "gloo": OverGloo(rank, size),
     }
 
@@ -98,5 +95,4 @@ def connect(engine: Transport, store: dist.Store) -> dict[str, Carrier]:
 def disconnect(carriers: dict[str, Carrier]) -> None:
     """The engine is closed by who made it."""
     carriers["group"].group.close()
-    carriers["fallback"].close()
     dist.destroy_process_group()

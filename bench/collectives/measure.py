@@ -1,8 +1,8 @@
 """Measuring a case: all contestants in the same processes, block after block in turn.
 
     warm-up    every contestant, until its number of calls in a block is known
-    repeat 1   engine  arena  Group  fallback  gloo  bound
-    repeat 2   arena  Group  fallback  gloo  bound  engine
+    repeat 1   engine  arena  Group  gloo  bound
+    repeat 2   arena  Group  gloo  bound  engine
     ...
 
 Whatever the machine does meanwhile happens to neighbours alike, and each repeat begins with

@@ -18,7 +18,7 @@ from cases import RATE, SEED, Case, method
 from torch import Tensor
 
 from howdah.comm.rendezvous import choose
-from howdah.comm.transport import Counts, SingleRank, Transport, keep
+from howdah.comm.transport import Counts, SingleRank, Transport, copy_own
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
@@ -102,7 +102,7 @@ class Silent(SingleRank):
         self.rank, self.size = rank, size  # type: ignore[misc]
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
-        keep(out, x.split(list(counts))[self.rank])
+        copy_own(out, x.split(list(counts))[self.rank])
         return 0
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:

@@ -38,7 +38,7 @@ from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import FlatUnit
 from howdah.text.prefetch import Prefetch
 from howdah.train.loop import train
-from howdah.train.monitor import Watch
+from howdah.train.monitor import SpeedMonitor
 
 ROOT = HERE.parent.parent
 WORK = ("forward", "backward", "optimizer", "zero", "publish")
@@ -53,11 +53,11 @@ HOOKS = (
     ("backward", torch.Tensor, "backward"),
     ("optimizer", torch.optim.AdamW, "step"),
     ("zero", torch.Tensor, "zero_"),
-    ("publish", FlatUnit, "publish"),
+    ("publish", FlatUnit, "copy_to_weights"),
     ("norm", torch.linalg, "vector_norm"),
     ("clip", howdah.train.step, "clip"),
     ("batches", Prefetch, "next"),
-    ("watch", Watch, "step"),
+    ("watch", SpeedMonitor, "step"),
 )
 
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from howdah.comm.engine import connect_engine
-from howdah.comm.fallback import connect_fallback
 from howdah.comm.meeting import meet, own_hello
 from howdah.comm.transport import PeerLost, Transport
 
@@ -80,8 +79,6 @@ def serve(case: Case, rank: int, port: int, name: str, pipe: Connection) -> None
 
 
 def _connect(case: Case, store: dist.Store, rank: int) -> Transport:
-    if case.transport == "fallback":
-        return connect_fallback(store, rank=rank, size=case.size, seconds=SILENT_FOR)
     words = meet(store, own_hello(), rank=rank, size=case.size, seconds=SILENT_FOR)
     return connect_engine(
         store,

@@ -1,6 +1,6 @@
 """How soon is a lost rank noticed, and is anything left behind?
 
-    python bench/faults/run.py           100 faults of the engine, 20 of the fallback; results.md
+    python bench/faults/run.py           100 faults of the engine; results.md
     python bench/faults/run.py --tiny    12 faults, writes nothing
 
 README.md says what is done. The script fails if a survivor is told of another rank than the lost
@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 
 HERE = Path(__file__).resolve().parent
 ANSWER = 30.0  # seconds for a rank to say anything at all
-ROWS = (("engine", "kill", 50), ("engine", "stop", 50), ("fallback", "kill", 20))
+ROWS = (("engine", "kill", 50), ("engine", "stop", 50))
 ALL_WELL = """
 Every survivor was told of the right rank, every short stop was survived, every sum was right, and
 nothing was left behind."""

@@ -28,7 +28,7 @@ from howdah.comm.spawn import Workers
 from howdah.comm.transport import Transport
 from howdah.draw.perfetto import trace
 from howdah.parallel.apply import apply
-from howdah.parallel.executor import KINDS, Pass
+from howdah.parallel.executor import KINDS, StepRun
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
@@ -54,7 +54,7 @@ HEAD = """# Pipelines beside their simulation: results
 Written by `run.py`: {ranks} ranks, {micros} micro-batches, the median of {steps} steps.
 {met} of {all} bubbles are within 5 % of all time of the simulated one.
 """
-Run = Callable[[Pass, Action], None]
+Run = Callable[[StepRun, Action], None]
 
 
 def plan_of(schedule: str, ranks: int, micros: int) -> Plan:
@@ -73,7 +73,7 @@ def seconds_of(plan: Plan, unit: float, action: Action) -> float:
 def lasting(run: Run, plan: Plan, unit: float) -> Run:
     """The same action, which takes its time."""
 
-    def last(work: Pass, action: Action) -> None:
+    def last(work: StepRun, action: Action) -> None:
         end = perf_counter() + seconds_of(plan, unit, action)
         run(work, action)
         sleep(max(end - perf_counter(), 0.0))

@@ -34,7 +34,6 @@ from torch import Tensor
 from howdah.bench.table import Request, Row, bound_bytes
 from howdah.bench.trials import Memory, check, make_trial
 from howdah.comm.engine import Engine
-from howdah.comm.fallback import Fallback
 from howdah.comm.meeting import Kind
 from howdah.comm.transport import Transport
 from howdah.host.facts import gloo_address
@@ -224,6 +223,4 @@ def _sized(
 
 
 def _kind(transport: Transport) -> Kind:
-    if isinstance(transport, Engine):
-        return "engine"
-    return "fallback" if isinstance(transport, Fallback) else "torch"
+    return "engine" if isinstance(transport, Engine) else "torch"

@@ -54,7 +54,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 FLOATS = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 REDUCIBLE = {**FLOATS, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8}
 WIDTHS = {**REDUCIBLE, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8}
-TRANSPORTS = ("engine", "fallback", "torch")
+TRANSPORTS = ("engine", "torch")
 
 RANKS = 64  # the most that are started on one machine; the engine joins no more
 ELEMENTS = 1 << 30  # the most of a tensor

@@ -37,7 +37,7 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
         str, typer.Option(help="bytes: 8,64K,1M or 8:64M or 8:64M:4")
     ] = "8,64K,1M,16M",
     ranks: Annotated[int, typer.Option(help="processes; 0: 2, or those of torchrun")] = 0,
-    transport: Annotated[str, typer.Option(help="engine, fallback, torch; else the best")] = "",
+    transport: Annotated[str, typer.Option(help="engine or torch; else the best")] = "",
     dtype: Annotated[str, typer.Option(help="of the elements")] = "float32",
     repeats: Annotated[int, typer.Option(help="blocks of calls, of which the best counts")] = 5,
     arena: Annotated[bool, typer.Option(help="also in memory that the engine allocates")] = False,
@@ -56,8 +56,8 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
         repeats=repeats,
         transport=transport or None,
     )
-    if arena and transport in ("fallback", "torch"):
-        raise UserError(f"--arena: {transport} allocates no memory; take --transport engine")
+    if arena and transport == "torch":
+        raise UserError("--arena: torch allocates no memory; take --transport engine")
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UserError(f"--plot: there is no folder {plot.parent}; make it first")
     request = replace(request, arena=arena)
@@ -101,9 +101,7 @@ def _started(request: Request) -> Iterator[Row]:
         try:
             engine_library(read_settings())
         except NoCompiler as lack:
-            raise UserError(
-                f"{' '.join(str(lack).split())}; or take --transport fallback"
-            ) from None
+            raise UserError(f"{' '.join(str(lack).split())}; or take --transport torch") from None
     with Workers(request.ranks) as workers:
         for op in request.ops:
             one = replace(request, ops=(op,))

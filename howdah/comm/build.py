@@ -2,7 +2,7 @@
 
     a compiler here         compiled once for this very processor, and kept in CACHE/engine
     none, built at install  the library beside this file, for any processor of its kind
-    neither                 NoCompiler: the caller takes the fallback
+    neither                 NoCompiler: the caller takes gloo
 
 The name in the cache is a hash of all that decides what the library does: source, flags, compiler
 and processor. Ranks that start together find one of them compiling and wait for it, by a lock

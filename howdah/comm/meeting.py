@@ -18,7 +18,7 @@ from howdah.base.errors import UserError
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.settings import read_settings
 
-Kind = Literal["engine", "torch", "fallback"]
+Kind = Literal["engine", "torch"]
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
 

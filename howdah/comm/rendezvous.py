@@ -2,9 +2,9 @@
 choose the same, for all have heard the same hellos:
 
     one machine, engine built    engine
-    one machine, no compiler     fallback, said in a sentence
-    one machine, over 64 ranks   fallback, said in a sentence
-    several machines             torch
+    several machines             torch; the ranks of one machine among themselves, engine
+    no compiler on one of them   torch, said in a sentence
+    over 64 ranks on one         torch, said in a sentence
 
 Used alone, in a program that torchrun started:
 
@@ -25,7 +25,6 @@ import torch.distributed as dist
 from howdah.base.errors import UserError, nearest
 from howdah.comm.counters import Counters
 from howdah.comm.engine import RANKS, Engine, connect_engine
-from howdah.comm.fallback import connect_fallback
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
 from howdah.comm.meeting import Hello, Kind, meet, own_hello
@@ -45,8 +44,8 @@ OPEN = (
 def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
     """The group of all ranks that torchrun, or another launcher that sets its variables, started.
 
-    transport  engine: shared memory on one machine; fallback: the same without a compiler; torch:
-               messages over TCP. Left out, the best there is
+    transport  engine: shared memory on one machine; torch: messages over TCP. Left out, the best
+               there is
     seconds    after which a rank that does not come, or is silent, is given up
 
     Raises UserError.
@@ -74,7 +73,7 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
         ) from None
     store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
-    own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs why_not it
+    own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     pulse = Pulse(own, rank=rank, size=size)
     keep_alive()  # the store's connections too: its machine may go away while ranks meet
     wanted = transport
@@ -114,14 +113,13 @@ def choose(
     if kind == "engine":
         processes = [hello.process for hello in hellos]
         carrier = connect_engine(store, processes, rank=rank, deadline=seconds)
-    elif kind == "fallback":
-        carrier = connect_fallback(store, rank=rank, size=size, seconds=seconds)
     else:
         here = len({hello.machine for hello in hellos}) == 1
         carrier = torch_transport(store, rank=rank, size=size, seconds=seconds, loopback=here)
         if pulse is not None:
             pulse.tell(carrier)
-    carrier.among = _Joining(store, rank, transport, seconds, wires_of(hellos), pulse)
+    wanted: Kind | None = "torch" if no_engine(hellos) else transport
+    carrier.among = _Joining(store, rank, wanted, seconds, wires_of(hellos), pulse)
     return carrier
 
 
@@ -156,10 +154,12 @@ class _Joining:
 
 def wires_of(hellos: Sequence[Hello]) -> Wires:
     """What carries the messages of any of the ranks: those of one machine share memory, unless
-    all wanted for messages; others send messages, also to those who are near.
+    all asked for messages or some cannot have the engine; others send messages, also to those who
+    are near.
     """
     machines = list(dict.fromkeys(hello.machine for hello in hellos))
-    inside = TorchTransport.link if hellos[0].wanted == "torch" else Engine.link
+    messages = hellos[0].wanted == "torch" or no_engine(hellos)
+    inside = TorchTransport.link if messages else Engine.link
     nodes = tuple(machines.index(hello.machine) for hello in hellos)
     return Wires(inside, TorchTransport.link, nodes=nodes)
 
@@ -171,25 +171,28 @@ def agree(hellos: list[Hello]) -> tuple[Kind, str]:
         if hello.wanted != first.wanted:
             wishes = first.wanted or "the best transport", hello.wanted or "the best transport"
             raise UserError(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
+    if first.wanted == "torch":
+        return "torch", ""
     apart = [rank for rank, hello in enumerate(hellos) if hello.machine != first.machine]
-    lacking = [hello.why_not for hello in hellos if hello.why_not]
-    many = f"the engine joins at most {RANKS} ranks, not {len(hellos)}"
-    match first.wanted:
-        case "torch":
-            return "torch", ""
-        case "" if apart:
-            return "torch", ""
-        case "engine" | "fallback" if apart:
-            raise UserError(
-                f"rank {apart[0]} shares no memory with rank 0 (another machine or container): "
-                f"take transport=torch instead of {first.wanted}"
-            )
-        case "engine" if lacking:
-            raise UserError(f"{lacking[0]}; or take transport=fallback")
-        case "engine" if len(hellos) > RANKS:
-            raise UserError(f"{many}: take transport=fallback, or fewer ranks on a machine")
-        case "" if lacking:
-            return "fallback", f"{lacking[0]}; until then the slower fallback is taken"
-        case "" if len(hellos) > RANKS:
-            return "fallback", f"{many}: the slower fallback is taken"
-    return ("fallback" if first.wanted == "fallback" else "engine"), ""
+    problem = no_engine(hellos)
+    if first.wanted == "engine" and apart:
+        raise UserError(
+            f"rank {apart[0]} shares no memory with rank 0 (another machine or container): take "
+            "transport=torch instead of engine"
+        )
+    if first.wanted == "engine" and problem:
+        raise UserError(f"{problem}; or take transport=torch")
+    if problem:
+        return "torch", f"{problem}; until then messages go through gloo, which is slower"
+    return ("torch" if apart else "engine"), ""
+
+
+def no_engine(hellos: Sequence[Hello]) -> str:
+    """Why the ranks of one machine cannot share memory by the engine; empty where they can.
+
+    It is so for all or for none, so that everybody knows what carries a group of any ranks.
+    """
+    most = max(Counter(hello.machine for hello in hellos).values())
+    if most > RANKS:
+        return f"the engine joins at most {RANKS} ranks of a machine, not {most}: start fewer"
+    return next((hello.why_not for hello in hellos if hello.why_not), "")

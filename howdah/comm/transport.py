@@ -4,7 +4,6 @@ All ranks of a group call the same operations in the same order. Tensors are fla
 on the CPU; `group.py` makes them so. There are three ways, with one interface and equal bits:
 
     engine.py           shared memory inside a host, by a small C library
-    fallback.py         shared memory inside a host, by torch alone
     torch_transport.py  messages of a torch process group, between hosts too
 
 Every operation returns the bytes that this rank sent, counted as if each rank talked to every

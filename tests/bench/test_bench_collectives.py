@@ -37,7 +37,7 @@ from howdah.comm.meeting import Kind
 from howdah.comm.reduction import REDUCIBLE as REDUCIBLE_BY_TORCH
 
 HOWDAH = [sys.executable, "-m", "howdah", "bench", "collectives"]
-KINDS: list[Kind] = ["engine", "fallback", "torch"]
+KINDS: list[Kind] = ["engine", "torch"]
 
 
 def request(op="all", sizes="8,40,1M", **others):
@@ -88,7 +88,7 @@ def test_what_is_no_size_is_refused(text):
         ({"ranks": 1}, "2 to 64 ranks"),
         ({"ranks": 65}, "2 to 64 ranks"),
         ({"repeats": 0}, "1 to 1000 blocks"),
-        ({"transport": "gloo"}, "no transport 'gloo'; known are: engine, fallback, torch"),
+        ({"transport": "gloo"}, "no transport 'gloo'; known are: engine, torch"),
     ],
 )
 def test_what_cannot_be_measured_is_said(words, sentence):
@@ -212,7 +212,7 @@ def test_every_operation_of_every_transport_is_right(workers, kind, ranks):
 
 
 def test_the_arena_is_measured_where_there_is_one(workers):
-    for kind, places in (("engine", {"own", "arena"}), ("fallback", {"own"})):
+    for kind, places in (("engine", {"own", "arena"}), ("torch", {"own"})):
         asked = replace(request(sizes="1K"), arena=True)
         rows = workers.run(measure, asked, ranks=2, transport=kind)[0]
         assert {found.place for found in rows} == places

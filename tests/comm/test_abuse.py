@@ -15,7 +15,7 @@ from howdah.base.errors import UserError
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 
-KINDS = ["engine", "fallback", "torch"]
+KINDS = ["engine", "torch"]
 HUGE, NAN = 2**70, float("nan")
 
 

@@ -21,8 +21,8 @@ from howdah.plan.recording import Traffic
 LENGTHS = [0, 1, 2, 3, 5, 1000]  # not divisible, shorter than the group, empty
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [1, 2, 3, 4]
-KINDS = ["engine", "fallback", "torch"]
-LINKS = {"engine": "shared", "fallback": "shared", "torch": "tcp"}
+KINDS = ["engine", "torch"]
+LINKS = {"engine": "shared", "torch": "tcp"}
 
 
 def numbers(rank, length, dtype):
@@ -406,7 +406,7 @@ def test_a_dead_peer_is_told_soon(tmp_path, through_thread, kind):
         assert ours.poll(600), "the survivor hangs"
         told = ours.recv()
         assert told.startswith("PeerLost: rank 1 "), told
-        assert "all_reduce(float32 [1000], sum) at " in told or kind == "fallback"
+        assert "all_reduce(float32 [1000], sum) at " in told
     finally:
         for process in ranks:
             process.kill()

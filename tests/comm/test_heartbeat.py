@@ -100,7 +100,7 @@ def listening(transport, loopback):
 
 def test_on_one_machine_nobody_else_can_connect(workers):
     """127.0.0.1 is 0100007F there. Such a link is never down, and has no heartbeats."""
-    results = workers.run(listening, True, ranks=3, transport="fallback")
+    results = workers.run(listening, True, ranks=3, transport="torch")
     for found, beating, x in results:
         assert found
         assert set(found) == {"0100007F"}
@@ -109,7 +109,7 @@ def test_on_one_machine_nobody_else_can_connect(workers):
 
 
 def test_links_between_machines_have_heartbeats(workers):
-    results = workers.run(listening, False, ranks=3, transport="fallback")
+    results = workers.run(listening, False, ranks=3, transport="torch")
     for _, beating, x in results:
         assert beating >= 2  # links; and where it listens
         assert x == [3.0] * 5

@@ -31,14 +31,17 @@ def wishing(wanted, hello=HERE):
     [
         ([HERE, HERE], "engine", ""),
         ([HERE, THERE], "torch", ""),
-        ([BARE, THERE], "torch", ""),
-        ([HERE, BARE], "fallback", "no C compiler; until then the slower fallback"),
+        ([BARE, THERE], "torch", "no C compiler; until then"),
+        ([HERE, BARE], "torch", "no C compiler; until then messages go through gloo"),
         ([wishing("torch")] * 2, "torch", ""),
-        ([wishing("fallback")] * 2, "fallback", ""),
         ([wishing("engine")] * 2, "engine", ""),
         ([HERE] * RANKS, "engine", ""),
-        ([HERE] * (RANKS + 1), "fallback", "joins at most 64 ranks, not 65: the slower fallback"),
-        ([wishing("fallback")] * (RANKS + 1), "fallback", ""),
+        (
+            [HERE] * (RANKS + 1),
+            "torch",
+            "64 ranks of a machine, not 65: start fewer; until",
+        ),
+        ([wishing("torch")] * (RANKS + 1), "torch", ""),
         ([HERE] * RANKS + [THERE], "torch", ""),
     ],
 )
@@ -53,9 +56,11 @@ def test_what_the_ranks_agree_on(words, kind, said):
     [
         ([wishing("torch"), HERE], "rank 0 asks for torch and rank 1 for the best transport"),
         ([wishing("engine"), wishing("engine", THERE)], "rank 1 shares no memory with rank 0"),
-        ([wishing("fallback"), wishing("fallback", THERE)], "instead of fallback"),
-        ([wishing("engine"), wishing("engine", BARE)], "no C compiler; or take transport=fallback"),
-        ([wishing("engine")] * (RANKS + 1), "at most 64 ranks, not 65: take transport=fallback"),
+        ([wishing("engine"), wishing("engine", BARE)], "no C compiler; or take transport=torch"),
+        (
+            [wishing("engine")] * (RANKS + 1),
+            "64 ranks of a machine, not 65: start fewer; or take",
+        ),
     ],
 )
 def test_what_the_ranks_cannot_agree_on(words, sentence):
@@ -68,7 +73,7 @@ def test_what_the_ranks_cannot_agree_on(words, sentence):
     [
         ([HERE, HERE], Wires("shared", "tcp", nodes=(0, 0))),
         ([THERE, HERE, THERE], Wires("shared", "tcp", nodes=(0, 1, 0))),
-        ([BARE, HERE], Wires("shared", "tcp", nodes=(0, 0))),
+        ([BARE, HERE], Wires("tcp", "tcp", nodes=(0, 0))),
         ([wishing("torch")] * 2, Wires("tcp", "tcp", nodes=(0, 0))),
     ],
 )
@@ -83,16 +88,16 @@ def store():
 
 def test_who_does_not_come_is_named(store):
     """What has been said is there already, so however short it waits, only others are named."""
-    store.set("word/2", "a\n7\n\n")
+    store.set("hello/2", "a\n7\n\n")
     with pytest.raises(UserError, match=r"^ranks 1, 3 of 4 did not come within 0\.2 s: "):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
-    store.set("word/3", "a\n7\n\n")
+    store.set("hello/3", "a\n7\n\n")
     with pytest.raises(UserError, match=r"^rank 1 of 4 did not come"):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
 
 
 def test_an_unknown_transport_is_refused(store):
-    with pytest.raises(UserError, match="no transport 'gloo'; known are: engine, fallback, torch"):
+    with pytest.raises(UserError, match="no transport 'gloo'; known are: engine, torch"):
         choose(store, rank=0, size=2, transport="gloo")
 
 
@@ -127,7 +132,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_meeting import alone, np
-rank, size, found = alone(["engine", "fallback", "torch", None])
+rank, size, found = alone(["engine", "torch", None])
 np.savez({folder!r} + f"/{{rank}} of {{size}}.npz", *[array for each in found for array in each])
 """
 

@@ -33,7 +33,7 @@ def fail_on_rank_0(transport, kind):
         own.close()
 
 
-@pytest.mark.parametrize("kind", ["engine", "fallback", "torch"])
+@pytest.mark.parametrize("kind", ["engine", "torch"])
 def test_an_error_on_one_rank_reaches_all_at_once(workers, kind):
     """Closing waited for the progress thread, which waited for a rank that waited for this one:
     the deadline of ten minutes passed, and the other rank was told of that and not of the error.

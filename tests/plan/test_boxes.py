@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from howdah.plan.boxes import (
     Box,
     Missing,
+    Overlap,
     Piece,
     Read,
-    Run,
     intersect,
     overlap,
     reads,
@@ -67,7 +67,7 @@ def test_overlap_is_the_common_elements_at_their_offsets(pair):
 @given(pairs)
 def test_overlap_is_symmetric(pair):
     there, here = pair
-    mirrored = [Run(run.here, run.there, run.length) for run in overlap(here, there)]
+    mirrored = [Overlap(run.here, run.there, run.length) for run in overlap(here, there)]
     assert mirrored == list(overlap(there, here))
 
 
@@ -81,7 +81,7 @@ def test_runs_are_as_long_as_they_can_be(pair):
 
 @given(shapes.flatmap(pieces_of))
 def test_a_piece_overlaps_itself_in_one_run(piece):
-    expected = [Run(0, 0, piece.elements)] if piece.elements else []
+    expected = [Overlap(0, 0, piece.elements)] if piece.elements else []
     assert list(overlap(piece, piece)) == expected
 
 
@@ -98,24 +98,24 @@ def test_the_picture():
     piece = Piece("t", (4, 6), Box((0, 3), (4, 3)), 2, 7)
     assert [tensor.reshape(-1)[n] for n in numbers(piece)] == list("cdefg")
     assert list(overlap(whole_piece("t", (4, 6)), piece)) == [
-        Run(5, 0, 1),
-        Run(9, 1, 3),
-        Run(15, 4, 1),
+        Overlap(5, 0, 1),
+        Overlap(9, 1, 3),
+        Overlap(15, 4, 1),
     ]
 
 
 def test_equal_boxes_share_one_run_and_columns_one_per_row():
     shape = (4, 6)
     first, second = Piece("t", shape, whole(shape), 0, 13), Piece("t", shape, whole(shape), 7, 24)
-    assert list(overlap(first, second)) == [Run(7, 0, 6)]
+    assert list(overlap(first, second)) == [Overlap(7, 0, 6)]
     left, right = Box((0, 0), (4, 3)), Box((0, 2), (4, 4))
     a, b = (Piece("t", shape, box, 0, box.elements) for box in (left, right))
-    assert list(overlap(a, b)) == [Run(2 + 3 * row, 4 * row, 1) for row in range(4)]
+    assert list(overlap(a, b)) == [Overlap(2 + 3 * row, 4 * row, 1) for row in range(4)]
 
 
 def test_scalars_and_empty_tensors():
     scalar, empty = whole_piece("t", ()), whole_piece("t", (3, 0))
-    assert list(overlap(scalar, scalar)) == [Run(0, 0, 1)]
+    assert list(overlap(scalar, scalar)) == [Overlap(0, 0, 1)]
     assert list(overlap(empty, empty)) == []
 
 
@@ -129,7 +129,7 @@ def test_long_rows_are_one_step():
     left, right = Box((0, 0), (2, 9 * 10**8)), Box((0, 10**8), (2, 9 * 10**8))
     a, b = (Piece("t", shape, box, 0, box.elements) for box in (left, right))
     length = 8 * 10**8
-    runs = [Run(10**8, 0, length), Run(10 * 10**8, 9 * 10**8, length)]
+    runs = [Overlap(10**8, 0, length), Overlap(10 * 10**8, 9 * 10**8, length)]
     assert list(overlap(a, b)) == runs
 
 
@@ -138,7 +138,7 @@ def test_a_small_piece_of_a_large_box_costs_only_its_own_rows():
     shape = (10**9, 4)
     columns = Box((0, 1), (10**9, 2))
     piece = Piece("t", shape, columns, 10**9 - 1, 10**9 + 2)
-    runs = [Run(2 * 10**9 - 2, 0, 1), Run(2 * 10**9 + 1, 1, 2)]
+    runs = [Overlap(2 * 10**9 - 2, 0, 1), Overlap(2 * 10**9 + 1, 1, 2)]
     assert list(overlap(whole_piece("t", shape), piece)) == runs
 
 
@@ -247,9 +247,9 @@ def test_the_picture_of_reads():
 
     held = {0: [piece(0, 13)], 1: [piece(4, 25)], 2: [piece(18, 32)]}
     assert reads([piece(0, 32)], held) == [
-        Read(0, 0, 0, Run(0, 0, 13)),
-        Read(0, 1, 0, Run(9, 13, 12)),
-        Read(0, 2, 0, Run(7, 25, 7)),
+        Read(0, 0, 0, Overlap(0, 0, 13)),
+        Read(0, 1, 0, Overlap(9, 13, 12)),
+        Read(0, 2, 0, Overlap(7, 25, 7)),
     ]
 
 
@@ -258,11 +258,11 @@ def test_one_run_fills_several_gaps():
     columns = Piece("t", (3, 4), Box((0, 1), (3, 2)), 0, 6)
     everything = whole_piece("t", (3, 4))
     assert reads([everything], {"columns": [columns], "all": [everything]}) == [
-        *(Read(0, "columns", 0, Run(2 * row, 4 * row + 1, 2)) for row in range(3)),
-        Read(0, "all", 0, Run(0, 0, 1)),
-        Read(0, "all", 0, Run(3, 3, 2)),
-        Read(0, "all", 0, Run(7, 7, 2)),
-        Read(0, "all", 0, Run(11, 11, 1)),
+        *(Read(0, "columns", 0, Overlap(2 * row, 4 * row + 1, 2)) for row in range(3)),
+        Read(0, "all", 0, Overlap(0, 0, 1)),
+        Read(0, "all", 0, Overlap(3, 3, 2)),
+        Read(0, "all", 0, Overlap(7, 7, 2)),
+        Read(0, "all", 0, Overlap(11, 11, 1)),
     ]
 
 

@@ -295,7 +295,7 @@ def one_step(transport, plan, dtype):
 def test_predicted_equals_counted(workers, ranks, precision):
     plan = plan_of(f"dp{ranks}", UNEVEN, sequence=32, method=Method(precision=precision))
     dtype = torch.float64 if precision == "float64" else torch.float32
-    for kind, link in (("engine", "shared"), ("fallback", "shared"), ("torch", "tcp")):
+    for kind, link in (("engine", "shared"), ("torch", "tcp")):
         results = workers.run(one_step, plan, dtype, ranks=ranks, transport=kind)
         for rank, counted in enumerate(results):
             assert step_traffic(plan, rank, Wires(link, link)) == counted
