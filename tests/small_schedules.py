@@ -29,8 +29,7 @@ def ways(schedule):
     return [
         lower(schedule),
         lower(schedule, reduce_each=True, tied=tied if tied[0] != tied[1] else None),
-        lower(schedule, gather=True),
-        lower(schedule, gather=True, resident=True, reduce_each=True),
+        lower(schedule, reduce_each=True),
     ]
 
 

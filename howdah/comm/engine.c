@@ -846,7 +846,7 @@ int howdah_told(const Engine *e, int rank, char *site) {
 }
 
 /* This rank cannot go on: ends all waits of all ranks, those of its own threads too. */
-void howdah_give_up(Engine *e) {
+void howdah_abort(Engine *e) {
     if (e->base) fail(e, GAVE_UP, e->rank);
 }
 

@@ -289,7 +289,7 @@ class Engine:
     def abort(self) -> None:
         """Ends all waits of all ranks, those of other threads of this one too."""
         if self._handle is not None:
-            self._functions.howdah_give_up(self._handle)
+            self._functions.howdah_abort(self._handle)
 
     def close(self) -> None:
         """Leaves the group, and lets go of the arena, which lives while tensors of it are held."""

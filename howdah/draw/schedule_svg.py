@@ -23,7 +23,6 @@ from howdah.draw.palette import (
     INK,
     ORANGE,
     PINK,
-    PURPLE,
     RED,
     TEAL,
     TOP,
@@ -44,7 +43,7 @@ COLORS = {
     Kind.WEIGHT: GREEN,
     Kind.UPDATE: GREY,
 }
-STRIPS = {Verb.GATHER: PURPLE, Verb.REDUCE: TEAL, Verb.TIE: PINK}
+STRIPS = {Verb.REDUCE: TEAL, Verb.TIE: PINK}
 
 LEFT, PLOT, RIGHT = 76, 1180, 64  # pixels
 

@@ -3,14 +3,14 @@
     rank 0   compute       |0F0|0F1|0F2|         |  0B0  | ···
              to 1              |0F0|0F1|0F2|
     rank 1   compute               |1F0|1F1|1F2| ···
-             collectives   |gather 1F0|
+             collectives                      |reduce 1B2|
 
 What is on one lane happens one after the other; lanes pass by each other.
 
 A schedule is timed with messages that cost nothing: the papers' drawings. A lowered schedule is
 timed with everything: a message begins when both ends have posted it and the one before it has
 arrived, and a rank stands still only at a `wait`. Links are full-duplex here; the order in which
-ranks post is that of the strictest wire (`plan.schedule.rendezvous`).
+ranks post is that of the strictest wire (`plan.schedule.messages`).
 
 Nothing has to be sorted by time: every moment is the latest of moments known before, so ranks may
 be run in any order, each until it waits for something that is not known yet. That is linear in

@@ -87,15 +87,15 @@ def test_numbers_stand_in_all_boxes_or_in_none():
 
 
 def test_collectives_are_strips():
-    lowered = lower(build("1f1b", ranks=2, micros=2), gather=True, tied=(0, 1))
+    lowered = lower(build("1f1b", ranks=2, micros=2), tied=(0, 1))
     timeline = simulate(lowered, transfer=lambda instruction: 0.5)
     _, hinted, texts = read(timeline)
     fills = {rect.get("fill") for rect in hinted.values()}
     assert set(STRIPS.values()) <= fills
-    assert {"gather", "reduce", "tie"} <= set(texts)
-    gather = hinted["gather 0F0: 0 to 0.5 s"]
-    compute = hinted["0F0: 0.5 to 1.5 s"]
-    (top, height), (strip,) = number(compute, "y", "height"), number(gather, "y")
+    assert {"reduce", "tie"} <= set(texts)
+    (reduce,) = (rect for hint, rect in hinted.items() if hint.startswith("reduce 0B1:"))
+    compute = hinted["0F0: 0 to 1 s"]
+    (top, height), (strip,) = number(compute, "y", "height"), number(reduce, "y")
     assert strip >= top + height
 
 

@@ -13,8 +13,8 @@ from howdah.sim.timeline import simulate
 
 @pytest.fixture(scope="module")
 def timeline():
-    lowered = lower(build("interleaved", ranks=3, micros=3, virtual=2), gather=True, tied=(0, 5))
-    costs = {Verb.SEND: 0.25, Verb.GATHER: 0.5, Verb.REDUCE: 2.0, Verb.TIE: 1.0}
+    lowered = lower(build("interleaved", ranks=3, micros=3, virtual=2), tied=(0, 5))
+    costs = {Verb.SEND: 0.25, Verb.REDUCE: 2.0, Verb.TIE: 1.0}
     return simulate(lowered, transfer=lambda instruction: costs[instruction.verb])
 
 
@@ -66,10 +66,10 @@ def test_events_of_a_thread_are_in_order_and_do_not_overlap(events):
 
 def test_names_and_categories(events):
     first = next(event for event in phase(events, "X") if event["name"] == "0F0")
-    assert (first["cat"], first["ts"], first["dur"]) == ("forward", 0.5e6, 1e6)
+    assert (first["cat"], first["ts"], first["dur"]) == ("forward", 0.0, 1e6)
     categories = Counter(event["cat"] for event in phase(events, "X"))
     assert categories["forward"] == categories["backward"] == 3 * 6
-    assert set(categories) == {"forward", "backward", "gather", "reduce", "tie", "send", "update"}
+    assert set(categories) == {"forward", "backward", "reduce", "tie", "send", "update"}
 
 
 def test_each_message_is_an_arrow_to_what_uses_it(timeline, events):

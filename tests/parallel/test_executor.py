@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from small_schedules import any_schedule
+from strict_wire import check
 from tiny import SHAPE, TIED, micro, plan_of
 
 from howdah.base.errors import UserError
@@ -34,7 +35,6 @@ from howdah.plan.program import (
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.lowering import lower
-from howdah.plan.schedule.rendezvous import check
 from howdah.plan.schedule.text import parse_schedule
 from howdah.shapes.weights import weights
 from howdah.sim.memory import memory

@@ -102,7 +102,7 @@ def spans(timeline):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("costs", [{"send": 1}, {"send": 4, "gather": 2, "reduce": 7}])
+@pytest.mark.parametrize("costs", [{"send": 1}, {"send": 4, "reduce": 7}])
 def test_as_the_slowest_simulator_has_it(name, costs):
     for schedule in shipped(name, ranks=(1, 3), micros=(2, 5)):
         for lowered in ways(schedule):
@@ -111,9 +111,9 @@ def test_as_the_slowest_simulator_has_it(name, costs):
 
 
 @given(any_schedule(), st.integers(0, 7), st.integers(0, 7), st.booleans())
-def test_so_is_any_schedule(schedule, send, gather, resident):
-    lowered = lower(schedule, gather=gather > 0, resident=resident)
-    costs = transfer(send=send, gather=gather, reduce=gather)
+def test_so_is_any_schedule(schedule, send, reduce, each):
+    lowered = lower(schedule, reduce_each=each)
+    costs = transfer(send=send, reduce=reduce)
     assert spans(simulate(lowered, seconds, costs)) == Ticks(lowered, seconds, costs).run()
 
 
@@ -179,20 +179,6 @@ def test_a_slow_link_sets_the_pace():
     assert timeline.peak_link == 100 / 204
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_gathers_are_paid_where_nothing_hides_them(resident):
-    """One rank, one stage: each use waits for its gather; kept, the weights are gathered once."""
-    lowered = lower(build("gpipe", ranks=1, micros=4), gather=True, resident=resident)
-    assert simulate(lowered, units, transfer(gather=5)).makespan == 12 + 5 * (1 if resident else 8)
-
-
-def test_gathers_hide_behind_another_stage():
-    """Stages in turn: the next one's weights arrive while this one computes; the turn from 1F0
-    to 1B0 is of one stage and waits."""
-    lowered = lower(build("interleaved", ranks=1, micros=1, virtual=2), gather=True)
-    assert simulate(lowered, units, transfer(gather=1)).makespan == 6 + 1 + 1
-
-
 def test_sums_hide_behind_the_next_backward_and_the_last_does_not():
     once = lower(build("gpipe", ranks=1, micros=4))
     each = lower(build("gpipe", ranks=1, micros=4), reduce_each=True)
@@ -223,7 +209,7 @@ def test_updates_take_time():
 
 def test_nothing_on_a_lane_overlaps():
     for lowered in ways(build("interleaved", ranks=3, micros=4, virtual=2)):
-        timeline = simulate(lowered, seconds, transfer(send=2, gather=3, reduce=4, tie=5))
+        timeline = simulate(lowered, seconds, transfer(send=2, reduce=4, tie=5))
         for found in timeline.spans:
             ends = {}
             assert [span.start for span in found] == sorted(span.start for span in found)

@@ -1,23 +1,22 @@
 """Lowering: from what each rank computes to everything it does, in order.
 
 A schedule lists computation alone. Its lowering adds what surrounds it: messages between
-stages (`messages`), weights that are gathered and released, gradients that are summed over the
-replicas, updates. The executor runs the lowered lists, the simulator times them and
-`rendezvous` checks them.
+stages (`messages`), gradients that are summed over the replicas, updates. The executor runs the
+lowered lists, and the simulator times them; tests hold them to the strictest wire there is.
 
     1f1b, rank 1 of 3, as it begins     what takes time is started early and waited for late, so
         receive 0F0 from 0              that it hides behind computation:
         receive 0F1 from 0
         wait receive 0F0 from 0             send      as soon as there is something to send
         compute 1F0                         receive   one action before it is used
-        send 1F0 to 2                       gather    one use of weights before
-        wait receive 0F1 from 0             reduce    at a stage's last gradient; waited for
-        compute 1F1                                   before the update
+        send 1F0 to 2                       reduce    at a stage's last gradient; waited for
+        wait receive 0F1 from 0                       before the update
+        compute 1F1
         send 1F1 to 2
 
-Weights are gathered by stage here. Inside a stage an executor may gather unit by unit, in one
-order on all replicas. An update includes what follows from it: clipping, and sending the new
-weights round where each replica updates its share (ZeRO-1 and 2).
+Weights that are shared out (ZeRO-3) are gathered inside of actions, unit by unit, in one order on
+all replicas (`plan.gather_order`). An update includes what follows from it: clipping, and sending
+the new weights round where each replica updates its share (ZeRO-1 and 2).
 """
 
 from collections import Counter, defaultdict
@@ -36,11 +35,10 @@ class Verb(StrEnum):
     COMPUTE = "compute"
     SEND = "send"
     RECEIVE = "receive"
-    GATHER = "gather"  # a stage's whole weights, from the shares of all replicas
     REDUCE = "reduce"  # a stage's gradients, summed over the replicas
     TIE = "tie"  # a tied embedding's gradients, summed over its two stages
     WAIT = "wait"
-    RELEASE = "release"  # the weights that were gathered, or an old version of them
+    RELEASE = "release"  # an old version of the weights
     UPDATE = "update"
 
 
@@ -87,17 +85,12 @@ class Slot(NamedTuple):
 def lower(
     schedule: Schedule,
     *,
-    gather: bool = False,
-    resident: bool = False,
     reduce_each: bool = False,
     tied: tuple[int, int] | None = None,
     versions: Mapping[Action, int] | None = None,
 ) -> Lowered:
     """Everything that each rank does in one step.
 
-    gather       weights are shared out over the replicas (ZeRO-3): gathered before each use and
-                 released after it
-    resident     … but kept while the rank's next use is of the same stage
     reduce_each  gradients are summed over the replicas after every micro-batch, not once
     tied         the two stages that hold one embedding
     versions     of the weights that each action uses, where there is no flush
@@ -105,11 +98,6 @@ def lower(
     Raises Deadlock if the schedule cannot finish.
     """
     messages = message_order(schedule)
-    if gather and versions:
-        raise UserError(
-            f"schedule {schedule.name} keeps old versions of whole weights, which ZeRO-3 shares "
-            f"out; use zero1, or a schedule with a flush"
-        )
     peers = _tie_peers(schedule, tied) if tied else {}
     programs = []
     for rank, program in enumerate(schedule.programs):
@@ -117,8 +105,6 @@ def lower(
         for pair, queue in messages.items():
             if rank in pair:
                 _messages(rank, program, queue, slots)
-        if gather:
-            _weights(program, slots, resident=resident)
         flushed = _gradients(program, slots, reduce_each=reduce_each)
         updates = [Action(Kind.UPDATE, stage, schedule.micros - 1) for stage in flushed]
         for update in updates:
@@ -149,23 +135,6 @@ def _messages(
         else:
             receive = Instruction(Verb.RECEIVE, message.action, message.source)
             _start(receive, slots[start].starts, slots[wait].waits)
-
-
-def _weights(program: Sequence[Action], slots: list[Slot], *, resident: bool) -> None:
-    """Gathers each stage before its uses; at most two stages are there at a time.
-
-    The weight half of a backward uses no weights. A stage that is released and used again next
-    is gathered after the release, with nothing to hide behind.
-    """
-    uses = [n for n, a in enumerate(program) if a.kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT)]
-    for before, use, after in zip([None, *uses], uses, [*uses[1:], None], strict=False):
-        action = program[use]
-        again = before is not None and program[before].stage == action.stage
-        if not (again and resident):
-            start = use if before is None else before + 1 if again else before
-            _start(Instruction(Verb.GATHER, action), slots[start].starts, slots[use].waits)
-        if not (resident and after is not None and program[after].stage == action.stage):
-            slots[use].follows.append(Instruction(Verb.RELEASE, action))
 
 
 def _gradients(program: Sequence[Action], slots: list[Slot], *, reduce_each: bool) -> list[int]:

@@ -1,5 +1,5 @@
 """Lowering: what is added to a schedule, where, and how often. That it never gets stuck is
-proved in test_rendezvous."""
+proved in test_strict_wire."""
 
 from collections import Counter
 
@@ -46,34 +46,10 @@ def test_a_whole_step_of_the_middle_rank():
     ]
 
 
-def test_weights_are_gathered_for_every_use():
-    lowered = lower(build("gpipe", ranks=1, micros=2), gather=True)
-    assert texts(lowered.programs[0])[:8] == [
-        *("gather 0F0", "wait gather 0F0", "compute 0F0", "release 0F0"),
-        *("gather 0F1", "wait gather 0F1", "compute 0F1", "release 0F1"),
-    ]
-
-
-def test_another_stage_is_gathered_while_the_one_before_computes():
-    lowered = lower(build("interleaved", ranks=1, micros=1, virtual=2), gather=True, resident=True)
-    assert texts(lowered.programs[0])[:11] == [
-        *("gather 0F0", "gather 1F0", "wait gather 0F0", "compute 0F0", "release 0F0"),
-        *("wait gather 1F0", "compute 1F0"),
-        *("gather 0B0", "compute 1B0", "release 1B0", "reduce 1B0"),
-    ]
-
-
-def test_the_weight_half_of_a_backward_needs_no_weights():
-    lowered = lower(build("zb-h1", ranks=2, micros=2), gather=True)
-    for program in lowered.programs:
-        gathered = {i.action for i in program if i.verb is Verb.GATHER}
-        assert {action.kind for action in gathered} == {Kind.FORWARD, Kind.INPUT}
-
-
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-v"])
 @pytest.mark.parametrize("micros", [1, 3, 8])
-def test_how_often_weights_are_gathered_and_gradients_summed(name, micros):
-    """The A of the formulas: two gathers for each micro-batch and stage, and A sums or one."""
+def test_how_often_gradients_are_summed(name, micros):
+    """The A of the formulas: A sums for each stage, or one."""
     schedule = build(name, ranks=3, micros=micros)
 
     def per_stage(verb, **options):
@@ -81,11 +57,8 @@ def test_how_often_weights_are_gathered_and_gradients_summed(name, micros):
         return Counter(i.action.stage for p in programs for i in p if i.verb is verb)
 
     stages = range(schedule.stages)
-    assert per_stage(Verb.GATHER, gather=True) == dict.fromkeys(stages, 2 * micros)
     assert per_stage(Verb.REDUCE) == dict.fromkeys(stages, 1)
     assert per_stage(Verb.REDUCE, reduce_each=True) == dict.fromkeys(stages, micros)
-    if schedule.stages == 3:  # nothing else comes between, so one gather lasts for the step
-        assert per_stage(Verb.GATHER, gather=True, resident=True) == dict.fromkeys(stages, 1)
 
 
 def test_slices_of_a_micro_batch_are_summed_together():
@@ -191,16 +164,16 @@ def test_nothing_is_left_out_and_nothing_added(name):
             assert sum(sent.values()) == 2 * away * schedule.micros * schedule.slices
 
 
-@given(any_schedule(), st.booleans(), st.booleans())
-def test_what_is_started_is_waited_for_later(schedule, gather, resident):
-    for program in lower(schedule, gather=gather, resident=resident).programs:
+@given(any_schedule(), st.booleans())
+def test_what_is_started_is_waited_for_later(schedule, reduce_each):
+    for program in lower(schedule, reduce_each=reduce_each).programs:
         texts_so_far = texts(program)
         for number, one in enumerate(program):
             if one.verb is Verb.WAIT:
                 started = Instruction(one.started, one.action, one.peer)
                 assert str(started) in texts_so_far[:number]
         waits = sum(i.verb is Verb.WAIT for i in program)
-        begun = (Verb.SEND, Verb.RECEIVE, Verb.GATHER, Verb.REDUCE)
+        begun = (Verb.SEND, Verb.RECEIVE, Verb.REDUCE)
         assert waits == sum(i.verb in begun for i in program)
 
 
@@ -212,8 +185,6 @@ def test_how_an_instruction_is_spelled():
 
 def test_what_does_not_go_together_is_refused():
     schedule = build("pipedream", ranks=2, micros=2)
-    with pytest.raises(UserError, match="pipedream keeps old versions of whole weights"):
-        lower(schedule, gather=True, versions=versions(schedule, "stash"))
     with pytest.raises(UserError, match="stages 0 and 1 cannot share an embedding; untie it"):
         lower(schedule, tied=(0, 1))
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_schedules import any_schedule, shipped, ways
+from strict_wire import check, draw_stuck
 
 from howdah.plan.schedule.lowering import Lowered, Verb, lower
 from howdah.plan.schedule.registry import SCHEDULES, build
-from howdah.plan.schedule.rendezvous import check, draw_stuck
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -20,10 +20,10 @@ def test_shipped_schedules_pass(name):
             assert draw_stuck(lowered) == ""
 
 
-@given(any_schedule(), st.booleans(), st.booleans())
-def test_whatever_can_run_passes(schedule, gather, resident):
+@given(any_schedule(), st.booleans())
+def test_whatever_can_run_passes(schedule, reduce_each):
     """The claim of the order of messages: it never gets stuck, for any schedule that can run."""
-    assert check(lower(schedule, gather=gather, resident=resident)) == []
+    assert check(lower(schedule, reduce_each=reduce_each)) == []
 
 
 # -- what is broken is found ---------------------------------------------------
@@ -36,8 +36,8 @@ def changed(lowered, rank, program):
 
 
 SUBJECTS = {
-    "gathered": lower(build("interleaved", ranks=3, micros=3, virtual=2), gather=True, tied=(0, 5)),
-    "resident": lower(build("zb-h1", ranks=3, micros=3), gather=True, resident=True),
+    "tied": lower(build("interleaved", ranks=3, micros=3, virtual=2), tied=(0, 5)),
+    "halved": lower(build("zb-h1", ranks=3, micros=3)),
     "sliced": lower(build("terapipe", ranks=2, micros=2, slices=2), reduce_each=True),
     "v": lower(build("zb-v", ranks=2, micros=3)),
 }
@@ -135,10 +135,7 @@ def without(lowered, rank, *left_out):
 
 
 SENTENCES = [
-    (["wait gather 0F1"], "at 6, 'compute 0F1': the weights of stage 0 are not gathered"),
-    (["release 0F0"], "at 4, 'gather 0F1': the weights of stage 0 are gathered already"),
-    (["release 0B1"], "never releases the weights of stage 0"),
-    (["gather 0F0"], "at 0, 'wait gather 0F0': nothing like it was started"),
+    (["reduce 0B1"], "'wait reduce 0B1': nothing like it was started"),
     (["wait send 0F0 to 1"], "never waits for 'send 0F0 to 1'"),
     (
         ["wait receive 1B0 from 1"],
@@ -158,7 +155,7 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("left_out", "sentence"), SENTENCES)
 def test_sentences_name_the_rank_the_instruction_and_the_lack(left_out, sentence):
-    lowered = lower(build("gpipe", ranks=2, micros=2), gather=True, tied=(0, 1))
+    lowered = lower(build("gpipe", ranks=2, micros=2), tied=(0, 1))
     found = check(without(lowered, 0, *left_out))
     assert any(s.startswith("rank 0 ") and s.endswith(sentence) for s in found), found
 

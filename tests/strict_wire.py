@@ -22,7 +22,7 @@ from howdah.plan.schedule.actions import Kind, Schedule, Value, makes, needs
 from howdah.plan.schedule.clock import named
 from howdah.plan.schedule.lowering import Instruction, Lowered, Verb
 
-STARTS = (Verb.SEND, Verb.RECEIVE, Verb.GATHER, Verb.REDUCE, Verb.TIE)
+STARTS = (Verb.SEND, Verb.RECEIVE, Verb.REDUCE, Verb.TIE)
 
 
 def check(lowered: Lowered) -> list[str]:
@@ -65,8 +65,7 @@ class _Hands:
 
     there: set[Value] = field(default_factory=set)
     started: set[Instruction] = field(default_factory=set)  # and not waited for
-    gathered: set[int] = field(default_factory=set)  # stages, and so below
-    unsummed: set[int] = field(default_factory=set)
+    unsummed: set[int] = field(default_factory=set)  # stages, and so below
     unused: set[int] = field(default_factory=set)  # gradients that no update has taken
 
 
@@ -77,20 +76,16 @@ def _alone(rank: int, program: Sequence[Instruction], schedule: Schedule) -> Ite
         if plan != action:
             yield f"computes {action or 'nothing'} where the schedule says {plan or 'nothing'}"
             break
-    shared = any(instruction.verb is Verb.GATHER for instruction in program)
     hands = _Hands()
     for number, instruction in enumerate(program):
-        for wrong in _wrong(instruction, hands, schedule, shared=shared):
+        for wrong in _wrong(instruction, hands, schedule):
             yield f"at {number}, '{instruction}': {wrong}"
         _carry_out(instruction, hands)
     yield from (f"never waits for '{started}'" for started in sorted(map(str, hands.started)))
-    yield from (f"never releases the weights of stage {s}" for s in sorted(hands.gathered))
     yield from (f"never updates stage {stage}" for stage in sorted(hands.unused))
 
 
-def _wrong(
-    instruction: Instruction, hands: _Hands, schedule: Schedule, *, shared: bool
-) -> Iterator[str]:
+def _wrong(instruction: Instruction, hands: _Hands, schedule: Schedule) -> Iterator[str]:
     """What forbids the instruction now."""
     verb, action = instruction.verb, instruction.action
     needed = needs(action, schedule) if verb is Verb.COMPUTE else []
@@ -100,11 +95,6 @@ def _wrong(
         yield "nothing like it was started"
     if verb in STARTS and instruction in hands.started:
         yield "it was started before and not waited for"
-    weights = verb is Verb.RELEASE or (verb is Verb.COMPUTE and action.kind is not Kind.WEIGHT)
-    if shared and weights and action.stage not in hands.gathered:
-        yield f"the weights of stage {action.stage} are not gathered"
-    if verb is Verb.GATHER and action.stage in hands.gathered:
-        yield f"the weights of stage {action.stage} are gathered already"
     if verb in (Verb.TIE, Verb.UPDATE):
         sums = {i.action.stage for i in hands.started if i.verb in (Verb.REDUCE, Verb.TIE)}
         if action.stage in hands.unsummed | sums:
@@ -127,10 +117,6 @@ def _carry_out(instruction: Instruction, hands: _Hands) -> None:
         hands.unsummed.discard(stage)
     if verb is Verb.UPDATE:
         hands.unused.discard(stage)
-    if instruction.started is Verb.GATHER:
-        hands.gathered.add(stage)
-    if verb is Verb.RELEASE:
-        hands.gathered.discard(stage)
 
 
 def _begun(wait: Instruction) -> Instruction:
