@@ -30,17 +30,17 @@ context = 32
 
 [data]
 sources = ["{text}"]
-sequence = 32
-held_out = 0.1
+sequence_length = 32
+validation_share = 0.1
 
 [batch]
 global_batch = 6
 
-[method.rate]
+[method.lr]
 peak = 3e-3
-warmup = 3
+warmup_steps = 3
 
-[pace]
+[train]
 steps = 20
 log_every = 1
 save_every = 10

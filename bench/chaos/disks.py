@@ -74,7 +74,7 @@ def disks(folder: Path) -> Iterator[dict[str, object]]:
         given = environment(place)
         target = {"run": run, "cache": Path(given["HOWDAH_CACHE"])}.get(name, run / name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        words = train(recipe, run, "layout=dp2", f"pace.steps={STEPS}", "pace.export=true")
+        words = train(recipe, run, "layout=dp2", f"train.steps={STEPS}", "train.export=true")
         with damaged(target, state), started(words, place, environment=given) as family:
             if state == "gone":
                 family.wait_for("\nstep: 12")

@@ -70,8 +70,8 @@ def recipe(random: Random, folder: Path) -> None:
 
 def _overrides(random: Random) -> list[str]:
     keys = (
-        *("seed", "layout", "model.layers", "model.preset", "data.sources", "pace.steps", "name"),
-        *("method.optimizer.betas", "method.rate", "folder", "init_from", "a.b.c", "", "threads"),
+        *("seed", "layout", "model.layers", "model.preset", "data.sources", "train.steps", "name"),
+        *("method.optimizer.betas", "method.lr", "folder", "init_from", "a.b.c", "", "threads"),
     )
     values = (*map(str, INTEGERS[:40]), *TEXTS, "[" * 1000, "{a=1}", "[1, 2]", "1\nseed = 2")
     many = random.choice([0, 1, 1, 2])

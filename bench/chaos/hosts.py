@@ -90,7 +90,7 @@ def process_of(run: Path, rank: int) -> int:
 
 def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, object]:
     """One run on two hosts whose cable is struck."""
-    run, words = folder / "run", [f"layout={layout}", f"pace.steps={STEPS}"]
+    run, words = folder / "run", [f"layout={layout}", f"train.steps={STEPS}"]
     given = {**environment(folder), "GLOO_SOCKET_IFNAME": "cable", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with two_hosts(), ExitStack() as stack:
         sides = [

@@ -96,7 +96,7 @@ def kills(folder: Path, *, each: int, layouts: tuple[str, ...], seed: int) -> It
     for number, layout in enumerate(layouts):
         place = folder / str(number)
         run = place / "run"
-        words = [f"layout={layout}", f"pace.steps={STEPS}"]
+        words = [f"layout={layout}", f"train.steps={STEPS}"]
         wanted = undisturbed(recipe, place, words, STEPS)
         for _ in range(each):
             kill = kill_once(train(recipe, run, *words), place, run, draw)

@@ -15,14 +15,14 @@ from pathlib import Path
 from family import LIMIT, started
 from small import checksums, environment, left, train, undisturbed, write_recipe
 
-WORDS = ("layout=dp2 tp2 zero2", "pace.save_every=25")
+WORDS = ("layout=dp2 tp2 zero2", "train.save_every=25")
 PAUSE = (2.0, 9.0)  # seconds between kills
 
 
 def loop(folder: Path, *, seconds: float, steps: int, seed: int) -> Iterator[dict[str, object]]:
     """One row: how often and how long it was struck, and how it ended."""
     recipe, draw = write_recipe(folder), random.Random(seed)
-    words = [*WORDS, f"pace.steps={steps}"]
+    words = [*WORDS, f"train.steps={steps}"]
     wanted = undisturbed(recipe, folder / "ref", words, steps)
     place, before, struck, starts = folder / "loop", set(os.listdir("/dev/shm")), 0, 0
     run, began, last, finished = place / "run", time.monotonic(), 0.0, False

@@ -78,7 +78,7 @@ def stops(folder: Path, layouts: tuple[str, ...]) -> Iterator[dict]:
         target = ("launcher", "group")[number % 2] if alone else TARGETS[number % 3]
         times, place = (1, 5)[number % 2], folder / f"stop{number}"
         run, before = place / "run", set(os.listdir("/dev/shm"))
-        words = train(recipe, run, f"layout={layout}", f"pace.steps={STEPS}", "pace.export=true")
+        words = train(recipe, run, f"layout={layout}", f"train.steps={STEPS}", "train.export=true")
         with started(words, place, environment=environment(place)) as family:
             time.sleep(0.05 * (number % 5) if moment == "loading" else 0)
             wait_for(family, moment)

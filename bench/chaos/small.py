@@ -29,21 +29,21 @@ context = 32
 
 [data]
 sources = ["{text}"]
-sequence = 32
-held_out = 0.1
+sequence_length = 32
+validation_share = 0.1
 
 [batch]
 global_batch = 8
 
-[method.rate]
+[method.lr]
 peak = 3e-3
-warmup = 3
+warmup_steps = 3
 
-[pace]
+[train]
 steps = 300
 log_every = 1
 save_every = 10
-keep = 3
+keep_last = 3
 evaluate_samples = 4
 """
 

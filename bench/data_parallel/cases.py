@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from howdah.plan.method import Method, Optimizer, Precision, Rate
+from howdah.plan.method import LearningRate, Method, Optimizer, Precision
 from howdah.shapes.shape import ModelShape
 from howdah.text.batches import Micro
 
@@ -84,7 +84,7 @@ def cases(*, tiny: bool) -> Iterator[Case]:
 
 def method(case: Case) -> Method:
     """AdamW with the usual constants, clipping at 1, a constant rate."""
-    return Method(case.precision, Optimizer("adamw"), Rate(RATE, shape="constant"))
+    return Method(case.precision, Optimizer("adamw"), LearningRate(RATE, schedule="constant"))
 
 
 def batch(case: Case, *, step: int, rank: int) -> list[Micro]:

@@ -56,7 +56,7 @@ def _settings(case: Case, place: Place, stage: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": case.micros,
         "train_batch_size": micro * case.micros * place.size,
-        "gradient_clipping": method(case).optimizer.clip,
+        "gradient_clipping": method(case).grad_clip,
         "communication_data_type": "fp32",
         "bf16": {"enabled": case.precision == "bf16"},
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 500_000_000},

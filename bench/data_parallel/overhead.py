@@ -119,12 +119,12 @@ def steps_of_a_run(folder: Path) -> list[Counter[str]]:
             "threads=1",
             "device=cpu",
             "batch.global_batch=8",
-            f"pace.steps={10 * (WARM_UP + STRETCHES)}",
-            "pace.log_every=10",
-            "pace.evaluate_every=0",
-            "pace.save_every=0",
-            "pace.prompt=''",
-            "pace.export=false",
+            f"train.steps={10 * (WARM_UP + STRETCHES)}",
+            "train.log_every=10",
+            "train.evaluate_every=0",
+            "train.save_every=0",
+            "train.prompt=''",
+            "train.export=false",
         ],
     )
     here = Machine(world=None, local_world=None, cores=1, cuda=0, cache=folder / "cache")

@@ -82,7 +82,7 @@ def adamw(case: Case, model: nn.Module) -> torch.optim.AdamW:
                 for w in weights(case.shape)
                 if w.decay is decay and w.name in parameters
             ],
-            "weight_decay": constants.decay if decay else 0.0,
+            "weight_decay": constants.weight_decay if decay else 0.0,
         }
         for decay in (True, False)
     ]
@@ -102,7 +102,7 @@ def ddp(case: Case, place: Place) -> Step:
     module = filled(case)
     optimizer = adamw(case, module.model)
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    limit = method(case).optimizer.clip
+    limit = method(case).grad_clip
 
     def step(micros: Sequence[Micro]) -> float:
         total = 0.0
@@ -141,7 +141,7 @@ def accelerate(case: Case, place: Place) -> Step:
     assert accelerator.num_processes == place.size
     module = filled(case)
     model, optimizer = accelerator.prepare(module, adamw(case, module.model))
-    limit = method(case).optimizer.clip
+    limit = method(case).grad_clip
 
     def step(micros: Sequence[Micro]) -> float:
         total = 0.0
@@ -176,7 +176,7 @@ def fsdp2(case: Case, place: Place, *, once: bool, release: bool = False) -> Ste
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(True)  # gloo refuses the average
-    optimizer, limit = adamw(case, module.model), method(case).optimizer.clip
+    optimizer, limit = adamw(case, module.model), method(case).grad_clip
 
     def step(micros: Sequence[Micro]) -> float:
         total = 0.0

@@ -96,7 +96,7 @@ def deepspeed_pipeline(case: Form, place: Place) -> Step:
         partition_method="uniform",
         activation_checkpoint_interval=0,
     )
-    own, limit = _Named(net), method(case).optimizer.clip
+    own, limit = _Named(net), method(case).grad_clip
     twice = own.embedding.weight if place.rank else None
     optimizer = adamw(case, own)
     optimizer.register_step_pre_hook(lambda *_: clip_stage(own, limit, counted_elsewhere=twice))

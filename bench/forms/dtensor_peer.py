@@ -81,7 +81,7 @@ def dtensor(case: Form, place: Place, *, over: Over = "") -> Step:
         )
     elif over == "FSDP2":
         _shard(module, mesh["dp"])
-    optimizer, limit = adamw(case, model), method(case).optimizer.clip
+    optimizer, limit = adamw(case, model), method(case).grad_clip
     parameters = dict(model.named_parameters())  # DDP puts others in the model in each pass
     summed = dist.group.WORLD if over == "FSDP2" else mesh.get_group("tp")
 

@@ -93,7 +93,7 @@ def stages_alone(case: Form, place: Place) -> Step:
     plan = plan_of(case)
     stages = [_stage(plan, rank) for rank in range(place.size)]
     mine, others = stages[place.rank], [s for r, s in enumerate(stages) if r != place.rank]
-    limit, tokens = method(case).optimizer.clip, case.rows * case.sequence
+    limit, tokens = method(case).grad_clip, case.rows * case.sequence
 
     def step(micros: Sequence[Micro]) -> None:
         for unit in mine.units.values():

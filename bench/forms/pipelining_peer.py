@@ -71,7 +71,7 @@ def pipelining(case: Form, place: Place, *, schedule: Literal["gpipe", "1f1b"]) 
         ),
         scale_grads=False,
     )
-    optimizer, limit = adamw(case, stage.model), method(case).optimizer.clip
+    optimizer, limit = adamw(case, stage.model), method(case).grad_clip
     tied = stage.model.embedding.weight if first or last else None
 
     def step(micros: Sequence[Micro]) -> float | None:

@@ -1,1 +1,1 @@
-"""What every floor needs and none owns."""
+"""Helpers that every package of howdah uses: errors, files, quantities, signals, output."""

@@ -1,7 +1,7 @@
-"""All or nothing: a file stands whole under its name, or not at all.
+"""Atomic file writes: the file with a given name is either complete or does not exist.
 
-A process can die between any two bytes, and a disk can fill up. So nothing is ever written
-under the name it will have:
+A process can die between any two bytes, and a disk can fill up. So bytes are first written under
+a temporary name:
 
     write NAME.part  →  fsync  →  rename to NAME  →  fsync of the folder
 
@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new binary file that takes the name `path` when the block ends without an error.
+    """A new binary file that gets the name `path` when the block ends without an error.
 
-    After an error, whatever stood at `path` still stands there, and the new bytes are gone.
+    After an error, an older file at `path` is unchanged, and the new bytes are removed.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -36,14 +36,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole and durable or not at all."""
+    """Write a text file atomically: after this call it is complete and durable on the disk."""
     with replacing(path) as file:
         file.write(text.encode())
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names inside `folder` durable."""
+    """Make the file names inside `folder` durable (fsync of the folder)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,10 +1,10 @@
-"""How large and how small every number of a run may be, in one table.
+"""The smallest and the largest allowed value of every number of a run, in one table.
 
-Whatever a recipe, a config.json or a checkpoint says arrives here before anything is allocated or
-looped over. The most of a size is far beyond the largest that is known, so it stands in nobody's
-way; it is there so that a plan is arithmetic of a moment, whose sums fit in 64 bits.
+Every number of a recipe, a config.json or a checkpoint is checked here before anything is allocated
+or looped over. The upper bound of a size is far above the largest known model, so it limits no real
+run. It ensures that a plan is computed in a moment and that its sums fit in 64 bits.
 
-A key stands without the place in its list: `data.sources.weight` bounds the weight of each source.
+Keys leave out list indices: `data.sources.weight` is the bound for the weight of each source.
 """
 
 import re
@@ -17,9 +17,10 @@ from howdah.base.errors import shown
 
 
 class Bound(NamedTuple):
-    """least ≤ number ≤ most; `above` and `below` leave out the end itself.
+    """The allowed range of one number: least ≤ number ≤ most.
 
-    means  what the least stands for, where it is no size
+    above, below  exclude `least`, or `most`, itself
+    means         for the error message: the special meaning of the value `least`, if it has one
     """
 
     least: float
@@ -68,8 +69,8 @@ BOUNDS = {
     "model.experts.first": Bound(0, 1000),
     "model.experts.every": Bound(1, 1000),
     "data.sources.weight": POSITIVE,
-    "data.sequence": Bound(1, 1 << 27),
-    "data.held_out": Bound(0, 1, above=True, below=True),
+    "data.sequence_length": Bound(1, 1 << 27),
+    "data.validation_share": Bound(0, 1, above=True, below=True),
     "batch.global_batch": Bound(1, 1 << 31),
     "batch.micro_batch": Bound(1, 1 << 31),
     "batch.ramp_from": Bound(0, 1 << 31),
@@ -80,25 +81,25 @@ BOUNDS = {
     "method.optimizer.betas": SHARE,
     "method.optimizer.momentum": SHARE,
     "method.optimizer.epsilon": ANY,
-    "method.optimizer.decay": ANY,
-    "method.optimizer.clip": ANY,
-    "method.rate.peak": POSITIVE,
-    "method.rate.warmup": STEPS,
-    "method.rate.floor": Bound(0, 1),
-    "method.rate.decay": STEPS,
-    "pace.steps": STEPS._replace(least=1),
-    "pace.log_every": STEPS._replace(least=1),
-    "pace.evaluate_every": STEPS,
-    "pace.evaluate_samples": Bound(0, 1 << 31),
-    "pace.save_every": STEPS,
-    "pace.keep": Bound(1, 10**6),
+    "method.optimizer.weight_decay": ANY,
+    "method.grad_clip": ANY,
+    "method.lr.peak": POSITIVE,
+    "method.lr.warmup_steps": STEPS,
+    "method.lr.min_ratio": Bound(0, 1),
+    "method.lr.decay_steps": STEPS,
+    "train.steps": STEPS._replace(least=1),
+    "train.log_every": STEPS._replace(least=1),
+    "train.evaluate_every": STEPS,
+    "train.evaluate_samples": Bound(0, 1 << 31),
+    "train.save_every": STEPS,
+    "train.keep_last": Bound(1, 10**6),
 }
 
 
 def out_of_bounds(value: object, path: str = "") -> Iterator[str]:
-    """A sentence for every number of a dataclass, and of those inside it, that is out of bounds.
+    """Yields one sentence for every number that is out of bounds in a dataclass or nested in it.
 
-    path  where the value stands: "model"; empty for a whole run
+    path  the dotted name of `value`, such as "model"; empty for a complete run
     """
     if is_dataclass(value):
         for field in fields(value):
@@ -114,7 +115,7 @@ def out_of_bounds(value: object, path: str = "") -> Iterator[str]:
 def _problem(number: float, path: str) -> Iterator[str]:
     bound = BOUNDS[re.sub(r"\[\d+\]", "", path)]
     says = f"{path} is {shown(number)}; it must be"
-    if isinstance(number, float) and isnan(number):  # which takes no whole number of any size
+    if isinstance(number, float) and isnan(number):  # isnan() fails for a huge int
         yield f"{says} a number"
     elif number < bound.least or (bound.above and number == bound.least):
         means = f", {bound.means}" if bound.means else ""

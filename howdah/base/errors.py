@@ -1,31 +1,31 @@
-"""What is said to a user whose input cannot work.
+"""Exceptions and helpers for messages to the user.
 
-A `UserError` is one sentence: what is wrong, where, and what to do. It travels up to the
-command line, which prints it and exits with code 2. It is never a defect of howdah: those
-keep their traceback.
+A `UserError` is one sentence about wrong input: what is wrong, where, and what to do. It propagates
+to the command line, which prints it and exits with code 2. A defect of howdah is never a
+`UserError`: it is shown with its traceback.
 """
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-MANY = 25  # names that a sentence can list
-TOLD = 12  # problems that it can tell
-LONGEST = 60  # characters of a value in it
+MANY = 25  # the most names that a sentence lists
+TOLD = 12  # the most problems that a sentence lists
+LONGEST = 60  # the most characters of a value in a sentence
 
 
 class UserError(Exception):
-    """One sentence for the user: what is wrong, where it stands, what would work."""
+    """Wrong input, as one sentence for the user: what is wrong, where it is, what would work."""
 
 
 class Unfinished(Exception):
-    """A run that its machine does not let finish, as one sentence; exit code 1.
+    """The machine keeps a run from finishing, for example by a full disk; exit code 1.
 
-    A disk is full, say: nobody has made a mistake, and the same command may work later.
+    The message is one sentence. The input is correct, and the same command may work later.
     """
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A suggestion to append to a sentence.
+    """A suggestion to append to a sentence: the name in `known` that is most like `word`, or all.
 
     >>> nearest("stepz", ["steps", "seed"])
     "; did you mean 'steps'?"
@@ -43,7 +43,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names as they are, but for those of somebody's file that no sentence could hold."""
+    """Names joined by commas, each cut to LONGEST characters; unprintable names are escaped."""
     return ", ".join(name if name.isprintable() else shown(name) for name in map(_cut, names))
 
 
@@ -52,7 +52,7 @@ def _cut(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it: on one line, and not longer than a reader wants.
+    """The repr of a value, for an error message: on one line, and cut to about LONGEST characters.
 
     >>> shown("dp2 x4")
     "'dp2 x4'"
@@ -66,19 +66,19 @@ def shown(value: object) -> str:
 
 
 def named(path: object) -> str:
-    """A path as a sentence shows it: as it is, unless it would break the sentence."""
+    """A path for an error message: unchanged, unless it is unprintable or very long."""
     text = str(path)
     return text if text.isprintable() and len(text) <= 4 * LONGEST else shown(text)
 
 
 def brief(error: object) -> str:
-    """What another library says of a file: its first line, and not all of a long one."""
+    """The first line of another library's error message, cut where it is very long."""
     text = str(error).partition("\n")[0].rstrip(". ")
     return text if text.isprintable() and len(text) <= 4 * LONGEST else shown(text)
 
 
 def several(problems: Sequence[str]) -> str:
-    """Problems as one sentence; of many the first ones, and how many more there are.
+    """Problems joined into one sentence; of more than TOLD, the first TOLD and the number left out.
 
     >>> several(["seed is 'a'", "steps is 0"])
     "seed is 'a'; steps is 0"

@@ -1,10 +1,9 @@
-"""Reading files that anybody may have written: what each is, and how large, is asked before it is
-opened.
+"""Reading files from untrusted sources: kind and size of a file are checked before it is read.
 
-A pipe with no one at its other end is waited for without end, a device has no end, and a file of
-gigabytes fills the memory. A parser has weak places of its own: tables that are nested too deep,
-numbers of thousands of digits, keys of thousands of parts. Whoever reads gets an OSError or a
-ValueError that says why in a few words, and makes it a sentence that names the file.
+Reading a pipe without a writer waits forever, a device has no end, and a file of gigabytes fills
+the memory. Parsers have limits too: tables that are nested too deep, numbers of thousands of
+digits, keys of thousands of dotted names. All functions here raise OSError or ValueError with a
+short reason; the caller makes it a sentence that names the file.
 """
 
 import json
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes that Linux takes
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes; the limits of Linux
 NESTED = "its lists or tables are nested too deep"
-MANY_DOTS = 1000  # on a line. A key of n dots costs tomllib n² steps and bytes; ours have four.
+MANY_DOTS = 1000  # in a line. A key of n dots costs tomllib n² steps and bytes; recipes have 4.
 
 
 def kind_of(path: Path) -> str:
-    """`file` or `folder`; or what keeps it from being read, such as `does not exist`."""
+    """`file` or `folder`; otherwise why `path` cannot be read, such as `does not exist`."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -37,7 +36,7 @@ def kind_of(path: Path) -> str:
 
 
 def read_file(path: Path, most: int = MIB) -> bytes:
-    """The bytes of a regular file. Raises OSError for anything else, and for more than `most`."""
+    """The bytes of a regular file of at most `most` bytes. Raises OSError for any other path."""
     kind = kind_of(path)
     if kind == "folder":
         raise OSError(EISDIR, os.strerror(EISDIR), str(path))
@@ -47,19 +46,19 @@ def read_file(path: Path, most: int = MIB) -> bytes:
         raise OSError(EINVAL, f"it {kind}", str(path))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        data = b"" if size > most else file.read(most + 1)  # more than its size, where it grows
+        data = b"" if size > most else file.read(most + 1)  # it may grow meanwhile
     if max(size, len(data)) > most:
         raise OSError(EFBIG, f"it has more than the {most:,} bytes that are read", str(path))
     return data
 
 
 def read_text(path: Path, most: int = MIB) -> str:
-    """A text file in UTF-8. Raises OSError as `read_file`, and UnicodeDecodeError."""
+    """The text of a UTF-8 file. Raises OSError as `read_file` does, and UnicodeDecodeError."""
     return read_file(path, most).decode()
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML file. Raises ValueError for everything that is wrong with it."""
+    """The tables of a TOML text. Raises ValueError for every kind of error in it."""
     if any(line.count(".") >= MANY_DOTS for line in text.splitlines()):
         raise ValueError(f"a line has {MANY_DOTS:,} dots or more, and no key so many parts")
     try:
@@ -68,14 +67,14 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
     except RecursionError:
         raise ValueError(NESTED) from None
-    except ValueError:  # of int()
+    except ValueError:  # raised by int()
         raise ValueError("a number has thousands of digits") from None
 
 
 def parse_json(data: bytes, *, finite: bool = True) -> Any:
-    """What a JSON file says. Raises ValueError for everything that is wrong with it.
+    """The value of a JSON text. Raises ValueError for every kind of error in it.
 
-    finite  refuse NaN and infinity, which Python reads although JSON does not have them
+    finite  refuse NaN and infinity, which Python accepts although JSON does not have them
     """
     try:
         if not finite:
@@ -96,7 +95,7 @@ def _finite(digits: str) -> float:
 
 
 def word_problem(text: str) -> str:
-    """Why a text cannot be kept, passed to the system, or written to a file; empty where it can."""
+    """Why a text cannot be stored, passed to the system or written to a file; empty if it can."""
     if "\0" in text:
         return "it has a NUL"
     try:
@@ -107,7 +106,7 @@ def word_problem(text: str) -> str:
 
 
 def path_problem(text: str) -> str:
-    """Why a text cannot be a path; empty where it can."""
+    """Why a text cannot be a path; empty if it can."""
     if problem := word_problem(text):
         return problem
     if max(map(len, text.encode().split(b"/"))) > LONGEST_NAME or len(text) > LONGEST_PATH:

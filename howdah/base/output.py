@@ -1,21 +1,22 @@
-"""Standard output that outlives its reader.
+"""Standard output that survives the loss of its reader.
 
     howdah train small.toml | head -2        the pipe is closed after two lines
-    ssh host howdah train small.toml         the terminal goes with the connection
+    ssh host howdah train small.toml         the terminal closes with the connection
     howdah train small.toml > log            the disk is full
 
-In each case whatever prints next would raise, a progress bar in its own thread, and Python once
-more at its exit. A terminal may also lack a character, such as ³. None of this should end a
-training: what cannot be written is dropped, and a character that cannot be shown is replaced.
+In each case the next print would raise, also in the thread of a progress bar, and Python would
+raise once more at its exit. A terminal may also lack a character, such as ³. None of this should
+end a training run: output that cannot be written is dropped, and a character that cannot be shown
+is replaced.
 
-A reader may also be there and not read: a pager at the end of its screen, a terminal after Ctrl-S.
-A write would wait for it, with a process around it that hears no stop signal. So a piece is written
-when there is room for it, which is waited for
+A reader may also exist and not read: a pager at the end of its screen, a terminal after Ctrl-S. A
+blocking write would wait for it, and the process would not react to stop signals. So output is
+written in pieces, each when the descriptor has room for it. A write waits for room
 
-    without end    where a stop signal ends the waiting: Stopped is raised in it
-    for a while    while a request to stop would only be noted (training), and in other threads;
-                   once, until there is room again
-    not at all     when a stop was asked
+    without limit    where a stop signal ends the wait: its handler raises Stopped there
+    up to 5 s        while a stop signal is only recorded (training), and in other threads;
+                     after one such wait, not again until there is room
+    not at all       after a stop signal
 """
 
 import io
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 ERRORS = {"stdout": "replace", "stderr": "backslashreplace"}  # as Python does for stderr itself
-PIECE = select.PIPE_BUF  # bytes: what a pipe that has room takes without waiting
-# Looks are counted and not seconds: whoever was suspended sees a long time pass in one.
-GLANCE = 100  # milliseconds between looks at whether a stop was asked
-LOOKS = 50  # that find no room, and what is to be written is dropped
+PIECE = select.PIPE_BUF  # bytes that a pipe with room takes without blocking
+# Polls are counted, not seconds: a process that was suspended sees a long time pass in one poll.
+GLANCE = 100  # milliseconds of a poll for room; stop requests are checked between polls
+LOOKS = 50  # polls in a row that find no room, after which output is dropped
 
 
 class _Outlet(io.FileIO):
-    """A descriptor that takes everything, and drops what the system does not, or not soon."""
+    """A raw file over a descriptor. Its writes never fail: bytes that the system refuses, or does
+    not take in time, are dropped.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
@@ -58,25 +61,30 @@ class _Outlet(io.FileIO):
                 if written := self._put(rest[:PIECE], wait=looks > 0):
                     rest, looks, hopeless, self._given_up = rest[written:], 0, False, False
                     continue
-                looks, self._given_up = looks + 1, True  # also where a stop ends the waiting
+                looks, self._given_up = looks + 1, True  # also when Stopped ends the wait
                 if hopeless or looks > _most_looks():
                     break
         return size
 
     def _put(self, piece: memoryview, *, wait: bool) -> int:
-        """How many bytes were taken; 0: there is no room. One that is broken raises OSError."""
+        """Writes `piece`; returns the bytes written, 0 if there is no room. Raises OSError if the
+        descriptor is broken.
+
+        wait  poll up to GLANCE milliseconds for room
+        """
         if not self._room.poll(GLANCE if wait else 0):
             return 0
         try:
             return os.write(self._door, piece)
-        except BlockingIOError:  # it has room, but not for all that a line's end takes
+        except BlockingIOError:  # there is room, but too little for a line end (\r\n)
             time.sleep(GLANCE / 1000 if wait else 0)
             return 0
 
 
 def _door(descriptor: int) -> int:
-    """Where to write without waiting. A terminal would take a part of a piece and wait for the
-    rest; so it is opened once more, for whether it waits is a matter of whom it was opened by.
+    """A descriptor for writes that do not block. A blocking terminal would take some bytes of a
+    piece and wait with the rest, so it is opened again, non-blocking: the inherited descriptor
+    shares its flags with other processes.
     """
     with suppress(OSError):
         return os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
@@ -84,23 +92,24 @@ def _door(descriptor: int) -> int:
 
 
 def _most_looks() -> float:
-    """How often may be looked for room, as things stand now."""
+    """How many polls for room a write may do at present: 0, LOOKS or infinity."""
     handler = signal.getsignal(signal.SIGTERM)
     request = getattr(handler, "__self__", None)
     if isinstance(request, StopRequest) and request.signal:
         return 0
-    # Before there is a request the system ends the process; when it leaves, signals are ignored.
+    # Before `listen`, a signal ends the process; after its last block, signals are ignored.
     patient = request.patient if isinstance(request, StopRequest) else handler == signal.SIG_IGN
     heard = not patient and threading.current_thread() is threading.main_thread()
     return float("inf") if heard else LOOKS
 
 
 def lasting_output() -> None:
-    """From now on, printing never raises. Called once in a process, before it prints.
+    """Replaces stdout and stderr so that printing never raises. Called once per process, before
+    the first print.
 
-    Streams that were put in the place of the process' own are left alone: they are somebody
-    else's. A descriptor that the process was started without is plugged, or the next file that is
-    opened would get its number, and whatever a library prints would be written into that file.
+    A stream that other code has put into sys.stdout or sys.stderr is not replaced. If the process
+    was started without one of the descriptors 0 to 2, it is opened on /dev/null: otherwise the next
+    opened file would get its number, and the prints of a library would be written into that file.
     """
     for descriptor in range(3):
         try:
@@ -114,7 +123,7 @@ def lasting_output() -> None:
 
 
 def _lasting(stream: TextIO, descriptor: int, errors: str) -> TextIO:
-    """As `stream`, which is used no more."""
+    """A stream with the settings of `stream` that never raises; `stream` must not be used again."""
     assert isinstance(stream, io.TextIOWrapper)
     with suppress(OSError):
         stream.flush()

@@ -1,6 +1,6 @@
-"""What the system tells of processes, and what it does for them when another one ends.
+"""Linux process features: signals at a parent's death, adoption of orphans, stopped processes.
 
-Linux alone does this; elsewhere a process is never seen to be stopped, and nothing is done.
+On other systems these functions do nothing, and no process is ever reported as stopped.
 """
 
 import ctypes
@@ -11,12 +11,12 @@ SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREA
 
 
 def die_with_parent(number: int) -> None:
-    """The calling process gets the signal when the one that forked it ends, however that ends."""
+    """Makes the kernel send signal `number` to this process when its parent ends in any way."""
     _prctl(SET_DEATH_SIGNAL, number)
 
 
 def adopt_orphans(wanted: bool) -> None:
-    """Whether this process becomes the parent of descendants whose own parent ends."""
+    """Sets whether this process becomes the parent of its descendants whose parent has ended."""
     _prctl(SET_SUBREAPER, int(wanted))
 
 
@@ -26,7 +26,7 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether it was stopped by a signal (SIGSTOP, Ctrl-Z), which nobody can handle."""
+    """Whether a process, given by its pid, is stopped by a signal (SIGSTOP, Ctrl-Z)."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
@@ -35,17 +35,17 @@ def is_stopped(process: int) -> bool:
 
 
 class StoppedFor:
-    """How many looks in a row found each of some processes stopped.
+    """Counts, for each of some processes, how many checks in a row found it stopped.
 
-    Looks are counted and not seconds: whoever was suspended together with them sees a long time
-    pass in one look.
+    Checks are counted, not seconds: if this process is suspended together with the others, a long
+    time passes between two checks.
     """
 
     def __init__(self) -> None:
         self._looks: dict[int, int] = {}
 
     def look(self, process: int) -> int:
-        """Looks once more; how many looks in a row it was stopped."""
+        """Checks a process again; returns how many checks in a row have found it stopped."""
         seen = self._looks.get(process, 0) + 1 if is_stopped(process) else 0
         self._looks[process] = seen
         return seen

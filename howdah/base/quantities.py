@@ -1,13 +1,13 @@
 """Numbers with their units: "80 GB", "200 Gb/s", "5 us", and counts such as "15T".
 
-A bare number is where plans go wrong: by 8 (Gb/s and GB/s), by 2 (a link's two directions, a rate
-that counts sparsity), by 1.07 (GB and GiB). So every quantity is written with its unit, the
-reader says which kind it expects, and inside howdah all are floats in one base unit per kind:
+Numbers without units make plans wrong: by 8 (Gb/s and GB/s), by 2 (a link's two directions, a rate
+that counts sparsity), by 1.07 (GB and GiB). So every quantity is written with its unit, the code
+that reads it names the kind it expects, and inside howdah all are floats in one base unit per kind:
 
     "200 Gb/s"  as bytes/s  ->  25e9       "989 TFLOP/s"  as FLOP/s  ->  989e12
     "80 GiB"    as bytes    ->  80·2³⁰     "5 us"         as seconds ->  5e-6
 
-`spell` is the way back, for tables. It gives four digits, in decimal units, and never bits.
+`spell` converts back, for tables: to four digits, in decimal units, and never in bits.
 """
 
 import re
@@ -23,7 +23,7 @@ def _scaled(unit: str, scales: dict[str, float], base: float = 1.0) -> dict[str,
     return {f"{prefix}{unit}": base * scale for prefix, scale in scales.items()}
 
 
-# Per kind: how each unit is spelled, and how much it is in the base unit (the one worth 1).
+# For each kind: the spelling of each unit, and its size in the base unit (the one with size 1).
 UNITS: dict[str, dict[str, float]] = {
     "bytes": {**_scaled("B", _DECIMAL), **_scaled("B", _BINARY)},
     "bytes/s": {
@@ -39,7 +39,7 @@ UNITS: dict[str, dict[str, float]] = {
     "kg/kWh": {"kg/kWh": 1.0, "g/kWh": 1e-3},
 }
 
-TINY, HUGE = 1e-12, 1e21  # in base units: no machine has less but nothing, none has more
+TINY, HUGE = 1e-12, 1e21  # in base units: the range of non-zero values of real machines
 
 EXAMPLE = {
     "bytes": "80 GB",
@@ -54,10 +54,13 @@ EXAMPLE = {
 
 
 def parse_quantity(text: object, kind: str, *, where: str, positive: bool = False) -> float:
-    """`text` in the base unit of `kind`. `where` names the place in what is said to the user.
+    """`text`, a number with its unit, as a float in the base unit of `kind`.
 
-    Raises UserError for a bare number, an unknown unit, a unit of another kind, anything below
-    zero, with `positive` zero too, and for sizes that no machine has.
+    where     names the quantity in error messages
+    positive  refuse zero too
+
+    Raises UserError for a number without unit, an unknown unit, a unit of another kind, a negative
+    number, and values that no machine has.
     """
     if not isinstance(text, str):
         raise UserError(
@@ -106,9 +109,11 @@ _MOST = Decimal(10) ** 24
 
 
 def parse_count(text: str, *, what: str = "tokens") -> int:
-    """A whole number as people write it: "15T", "300B", "1.4e12", "15_000".
+    """The whole number of a text such as "15T", "300B", "1.4e12" or "15_000".
 
-    Raises UserError for what is no number, no whole one, or not between 1 and 10²⁴.
+    what  names the number in error messages
+
+    Raises UserError unless the text is a whole number from 1 to 10²⁴.
     """
     match = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)([A-Za-z]?)", text.strip())
     if match is None or match[2].upper() not in _COUNTS or len(text) > LONGEST:

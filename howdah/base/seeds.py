@@ -1,8 +1,8 @@
 """Keys for weights, noise and data order: every random choice is a function of its name.
 
 Nothing here has state. A key is a hash of words, `mix` turns (key, counter) into 64 random
-bits, and `permute` shuffles a range so that any position can be asked for alone. The same
-mix in torch operations is `model/noise.py`; a test holds the two equal.
+bits, and `permute` shuffles a range so that any position can be computed alone. `model/noise.py`
+has the same `mix` in torch operations; a test checks that both give equal bits.
 
 `mix` is the finaliser of SplitMix64 (Steele, Lea, Flood 2014) on key + counter · φ.
 """
@@ -20,14 +20,14 @@ Words = npt.NDArray[np.uint64]
 
 
 def key(*words: object) -> int:
-    """64 bits that depend on the words alone: not on the process, the layout or `hash`."""
+    """A 64-bit hash that depends on the words alone: not on the process, the layout or `hash`."""
     text = "\x1f".join(map(str, words))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def mix(key: int, counters: Words) -> Words:
     """Random 64-bit words, one for each counter (uint64, any shape)."""
-    # numpy wraps arrays around silently, as meant here, but warns about single numbers
+    # The overflow is intended. numpy is silent about it for arrays, but warns for scalars.
     z = np.uint64(key) + np.atleast_1d(counters) * np.uint64(GOLDEN)
     for multiplier, shift in zip(MULTIPLIERS, SHIFTS, strict=False):
         z = (z ^ (z >> np.uint64(shift))) * np.uint64(multiplier)
@@ -36,10 +36,11 @@ def mix(key: int, counters: Words) -> Words:
 
 
 def permute(key: int, size: int, index: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Where positions `index` of range(size) land in a shuffle that `key` names.
+    """The positions (int64, shape of `index`) to which the shuffle `key` of range(size) moves the
+    positions `index`.
 
-    A Feistel network over the next power of four, walked until it falls inside the range
-    (Black and Rogaway 2002): a bijection of range(size), with no table to keep.
+    A Feistel network over the next power of four, applied again until the result is inside the
+    range (cycle walking, Black and Rogaway 2002): a bijection of range(size) without a table.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)

@@ -1,14 +1,14 @@
-"""Stop signals: which they are, and two ways to take them.
+"""Stop signals: which signals they are, and two modes to handle them.
 
     at once    Stopped is raised where the signal arrives: nothing is lost by leaving there
-    patient    the request is noted, and whoever holds it looks at a moment of its own choice
+    patient    the signal is recorded in a StopRequest, which the program checks between steps
 
-A process begins at once, is patient while it trains, and is at once again when all is saved. Only
-the first signal is raised: the others must not break off what it made leave. It is noted as well,
-for Python drops what is raised inside a finalizer.
+A process starts in the first mode, is patient while it trains, and returns to the first mode when
+all is saved. Only the first signal raises: later ones must not interrupt the exit that it started.
+It is also recorded, because Python drops an exception that is raised inside a finalizer.
 
-Children of the fork server start with these signals blocked (`comm/forkserver.py`). Those that come
-before a child listens wait until it does.
+Children of the fork server start with these signals blocked (`comm/fork_server.py`). A signal that
+arrives before a child calls `listen` stays pending until then.
 """
 
 import os
@@ -20,17 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-# Termination; Ctrl-C; a lost terminal; Ctrl-\; what batch systems send before a limit.
+# Termination; Ctrl-C; a lost terminal; Ctrl-\; the signals of batch systems before a time limit.
 SIGNALS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
 )
-AGAIN = 0.01  # seconds
+AGAIN = 0.01  # seconds until a signal is sent again whose Stopped was dropped in a finalizer
 EARLY = "stopped before the first step: there is nothing to save"
 
 
 class Stopped(BaseException):
-    """The process was asked to stop. Not an Exception: whatever fails, this is not a failure."""
+    """The process got a stop signal. It is not an Exception, because it is not a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(name_of(number))
@@ -38,13 +38,15 @@ class Stopped(BaseException):
 
 
 def name_of(number: int) -> str:
-    """SIGTERM of 15."""
+    """The name of a signal number: SIGTERM for 15."""
     known = {one.value for one in signal.Signals}
     return signal.Signals(number).name if number in known else f"signal {number}"
 
 
 def stop_behind(error: BaseException) -> Stopped | None:
-    """The Stopped that an error is, or was made of: Python does so in a class's __set_name__."""
+    """The Stopped that `error` is or was caused by; None if there is none. Python wraps an
+    exception so when it is raised inside __set_name__.
+    """
     cause: BaseException | None = error
     while not isinstance(cause, Stopped):
         if cause is None:
@@ -55,10 +57,10 @@ def stop_behind(error: BaseException) -> Stopped | None:
 
 @dataclass
 class StopRequest:
-    """What was asked of a process.
+    """The stop signal that a process has received, and how it is handled.
 
-    signal   the first that came; 0: none
-    patient  its holder looks at `signal`; otherwise Stopped is raised
+    signal   the number of the first stop signal; 0: none
+    patient  the program checks `signal` by itself; otherwise the handler raises Stopped
     """
 
     signal: int = 0
@@ -71,7 +73,7 @@ class StopRequest:
             raise Stopped(number)
 
     def hurry(self) -> None:
-        """No longer patient. Raises Stopped where a signal has come before."""
+        """Ends the patient mode. Raises Stopped if a signal has already arrived."""
         self.patient = False
         if self.signal:
             raise Stopped(self.signal)
@@ -79,18 +81,19 @@ class StopRequest:
 
 @contextmanager
 def listen(*, patient: bool = False, last: bool = False) -> Iterator[StopRequest]:
-    """Turns stop signals into a request while the block runs. For the main thread.
+    """Records stop signals in the yielded request while the block runs. For the main thread.
 
-    last  the process leaves after the block, and has said how: signals do nothing any more
+    patient  the mode at the start of the block
+    last     the process exits after the block and has printed why: signals are ignored then
 
-    Inside another block of this kind, what that was asked before counts here, and what comes here
-    counts there. A hang-up that is ignored already (nohup) stays so. May raise Stopped at once.
+    Blocks can be nested: a signal of the outer block is also recorded in the inner one, and vice
+    versa. A SIGHUP that is already ignored (nohup) stays ignored. May raise Stopped at once.
     """
     request = StopRequest(patient=patient)
     taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
-        """Stopped was raised inside a finalizer, where Python drops it: once more, elsewhere."""
+        """Sends the signal again when Python has dropped its Stopped inside a finalizer."""
         if not isinstance(what.exc_value, Stopped):
             hook(what)
             return
@@ -119,14 +122,16 @@ def listen(*, patient: bool = False, last: bool = False) -> Iterator[StopRequest
 
 
 def _request_of(handler: object) -> StopRequest:
-    """The request that a handler serves; one that nobody looks at where it is none of ours."""
+    """The request whose method `handler` is; for any other handler, a new, unused request."""
     request = getattr(handler, "__self__", None)
     return request if isinstance(request, StopRequest) else StopRequest()
 
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Stop signals wait while the block runs; a process started inside begins with them blocked."""
+    """Stop signals stay pending while the block runs; a process started inside it starts with them
+    blocked.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

@@ -1,11 +1,11 @@
-"""From nested tables, as TOML and JSON give them, to frozen dataclasses, and all that is wrong.
+"""Reads nested tables, as TOML and JSON parsers return them, into frozen dataclasses.
 
-    {"name": "a", "pace": {"steps": "many"}}    ->    Run(...), ["pace.steps is 'many'; it must be
+    {"name": "a", "train": {"steps": "many"}}    ->    Run(...), ["train.steps is 'many'; it must be
                                                       a whole number"]
 
-The fields of a dataclass say what a table may hold. Nothing is guessed: `true` is no number, and
-"3" is a text. A value that is wrong is told and left out, so that the other mistakes are told with
-it; a table that lacks what it must have is no dataclass, but the sentence that says so.
+The fields of a dataclass define the keys and types of a table. Nothing is guessed: `true` is no
+number, and "3" is a text. A wrong value is reported and left out, so that one call reports all
+mistakes. A table without a required key is reported too, and gives None instead of a dataclass.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,8 @@ from howdah.base.errors import nearest, shown
 from howdah.base.files import path_problem, word_problem
 
 NO_MORE: Mapping[str, tuple[str, ...]] = {}
-MANY_ROWS = 1000  # of a list; the mix of sources knows thousandths
+NO_NAMES: Mapping[str, str] = {}
+MANY_ROWS = 1000  # the most items of a list; the mix of data sources resolves thousandths
 WANTED: dict[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -30,36 +31,48 @@ WANTED: dict[object, str] = {
 
 
 class Read(NamedTuple):
-    """What a table says: the dataclass, or None where it lacks something, and the problems."""
+    """The result of reading a table.
+
+    value     the dataclass; None if a required key is missing or wrong
+    problems  one sentence for each mistake
+    """
 
     value: Any
     problems: list[str]
 
 
 class _Wrong(Exception):
-    """A value that a field cannot take; the sentence goes behind the field's name."""
+    """A value that a field cannot take; the text completes the sentence "it must be ..."."""
 
 
 def read_table(
-    kind: type, table: Mapping[str, Any], *, also: Mapping[str, tuple[str, ...]] = NO_MORE
+    kind: type,
+    table: Mapping[str, Any],
+    *,
+    also: Mapping[str, tuple[str, ...]] = NO_MORE,
+    renamed: Mapping[str, str] = NO_NAMES,
 ) -> Read:
-    """The dataclass `kind` that a table spells.
+    """Reads a table into the dataclass `kind`.
 
-    also  keys that a table may have had before, to be suggested too, by its dotted name
+    also     by a table's dotted prefix ("model."): keys that the caller has already taken out of
+             it; they too are suggested for a misspelled key
+    renamed  the new names of dotted keys that are not read any more
     """
-    reader = _Reader(kind, also)
+    reader = _Reader(kind, also, renamed)
     return Read(reader.table(kind, table, ""), reader.problems)
 
 
 class _Reader:
-    """Collects problems on the way down."""
+    """Reads one table and those nested in it; `problems` collects all mistakes."""
 
-    def __init__(self, root: type, also: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, root: type, also: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str]
+    ) -> None:
         self.problems: list[str] = []
-        self._root, self._also = root, also
+        self._root, self._also, self._renamed = root, also, renamed
 
     def table(self, kind: type, table: object, path: str) -> Any:
-        """The dataclass at `path`, which ends in a dot unless it is the top; or None."""
+        """The dataclass of the table at `path`, or None. `path` is empty or ends in a dot."""
         if isinstance(table, kind):
             return table
         if not isinstance(table, Mapping):
@@ -67,7 +80,7 @@ class _Reader:
         hints = get_type_hints(kind)
         known = (*hints, *self._also.get(path, ()))
         self.problems += [
-            f"unknown key {shown(path + str(name))}{self._suggestion(str(name), known)}"
+            f"unknown key {shown(path + str(name))}{self._suggestion(path, str(name), known)}"
             for name in table
             if name not in hints
         ]
@@ -84,7 +97,7 @@ class _Reader:
         return None if set(must) - set(values) else kind(**values)
 
     def _field(self, hint: object, value: object, name: str) -> Any:
-        """The value of one field; MISSING where it is wrong, which has been told."""
+        """The value of one field; MISSING if it is wrong, which is then in `problems`."""
         try:
             found = self._value(hint, value, name)
         except _Wrong as wrong:
@@ -93,7 +106,7 @@ class _Reader:
         return MISSING if found is None and value is not None else found
 
     def _value(self, hint: Any, value: object, name: str) -> Any:
-        """`value` as `hint` says it. Raises _Wrong."""
+        """`value` converted to the type `hint`. Raises _Wrong."""
         options = get_args(hint)
         if NoneType in options:
             rest = next(option for option in options if option is not NoneType)
@@ -108,7 +121,10 @@ class _Reader:
         )
 
     def _list(self, options: tuple[Any, ...], value: object, name: str) -> Any:
-        """A list, of any length where its hint ends in `...`; None if an entry of it is wrong."""
+        """A list as a tuple; None if one of its items is wrong.
+
+        options  the types of the items; (type, ...) allows any length
+        """
         every = options[-1] is Ellipsis
         if not isinstance(value, list | tuple):
             raise _Wrong("a list" if every else _example(options))
@@ -123,8 +139,12 @@ class _Reader:
         ]
         return None if any(item is MISSING for item in found) else tuple(found)
 
-    def _suggestion(self, name: str, known: Iterable[str]) -> str:
-        """The nearest key of the same table; else the same key of another table."""
+    def _suggestion(self, path: str, name: str, known: Iterable[str]) -> str:
+        """What an unknown key could be: its new name, or else the most similar key of the same
+        table, or else the same key of another table.
+        """
+        if path + name in self._renamed:
+            return f"; it is called {self._renamed[path + name]!r} now"
         suggestion = nearest(name, known)
         elsewhere = [path for path in _paths(self._root, "") if path.rpartition(".")[2] == name]
         if "did you mean" in suggestion or not elsewhere:
@@ -144,7 +164,7 @@ def _chosen(options: tuple[Any, ...], value: object) -> Any:
 
 
 def _plain(hint: Any, value: Any) -> Any:
-    """A number, a text, a path, or true or false."""
+    """A number, text, path or bool as the type `hint`. Raises _Wrong."""
     if hint is Path and isinstance(value, Path):
         return value
     if hint in (str, Path) and isinstance(value, str):
@@ -170,7 +190,7 @@ def _float(value: float) -> float:
 
 
 def _paths(kind: type, prefix: str) -> Iterator[str]:
-    """The dotted names of all keys of a dataclass and of those inside it."""
+    """The dotted names of all fields of a dataclass and of the dataclasses inside it."""
     for name, hint in get_type_hints(kind).items():
         yield prefix + name
         for inner in (hint, *get_args(hint)):

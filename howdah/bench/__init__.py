@@ -1,1 +1,1 @@
-"""The `bench` command: collectives measured beside gloo and the machine's limit."""
+"""The `bench` command: collectives compared with gloo and with the limit of the machine."""

@@ -1,23 +1,23 @@
-"""Measuring collectives on the ranks of any transport; every result is checked.
+"""Measures collectives on the ranks of any transport, and checks every result.
 
     for each size          one block of each in turn, and again, `repeats` times
       own tensors            own    arena  bound
       tensors in the arena   arena  bound  own
       the bound              ...                      so all of them meet the same machine
 
-A block is a stretch of calls. Before each call every rank writes its own input anew and waits for
-the others, and neither is timed: without it, a rank that reads a peer's tensor would find it in
-its own cache from the last time, and nothing would cross. The time of a block is that of its
-slowest rank.
+A block is a number of calls in a row. Before each call every rank writes its input again and waits
+for the other ranks; neither is timed. Otherwise a rank that reads a peer's tensor would find it in
+its own cache from the last call, and no data would be transferred. The time of a block is that of
+its slowest rank.
 
-Before each block one more call, not timed, is checked: the place of the result is spoiled, and
-every element of it must come out right (bench_trials.py).
+Before each block one more call is made, not timed, to check the result: the output is overwritten
+first, and then every element must be correct (`bench/trials.py`).
 
-The bound moves the bytes that must move (`bench_table.bound_bytes`), and does nothing else:
+The bound moves only the bytes that must be moved (`bench.table.bound_bytes`), without a collective:
 
     shared memory   every rank copies from one tensor of its own to another, all at once
-    tcp             one message between ranks 0 and 1 through a plain socket: half the time that
-                    it takes there and back
+    tcp             one message between ranks 0 and 1 through a plain socket: half the time of a
+                    round trip
 """
 
 import socket
@@ -38,22 +38,24 @@ from howdah.comm.meeting import Kind
 from howdah.comm.transport import Transport
 from howdah.host.facts import gloo_address
 
-CALLS = 20_000  # the most in a block
+CALLS = 20_000  # the most calls in a block
 LOOPBACK = "127.0.0.1"
-WORD = 32  # characters that rank 1 alone knows
+WORD = 32  # characters of the secret by which rank 0 recognizes rank 1
 FRESH = 0x3C  # every byte of an input in a timed call
 
-Loop = Callable[[int], float]  # so many calls → their seconds on this rank
+Loop = Callable[[int], float]  # number of calls → their seconds on this rank
 
 
-Room = Callable[[int], Tensor]  # bytes → memory
+Room = Callable[[int], Tensor]  # bytes → a tensor of so many bytes
 
 
 # -- time -------------------------------------------------------------------------------
 
 
 def loop(transport: Transport, call: Callable[[], object], given: Tensor) -> Loop:
-    """Calls with a fresh input each; only the calls are timed."""
+    """A function that makes some calls, each after `given`, the input of this rank, is written
+    again and all ranks have met at a barrier. It returns the seconds of the calls alone.
+    """
     fresh = given.view(torch.uint8)
 
     def run(calls: int) -> float:
@@ -70,7 +72,7 @@ def loop(transport: Transport, call: Callable[[], object], given: Tensor) -> Loo
 
 
 def slowest(transport: Transport, seconds: list[float]) -> list[float]:
-    """For each number the most that any rank has."""
+    """The maximum over the ranks of each of these numbers (an all-reduce)."""
     most = torch.tensor(seconds, dtype=torch.float64)
     transport.all_reduce(most, "max")
     found: list[float] = most.tolist()
@@ -78,7 +80,7 @@ def slowest(transport: Transport, seconds: list[float]) -> list[float]:
 
 
 def fitting(transport: Transport, run: Loop, *, seconds: float) -> int:
-    """How many calls take about so long, preparations included; the same on all ranks."""
+    """The number of calls that take about `seconds`, preparations included; equal on all ranks."""
     run(1)
     calls = 1
     while True:
@@ -94,13 +96,16 @@ def fitting(transport: Transport, run: Loop, *, seconds: float) -> int:
 
 
 def copying(transport: Transport, size: int) -> Loop:
-    """Every rank copies `size` bytes in its own memory, all at once."""
+    """The bound of shared memory: every rank copies `size` bytes in its own memory, all at once."""
     to, source = (torch.full((size,), FRESH, dtype=torch.uint8) for _ in range(2))
     return loop(transport, partial(to.copy_, source), source[:0])
 
 
 def sending(transport: Transport, wire: socket.socket | None, size: int) -> Loop:
-    """`size` bytes from rank 0 to rank 1 and back; half of it is the time."""
+    """The bound of tcp: `size` bytes from rank 0 to rank 1 and back; returns half of the seconds.
+
+    wire  the socket between ranks 0 and 1; None on the other ranks
+    """
     memory = memoryview(bytearray(size))
 
     def send() -> None:
@@ -121,9 +126,10 @@ def sending(transport: Transport, wire: socket.socket | None, size: int) -> Loop
 
 
 def open_wire(transport: Transport) -> socket.socket | None:
-    """A TCP connection between ranks 0 and 1, where gloo's would be; None on the others.
+    """A TCP connection between ranks 0 and 1, on the network that gloo uses; None on other ranks.
 
-    On one machine it is loopback. Whoever else connects does not know the word that rank 1 says.
+    On one machine it is on loopback. Rank 0 broadcasts a secret word with the address, and accepts
+    only a connection that sends this word first.
     """
     where = torch.zeros(128, dtype=torch.uint8)
     with ExitStack() as stack:
@@ -148,7 +154,7 @@ def open_wire(transport: Transport) -> socket.socket | None:
 
 
 def accept(listener: socket.socket, word: bytes) -> socket.socket:
-    """The connection of the one that says the word first. All others are hung up on."""
+    """The first connection that starts with the bytes `word`. All other ones are closed."""
     listener.settimeout(60)
     while True:
         wire, _ = listener.accept()
@@ -159,19 +165,21 @@ def accept(listener: socket.socket, word: bytes) -> socket.socket:
         wire.close()
 
 
-# -- all that is wished for -------------------------------------------------------------
+# -- all measurements of a request -------------------------------------------------------
 
 
 def measure(transport: Transport, request: Request) -> list[Row]:
-    """What `rows` gives, at once: for workers."""
+    """All rows of a request as one list, as the function that workers run."""
     return list(rows(transport, request))
 
 
 def rows(transport: Transport, request: Request) -> Iterator[Row]:
-    """Measures every operation and size. All ranks must take all rows; all get the same."""
+    """Measures every operation and size, and yields the rows, equal on all ranks. All ranks must
+    consume all rows, because each one takes collectives.
+    """
     largest = (
         request.sizes[-1] + request.width * request.ranks
-    )  # all_to_all gets a little more than n
+    )  # all_to_all may receive a little more than n
     rooms: dict[str, Room] = {"own": lambda size: torch.empty(size, dtype=torch.uint8)}
     if request.arena and isinstance(transport, Engine):
         rooms["arena"] = lambda size: transport.allocate(size, torch.uint8)

@@ -1,4 +1,4 @@
-"""Bus bandwidth over size, as SVG: a line for each operation, and what a plain move reaches.
+"""Bus bandwidth over size, as SVG: a line for each operation, and one for the bound.
 
     bus bandwidth
      10 GB/s |          - - - -  bound
@@ -8,8 +8,8 @@
     100 MB/s |__/
              8 B      64 KiB   16 MiB
 
-Both axes are logarithmic: on the left, where the line is straight and steep, a call takes the
-same time whatever its size; on the right it takes as long as its bytes do.
+Both axes are logarithmic. On the left, where a line is straight and steep, a call takes the same
+time at every size (latency); on the right, its time is proportional to its bytes (bandwidth).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ from howdah.draw.svg import document, element, hint, words
 
 LEFT, WIDE, HIGH, RIGHT = 96, 720, 400, 190  # pixels
 DASHES = {"own": "", "arena": "7 4"}
-LABELS = 9  # the most below the axis
+LABELS = 9  # the most labels below the horizontal axis
 
 Point = tuple[int, float]  # bytes, bus bandwidth in bytes per second
-Series = dict[tuple[str, str], list[Point]]  # (operation, place): its points by size
+Series = dict[tuple[str, str], list[Point]]  # (operation, Row.place) → its points by size
 
 
 def series(rows: Sequence[Row]) -> Series:
-    """The lines, in the order of the rows."""
+    """The points of each line; lines are in the order of the rows."""
     found: Series = {}
     for row in rows:
         found.setdefault((row.op, row.place), []).append((row.bytes, row.bus_bandwidth))
@@ -38,13 +38,13 @@ def series(rows: Sequence[Row]) -> Series:
 
 
 def bound(rows: Sequence[Row]) -> list[Point]:
-    """At each size, the best that a plain move of an operation's bytes reached."""
+    """The line of the bound: at each size, the highest bound of any operation."""
     by_size = groupby(sorted(rows, key=lambda row: row.bytes), key=lambda row: row.bytes)
     return [(size, max(row.bound_bandwidth for row in each)) for size, each in by_size]
 
 
 def draw_bandwidth(rows: Sequence[Row]) -> str:
-    """The drawing of at least one row; all rows are of one run."""
+    """The SVG text of a drawing of one or more rows, all of one run."""
     lines, limit, first = series(rows), bound(rows), rows[0]
     points = [point for each in (*lines.values(), limit) for point in each]
     place = _Axes([size for size, _ in points], [speed for _, speed in points])
@@ -66,7 +66,7 @@ def draw_bandwidth(rows: Sequence[Row]) -> str:
 
 
 class _Axes:
-    """Where a size and a speed lie on the picture."""
+    """Converts sizes (bytes) and speeds (bytes per second) to pixel positions in the drawing."""
 
     def __init__(self, sizes: Sequence[int], speeds: Sequence[float]) -> None:
         self.sizes = sorted(set(sizes))
@@ -100,7 +100,7 @@ def _grid(place: _Axes) -> Iterator[str]:
 
 
 def binary(size: int) -> str:
-    """Bytes by powers of 1024, as sizes are given.
+    """A number of bytes as text, with a unit that is a power of 1024.
 
     >>> binary(8), binary(65536), binary(1536)
     ('8 B', '64 KiB', '1.5 KiB')
@@ -122,7 +122,7 @@ def _dots(place: _Axes, op: str, points: Sequence[Point], color: str) -> Iterato
 
 
 def _names(lines: Series, colors: dict[str, str]) -> Iterator[str]:
-    """To the right, a stroke and a name for each line; the bound comes last."""
+    """The legend at the right: a stroke and a name for each line, the bound last."""
     entries = [
         (op if where == "own" else f"{op}, {where}", colors[op], DASHES[where])
         for op, where in lines

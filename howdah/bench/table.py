@@ -1,23 +1,23 @@
-"""What `howdah bench collectives` is asked for, and the table it answers with: pure, no torch.
+"""The options and the output table of `howdah bench collectives`: pure functions, without torch.
 
-Sizes are those of nccl-tests: the bytes of the whole vector, of which a share goes to each rank
-in reduce-scatter, all-gather, gather, scatter and all-to-all. K, M and G are powers of 1024.
+Sizes are those of nccl-tests: the bytes of the full vector, of which each rank has a share in
+reduce-scatter, all-gather, gather, scatter and all-to-all. K, M and G are powers of 1024.
 
     8,64K,1M     these sizes           8:64M      from 8 bytes to 64 MiB, doubling
-                                       8:64M:4    the same, four times as many each time
+                                       8:64M:4    from 8 bytes to 64 MiB, times four
 
-A time t of n bytes on N ranks becomes two bandwidths, with nccl-tests' factors
-(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; gather and scatter are its all-gather's):
+From the time t of n bytes on N ranks follow two bandwidths, with the factors of nccl-tests
+(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md; gather and scatter use that of its all-gather):
 
     algorithm    n / t
-    bus          n / t · factor, the bytes that must enter (or leave) the busiest rank, by time;
-                 it does not depend on the number of ranks, so that it can be held against a wire
+    bus          n / t · factor: the bytes that must enter (or leave) the busiest rank, per second;
+                 it does not depend on the number of ranks, so it can be compared with a link's rate
 
 Through shared memory there is less to do than through wires: ranks may read each other's tensors.
-At the least, every byte that is put in is read once and every byte of the results is written
-once, and the ranks share that work evenly. COPIES has it by n, in copies, for a copy reads a byte
-and writes one. (Summing reads more than it writes, and reading is cheaper; so a reduction in
-place may come a little closer to this bound than a copy does.)
+At the least, every byte of the inputs is read once and every byte of the results is written once,
+and the ranks divide this work evenly. COPIES holds this work divided by n, in copies, where a copy
+reads one byte and writes one. (A sum reads more than it writes, and reading is cheaper; so an
+in-place reduction may be a little faster against this bound than a copy.)
 
     all_reduce, N ranks    reads N·n, writes N·n       (N·n + N·n) / 2 / N = n on each rank
     broadcast              reads n, writes (N - 1)·n   N·n / 2 / N = n / 2
@@ -56,20 +56,24 @@ REDUCIBLE = {**FLOATS, "int8": 1, "uint8": 1, "int16": 2, "int32": 4, "int64": 8
 WIDTHS = {**REDUCIBLE, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8}
 TRANSPORTS = ("engine", "torch")
 
-RANKS = 64  # the most that are started on one machine; the engine joins no more
-ELEMENTS = 1 << 30  # the most of a tensor
-REPEATS = 1000  # the most
-HELD = 10  # the most bytes that a rank holds, by those of the largest tensor
+RANKS = 64  # the most ranks on one machine, which is also the limit of the engine
+ELEMENTS = 1 << 30  # the most elements of a tensor
+REPEATS = 1000  # the most blocks
+HELD = 10  # the most bytes that a rank holds, in multiples of the largest tensor
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured.
+    """The measurements that the user asked for.
 
+    ops        names of collectives
     sizes      bytes, ascending
-    transport  None for the best
-    arena      whether tensors of the engine's memory are measured too
-    block      seconds that a block should take, with its preparations
+    dtype      the name of a torch dtype
+    ranks      processes to start
+    repeats    blocks for each operation and size
+    transport  engine or torch; None for the best that is available
+    arena      whether tensors in the engine's arena are measured too
+    block      seconds that a block should take, preparations included
     """
 
     ops: tuple[str, ...]
@@ -89,13 +93,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Row:
-    """One operation of one size. A block is a stretch of calls, and its time that of a call.
+    """The result of one operation at one size. The time of a block is its mean time per call.
 
-    place     own: tensors of the process, in place where the operation can be; arena: tensors of
-              the engine's memory
-    seconds   of each block, of its slowest rank; bound: of as many blocks of the bound, which
-              moves the bytes that must move and does nothing else
-    wrong     elements that were not what they must be
+    bytes     the size of the full vector
+    place     own: tensors of the process, in place where the operation can be; arena: tensors in
+              the engine's arena
+    seconds   time of each block on its slowest rank
+    bound     times of as many blocks of the bound, which only moves the bytes that must be moved
+    wrong     number of wrong elements in the results
     """
 
     op: str
@@ -123,27 +128,27 @@ class Row:
 
     @property
     def bound_bandwidth(self) -> float:
-        """The bus bandwidth of who takes as long as the bound."""
+        """The bus bandwidth of an operation that takes as long as the best block of the bound."""
         return FACTORS[self.op](self.ranks) * self.bytes / min(self.bound)
 
     @property
     def share(self) -> float:
-        """Of the bound that the best block reaches: 1 is as fast as moving the bytes plainly."""
+        """Speed of the best block relative to the bound: 1 is as fast as only moving the bytes."""
         return min(self.bound) / self.best
 
 
 def bound_bytes(op: str, size: int, ranks: int, *, shared: bool) -> int:
-    """What the bound moves: copies on every rank, or sends through one socket."""
+    """The bytes that the bound copies on every rank (`shared`), or sends through one socket."""
     return max(1, round(size * (COPIES if shared else FACTORS)[op](ranks)))
 
 
-# -- what is asked for ----------------------------------------------------------------
+# -- the request ----------------------------------------------------------------------
 
 
 def read_request(
     op: str, sizes: str, *, dtype: str, ranks: int, repeats: int, transport: str | None = None
 ) -> Request:
-    """The request in the words of the command. Raises UserError."""
+    """The request that the texts of the command's options describe. Raises UserError."""
     ops = read_ops(op)
     dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(dtype, dtype)
     if dtype not in WIDTHS:
@@ -212,7 +217,7 @@ def _size(word: str) -> int:
 
 
 def check_memory(request: Request, free: int | None) -> None:
-    """Raises UserError where the ranks of this machine would hold more than is free."""
+    """Raises UserError if the ranks would hold more than `free` bytes; None: it is not known."""
     needed = HELD * request.ranks * request.sizes[-1]
     if free is not None and needed > free:
         raise UserError(
@@ -255,7 +260,7 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, as people say it.
+    """A number and a noun, in the plural where the number is not 1.
 
     >>> counted(1, "block"), counted(3, "block")
     ('1 block', '3 blocks')

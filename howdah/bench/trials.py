@@ -1,8 +1,8 @@
-"""One collective on this rank, with inputs and the result that it must have.
+"""One collective on this rank, with its inputs and the expected result.
 
-Inputs are small whole numbers of a counter hash, so that every dtype holds their sums exactly
-(integers wrap around alike everywhere), and so that a result of another rank, of another place or
-of the last call is wrong in most of its elements.
+Inputs are small whole numbers from a counter hash. So every dtype holds their sums exactly (integer
+overflow wraps around equally on all ranks), and a result of another rank, of another offset or of
+the previous call has mostly wrong elements.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,19 @@ from torch import Tensor
 
 from howdah.comm.transport import Transport, shares
 
-PERIOD = 999_983  # elements, after which numbers repeat: a prime, so that no share is as long
+PERIOD = 999_983  # elements after which numbers repeat: a prime, so that no share has this length
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-SPOILED = 0x55  # every byte of what a call writes to, before it is checked
+SPOILED = 0x55  # every byte of the output before a call that is checked
 
 
 @dataclass(frozen=True)
 class Trial:
     """One operation on this rank.
 
-    call      makes it; given: what this rank puts in; source: the numbers that belong there
-    written   all that it may write to; found: its result; expected: what that must be
+    call      runs the operation
+    given     the input of this rank; source: the numbers to fill it with
+    written   all memory that the operation may write to
+    found     the result in that memory; expected: its correct value
     """
 
     call: Callable[[], object]
@@ -37,9 +39,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Memory:
-    """What an operation may use: x of n elements; out of n and as many more as there are ranks.
+    """The tensors that an operation may use on this rank.
 
-    apart  whether reduce-scatter and all-gather read one and write the other, or work in x
+    x      n elements
+    out    n elements and one more for each rank
+    apart  reduce-scatter and all-gather read one tensor and write the other, not in place in x
     """
 
     x: Tensor
@@ -48,12 +52,14 @@ class Memory:
 
 
 def make_trial(transport: Transport, op: str, memory: Memory) -> Trial:
-    """The operation `op`, a key of MAKERS, on all n elements; the root is rank 0."""
+    """The trial of operation `op`, a key of MAKERS, on all n elements of x; the root is rank 0."""
     return MAKERS[op](transport, memory)
 
 
 def numbers(ranks: Sequence[int], start: int, stop: int, *, dtype: torch.dtype) -> Tensor:
-    """Elements `start` to `stop` of the sum of these ranks' vectors; a rank's are 0 to 3."""
+    """Elements `start` to `stop` of the sum of the vectors of `ranks`. Each rank's vector holds
+    whole numbers from 0 to 3.
+    """
     length = stop - start
     position = torch.arange(start, start + min(length, PERIOD)).remainder_(PERIOD).int()
     total = torch.zeros_like(position)
@@ -68,7 +74,7 @@ def numbers(ranks: Sequence[int], start: int, stop: int, *, dtype: torch.dtype) 
 
 
 def check(transport: Transport, trial: Trial) -> int:
-    """Makes the call once, and counts the elements of this rank that are wrong after it."""
+    """Makes the call once; returns the number of wrong elements in the result of this rank."""
     trial.written.view(torch.uint8).fill_(SPOILED)
     trial.given.copy_(trial.source)
     transport.barrier()
@@ -77,11 +83,15 @@ def check(transport: Transport, trial: Trial) -> int:
     return int(torch.count_nonzero(trial.found.view(bits) != trial.expected.view(bits)))
 
 
-# -- an operation each --------------------------------------------------------------------
+# -- one function for each operation ------------------------------------------------------
 
 
 class _Place:
-    """Where this rank's share lies, and the numbers of vectors of n elements."""
+    """The share of this rank in a vector of n elements, and the numbers of all ranks' vectors.
+
+    cut          lengths of the shares, by rank
+    start, stop  the range of this rank's share; own: its length; within: its slice of x
+    """
 
     def __init__(self, transport: Transport, memory: Memory) -> None:
         self.rank, self.every = transport.rank, range(transport.size)
@@ -104,7 +114,7 @@ class _Place:
         return numbers(self.every, 0, self.n, dtype=self.dtype)
 
     def joined(self) -> Tensor:
-        """The shares of all ranks, each with its own rank's numbers."""
+        """The result of an all-gather: each rank's share of that rank's own vector."""
         starts = [sum(self.cut[:rank]) for rank in self.every]
         spans = zip(self.every, starts, self.cut, strict=True)
         dtype = self.dtype
@@ -139,7 +149,7 @@ def _broadcast(transport: Transport, memory: Memory) -> Trial:
 
 
 def _reduce(transport: Transport, memory: Memory) -> Trial:
-    """Ranks other than the root keep what they put in."""
+    """A reduce: ranks other than the root keep their input."""
     at, x = _Place(transport, memory), memory.x
     source = at.mine()
     expected = source if at.rank else at.summed()

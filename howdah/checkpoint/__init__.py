@@ -1,1 +1,1 @@
-"""Pieces to files and back, on any layout."""
+"""Checkpoints: pieces of tensors to files and back, for any layout."""

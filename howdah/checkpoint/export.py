@@ -1,17 +1,17 @@
-"""A model as a folder that Hugging Face's libraries load: weights, sizes and tokenizer.
+"""Export: a model as a folder that Hugging Face's libraries load (weights, config, tokenizer).
 
     TO/
-      config.json              the sizes, for AutoModelForCausalLM
-      generation_config.json   where a text ends
+      config.json              the model's sizes, for AutoModelForCausalLM
+      generation_config.json   the end token, at which generation stops
       model.safetensors        or model-00001-of-00003.safetensors ... and an index of them
-      tokenizer.json           as trained
+      tokenizer.json           the tokenizer of the training
       tokenizer_config.json    for AutoTokenizer
 
-Weights stream: each is asked for, laid out as theirs in one buffer as large as the largest
-tensor, written, and let go. So a model may be far larger than memory.
+Weights are streamed: each is read, converted to Hugging Face's layout in one buffer as large as the
+largest tensor, and written before the next is read. So a model may be far larger than memory.
 
-The folder appears whole or not at all: it is written beside its place and renamed. A folder
-that stands there is replaced only if every file in it is of an earlier export.
+The folder appears completely or not at all: it is written under a temporary name and renamed. An
+existing folder is replaced only if every file in it is from an earlier export.
 """
 
 import json
@@ -40,12 +40,12 @@ TABLES = {
     "tokenizer.json",
     "tokenizer_config.json",
 }
-WRITER = {"format": "pt", "writer": "howdah"}  # transformers demands the first
+WRITER = {"format": "pt", "writer": "howdah"}  # transformers requires "format"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One weights file: its name and the tensors in it."""
+    """One file of weights: its name and the tensors in it."""
 
     file: str
     tensors: tuple[HubTensor, ...]
@@ -61,16 +61,17 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     dtype: torch.dtype,
     shard_bytes: int = 5 * GIGABYTE,
 ) -> None:
-    """Write the folder `to`.
+    """Write the export folder `to`.
 
-    tensor       gives the whole weight of one of our names; it is called once for each
-    tokenizer    a tokenizer.json
-    end          id of the token that stands between documents
-    dtype        of the stored weights
-    shard_bytes  the most bytes of tensors in one file (a larger tensor gets a file of its own)
+    shape        sizes of the model
+    tensor       returns the full weight of a howdah name; it is called once for each weight
+    tokenizer    path of a tokenizer.json
+    end          id of the end token between documents
+    dtype        dtype of the stored weights
+    shard_bytes  most bytes of tensors in one file (a larger tensor gets a file of its own)
 
     Raises UserError, before anything is written, when Hugging Face has no class for the shape,
-    the tokenizer does not fit, or `to` holds something else; and when the disk is full.
+    when the tokenizer does not fit, or when `to` holds other files; also when the disk is full.
     """
     found = names(shape)
     sizes = config(shape, end=end, dtype=str(dtype).removeprefix("torch."))
@@ -100,7 +101,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
 
 
 def plan_shards(found: Sequence[HubTensor], dtype: torch.dtype, shard_bytes: int) -> list[Shard]:
-    """Tensors to files: in order, each file filled up to `shard_bytes`."""
+    """Distributes the tensors over files, in order; each file holds up to `shard_bytes`."""
     groups: list[list[HubTensor]] = [[]]
     used = 0
     for theirs in found:
@@ -136,7 +137,9 @@ def _write_weights(
 
 
 def _lay(theirs: HubTensor, tensor: Callable[[str], Tensor], buffer: Tensor) -> Tensor:
-    """Their tensor at the head of `buffer`, which the next one overwrites."""
+    """Fills the start of `buffer` with one Hugging Face tensor and returns it as a view. The next
+    call overwrites it.
+    """
     out = buffer[: prod(theirs.shape)].view(theirs.shape)
     ours = out.T if theirs.transposed else out
     for name, rows in zip(theirs.ours, ours.split(theirs.rows), strict=True):
@@ -191,7 +194,7 @@ def _require_free(to: Path) -> None:
 
 
 def _is_export(file: Path) -> bool:
-    """Whether a weights file says that it was written here."""
+    """Whether a file of weights has the metadata of a howdah export."""
     try:
         return read_header(file).metadata == WRITER
     except (UserError, OSError):
@@ -199,7 +202,7 @@ def _is_export(file: Path) -> bool:
 
 
 def _put(draft: Path, to: Path) -> None:
-    """Rename `draft` to `to`, an earlier export out of the way first; back, where that fails."""
+    """Rename `draft` to `to`. An earlier export is renamed first, and restored on failure."""
     sync_folder(draft)
     old = to.with_name(f".{to.name}.old")
     shutil.rmtree(old, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""What a run writes into its checkpoints to know them again: its model, its text, its optimizer.
+"""The facts that a training run stores in its checkpoints: model, tokenizer, optimizer, order.
 
-A checkpoint keeps `meta` for whoever saved it, and believes nothing of it. Here it becomes typed:
-what is missing, of another type or out of bounds is a sentence, before a tensor is read.
+A checkpoint stores them as `meta`, which it does not check. Here `meta` becomes a typed dataclass:
+a field that is missing, of the wrong type or out of bounds is a UserError, before any tensor is
+read.
 """
 
 from dataclasses import dataclass, fields
@@ -15,12 +16,12 @@ from howdah.text.order import Order
 
 @dataclass(frozen=True)
 class Facts:
-    """The training that a checkpoint belongs to.
+    """The training run that a checkpoint belongs to.
 
-    model      its sizes; a field that was not known when it was saved has its usual value
-    tokenizer  the hash of the tokenizer
-    end        the token between documents
-    optimizer  whose states it holds
+    model      sizes of the model; fields unknown to the version that saved it have their defaults
+    tokenizer  hash of the tokenizer file
+    end        id of the end token between documents
+    optimizer  name of the optimizer whose states the checkpoint holds
     order      what the order of samples depends on
     best_loss  the lowest held-out loss so far
     """
@@ -34,7 +35,7 @@ class Facts:
 
 
 def facts(checkpoint: Checkpoint) -> Facts:
-    """What `checkpoint` says of its training. Raises UserError when it does not say it soundly."""
+    """The facts in `checkpoint.meta`. Raises UserError when one is missing or wrong."""
     known = {field.name for field in fields(Facts)}
     meta = {name: value for name, value in checkpoint.meta.items() if name in known}
     found, problems = read_table(Facts, meta)

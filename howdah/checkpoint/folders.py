@@ -1,15 +1,16 @@
-"""The folder of a run's checkpoints: names, what stands there, what may go.
+"""The folder of a run's checkpoints: names of its files, listing, and removal.
 
     checkpoints/
-      step-00000100/        whole: it got this name by one rename
+      step-00000100/        complete: it got this name by one rename
         index.json
         rank-00000.safetensors
         rank-00001.safetensors
-      step-00000200.tmp/    being written, or left by a process that died
+      step-00000200.tmp/    being written, or left behind by a process that died
       best.json             {"step": 100}
 
-Whatever ends in `.tmp` holds nothing anyone needs. A checkpoint that is removed gets such a
-name first, so that a crash halfway leaves rubbish and not a checkpoint with files missing.
+A folder whose name ends in `.tmp` and that no rank is writing can be deleted. A checkpoint is
+renamed to such a name before it is removed, so a crash halfway never leaves a checkpoint with
+missing files.
 """
 
 import json
@@ -28,41 +29,41 @@ BEST = "best.json"
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the whole checkpoint of `step` stands."""
+    """The path of the complete checkpoint of `step`."""
     return folder / f"step-{step:08d}"
 
 
 def draft_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` is written until it is whole."""
+    """The path at which the checkpoint of `step` is written, until it is complete."""
     return folder / f"step-{step:08d}.tmp"
 
 
 def rank_file(rank: int, ending: str) -> str:
-    """A rank's file in a checkpoint: `safetensors`, and while writing `done` or `failed`."""
+    """The name of a rank's file; `ending` is `safetensors`, or `done` or `failed` during a save."""
     return f"rank-{rank:05d}.{ending}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step that the name of a whole checkpoint says; None for any other name."""
+    """The step in the name of a complete checkpoint; None for any other name."""
     number = re.fullmatch(r"step-([0-9]{8,12})", path.name)
     step = int(number[1]) if number else -1
     return step if path.name == step_folder(path.parent, step).name else None
 
 
 def numbered(folder: Path) -> list[int]:
-    """The steps of all folders that are named like a whole checkpoint, ascending."""
+    """The steps of all folders that are named like a complete checkpoint, ascending."""
     if kind_of(folder) != "folder":
         return []
     return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None)
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints in `folder`, ascending; only those that have an index."""
+    """The steps of the checkpoints in `folder` that have an index, ascending."""
     return [s for s in numbered(folder) if kind_of(step_folder(folder, s) / INDEX) == "file"]
 
 
 def best_step(folder: Path) -> int | None:
-    """The step that is marked as best, or None. Raises UserError when the mark is damaged."""
+    """The step that is marked as best, or None. Raises UserError when best.json is damaged."""
     path = folder / BEST
     if kind_of(path) == "does not exist":
         return None
@@ -78,7 +79,7 @@ def mark_best(folder: Path, step: int) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a whole checkpoint: first its name, then its files."""
+    """Remove a complete checkpoint: rename it first, then delete its files."""
     rubbish = checkpoint.with_name(checkpoint.name + ".old.tmp")
     shutil.rmtree(rubbish, ignore_errors=True)
     checkpoint.rename(rubbish)
@@ -87,12 +88,13 @@ def remove(checkpoint: Path) -> None:
 
 
 def prune(folder: Path, saved: int, *, keep: int) -> None:
-    """Keep `saved`, which has just been written, the `keep` newest up to it, and the best.
+    """Remove old checkpoints after step `saved` was written. Kept are `saved`, the `keep` newest
+    steps up to `saved`, and the best.
 
-    Later steps stay: they were there before a run that went back to an older checkpoint, and
-    one that is damaged must not push out the one just saved. Drafts of earlier steps go: a
-    rank that has finished `saved` is done with them. Raises UserError, before anything goes, where
-    the mark of the best is damaged.
+    Later steps are kept as well: they are from before the run resumed at an older checkpoint, and
+    a damaged one of them must not displace the one just saved. Drafts of earlier steps are removed:
+    every rank that has finished `saved` is done with them.
+    Raises UserError, before anything is removed, when best.json is damaged.
     """
     earlier = [step for step in numbered(folder) if step <= saved]
     stay = {*earlier[-keep:], saved, best_step(folder)}
@@ -106,9 +108,9 @@ def prune(folder: Path, saved: int, *, keep: int) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what saves that died have left behind.
+    """Remove the temporary files that interrupted saves have left behind.
 
-    For one process (rank 0), before any rank of the run saves.
+    Rank 0 alone calls it, before any rank of the run saves.
     """
     for path in folder.glob("*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

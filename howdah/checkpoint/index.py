@@ -1,12 +1,13 @@
-"""The index of a checkpoint: what it is, and which elements stand in which file.
+"""The index of a checkpoint: facts about its run, and which elements are in which file.
 
-A person can read it, and so can a layout that did not write it: each row of `pieces` names a
-piece in the words of `plan/boxes.py`, and the file and entry where its elements stand.
+It is readable JSON, and it does not depend on the layout that wrote it: each row of `pieces`
+describes a piece (box and element range, as in `plan/boxes.py`) and the file and entry that contain
+its elements.
 
     {
       "format": 1,
       "run": "a1b2c3", "step": 100, "layout": "dp2 x4", "samples": 6400,
-      "meta":    {... whatever the caller wants back ...},
+      "meta":    {... any JSON values of the caller ...},
       "tensors": [{"kind": "weight", "name": "norm.weight", "shape": [64], "dtype": "float32"}],
       "pieces":  [{"kind": "weight", "name": "norm.weight", "corner": [0], "size": [64],
                    "start": 0, "stop": 32, "file": "rank-00000.safetensors",
@@ -15,8 +16,8 @@ piece in the words of `plan/boxes.py`, and the file and entry where its elements
       "crc32":   the checksum of all of the above
     }
 
-Each rank first writes such an index of its own pieces; the checkpoint's index is their sum
-(`merge`). No torch here: an index can be read where no model can be built.
+Each rank first writes such an index of its own pieces; `merge` joins them into the checkpoint's
+index. This file does not import torch: an index can be read on machines without it.
 """
 
 import json
@@ -33,9 +34,9 @@ from howdah.plan.boxes import Box, Piece
 
 FORMAT = 1
 MOST_STEPS = 10**9
-MOST_SAMPLES = 10**15  # the order of samples counts in 63 bits, a thousandfold
+MOST_SAMPLES = 10**15  # far below the 63 bits in which the order counts samples
 CRC32 = (1 << 32) - 1
-# What tensors are saved in, in torch's words.
+# Dtypes of saved tensors, by their torch names.
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"),
     "bool",
@@ -44,12 +45,12 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of its run.
+    """Facts about the run that a checkpoint belongs to.
 
     run      the run's id
-    layout   the layout that wrote it, spelled; it may differ from the one that reads
-    samples  how many samples of the data order are used up
-    meta     anything JSON can hold: model sizes, losses, the optimizer's step count
+    layout   the layout that wrote it, as text; the layout that reads it may differ
+    samples  number of samples of the data order that have been trained on
+    meta     any JSON values: model sizes, losses, the optimizer's step count
     """
 
     run: str
@@ -60,7 +61,7 @@ class About:
 
 @dataclass(frozen=True)
 class Stored:
-    """A piece of one kind ("weight", "exp_avg", ...) and where its elements stand."""
+    """A piece of one kind ("weight", "exp_avg", ...), and the file and entry with its elements."""
 
     kind: str
     piece: Piece
@@ -81,7 +82,7 @@ class File:
 
 @dataclass(frozen=True)
 class Index:
-    """Everything a checkpoint holds."""
+    """The index of a checkpoint: its step, its run, all pieces and all files."""
 
     step: int
     about: About
@@ -90,16 +91,18 @@ class Index:
 
 
 def entry_name(kind: str, piece: Piece) -> str:
-    """The name of a piece in its file: kind/name@start, with the corner where it is not 0."""
+    """The name of a piece in its file: kind/name@start, or kind/name[corner]@start when the
+    corner is not 0.
+    """
     corner = f"[{','.join(map(str, piece.box.corner))}]" if any(piece.box.corner) else ""
     return f"{kind}/{piece.name}{corner}@{piece.start}"
 
 
 def merge(parts: Sequence[Index]) -> Index:
-    """One index out of all ranks' own. `meta` is the first rank's.
+    """Joins the indices of all ranks, in rank order, into one; `meta` is that of rank 0.
 
-    Raises UserError when the ranks saved different states, disagree on a tensor, or together
-    hold too few elements of one.
+    Raises UserError when the ranks saved different states, when they disagree on a tensor's shape
+    or dtype, or when they hold too few elements of a tensor together.
     """
     first = parts[0]
     for rank, part in enumerate(parts):
@@ -120,10 +123,10 @@ def _state(index: Index) -> tuple[int, str, str, int]:
 
 
 def inconsistencies(index: Index) -> list[str]:
-    """Tensors on whose shape or dtype the pieces disagree, or of which elements are missing.
+    """A sentence for each tensor whose pieces disagree on shape or dtype, or are too few.
 
-    The count of elements is a lower bound, cheap for any size of model; reading a piece
-    checks that every one of its elements is there.
+    Only the numbers of elements are added up, which is cheap for any model: pieces may overlap, so
+    elements can still be missing. Reading a piece checks each of its elements.
     """
     groups: dict[tuple[str, str], list[Stored]] = {}
     for item in index.stored:
@@ -161,7 +164,7 @@ def encode(index: Index) -> str:
         "pieces": [_row(item) for item in index.stored],
         "files": [vars(file) for file in index.files],
     }
-    fields = json.loads(json.dumps(fields))  # as it will be read: tuples are lists, keys strings
+    fields = json.loads(json.dumps(fields))  # as it is read: tuples are lists, keys strings
     fields["crc32"] = _checksum(fields)
     lines = (f"  {json.dumps(name)}: {_pretty(value)}" for name, value in fields.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -193,7 +196,7 @@ def _checksum(fields: dict[str, Any]) -> int:
 
 
 def decode(content: bytes, where: str) -> Index:
-    """The index that `content` spells. Raises UserError, naming `where`, when it is damaged."""
+    """Parses the index in `content`. Raises UserError, naming `where`, when it is damaged."""
     damaged = f"{where} is damaged; use another checkpoint or restore it from a copy"
     try:
         fields = table(parse_json(content, finite=False), "an index")

@@ -1,14 +1,14 @@
-"""Checkpoint: asks for any piece of any tensor, whoever wrote it and however it was cut.
+"""Checkpoint: reads any piece of any tensor, for any layout that wrote it and any that reads it.
 
     saved by dp2        |<--- rank-00000 --->|<--- rank-00001 --->|
     wanted by dp3       |<-- piece 0 -->|<-- piece 1 -->|<-- piece 2 -->|
                                          run | run
 
-A wanted piece is filled from every saved piece that overlaps it, run by run, and refused if
-one element stays empty. Only these runs are read from disk, through a window of fixed size;
-numbers change dtype on the way.
+A wanted piece is filled from the saved pieces that overlap it, one run of elements at a time. If
+an element is missing from all of them, reading fails. Only the windows of fixed size around these
+runs are read from disk; elements are converted to the dtype of the destination.
 
-Nothing is believed on sight: a checkpoint is chosen by its checksums, the newest first.
+To resume, checkpoints are tried from the newest on, and the first with correct checksums is used.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,13 +29,13 @@ from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, rea
 from howdah.plan.boxes import Missing, Overlap, Piece, reads, whole_piece
 
 LARGEST_INDEX = 256 << 20  # bytes: a million pieces
-WINDOW = 1 << 20  # elements held in memory while runs are read
+WINDOW = 1 << 20  # elements per read
 
 
 class Checkpoint:
-    """A checkpoint on disk: what it says, and the elements it holds.
+    """A checkpoint on disk: the facts of its index, and the elements of its tensors.
 
-    Keeps the headers of the files it has read from; no file stays open.
+    It caches the headers of files it has read from, and keeps no file open.
     """
 
     def __init__(self, path: Path, index: Index) -> None:
@@ -67,19 +67,19 @@ class Checkpoint:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of state that are held: "weight", and names of optimizer states."""
+        """The kinds of state in the checkpoint: "weight", and names of optimizer states."""
         return tuple(self._stored)
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """The tensors of a kind."""
+        """The names of the tensors of a kind."""
         return tuple(self._stored.get(kind, ()))
 
     def shape(self, kind: str, name: str) -> tuple[int, ...]:
-        """The whole tensor's shape. Raises UserError when the checkpoint does not hold it."""
+        """The full tensor's shape. Raises UserError when the checkpoint does not hold it."""
         return self._find(kind, name)[0].piece.shape
 
     def dtype(self, kind: str, name: str) -> torch.dtype:
-        """The dtype it was saved in."""
+        """The dtype in which the tensor was saved. Raises UserError when it is not there."""
         item = self._find(kind, name)[0]
         return self._entry(item).dtype
 
@@ -107,14 +107,14 @@ class Checkpoint:
             self._copy(items[place], [read.run for read in group], out.detach())
 
     def tensor(self, kind: str, name: str) -> Tensor:
-        """The whole tensor, in the dtype it was saved in, on the CPU."""
+        """Reads the full tensor to the CPU, in the dtype it was saved in; raises as `read` does."""
         shape = self.shape(kind, name)
         out = torch.empty(prod(shape), dtype=self.dtype(kind, name))
         self.read(kind, whole_piece(name, shape), out)
         return out.reshape(shape)
 
     def verify(self) -> list[str]:
-        """What is wrong with the files, as sentences: every byte of them is read."""
+        """Reads every byte of the files; returns a sentence for each problem."""
         problems = inconsistencies(self._index)
         by_file: dict[str, list[Stored]] = {file.name: [] for file in self._index.files}
         for item in self._index.stored:
@@ -132,7 +132,7 @@ class Checkpoint:
         return self._stored[kind][name]
 
     def _entry(self, item: Stored) -> Entry:
-        """Where the piece stands in its file; its header is read on the first question."""
+        """The position of a piece in its file. The file's header is read at the first call."""
         if item.file not in self._headers:
             path = self.path / item.file
             if kind_of(path) != "file":
@@ -151,9 +151,9 @@ class Checkpoint:
 
 
 def _windows(file: FileIO, entry: Entry, runs: Iterable[Overlap]) -> Iterator[tuple[int, Tensor]]:
-    """The elements of `runs` in parts: the place each part has in the wanted piece, its values.
+    """Yields (offset in the wanted piece, values) until all elements of `runs` are read.
 
-    One read brings a window of elements, which many short runs share.
+    One read fetches a window of elements, which serves many short runs.
     """
     total = prod(entry.shape)
     first, window = 0, torch.empty(0, dtype=entry.dtype)
@@ -170,7 +170,7 @@ def _windows(file: FileIO, entry: Entry, runs: Iterable[Overlap]) -> Iterator[tu
 
 
 def _same(entry: Entry, item: Stored) -> bool:
-    """Whether a file holds as much, and in the same dtype, as the index says."""
+    """Whether a file's entry has as many elements as the index records, in the same dtype."""
     return prod(entry.shape) == item.piece.elements and entry.dtype == getattr(torch, item.dtype)
 
 
@@ -201,8 +201,10 @@ def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`. Raises UserError when it has no sound index, or that of
-    another step: a folder that was copied under another name holds what it held before.
+    """Opens the checkpoint in the folder `path`.
+
+    Raises UserError when its index is missing or damaged, or when the step in the index differs
+    from that in the folder's name: such a folder was copied or renamed.
     """
     file = path / INDEX
     if kind_of(file) == "does not exist":
@@ -219,9 +221,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint in `folder` whose checksums are right, or None.
+    """The newest checkpoint in `folder` whose checksums are correct, or None.
 
-    Each newer one that is damaged is passed over, and `say` is told why in a sentence.
+    Each newer one that is damaged is skipped, and `say` is called with a sentence that gives the
+    reason.
     """
     for step in reversed(numbered(folder)):
         path = step_folder(folder, step)
@@ -237,9 +240,9 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
 
 
 def best(folder: Path) -> Checkpoint | None:
-    """The checkpoint that is marked as best, or None when none is; its checksums are checked.
+    """The checkpoint that is marked as best, or None when none is. Its checksums are checked.
 
-    Raises UserError when it is damaged or gone.
+    Raises UserError when it is damaged or missing.
     """
     step = best_step(folder)
     if step is None:

@@ -1,4 +1,4 @@
-"""From the parts of all ranks to one checkpoint: what rank 0 does after its own part.
+"""From the files of all ranks to one checkpoint: what rank 0 does after writing its own file.
 
     rank 1                           rank 0
     write rank-00001.safetensors     write rank-00000.safetensors
@@ -8,9 +8,9 @@
                                      4. rename step-00000100.tmp to step-00000100,
                                         remove the done-files
 
-The ranks meet in the file system alone: a thread that writes files in the background must not
-make collectives, because the training that goes on beside it makes its own, and the two would
-mix. A rank that cannot write says so in a `failed` file, so that nobody waits for it.
+The ranks synchronise through the file system alone. A background thread must not run collectives,
+because training runs its own at the same time and the two could be matched with each other. A rank
+that cannot write creates a `failed` file with the reason, so that rank 0 does not wait for it.
 """
 
 import time
@@ -23,14 +23,20 @@ from howdah.base.errors import UserError
 from howdah.checkpoint.folders import INDEX, draft_folder, rank_file, remove, step_folder
 from howdah.checkpoint.index import Index, decode, encode, merge
 
-POLL = 0.02  # seconds between two looks for done-files
+POLL = 0.02  # seconds between two checks for done-files
 
 
 def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled: Event) -> None:
-    """Wait until all ranks have written their parts, and make them a checkpoint.
+    """Wait until all ranks have written their files, and make them one checkpoint.
 
-    Raises UserError when a rank failed, is not done after `deadline` seconds or when it is
-    `cancelled`, or wrote something that does not fit; OSError when the disk refuses.
+    folder     RUN/checkpoints
+    own        the index of rank 0's file
+    world      world size
+    deadline   most seconds to wait for the other ranks
+    cancelled  ends the wait when it is set
+
+    Raises UserError when a rank failed, is not done in time or when `cancelled` is set, or wrote
+    inconsistent data; OSError when the disk fails.
     """
     draft = draft_folder(folder, own.step)
     others = _wait(draft, range(1, world), deadline, cancelled)  # 1
@@ -41,7 +47,7 @@ def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled:
             raise UserError(f"{draft / file.name} has {size} bytes instead of {file.bytes}")
     write_text(draft / INDEX, encode(index))  # 3
     final = step_folder(folder, own.step)
-    if final.exists():  # damaged, or its step would not be saved again
+    if final.exists():  # it is damaged; a sound checkpoint is not saved again
         remove(final)
     draft.rename(final)  # 4
     sync_folder(folder)
@@ -50,11 +56,11 @@ def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled:
 
 
 def _wait(draft: Path, ranks: Sequence[int], deadline: float, cancelled: Event) -> list[Index]:
-    """The parts of `ranks`, once all have written them."""
+    """The indices of `ranks`, once all have written their files. Raises as `publish` does."""
     end = time.monotonic() + deadline
     parts: dict[int, Index] = {}
     while True:
-        over = cancelled.is_set()  # asked before the look: what a rank had to say stands there
+        over = cancelled.is_set()  # read before the files: a rank's reason is on disk by then
         for rank in ranks:
             if rank not in parts and (part := _part(draft, rank)):
                 parts[rank] = part

@@ -1,17 +1,17 @@
-"""Safetensors files, written and read as streams: memory for one tensor, not for the file.
+"""Safetensors files, written and read as streams: only one tensor at a time is in memory.
 
-The library's own writer takes all tensors of a file at once; a checkpoint or an export of a
-large model cannot. The format makes a stream easy, because everything in the header follows
-from names, shapes and dtypes alone (https://github.com/huggingface/safetensors):
+The library's own writer needs all tensors of a file at once, which a checkpoint or an export of a
+large model cannot provide. The format is easy to stream, because the header follows from names,
+shapes and dtypes alone (https://github.com/huggingface/safetensors):
 
     | 8 bytes: n | n bytes of JSON, padded with spaces | data of a | data of b | ...
                    {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
 
-So the header is written first, then each tensor at the place the header gave it, with a
-CRC-32 taken while its bytes are still in the cache. Wide dtypes are placed first, which
-aligns every element; the format allows no gaps that could do so.
+So the header is written first, then each tensor at its offset from the header. The CRC-32 of a
+tensor is computed while it is written, when its bytes are still in the CPU cache. Tensors of wide
+dtypes come first in the file, which aligns every element; the format allows no gaps for alignment.
 
-No pickle: a file holds numbers, and reading it can run nothing.
+No pickle: a file holds only numbers, and reading it cannot run code.
 """
 
 import json
@@ -45,13 +45,13 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 SPELLED = {dtype: name for name, dtype in DTYPES.items()}
-BLOCK = 1 << 20  # bytes that are checksummed and written, or read, at a time
+BLOCK = 1 << 20  # bytes written or read, and checksummed, at a time
 LONGEST_HEADER = 32 << 20  # bytes; the entries of a thousand layers in one file are 20 MB
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What must be known of a tensor before its data: name, shape, dtype."""
+    """What the header needs to know of a tensor before its data is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor in a file: its data are the bytes [start, stop) of the file."""
+    """A tensor in a file: its data is the bytes [start, stop) of the file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Written:
-    """What came to stand on disk: size of the file, CRC-32 of its header and of each entry."""
+    """What was written: the size of the file, the CRC-32 of its header and of each entry."""
 
     bytes: int
     header_crc32: int
@@ -83,7 +83,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Header:
-    """The head of a file: entries by name, the strings it carries, and its own CRC-32."""
+    """The header of a file: its entries by name, its metadata strings, and its own CRC-32."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
@@ -97,10 +97,11 @@ def write(
     tensors: Iterable[Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> Written:
-    """Write a safetensors file, whole or not at all, holding one of `tensors` at a time.
+    """Write a safetensors file, completely or not at all, with one tensor in memory at a time.
 
-    `tensors` come in the order of `specs`, on the CPU, with just those shapes and dtypes;
-    anything else is a ValueError, a full disk an OSError, and then no file appears.
+    `tensors` yields CPU tensors in the order of `specs`, with the same shapes and dtypes.
+    Raises ValueError for any other tensor, and OSError for example when the disk is full; then
+    no file appears at `path`.
     """
     head, starts = _lay(specs, metadata or {})
     checksums = {}
@@ -115,7 +116,7 @@ def write(
 
 
 def _lay(specs: Sequence[Spec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The header, and where the data of each tensor start behind it."""
+    """The header's bytes, and the offset of each tensor's data counted from the header's end."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     starts: dict[str, int] = {}
     end = 0
@@ -134,12 +135,14 @@ def _lay(specs: Sequence[Spec], metadata: Mapping[str, str]) -> tuple[bytes, dic
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, not copied (NumPy has no bfloat16; uint8 it has)."""
+    """The bytes of a contiguous CPU tensor, not copied. Viewed as uint8, since NumPy has no
+    bfloat16.
+    """
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write_bytes(file: BinaryIO, tensor: Tensor) -> int:
-    """Append the tensor's bytes; returns their CRC-32."""
+    """Write the tensor's bytes at the file's position; returns their CRC-32."""
     data, checksum = as_bytes(tensor.contiguous()), 0
     for at in range(0, len(data), BLOCK):
         block = data[at : at + BLOCK]
@@ -152,9 +155,9 @@ def _write_bytes(file: BinaryIO, tensor: Tensor) -> int:
 
 
 def read_header(path: Path) -> Header:
-    """The entries of a safetensors file, checked against its size.
+    """Read the header of a safetensors file and check it against the file's size.
 
-    Raises UserError when the file is truncated or is no safetensors file.
+    Raises UserError when the file is missing, truncated, damaged or no safetensors file.
     """
     if (kind := kind_of(path)) != "file":
         raise UserError(
@@ -196,9 +199,10 @@ def _entry(row: dict[str, Any], data: int) -> Entry:
 
 
 def read_into(file: FileIO, entry: Entry, *, first: int, out: Tensor) -> None:
-    """Fill `out` (1-D, contiguous, the entry's dtype) with the elements from `first` on.
+    """Fill `out` (1-D, contiguous, the entry's dtype) with elements of the entry from `first` on.
 
-    Elements count row by row; no others are read. Raises UserError when the file ends before them.
+    Elements are counted row by row. Only the elements needed are read. Raises UserError when the
+    file ends before them.
     """
     data, done = as_bytes(out), 0
     file.seek(entry.start + first * entry.dtype.itemsize)
@@ -210,7 +214,7 @@ def read_into(file: FileIO, entry: Entry, *, first: int, out: Tensor) -> None:
 
 
 def checksum(file: FileIO, entry: Entry) -> int:
-    """CRC-32 of an entry's bytes as they stand on disk."""
+    """The CRC-32 of an entry's bytes on disk."""
     crc, left = 0, entry.stop - entry.start
     file.seek(entry.start)
     while left and (block := file.read(min(left, BLOCK))):

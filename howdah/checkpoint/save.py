@@ -1,17 +1,15 @@
-"""Saver: takes a snapshot of a rank's pieces, and writes it while training goes on.
+"""Saver: copies a rank's pieces to memory, and writes them to disk while training continues.
 
     training   ──────┤snapshot├────────────────┤snapshot├──────
     thread                     write, publish            write, publish
 
-The snapshot is a copy in CPU memory, whose buffers are used again by the next one; after it,
-the optimizer may change the tensors. At most one job is in flight: a save that comes early
-waits for the one before. The wait is the price of a disk that cannot keep up, and it is
-visible as time spent in `save`.
+The snapshot is a copy in CPU memory; the next snapshot uses the same buffers again. After the copy
+the optimizer may change the tensors. At most one save is in flight: the next one waits for it. When
+the disk is too slow, this wait is visible as time spent in `save`.
 
-A save that fails costs a sentence and nothing else: what it has written is removed, older
-checkpoints are not touched, and training goes on to the next save. Whoever wants to know asks in
-the foreground, where ranks can talk: `part` on each, then `cancel` where a part is missing, then
-`wait`.
+A save that fails only logs a sentence: its files are removed, older checkpoints are not touched,
+and training continues. To find out whether all ranks have written, the training thread, which may
+run collectives, calls `part` on every rank, then `cancel` if a rank's file is missing, then `wait`.
 """
 
 import json
@@ -46,12 +44,14 @@ class Saver:
     """Saves one rank's pieces of a run's checkpoints, in the background.
 
     folder    RUN/checkpoints, shared by all ranks; made when it is missing
-    keep      how many checkpoints to keep besides the best
-    say       is told in a sentence, from the background thread, when a save fails
-    deadline  seconds that rank 0 waits for the parts of the other ranks
+    rank      this process's rank
+    world     world size
+    keep      number of checkpoints to keep besides the best
+    say       is called with a sentence, from the background thread, when a save fails
+    deadline  seconds that rank 0 waits for the files of the other ranks
 
-    Rank 0 calls `folders.clean(folder)` before any rank saves. After a process leaves its
-    loop it calls `wait`, or the last checkpoint may not be there yet.
+    Rank 0 must call `folders.clean(folder)` before any rank saves. Every process must call `wait`
+    after its training loop, or the last checkpoint may be missing.
     """
 
     def __init__(
@@ -70,15 +70,17 @@ class Saver:
         self._keep, self._say, self._deadline = keep, say, deadline
         self._buffers: dict[str, Tensor] = {}
         self._thread: Thread | None = None
-        self._saved: int | None = None  # the last step that this rank has brought to disk
+        self._saved: int | None = None  # the last step that this rank has written
         self._failed: str | None = None
         self._written, self._cancelled = Event(), Event()
-        self._part = True  # of the last save stands on disk
+        self._part = True  # whether this rank's file of the last save is on disk
         self._defect: Exception | None = None
 
     @property
     def failed(self) -> str | None:
-        """Why the last finished save failed, or None. On other ranks than 0: this rank's part."""
+        """Why the last finished save failed, or None. On ranks other than 0, this is about the
+        rank's own file.
+        """
         return self._failed
 
     def save(
@@ -91,38 +93,42 @@ class Saver:
     ) -> None:
         """Copy the tensors, and write them in the background as the checkpoint of `step`.
 
-        Each entry is a kind ("weight", "exp_avg", ...), a piece, and its elements as a 1-D
-        tensor on any device. Every rank saves the same steps, with an equal `about`; rank 0's
-        `meta` is kept, and rank 0 marks the `best`. A step that already stands there whole is
-        not written again.
+        entries  (kind such as "weight" or "exp_avg", piece, its elements as a 1-D tensor on any
+                 device)
+        about    facts of the run, equal on all ranks; the `meta` of rank 0 is stored
+        best     whether rank 0 marks this checkpoint as the best
+
+        Every rank must save the same steps. A step that is already on disk, complete and
+        undamaged, is not written again.
         """
         self.wait()
-        # A copy, like the tensors; and what JSON cannot hold fails here, where the mistake is.
+        # `meta` is copied too. A value that JSON cannot hold raises here, in the caller's thread.
         about = replace(about, meta=json.loads(json.dumps(about.meta)))
         snapshot = None if self._stands(step) else self._snapshot(entries)
         arguments = (step, snapshot, about, best)
-        # daemon: a rank that fails must not wait at its exit for the part of one that is dead
+        # daemon: a process that exits must not wait for the file of a dead rank
         alone = self.world == 1
         self._part = False
         self._written.clear()
         self._cancelled.clear()
         thread = Thread(target=self._job, args=arguments, name="save", daemon=not alone)
-        thread.start()  # which a limit may refuse
+        thread.start()  # raises when the system limits threads
         self._thread = thread
 
     def part(self) -> bool:
-        """Whether this rank's part of the last save stands on disk, as soon as that is known."""
+        """Waits until this rank's file of the last save is written; returns whether it is."""
         if self._thread:
             self._written.wait()
         return self._part
 
     def cancel(self) -> None:
-        """The save in flight will not be whole: some rank's part is missing."""
+        """Ends rank 0's wait for other ranks: some rank's file of the save in flight is missing."""
         self._cancelled.set()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Return when the save in flight has ended, well or not (`failed` tells); or after so
-        many seconds.
+        """Wait until the save in flight has ended, at most `seconds`; `failed` is the outcome.
+
+        Raises the exception of the background thread if that was a programming error.
         """
         if self._thread:
             self._thread.join(seconds)
@@ -134,9 +140,10 @@ class Saver:
             raise defect
 
     def _stands(self, step: int) -> bool:
-        """Whether this saver has brought `step` to disk, and rank 0 has not given it up since.
+        """Whether this saver has written `step`, and rank 0 has not abandoned it since.
 
-        Looks for the done-file first: once it is gone, the checkpoint has its name or is lost.
+        Looks for the done-file first: once that is gone, the checkpoint is either published, under
+        its final name, or lost.
         """
         done = draft_folder(self.folder, step) / rank_file(self.rank, "done")
         return self._saved == step and (done.exists() or step_folder(self.folder, step).exists())
@@ -155,7 +162,9 @@ class Saver:
         return taken
 
     def _job(self, step: int, snapshot: Snapshot | None, about: About, best: bool) -> None:
-        """The background thread: nothing escapes it but `failed`, or a defect for `wait`."""
+        """Runs in the background thread. It raises nothing: errors of disk and user set `failed`,
+        and any other exception is also kept for `wait`.
+        """
         self._failed = None
         try:
             if snapshot is not None and not _whole(step_folder(self.folder, step)):
@@ -183,7 +192,7 @@ class Saver:
     def _write_part(self, step: int, snapshot: Snapshot, about: About) -> Index:
         draft = draft_folder(self.folder, step)
         draft.mkdir(parents=True, exist_ok=True)
-        for ending in ("done", "failed"):  # of an earlier try at this step
+        for ending in ("done", "failed"):  # of an earlier attempt at this step
             (draft / rank_file(self.rank, ending)).unlink(missing_ok=True)
         own = write_part(draft / rank_file(self.rank, "safetensors"), step, snapshot, about=about)
         if self.rank:
@@ -191,7 +200,7 @@ class Saver:
         return own
 
     def _tidy(self, step: int, best: bool) -> None:
-        """Mark and prune. Trouble here is told, but the checkpoint stands."""
+        """Mark the best and remove old checkpoints. An error is logged; the checkpoint is valid."""
         try:
             if best:
                 mark_best(self.folder, step)
@@ -212,7 +221,7 @@ class Saver:
 
 
 def write_part(path: Path, step: int, snapshot: Snapshot, *, about: About) -> Index:
-    """Write one rank's pieces to `path`; returns the index of this file alone."""
+    """Write one rank's pieces to `path`; returns the index of that file alone."""
     specs = [Spec(name, tuple(t.shape), t.dtype) for name, (_, _, t) in snapshot.items()]
     written = write(path, specs, tensors=(t for _, _, t in snapshot.values()))
     sync_folder(path.parent)
@@ -228,7 +237,9 @@ def _spelled(dtype: torch.dtype) -> str:
 
 
 def _whole(checkpoint: Path) -> bool:
-    """Whether a whole checkpoint stands there. All ranks read the same files, so they agree."""
+    """Whether the path holds a complete, undamaged checkpoint. Ranks agree: they read the same
+    files.
+    """
     if not checkpoint.exists():
         return False
     try:
@@ -244,7 +255,7 @@ def _reason(error: OSError | UserError) -> str:
 
 
 def _tell(path: Path, reason: str) -> None:
-    """Leave word for rank 0; on a full disk an empty file still says that this rank failed."""
+    """Write the reason of a failure for rank 0. On a full disk even an empty file reports it."""
     try:
         path.write_text(reason)
     except OSError:

@@ -32,7 +32,7 @@ SAVE_SECONDS = 600  # how long a stopped run may take to save before its process
 
 Recipe = Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder to go on with")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help='changes, such as layout="dp2 x4" pace.steps=100')
+    list[str] | None, typer.Argument(help='changes, such as layout="dp2 x4" train.steps=100')
 ]
 
 

@@ -1,13 +1,13 @@
-"""The runtime: groups that count every byte, over transports.
+"""Collective communication: groups that count every byte they send, over several transports.
 
-`from howdah.comm import connect` is all that a program needs that uses the collectives alone.
+A program that uses only the collectives needs one import: `from howdah.comm import connect`.
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`connect`, loaded when it is first asked for."""
+    """Imports `connect` on its first use."""
     if name == "connect":
         from howdah.comm.rendezvous import connect
 

@@ -1,14 +1,14 @@
-"""The arena: one piece of memory that all ranks of a machine map, and how they come by it.
+"""The arena: one range of memory that all ranks of a machine map.
 
-It is an anonymous file of the kernel (memfd). It has no name anywhere, so the last process that
-ends takes it along, and the size of /dev/shm does not matter. Rank 0 makes it and hands its
-descriptor to the others over a socket that is closed again:
+It is an anonymous file of the kernel (memfd). It has no name, so the kernel frees it when the last
+process ends, and the size of /dev/shm does not matter. Rank 0 creates it and passes its descriptor
+to the other ranks over a socket that is closed afterwards:
 
-    rank 0        listens on an abstract Unix socket, which no folder holds, and says where
-    the others    connect, and receive the descriptor (SCM_RIGHTS)
+    rank 0         listens on an abstract Unix socket (in no folder), and stores its address
+    other ranks    connect, and receive the descriptor (SCM_RIGHTS)
 
-The ranks have met before (`meeting.py`). Both ends ask the kernel who is at the other one: it must
-be the process of a rank, of this user.
+The ranks have met before (`meeting.py`). Both ends ask the kernel for the process at the other end:
+it must be the process of a rank, and of the same user.
 """
 
 import errno
@@ -26,16 +26,17 @@ from howdah.comm.joining import LOOK, Ranks
 from howdah.comm.memory import check_memory, lacking, make_memory
 from howdah.comm.watch import ended
 
-ADDRESS = "arena"  # the key of the store under which rank 0 says where it listens
-ARENAS = 32  # times the default heaps of a group: what a limited address space must hold
+ADDRESS = "arena"  # the key of the store for the address where rank 0 listens
+ARENAS = 32  # arenas of default size that must fit into a limited address space
 
 
 @dataclass(frozen=True)
 class Arena:
-    """The memory as one rank maps it.
+    """The arena as one rank maps it.
 
-    processes  of all ranks, by rank; watched  their descriptors; heap  bytes that each rank can
-    allocate
+    processes  process numbers, by rank
+    watched    descriptors of these processes (pidfd), by rank
+    heap       bytes that each rank can allocate
     """
 
     memory: mmap
@@ -46,11 +47,12 @@ class Arena:
 
 
 def default_heap(size: int) -> int:
-    """Bytes that each of `size` ranks can allocate where nobody says: its part of the machine's
-    memory, or of a small part of the address space, for a run has some arenas and needs the rest.
+    """The default number of bytes that each of `size` ranks can allocate: 1/size of the machine's
+    memory. With a limit on the address space it is at most 1/size of a small fraction (1/ARENAS) of
+    this limit, because a run has several arenas and needs the rest.
 
-    Only what is written takes memory. All ranks must say the same, so it is a part of the limit,
-    and not of what it leaves.
+    Pages take memory only when they are written. All ranks must compute the same number, so it
+    depends on the limit, and not on the address space that is still free.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -60,7 +62,10 @@ def default_heap(size: int) -> int:
 
 
 def map_arena(ranks: Ranks, bytes: int) -> mmap:
-    """Memory of `bytes` that all ranks share; pages are taken when they are first written."""
+    """Maps `bytes` bytes of memory that all `ranks` share. Raises UserError, or PeerLost.
+
+    A page takes memory when it is first written.
+    """
     try:
         descriptor = make_memory("howdah", bytes) if ranks.rank == 0 else _receive(ranks)
         try:
@@ -75,11 +80,11 @@ def map_arena(ranks: Ranks, bytes: int) -> mmap:
     return memory
 
 
-# -- from hand to hand
+# -- passing the descriptor from rank 0 to the others
 
 
 def _give(ranks: Ranks, descriptor: int) -> None:
-    """Hands the arena to each of the other ranks."""
+    """Rank 0: sends the descriptor of the arena to each of the other ranks."""
     address = f"howdah-{os.getpid()}-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{address}")
@@ -93,7 +98,7 @@ def _give(ranks: Ranks, descriptor: int) -> None:
             except TimeoutError:
                 ranks.look()
                 continue
-            with taker, suppress(ConnectionError):  # who ended is noticed above
+            with taker, suppress(ConnectionError):  # `look` notices a rank that ended
                 process, user = _who(taker)
                 if user == os.geteuid() and process in ranks.processes:
                     socket.send_fds(taker, [b"1"], [descriptor])
@@ -114,7 +119,7 @@ def _receive(ranks: Ranks) -> int:
                 )
             _, descriptors, flags, _ = socket.recv_fds(giver, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except (ConnectionError, TimeoutError):
-            ended(ranks.watched[:1], seconds=1)  # it takes a moment to end, or to say why
+            ended(ranks.watched[:1], seconds=1)  # rank 0 may need a moment to end, or to store why
             ranks.look()
             raise UserError(
                 "rank 0 cannot be reached on this machine: do the ranks run in containers with "
@@ -128,7 +133,7 @@ def _receive(ranks: Ranks) -> int:
 
 
 def _who(peer: socket.socket) -> tuple[int, int]:
-    """The process at the other end, and its user: the kernel says (SO_PEERCRED: pid, uid, gid)."""
+    """Process and user at the other end, as the kernel reports (SO_PEERCRED: pid, uid, gid)."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, user, _ = struct.unpack("3i", credentials)
     return process, user

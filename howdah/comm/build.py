@@ -1,16 +1,17 @@
-"""Building the engine: plain C, made into a library by the machine's own compiler.
+"""Builds the engine: plain C, compiled to a shared library by the machine's own compiler.
 
     a compiler here         compiled once for this very processor, and kept in CACHE/engine
     none, built at install  the library beside this file, for any processor of its kind
     neither                 NoCompiler: the caller takes gloo
 
-The name in the cache is a hash of all that decides what the library does: source, flags, compiler
-and processor. Ranks that start together find one of them compiling and wait for it, by a lock
-that the kernel opens when its holder ends. A library appears under its name when it is complete.
+The file name in the cache is a hash of everything that determines the library: source, flags,
+compiler and processor. When ranks start together, one of them compiles and the others wait for it:
+the kernel releases its lock when it ends. A library gets its file name when it is complete.
 
-To load a library is to run what it holds. So the folder is this user's, and closed to others; so is
-the file; and what is loaded is the descriptor that was looked at, not a name that may be another
-file by then. What lies in a folder that was open to others is compiled anew.
+Loading a library runs its code. So the folder and the file must belong to this user and be closed
+to others. The library is loaded through the descriptor that was checked, not by its name, which
+could refer to another file by then. If the folder was open to others, its libraries are compiled
+again.
 """
 
 import errno
@@ -29,22 +30,22 @@ from howdah.comm.settings import Settings
 
 HERE = Path(__file__).parent
 SOURCES = (HERE / "engine.c", HERE / "engine_reduce.h")
-# No fused multiply-add and no reordering: the bits of a sum do not depend on the processor.
-# Integers wrap, as torch's do.
-OTHERS = 0o022  # in a mode: the group and all others may write
+# The flags: no fused multiply-add and no reordering, so the bits of a sum do not depend on the
+# processor. Integers wrap around on overflow, as those of torch do.
+OTHERS = 0o022  # mode bits by which the group and all others may write
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fwrapv", "-fPIC", "-shared", "-pthread")
 
 
 class NoCompiler(Exception):
-    """The engine cannot be had on this machine; one sentence that says why."""
+    """The engine is not available on this machine; the message is one sentence with the reason."""
 
 
 class NotThere(NoCompiler):
-    """There is no library that only this user could have written: it is to be compiled."""
+    """No library exists that only this user could have written, so it must be compiled."""
 
 
 def engine_library(settings: Settings) -> Path:
-    """The compiled engine, made now if it is not there. Raises NoCompiler."""
+    """The path of the engine's library; compiles it first if it is missing. Raises NoCompiler."""
     compiler = shutil.which(settings.compiler[0])
     if compiler is None:
         found = _installed(settings.compiler[0])
@@ -67,9 +68,10 @@ def engine_library(settings: Settings) -> Path:
 
 
 def open_library(path: Path) -> int:
-    """A descriptor of a library that nobody else could have written. Raises NoCompiler.
+    """A descriptor of a library that no other user could have written. Raises NoCompiler.
 
-    The one beside this file may be root's, who installed it; what else lies there is run as well.
+    The library beside this file may also belong to root, who installed it: the Python modules of
+    its folder are trusted too, because they run in this process.
     """
     installed = path.parent == HERE
     if not installed:
@@ -81,7 +83,9 @@ def open_library(path: Path) -> int:
     else:
         folder = os.open(HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait
+        flags = (
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        )  # opening a pipe could block
         file = os.open(path.name, flags, dir_fd=folder)
     except FileNotFoundError:
         raise NotThere(f"there is no {path}") from None
@@ -101,7 +105,7 @@ def open_library(path: Path) -> int:
 
 
 def _open_folder(folder: Path) -> int:
-    """A descriptor of a folder of this user's, and not of a link to one. Raises NoCompiler."""
+    """A descriptor of a folder that belongs to this user and is no link. Raises NoCompiler."""
     try:
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -118,7 +122,9 @@ def _open_folder(folder: Path) -> int:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """The folder is closed to other users, and this process alone compiles in it."""
+    """While the block runs, `folder` exists, is closed to other users, and is locked, so that only
+    this process compiles in it. Raises NoCompiler.
+    """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     inside = _open_folder(folder)
@@ -126,7 +132,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         lock = os.open("lock", flags, 0o600, dir_fd=inside)
         try:
-            if os.fstat(lock).st_uid != os.geteuid():  # and may be held for ever
+            if os.fstat(lock).st_uid != os.geteuid():  # who may hold it forever
                 raise NoCompiler(f"{folder} holds the lock of another user: remove the folder")
             fcntl.flock(lock, fcntl.LOCK_EX)
             _clear(inside)
@@ -138,7 +144,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: int) -> None:
-    """Closes it to others. What may be theirs goes, and what somebody left who was killed here."""
+    """Closes a folder to other users, and removes files that they could have written, and the
+    leftovers of processes that were killed while they compiled.
+    """
     mode = os.fstat(folder).st_mode
     if mode & 0o077:
         os.fchmod(folder, 0o700)
@@ -159,7 +167,7 @@ def _installed(compiler: str) -> Path:
 
 def _compile(command: list[str], target: Path) -> None:
     made = target.with_suffix(f".{os.getpid()}")
-    # The compiler's own files lie where they go away when it is broken off, by a signal say.
+    # The compiler's temporary files are in a folder that is removed if a signal interrupts it.
     with TemporaryDirectory(dir=target.parent) as place:
         result = subprocess.run(
             ["env", f"TMPDIR={place}", *command, "-o", made, SOURCES[0]],
@@ -171,7 +179,7 @@ def _compile(command: list[str], target: Path) -> None:
         made.unlink(missing_ok=True)
         said = (result.stderr.strip().splitlines() or ["nothing"])[0]
         raise NoCompiler(f"{command[0]} cannot build the engine; it says: {said}")
-    made.chmod(0o700)  # whatever the umask is
+    made.chmod(0o700)  # independent of the umask
     made.rename(target)
 
 
@@ -184,7 +192,7 @@ def _key(command: list[str]) -> str:
 
 
 def _processor() -> bytes:
-    """What -march=native looks at: the lines that are the same for every core."""
+    """The lines of /proc/cpuinfo on which -march=native depends; each distinct line once."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

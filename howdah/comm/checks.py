@@ -1,8 +1,8 @@
-"""What a transport refuses, with one sentence for each, before anything is written or sent.
+"""Argument checks of the transports, before any data is written or sent. All raise UserError.
 
-A wrong call must harm nobody: not this process, which would read what is not there, and not the
-other ranks, which would wait for what never comes. Everything here is looked at on every call, so
-it is quick: what is right is seen at once, and only what is wrong is looked at closely.
+Without these checks, a wrong call could make this process read invalid memory, or make other ranks
+wait for data that is never sent. The checks run on every call, so they are fast: valid arguments
+pass at once, and only for wrong ones the details are examined.
 """
 
 from array import array
@@ -18,16 +18,18 @@ from howdah.base.errors import UserError, shown
 from howdah.comm.engine_abi import CODES, DTYPES
 from howdah.comm.reduction import check_reduction
 
-MOST = 1 << 56  # elements, bytes: more than any memory holds, and sums of some do not overflow
-LONGEST = 1e9  # seconds that can be asked for: 30 years
-LOW = 1 << 32  # addresses below are rare: seldom the heap's, or those of memory that was let go
+MOST = 1 << 56  # elements or bytes: more than any memory holds, and sums of some do not overflow
+LONGEST = 1e9  # seconds, 30 years: the longest timeout
+LOW = 1 << 32  # lower addresses are rare: seldom of the heap, and 0 for memory that was freed
 
-Part: TypeAlias = "array[int]"  # elements for each rank
-Cut = tuple[Part, int, int, int, int]  # and what `movable` says: of the part, where the whole is
+Part: TypeAlias = "array[int]"  # number of elements for each rank
+Cut = tuple[Part, int, int, int, int]  # see `Checks.cut`
 
 
 def movable(x: Tensor) -> tuple[int, int, int]:
-    """The engine's number for x's dtype, the bytes of an element, and where the first one is."""
+    """For a tensor that can be sent: the engine's number for its dtype, the bytes of an element,
+    and the address of the first element. Raises UserError for any other tensor.
+    """
     try:
         if not x.is_contiguous():
             raise UserError("collectives take contiguous tensors: call .contiguous() first")
@@ -48,12 +50,12 @@ def movable(x: Tensor) -> tuple[int, int, int]:
 
 
 def is_let_go(x: Tensor) -> bool:
-    """Whether there is no memory under x, as for sharded weights between their uses."""
+    """Whether the memory of x has been freed, as that of sharded weights is between their uses."""
     return x.data_ptr() < LOW and x.numel() > 0 and not x.untyped_storage().data_ptr()
 
 
 def reduction(x: Tensor, op: str) -> int:
-    """The engine's number for the reduction `op`, when x can be reduced so."""
+    """The engine's number for the reduction `op`. Raises UserError if x cannot be reduced by it."""
     try:
         check_reduction(x.dtype, op)
     except (TypeError, AttributeError):
@@ -62,7 +64,7 @@ def reduction(x: Tensor, op: str) -> int:
 
 
 def flat(x: Tensor) -> Tensor:
-    """A tensor that can be moved, in one dim."""
+    """A view of x with one dim. Raises UserError if x cannot be sent."""
     movable(x)
     return x if x.ndim == 1 else x.view(-1)
 
@@ -74,7 +76,7 @@ def apart(x: Tensor, y: Tensor) -> bool:
 
 
 def whole_number(name: str, value: int, *, most: int = MOST) -> int:
-    """A count, from 0 to `most`."""
+    """`value` as an int. Raises UserError, which contains `name`, unless it is from 0 to `most`."""
     try:
         number = index(value)
     except (TypeError, RuntimeError, ValueError):
@@ -85,7 +87,7 @@ def whole_number(name: str, value: int, *, most: int = MOST) -> int:
 
 
 def duration(name: str, value: float, *, least: float = 0.001) -> float:
-    """Seconds of patience."""
+    """A timeout in seconds, cut to LONGEST. Raises UserError unless it is at least `least`."""
     sound = isinstance(value, int | float) and least <= value < inf
     if not sound:
         raise UserError(
@@ -96,13 +98,17 @@ def duration(name: str, value: float, *, least: float = 0.001) -> float:
 
 @dataclass(frozen=True)
 class Checks:
-    """What `rank` of `size` may ask for."""
+    """Checks of the arguments of collectives that `rank` calls in a group of `size` ranks."""
 
     rank: int
     size: int
 
     def peer(self, rank: int, *, other: bool = False, operation: str = "") -> int:
-        """A rank of the group, or one of the others."""
+        """`rank` as an int. Raises UserError unless it is a rank of the group.
+
+        other      it must not be this rank
+        operation  begins the error message
+        """
         try:
             number = rank if type(rank) is int else index(rank)
             if 0 <= number < self.size and not (other and number == self.rank):
@@ -113,7 +119,7 @@ class Checks:
         raise UserError(f"{operation}: {said}" if operation else said)
 
     def counts(self, counts: Iterable[int]) -> Part:
-        """Elements for each rank, as whole numbers that C can read."""
+        """The number of elements for each rank, as an array of 64-bit integers for C."""
         try:
             cut = array("q", counts)
         except (TypeError, OverflowError, ValueError, RuntimeError):
@@ -126,7 +132,7 @@ class Checks:
         return cut
 
     def fit(self, name: str, x: Tensor, cut: Part) -> None:
-        """`x` is made up of parts of these sizes."""
+        """Checks that the sizes in `cut` sum to the number of elements of `x`, called `name`."""
         if sum(cut) != x.numel():
             raise UserError(
                 f"{name} has {x.numel()} elements, and counts are {cut.tolist()}: they must have "
@@ -134,7 +140,14 @@ class Checks:
             )
 
     def cut(self, whole: Tensor | None, part: Tensor, counts: Iterable[int]) -> Cut:
-        """`part` is this rank's of `whole`, where that is here: in its place, or elsewhere."""
+        """Checks that `part` fits as this rank's slice of `whole`, which is cut into `counts`.
+
+        whole  None on ranks that have no such tensor
+        part   the slice of `whole` itself, or a tensor that shares no memory with `whole`
+
+        Returns `counts` as an array; the engine's number for the dtype; bytes of an element; the
+        address of `whole`, or 0; the address of `part`.
+        """
         cut = self.counts(counts)
         code, width, at = movable(part)
         if part.numel() != cut[self.rank] or sum(cut) > MOST:
@@ -157,7 +170,9 @@ class Checks:
     def exchange(
         self, out: Tensor, x: Tensor, sent: Iterable[int], received: Iterable[int]
     ) -> tuple[Part, Part]:
-        """What goes to each and comes from each; what this rank keeps is both."""
+        """The numbers of elements that an all-to-all sends to and receives from each rank. Both
+        must contain the same number for this rank itself.
+        """
         gives, takes = self.counts(sent), self.counts(received)
         self.fit("x", x, gives)
         self.fit("out", out, takes)
@@ -171,7 +186,7 @@ class Checks:
         return gives, takes
 
     def on_root(self, root: int, name: str, x: Tensor | None) -> Tensor | None:
-        """What the root gives; the others' is not looked at."""
+        """`x` on the root, where it is required; None on other ranks, whose `x` is not checked."""
         if self.rank == root and x is None:
             raise UserError(f"rank {root} is the root and gives no {name}")
         return x if self.rank == root else None

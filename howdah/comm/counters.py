@@ -1,10 +1,10 @@
-"""What was sent: calls, bytes and seconds, by axis, operation and class of link; and when.
+"""Counters of communication: calls, bytes and seconds, by axis, operation and class of link.
 
-Bytes are counted where a transport is told to send, so nothing can be sent uncounted. The
-simulator predicts the same table from the plan, and a test compares the two.
+Bytes are counted where the transport sends, so every sent byte is counted. The simulator predicts
+the same table from the plan, and a test compares the two.
 
-Each group writes in a table of its own, for it does one operation at a time, and groups work on
-threads of their own: no lock stands in the way of a call of some microseconds.
+Each group has its own table. A group runs one operation at a time, and groups run on different
+threads. So no lock is needed, which would slow down calls of some microseconds.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from howdah.plan.recording import Traffic
 
 @dataclass
 class Row:
-    """A line of a table."""
+    """The totals of one kind of traffic: finished calls, bytes sent, and seconds they took."""
 
     calls: int = 0
     bytes: int = 0
@@ -29,7 +29,11 @@ Table = dict[Traffic, Row]
 
 
 def add(table: Table, sent: Mapping[Traffic, int], seconds: float) -> None:
-    """One finished call: what it sent, row by row. Its seconds are shared out by bytes."""
+    """Adds one finished call to a table.
+
+    sent     bytes for each kind of traffic in the call
+    seconds  duration of the call, divided among the rows in proportion to their bytes
+    """
     total = sum(sent.values())
     for traffic, count in sent.items():
         row = table.get(traffic)
@@ -42,45 +46,47 @@ def add(table: Table, sent: Mapping[Traffic, int], seconds: float) -> None:
 
 @dataclass
 class Counters:
-    """The tables of one process, added up when somebody looks; and its clock."""
+    """The tables of all groups of one process, added up when they are read; and its recorder."""
 
     recorder: Recorder = field(default_factory=Recorder)
     _tables: list[Table] = field(default_factory=list)
 
     def table(self) -> Table:
-        """A table for a group to write in."""
+        """A new, empty table for one group."""
         self._tables.append({})
         return self._tables[-1]
 
     @property
     def calls(self) -> Counter[Traffic]:
-        """Finished calls."""
+        """Number of finished calls, by traffic."""
         return self._sums("calls")
 
     @property
     def bytes(self) -> Counter[Traffic]:
-        """Bytes sent."""
+        """Bytes sent, by traffic."""
         return self._sums("bytes")
 
     @property
     def seconds(self) -> Counter[Traffic]:
-        """Seconds that calls took."""
+        """Seconds spent in calls, by traffic."""
         return self._sums("seconds")
 
     def sent(self) -> dict[Traffic, int]:
-        """Bytes sent so far by this process, where there are any."""
+        """Bytes sent so far by this process, without the rows of zero bytes."""
         return {traffic: count for traffic, count in self.bytes.items() if count}
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is sent inside is not counted: it belongs to no training step. Nothing may be under
-        way at either end.
+        """Does not count what is sent inside the block, because it belongs to no training step. No
+        operation may be running when the block starts or ends.
         """
         before = [{name: replace(row) for name, row in table.items()} for table in self._tables]
         yield
         for table in self._tables:
             table.clear()
-        for table, then in zip(self._tables, before, strict=False):  # groups may have come
+        for table, then in zip(
+            self._tables, before, strict=False
+        ):  # tables of new groups stay empty
             table.update(then)
 
     def _sums(self, name: str) -> Counter[Traffic]:

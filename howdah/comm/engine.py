@@ -1,14 +1,15 @@
 """Engine: the transport of ranks on one machine, through shared memory.
 
-engine.c does the work and says how; here is the thin side that checks what is asked for, packs it
-into one descriptor and calls the library, which lets go of the interpreter's lock.
+engine.c moves and reduces the data, and documents how. The Python side checks the arguments of an
+operation, packs them into one record and calls the library, which releases the interpreter's lock.
 
     engine.all_reduce(x)                      any contiguous CPU tensor: copied through the arena
-    x = engine.allocate(1000, torch.float32)  a tensor in the arena: others read it where it lies
+    x = engine.allocate(1000, torch.float32)  a tensor in the arena: peers read it without a copy
     with engine.group(): ...                  several operations, one call; messages all at once
 
-Ranks that make different calls get a `Disagreement` that names both; a rank that dies, leaves,
-stops or stays away makes the calls of all others raise `PeerLost`. After either, close the engine.
+If ranks make different calls, each raises a `Disagreement` that names both calls. If a rank dies,
+leaves, is stopped or is too late, the calls of all others raise `PeerLost`. After either error,
+close the engine.
 """
 
 import os
@@ -38,7 +39,7 @@ from howdah.comm.watch import Patience, release, watch
 RANKS = library.RANKS
 LINE = 64  # bytes: tensors in the arena start on a cache line
 DEADLINE = 600.0  # seconds: longer than one rank saves or compiles while the others wait for it
-STOPPED_FOR = 5.0  # seconds: a shorter stop, as by a debugger, is waited for
+STOPPED_FOR = 5.0  # seconds: shorter stops, for example by a debugger, are tolerated
 ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, GATHER, BROADCAST, SCATTER = range(7)
 ALL_TO_ALL, BARRIER, SEND, RECEIVE, SIGNAL, WAIT = range(7, len(KINDS))
 
@@ -52,13 +53,14 @@ def connect_engine(
     deadline: float = DEADLINE,
     stopped_for: float = STOPPED_FOR,
 ) -> "Engine":
-    """Joins the ranks that share a store and have met. Raises UserError, or PeerLost.
+    """Connects the ranks that share a store and have met. Raises UserError, or PeerLost.
 
-    processes    of all ranks, in their order, on this machine
-    arena_bytes  that each rank can allocate, by default as much as `default_heap` says. Only
-                 what is written takes memory.
-    deadline     seconds after which a rank that lives but does not come is given up
-    stopped_for  seconds after which one that is stopped (SIGSTOP) is; one that is dead, at once
+    processes    process numbers of all ranks, in rank order, on this machine
+    arena_bytes  bytes that each rank can allocate, by default those of `default_heap`. Only pages
+                 that are written take memory.
+    deadline     seconds after which a rank counts as lost that runs but does not make its call
+    stopped_for  seconds after which a rank counts as lost that is stopped (SIGSTOP). A rank that
+                 has died counts as lost at once.
     """
     size, processes = len(processes), tuple(processes)
     if not 1 <= size <= RANKS:
@@ -87,7 +89,7 @@ def connect_engine(
 
 
 def _load() -> CDLL:
-    """The library. That there is one, all ranks have said before: now none can do without."""
+    """The engine's library. It must exist: all ranks have reported so before they chose it."""
     try:
         return load_library(engine_library(read_settings()))
     except NoCompiler as lack:
@@ -95,12 +97,12 @@ def _load() -> CDLL:
 
 
 class Engine:
-    """The ranks of one machine. One operation at a time, in the same order on all ranks.
+    """The transport between the ranks of one machine. All ranks call the same operations in the
+    same order, one at a time.
 
-    Operations return the bytes that this rank sent, counted as if each rank talked to every
-    other directly. Tensors are contiguous and on the CPU, or refused. `site`, where it is set,
-    is told as the place of a call that fails; otherwise it is the line that made the call, in
-    the innermost file outside of howdah.comm.
+    Operations return the bytes that this rank sent, counted as if each rank sent to every other
+    rank directly. Tensors must be contiguous and on the CPU. Errors name the line that made the
+    failed call: `site` if it is set, otherwise the innermost line outside of howdah.comm.
     """
 
     link = "shared"
@@ -113,7 +115,7 @@ class Engine:
         self._checks = Checks(self.rank, self.size)
         self._functions, self._processes = functions, arena.processes
         self._bytes = torch.frombuffer(arena.memory, dtype=torch.uint8)
-        self._heap, self._used = arena.heap, 0  # this rank's, in bytes
+        self._heap, self._used = arena.heap, 0  # of this rank, in bytes
         self._batch: Batch | None = None
         self._interruptions: list[BaseException] = []
         heed = _heed_signals(self._interruptions)
@@ -133,22 +135,23 @@ class Engine:
     # -- reductions, in rank order
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
-        """The reduction of all ranks' x, in every rank's x."""
+        """Replaces every rank's x by the reduction of all ranks' x."""
         code, width, at = movable(x)
         op_code = reduction(x, op)
         return self._run(OP.pack(ALL_REDUCE, code, op_code, width, 0, x.numel(), at, at, 0, 0), x)
 
     def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
-        """The reduction of all ranks' x, in the root's x; the others keep theirs."""
+        """Replaces the root's x by the reduction of all ranks' x; other ranks' x is unchanged."""
         code, width, at = movable(x)
         op_code = reduction(x, op)
         root, count = self._checks.peer(root), x.numel()
         return self._run(OP.pack(REDUCE, code, op_code, width, root, count, at, at, 0, 0), x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
-        """The reduction of one part of all ranks' x: x is cut into counts[0], counts[1], ...
+        """Writes this rank's slice of the reduction of all ranks' x to `out`.
 
-        `out` has counts[rank] elements; it may be that part of x itself.
+        x is cut into slices of counts[0], counts[1], ... elements. `out` has counts[rank] elements;
+        it may be that slice of x itself.
         """
         _some(x)
         cut, code, width, at, to = self._checks.cut(x, out, counts)
@@ -160,12 +163,12 @@ class Engine:
     # -- moves, of any dtype
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
-        """Every rank's x, one after the other, in every rank's out. x may be its part of out."""
+        """Writes every rank's x, in rank order, to every rank's out. x may be its slice of out."""
         _some(out)
         return self._gather(ALL_GATHER, out, x, 0, counts)
 
     def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
-        """Every rank's x, one after the other, in the root's out. The others give None."""
+        """Writes every rank's x, in rank order, to the root's out. `out` of other ranks is None."""
         root = self._checks.peer(root)
         return self._gather(GATHER, self._checks.on_root(root, "out", out), x, root, counts)
 
@@ -176,14 +179,16 @@ class Engine:
         return self._run(call, x, out, cut)
 
     def broadcast(self, x: Tensor, root: int) -> int:
-        """The root's x in every rank's x."""
+        """Copies the root's x to every rank's x."""
         code, width, at = movable(x)
         root = self._checks.peer(root)
         call = OP.pack(BROADCAST, code, 0, width, root, x.numel(), at, at, 0, 0)
         return self._run(call, x)
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
-        """One part of the root's x in every rank's out, which may be that part itself."""
+        """Writes one slice of the root's x to each rank's out. On the root, `out` may be its slice
+        itself; on other ranks, x is None.
+        """
         root = self._checks.peer(root)
         x = self._checks.on_root(root, "x", x)
         cut, code, width, at, to = self._checks.cut(x, out, counts)
@@ -192,7 +197,9 @@ class Engine:
         return self._run(call, x, out, cut)
 
     def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
-        """sent[p] elements of x to each rank p, and received[p] from it, in rank order in out."""
+        """Sends sent[p] elements of x to each rank p, and writes received[p] elements of each rank
+        p, in rank order, to out.
+        """
         (code, width, at), (_, _, to) = movable(x), movable(out)
         gives, takes = self._checks.exchange(out, x, sent, received)
         where = at, to, gives.buffer_info()[0], takes.buffer_info()[0]
@@ -206,26 +213,28 @@ class Engine:
     # -- between two ranks
 
     def send(self, x: Tensor, to: int) -> int:
-        """Returns when x may be changed: it is then on its way, or taken."""
+        """Sends x to rank `to`. Returns when x may be changed; `to` may receive it later."""
         code, width, at = movable(x)
         to = self._checks.peer(to, other=True)
         call = OP.pack(SEND, code, 0, width, to, x.numel(), at, 0, 0, 0)
         return self._run(call, x)
 
     def receive(self, x: Tensor, source: int) -> None:
-        """The next tensor that `source` sent here, which must have x's dtype and size."""
+        """Writes to x the next tensor that `source` sends to this rank, of equal dtype and size."""
         code, width, at = movable(x)
         source = self._checks.peer(source, other=True)
         call = OP.pack(RECEIVE, code, 0, width, source, x.numel(), 0, at, 0, 0)
         self._run(call, x)
 
     def signal(self, to: int) -> None:
-        """Lets one `wait` of rank `to` for this rank pass: all written before is seen after it."""
+        """Lets one `wait(this rank)` on rank `to` return. After it, `to` sees all that this rank
+        wrote to the arena before.
+        """
         to = self._checks.peer(to, other=True)
         self._run(OP.pack(SIGNAL, 0, 0, 1, to, 0, 0, 0, 0, 0))
 
     def wait(self, source: int) -> None:
-        """Returns when `source` has signalled once more than it was waited for."""
+        """Waits for a `signal` of rank `source`; each `signal` lets one `wait` return."""
         source = self._checks.peer(source, other=True)
         self._run(OP.pack(WAIT, 0, 0, 1, source, 0, 0, 0, 0, 0))
 
@@ -233,8 +242,9 @@ class Engine:
     def group(self) -> Iterator["Batch"]:
         """Operations called inside start together when the block ends, in one call.
 
-        Messages go first and all at once, so ranks may all send before they receive; the rest
-        follows in order. Inside, every operation returns 0; `sent` of the batch tells the sum.
+        Messages between two ranks go first and all at once, so all ranks may send before they
+        receive; the other operations follow in order. Inside the block every operation returns 0;
+        after it, `sent` of the batch is the number of bytes sent.
         """
         if self._batch is not None:
             raise UserError("a group is open already: groups are not nested")
@@ -252,10 +262,10 @@ class Engine:
     # -- the arena
 
     def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
-        """A tensor of zeros in the arena, which operations read without copying it there first.
+        """A tensor of `count` zeros in the arena, which operations read without a copy.
 
-        Its place is not given to another one when it goes, for other ranks may read it still:
-        allocate large ones, once.
+        Its memory is not reused after the tensor is freed, because other ranks may still read it:
+        allocate few, large tensors, once.
         """
         self._check_home()
         if not isinstance(dtype, torch.dtype):
@@ -273,7 +283,8 @@ class Engine:
         return self._bytes[place : place + needed].view(dtype)
 
     def there(self, x: Tensor, rank: int) -> Tensor:
-        """What lies at x's place in another rank's arena: x there, if all allocated alike.
+        """The memory of another rank's arena at the same offset as x, a tensor of `allocate`. It is
+        x of that rank if all ranks made the same `allocate` calls.
 
         With signal and wait around it, `x.copy_(engine.there(x, rank))` is a one-sided copy.
         """
@@ -287,19 +298,19 @@ class Engine:
         return self._bytes[place : place + x.nbytes].view(x.dtype).view(x.shape)
 
     def abort(self) -> None:
-        """Ends all waits of all ranks, those of other threads of this one too."""
+        """Ends all waits of all ranks with an error, also those of other threads of this rank."""
         if self._handle is not None:
             self._functions.howdah_abort(self._handle)
 
     def close(self) -> None:
-        """Leaves the group, and lets go of the arena, which lives while tensors of it are held."""
+        """Leaves the group and releases the arena, which exists as long as tensors in it do."""
         if self._handle is not None:
             self._leave()
             self._handle, self._run_ops, self._heap = None, _closed, 0
             self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def _check_home(self) -> None:
-        """Only an open engine, in the process that opened it, has room to give."""
+        """Raises UserError unless the engine is open and this process opened it."""
         if self._handle is None:
             _closed()
         if self._processes[self.rank] != os.getpid():
@@ -324,7 +335,7 @@ class Engine:
 
 
 class Batch:
-    """The operations of one `group()`; afterwards, the bytes that they sent."""
+    """The packed operations of one `group()`; `sent` is their bytes sent, after the block."""
 
     def __init__(self) -> None:
         self.calls: list[bytes] = []
@@ -333,18 +344,19 @@ class Batch:
 
 
 def _some(x: Tensor | None) -> None:
-    """Where no root alone has the whole, each rank gives one."""
+    """Raises UserError if x is None: without a root, every rank must pass the full tensor."""
     if x is None:
         raise UserError("collectives take dense tensors, not None")
 
 
 def _heed_signals(raised: list[BaseException]) -> Generator[int, None, None]:
-    """A sleeping rank resumes this now and then, and Python handles its signals here.
+    """A generator in which Python runs its signal handlers while a rank sleeps in the engine. It
+    yields 1 if a handler raised an exception, which it appends to `raised`, otherwise 0.
 
-    Python does so as it enters a frame. What a handler raises would be lost if that were a
-    function's frame, which ctypes calls; a generator is entered inside its try. It does not know
-    the engine: a cycle of references would keep an arena until the collector happens to come by,
-    and then free those of many engines at once, in the middle of anything.
+    The engine resumes it from time to time. Python runs signal handlers when it enters a frame. In
+    a function called by ctypes, the exception of a handler would be lost; a generator is resumed
+    inside its try block. It has no reference to the engine: a reference cycle would keep an arena
+    until the garbage collector runs, which would then free many arenas at once, at any moment.
     """
     while True:
         try:
@@ -358,9 +370,9 @@ def _heed_signals(raised: list[BaseException]) -> Generator[int, None, None]:
 
 
 def _leave(functions: CDLL, handle: int, watched: Sequence[int], memory: Tensor) -> None:
-    """Takes leave of the others, at `close` or when the program ends; `memory` lives until then.
+    """Leaves the group, at `close` or when the program ends; `memory` is kept until then.
 
-    A forked child has copies of the handle and the descriptors, and takes nobody's leave.
+    In a forked child, which has copies of the handle and the descriptors, the parent stays joined.
     """
     functions.howdah_close(handle)
     release(watched)

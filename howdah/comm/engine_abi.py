@@ -1,6 +1,6 @@
-"""engine.c as Python sees it: its numbers for operations, dtypes and failures, and its functions.
+"""The interface of engine.c: its numbers for operations, dtypes and failures, and its functions.
 
-The lists stand in the order of the enums of engine.c and engine_reduce.h.
+The lists are in the order of the enums of engine.c and engine_reduce.h.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from howdah.comm.build import open_library
 from howdah.comm.reduction import COMBINE, REDUCIBLE
 from howdah.comm.signature import spell
 
-RANKS = 64  # the most; as in engine.c
+RANKS = 64  # the most ranks, as in engine.c
 SITE_BYTES = 512
 
 KINDS = (
@@ -40,7 +40,7 @@ REASONS = (
 )
 OPERATIONS = tuple(COMBINE)
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
-# Anything else is moved as it is, never added: a number for each, to be compared between ranks.
+# Dtypes that are only moved, never reduced. Each has a number, which the ranks compare.
 MOVED = (
     *(torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
@@ -53,7 +53,9 @@ PULSE = CFUNCTYPE(c_int)
 
 
 class Notice(Structure):
-    """What a rank says of an operation. All but the last four must be equal on all ranks."""
+    """A rank's description of an operation, which the ranks compare: all fields but the last four
+    must be equal on all ranks.
+    """
 
     _fields_ = (
         ("sequence", c_uint64),
@@ -71,17 +73,17 @@ class Notice(Structure):
 
 
 class Label(Structure):
-    """What a chunk of a message says about the whole."""
+    """The header of each chunk of a message, which describes the complete message."""
 
     _fields_ = (("dtype", c_uint32), ("kind", c_uint32), ("count", c_uint64), ("where", c_uint64))
 
 
 @cache
 def load_library(path: Path) -> CDLL:
-    """The functions of a compiled engine.c. They run without the interpreter's lock.
+    """Loads a compiled engine.c. Its functions run without the interpreter's lock.
 
-    The descriptor stays open: the loader takes libraries of one name for one, and the number of a
-    closed descriptor would be another library's name. Raises NoCompiler.
+    The descriptor stays open: the loader identifies libraries by their path, here /proc/self/fd/N,
+    and the number N of a closed descriptor could be used for another library. Raises NoCompiler.
     """
     library = CDLL(f"/proc/self/fd/{open_library(path)}")
     ints, size = POINTER(c_int), c_uint64
@@ -102,12 +104,12 @@ def load_library(path: Path) -> CDLL:
 
 
 def known(kind: int, dtype: int, op: int) -> bool:
-    """Whether the engine's numbers for a call mean one. Those of another rank may be anything."""
+    """Whether the engine's numbers for a call are valid. Those of another rank may be garbled."""
     return kind < len(KINDS) and dtype < len(DTYPES) and op < len(OPERATIONS)
 
 
 def choice(kind: int, op: int, root: int) -> str:
-    """What was chosen in a call beside its tensor."""
+    """The options of a call besides its tensor, as text: its reduction and its root, if any."""
     name = KINDS[kind]
     reduction = OPERATIONS[op] if name in ("all_reduce", "reduce", "reduce_scatter") else ""
     rooted = name in ("reduce", "gather", "broadcast", "scatter")
@@ -115,7 +117,12 @@ def choice(kind: int, op: int, root: int) -> str:
 
 
 def describe_call(kind: int, dtype: int, counts: Sequence[int], chosen: str = "") -> str:
-    """A call as the errors of all transports spell it, from the engine's numbers for it."""
+    """A call as text, in the form of the error messages of all transports.
+
+    kind, dtype  the engine's numbers for the operation and the dtype
+    counts       numbers of elements
+    chosen       the text of `choice`
+    """
     name = KINDS[kind]
     if name in ("barrier", "signal", "wait"):
         return name

@@ -1,8 +1,8 @@
-"""What the engine says when an operation fails: who, in which call, made where.
+"""The errors of the engine: which rank failed, in which call, made at which line.
 
-A rank that fails writes the place of its call into the arena, and waits a moment for the other
-side's. Nothing of this costs anything while all goes well. What another rank wrote is taken for
-what it seems only when it can be that.
+A rank whose operation fails writes the line of its call into the arena, and waits a moment for the
+line of the other rank. This has no cost while operations succeed. Numbers that another rank wrote
+are checked before they are used, because its memory may be corrupted.
 """
 
 import time
@@ -32,12 +32,17 @@ WHAT_HAPPENED = {
     "garbled": "has numbers in the arena that cannot be (they were overwritten)",
 }
 EXCHANGE = KINDS.index("all_to_all")
-PATIENCE = 1.0  # seconds that a rank waits to hear where the other one made its call
+PATIENCE = 1.0  # seconds that a rank waits for the line at which the other rank made its call
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed `call` in words, made at `site`, of an engine: its functions and its handle."""
+    """A failed operation of an engine.
+
+    functions, handle  of the engine
+    call, site         the call as text, and the line that made it
+    processes          process numbers, by rank
+    """
 
     functions: CDLL
     handle: int
@@ -46,7 +51,7 @@ class Failure:
     processes: tuple[int, ...]
 
     def explain(self, code: int) -> Exception:
-        """The exception for a `code` below zero that the engine gave."""
+        """The exception for a negative return `code` of the engine."""
         reason = REASONS[-code]
         if reason == "busy":
             return RuntimeError("two threads used one engine at once: it serves one at a time")
@@ -85,7 +90,9 @@ class Failure:
         return Disagreement(f"rank {by} called {said[0]}, but rank {about} {said[1]}{where}")
 
     def _said(self, rank: int, other: int, notice: Notice) -> str:
-        """What a rank called and where; of an exchange, the counts between it and the other."""
+        """The call of `rank` and its line, as text. For an all-to-all it contains only the counts
+        between `rank` and `other`.
+        """
         counts, chosen = [notice.count], choice(notice.kind, notice.op, notice.root)
         if KINDS[notice.kind] in BY_RANK:
             counts = notice.counts[: len(self.processes)]
@@ -96,7 +103,7 @@ class Failure:
         return f"{number(notice.sequence, call)}{self._place(rank)}"
 
     def _place(self, rank: int) -> str:
-        """Where a rank made its call, if it tells within a moment."""
+        """The line at which a rank made its call; empty if the rank does not write it in time."""
         site, until = create_string_buffer(SITE_BYTES), time.monotonic() + PATIENCE
         while not self.functions.howdah_told(self.handle, rank, site):
             if time.monotonic() > until:
@@ -106,7 +113,7 @@ class Failure:
 
 
 def spoken(calls: bytes) -> str:
-    """The first of some packed calls, in words."""
+    """The first of some packed calls, as text."""
     kind, dtype, op, _, root, count = OP.unpack_from(calls)[:6]
     counts = [] if kind == EXCHANGE else [count]  # which may differ from rank to rank
     return describe_call(kind, dtype, counts, choice(kind, op, root))

@@ -1,24 +1,24 @@
-"""The fork server: a process that has torch loaded, forks others in milliseconds, and keeps the
-store at which they meet.
+"""The fork server: a process that has torch loaded, forks other processes in milliseconds, and
+keeps the store through which they meet.
 
     caller ── control ── fork server ── forks ── child 0, child 1, ...
        │                    └── store ─────────────┘  │
        └──────────────────── pipes ───────────────────┘
 
-All of these are socket pairs that were inherited: no port is opened, no socket has a name in any
-folder, and only the caller writes what a child unpickles. Nothing is left when the processes end.
+All of these are inherited socket pairs: no port is opened, no socket has a name in any folder, and
+only the caller writes what a child unpickles. Nothing is left when the processes end.
 
-Whoever ends, the others notice by themselves:
+When one of the processes ends, the others react:
 
-    a child        the server reaps it, and tells the caller how it ended
-    the server     the caller's end of `control` closes; the children get `farewell`; one that is
-                   stopped (SIGSTOP) is killed
-    the caller     the server's end of `control` closes; the children get `farewell`, and after
-                   `grace` seconds SIGKILL, or as soon as they are seen to be stopped; a caller
-                   that is stopped counts as one that ended, and is woken when they are gone
+    a child        the server reaps it, and reports its exit status to the caller
+    the server     the caller's end of `control` closes; the children get the signal `farewell`; a
+                   server that is stopped (SIGSTOP) is killed
+    the caller     the server's end of `control` closes; the children get `farewell`, and SIGKILL
+                   after `grace` seconds, or as soon as they are found stopped; a caller that is
+                   stopped is treated as ended, and is resumed when the children have ended
 
-Stop signals are blocked in the server, which a Ctrl-C reaches too, and in the children until they
-listen (`base/signals.py`).
+Stop signals are blocked in the server, because a Ctrl-C reaches it too, and in the children until
+they call `listen` (`base/signals.py`).
 """
 
 import errno
@@ -43,9 +43,9 @@ from howdah.base.signals import blocked
 from howdah.comm.local_store import Line, LocalStore, Table
 from howdah.comm.pipes import receive, send
 
-LOOK = 0.5  # seconds between looks at a process that may be stopped
-LOOKS = 10  # in a row that find it stopped, and it is given up
-PATIENCE = 10  # seconds that a server without children may take to end
+LOOK = 0.5  # seconds between checks whether a process is stopped
+LOOKS = 10  # checks in a row that find it stopped, after which it counts as lost
+PATIENCE = 10  # seconds that a server without children has to end
 START = "import sys; sys.path[:] = {path}; from howdah.comm.fork_server import main; main({words})"
 
 KILLED = "the process that started the ranks was killed"
@@ -59,9 +59,11 @@ class ServerLost(RuntimeError):
 
 @dataclass
 class Child:
-    """A forked process: its number, the caller's end of its pipe, and how it ended.
+    """A forked process.
 
-    status  None while it lives; else its exit code, or minus the signal that killed it
+    pid     its process number
+    pipe    the caller's end of its pipe
+    status  None while it runs; then its exit code, or minus the signal that killed it
     """
 
     pid: int
@@ -70,13 +72,13 @@ class Child:
 
 
 class ForkServer:
-    """Starts the server, and asks it for processes.
+    """The caller's side: starts the server, and has it fork processes.
 
     farewell  the signal that children get when the caller, or the server, ends
-    grace     seconds that they have to leave before they are killed
-    preload   modules that all children need
+    grace     seconds that children have to exit before they are killed
+    preload   modules that the server imports, for all children
     main      whether children can call functions of the caller's own script
-    heed      is called now and then while the caller waits for the server; may raise
+    heed      is called from time to time while the caller waits for the server; may raise
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class ForkServer:
         heed: Callable[[], None] | None = None,
     ) -> None:
         self._prepared = spawn.get_preparation_data("howdah")
-        del self._prepared["authkey"]  # which refuses to be sent, and nobody needs
+        del self._prepared["authkey"]  # it cannot be pickled, and is not needed
         if not main:
             self._prepared = {k: v for k, v in self._prepared.items() if "init_main" not in k}
         self._children: list[Child] = []
@@ -97,7 +99,7 @@ class ForkServer:
         self._heed, self._stopped = heed, StoppedFor()
         try:
             self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs, blocked():  # from its first instruction on
+            with theirs, blocked():  # blocked from its first instruction
                 self._process = self._start(theirs.fileno(), int(farewell), grace, *preload)
         except OSError as error:
             raise ServerLost(f"no process can be started: {error.strerror}") from None
@@ -111,13 +113,13 @@ class ForkServer:
 
     @property
     def killed(self) -> bool:
-        """Whether the server ended without a word."""
+        """Whether the server ended without reporting why."""
         return self.lost and not self._why
 
     def fork(self, target: Target, *arguments: Any) -> Child:
-        """A process that runs target(pipe, store, *arguments), and exits with what it returns.
+        """Starts a process that runs target(pipe, store, *arguments), and exits with its result.
 
-        Raises ServerLost when there can be none.
+        Raises ServerLost if the process cannot be started.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -129,38 +131,40 @@ class ForkServer:
                     self._wait()
                 pipe = Connection(ours.detach())
         except OSError as error:
-            self.look()  # what it said last may tell why it has ended
+            self.look()  # its last message may contain the reason of its end
             if self.killed:
                 raise ServerLost(KILLED) from None
             raise ServerLost(f"no process can be started: {self._why or error.strerror}") from None
         child = Child(forked, pipe)
         self._children.append(child)
-        with suppress(OSError):  # it has ended already: its status will say so
+        with suppress(OSError):  # it has ended already; `look` will note its status
             send(child.pipe, self._prepared)
             send(child.pipe, target, arguments)
         return child
 
     def _wait(self) -> None:
-        """Until the server says something, or has ended. Raises what `heed` does."""
+        """Waits until the server sends a message or ends. Raises any exception of `heed`."""
         while not wait([self.control], LOOK):
             self.end_if_stopped()
             if self._heed:
                 self._heed()
 
     def end_if_stopped(self) -> None:
-        """Kills a server that many looks in a row found stopped. For every LOOK seconds."""
+        """Kills the server if LOOKS calls in a row find it stopped. Called every LOOK seconds."""
         if self._stopped.look(self.pid) >= LOOKS:
             self._process.kill()
 
     def status_of(self, child: Child) -> int | None:
-        """How a child ended whose pipe is closed; None where the server ended and cannot tell."""
+        """Waits for the exit status of a child whose pipe is closed; None if the server has ended
+        and the status is unknown.
+        """
         while child.status is None and not self.lost:
             self._wait()
             self.look()
         return child.status
 
     def look(self) -> None:
-        """Notes which children have ended. For when `control` can be read, or after a while."""
+        """Updates the status of all children. Called when `control` is readable, and regularly."""
         with suppress(BlockingIOError, ConnectionResetError):
             while not self.lost:
                 self._hear(socket.MSG_DONTWAIT)
@@ -169,12 +173,13 @@ class ForkServer:
                 _reap(child)
 
     def _hear(self, flags: int = 0) -> int:
-        """What the server says. The number of a new child; 0 where it says something else, such as
-        how a child ended. Raises OSError when it says no more, or cannot fork.
+        """Reads one message of the server. Returns the process number of a new child, or 0 for any
+        other message, such as a child's exit status. Raises OSError if the server has ended or
+        cannot fork.
         """
         try:
             said = self.control.recv(1 << 12, flags)
-        except ConnectionResetError:  # it left a question unread; what it said comes after this
+        except ConnectionResetError:  # it ended with a request unread; its messages follow
             said = self.control.recv(1 << 12, flags)
         word, _, rest = said.decode().partition(" ")
         match word:
@@ -195,7 +200,9 @@ class ForkServer:
         return 0
 
     def close(self, *, kill: bool = False) -> None:
-        """Lets go of the pipes, ends the children by `farewell` or at once, and waits for all."""
+        """Closes the pipes, ends the children by `farewell`, or at once by SIGKILL (`kill`), and
+        waits for all of them.
+        """
         if kill:
             self.look()
             for pid in [c.pid for c in self._children if c.status is None] + [self.pid]:
@@ -206,7 +213,7 @@ class ForkServer:
         self.control.close()
         try:
             self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:  # somebody has stopped it
+        except subprocess.TimeoutExpired:  # it may be stopped
             self._process.kill()
             self._process.wait()
         for child in self._children if kill or self.lost else []:
@@ -215,12 +222,14 @@ class ForkServer:
 
 
 def _reap(child: Child, *, wait: bool = False) -> None:
-    """Notes how a child ended that this process has adopted; of another one, that it did."""
+    """Notes the exit status of a child that this process has adopted; 1 if it belongs to another
+    process and has ended.
+    """
     if child.status is not None:
         return
     try:
         pid, status = os.waitpid(child.pid, 0 if wait else os.WNOHANG)
-    except ChildProcessError:  # somebody else's, or the server is still ending
+    except ChildProcessError:  # not adopted, or the server has not ended yet
         with suppress(ProcessLookupError):
             os.kill(child.pid, 0)
             return
@@ -233,7 +242,9 @@ def _reap(child: Child, *, wait: bool = False) -> None:
 
 
 def main(control: int, farewell: int, grace: float, *preload: str) -> None:
-    """What the server's process runs."""
+    """The main function of the server's process. The arguments are those of ForkServer; `control`
+    is the descriptor of its socket.
+    """
     with socket.socket(fileno=control) as caller:
         try:
             for module in preload:
@@ -245,7 +256,7 @@ def main(control: int, farewell: int, grace: float, *preload: str) -> None:
 
 
 class _Server:
-    """Forks, reaps and keeps the store, until the caller and all children are gone."""
+    """The server's side: forks, reaps and keeps the store until the caller and all children end."""
 
     def __init__(self, caller: socket.socket, farewell: int, grace: float) -> None:
         self._caller, self._farewell, self._grace = caller, farewell, grace
@@ -264,7 +275,7 @@ class _Server:
         self._looked = monotonic()
 
     def run(self) -> None:
-        """Serves until nobody is left to serve."""
+        """Serves requests until the caller and all children have ended."""
         while self._leaving is None or self._children:
             waits = [LOOK] if (soonest := self._table.soonest()) is None else [LOOK, soonest]
             for key, _ in self._selector.select(min(waits)):
@@ -274,10 +285,12 @@ class _Server:
             if self._leaving is not None and monotonic() > self._leaving:
                 self._signal(signal.SIGKILL)
         if os.getppid() == self._parent:
-            os.kill(self._parent, signal.SIGCONT)  # it may have been stopped; now it can tell
+            os.kill(self._parent, signal.SIGCONT)  # if it was stopped, it can now report this
 
     def _look_for_stopped(self) -> None:
-        """A caller that is stopped is given up; a child that is cannot be asked to leave."""
+        """Treats a stopped caller as ended. After that, kills stopped children: they cannot react
+        to `farewell`.
+        """
         if monotonic() - self._looked < LOOK:
             return
         self._looked = monotonic()
@@ -309,11 +322,11 @@ class _Server:
     def _fork(self, pipes: Sequence[int]) -> None:
         server = os.getpid()
         try:
-            if not pipes:  # a descriptor that is one too many does not arrive
+            if not pipes:  # the kernel drops a descriptor beyond the limit of open files
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             ours, theirs = socket.socketpair()
             with theirs:
-                # First: a child closes what is registered, and so has no end but its own.
+                # Before the fork: a child closes all registered sockets and keeps only its own.
                 self._selector.register(ours, selectors.EVENT_READ, self._serve_line(Line(ours)))
                 if not (pid := os.fork()):
                     self._become_child(pipes[0], theirs, server)
@@ -347,14 +360,14 @@ class _Server:
             self._tell("ended", pid, status)
 
     def _tell(self, *words: object) -> None:
-        with suppress(OSError):  # the caller is gone, as `_serve_caller` will see
+        with suppress(OSError):  # the caller has ended; `_serve_caller` notices it
             self._caller.send(" ".join(map(str, words)).encode())
 
     def _become_child(self, pipe: int, line: socket.socket, server: int) -> None:
         code = 1
         try:
             die_with_parent(self._farewell)
-            if os.getppid() != server:  # which ended before it could be noticed
+            if os.getppid() != server:  # it ended before die_with_parent()
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -382,4 +395,4 @@ def _run_child(pipe: Connection, line: socket.socket) -> int:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """So that SIGCHLD wakes the server up."""
+    """A handler for SIGCHLD, so that this signal wakes the server up."""

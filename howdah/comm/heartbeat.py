@@ -1,16 +1,17 @@
-"""Heartbeats: a link between machines that goes down is noticed, also while nothing is sent.
+"""Heartbeats: TCP keepalive, to detect a link between machines that is down.
 
-TCP says nothing then. Whoever waits for a message waits for ever; whoever sends is told after a
-quarter of an hour. But the kernel can ask the other one whether it is still there:
+By default TCP does not report such a link: a rank that waits for a message waits forever, and a
+rank that sends gets an error after a quarter of an hour. But the kernel can probe the peer:
 
-    nothing is sent       after IDLE seconds it asks every EVERY seconds
-    what is sent          has to be confirmed
-    no answer for LIMIT   the connection is closed, and whoever uses it gets an error
+    nothing is sent       after IDLE seconds a probe is sent every EVERY seconds
+    data is sent          it must be acknowledged
+    no answer for LIMIT   the connection is closed, and every use of it raises an error
 
-The other kernel answers, so a program may be busy as long as it likes. Only one that is stopped for
-LIMIT in the middle of a long message counts as gone, for its kernel has no room for the rest.
+The peer's kernel answers, so its program may compute for any time. Only a program that is stopped
+for LIMIT in the middle of a long message counts as lost: its kernel has no room for the rest.
 
-Sockets that a library opened are reached by what the system calls them; theirs stay open.
+Sockets opened by a library are found by their names under /proc (such as `socket:[4711]`), and set
+through a duplicate descriptor; the library's own descriptors stay open.
 """
 
 import os
@@ -19,14 +20,16 @@ import sys
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 
-IDLE, EVERY, LIMIT = 4, 4, 12  # seconds; twice LIMIT is the longest that anybody waits
+IDLE, EVERY, LIMIT = 4, 4, 12  # seconds; a lost link is noticed after at most 2·LIMIT
 
 
 def keep_alive(names: Container[str] | None = None) -> int:
-    """Sets heartbeats on the TCP sockets of these names, or all of this process; their number."""
+    """Sets heartbeats on the TCP sockets with these names; None: on all of this process. Returns
+    the number of sockets.
+    """
     count = 0
     for one in _reach(names):
-        with suppress(OSError):  # it has been closed meanwhile
+        with suppress(OSError):  # another thread has closed it
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, EVERY)
@@ -37,7 +40,7 @@ def keep_alive(names: Container[str] | None = None) -> int:
 
 
 def hang_up(names: Container[str]) -> None:
-    """Ends the TCP connections of these names: both sides get an error, in all their threads."""
+    """Shuts down the TCP connections with these names: both ends get an error, in all threads."""
     for one in _reach(names):
         with suppress(OSError):
             if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # it does not listen
@@ -45,7 +48,7 @@ def hang_up(names: Container[str]) -> None:
 
 
 def open_sockets() -> dict[str, int]:
-    """What the system calls the sockets of this process, and their numbers."""
+    """The sockets of this process: names under /proc, and descriptor numbers."""
     found: dict[str, int] = {}
     if sys.platform == "linux":
         for number in os.listdir("/proc/self/fd"):
@@ -57,7 +60,7 @@ def open_sockets() -> dict[str, int]:
 
 
 def is_down(links: Mapping[str, int]) -> bool:
-    """Whether one of these sockets of this process, by name and number, is closed by now."""
+    """Whether one of these sockets of this process (descriptor number by name) is closed."""
     for name, number in links.items():
         try:
             if os.readlink(f"/proc/self/fd/{number}") != name:

@@ -1,10 +1,10 @@
-"""Joining: the ranks of a machine come to share memory, all of them or none.
+"""Joining: the ranks of a machine begin to share memory, either all of them or none.
 
-every rank    makes or maps it, and says that it came
-every rank    goes on when the last one has come
+every rank    creates or maps the memory, and counts itself in the store
+every rank    continues when the last rank has done so
 
-A rank that fails on the way says why in the store, where the others look while they wait; and all
-see when a process ends. So nobody waits for a rank that does not come.
+A rank that fails on the way writes the reason to the store, which the other ranks check while they
+wait; and all ranks notice when a process ends. So no rank waits for one that will not join.
 """
 
 from collections.abc import Iterator
@@ -18,21 +18,22 @@ from howdah.comm.memory import lacking
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience, ended
 
-NAP, LOOK = 0.001, 0.1  # seconds: the first nap, and the longest time between two looks
+NAP, LOOK = 0.001, 0.1  # seconds: the first sleep, and the longest time between two checks
 CAME, ALL_CAME = "came", "all came"  # keys of the store
-FAILED = "!"  # begins the value of ALL_CAME when one cannot come: it says why
+FAILED = "!"  # first character of the value of ALL_CAME if a rank cannot join; the reason follows
 
 
 class Told(UserError):
-    """What kept another rank from joining."""
+    """Another rank cannot join; the message is the reason that it wrote to the store."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Those who share memory, as one of them sees the others.
+    """The ranks that are joining, as seen by one of them (`rank` of `size`).
 
-    processes  by rank, and watched, their descriptors: both empty where they cannot be watched
-    patience   how long it waits for the others, in all
+    processes  process numbers by rank; empty if processes cannot be watched
+    watched    their descriptors (pidfd) by rank; empty too in that case
+    patience   how long this rank waits for the others, in total
     """
 
     store: Store
@@ -43,7 +44,7 @@ class Ranks:
     patience: Patience
 
     def hear(self, key: str) -> str:
-        """What the store holds under a key, once it does. Raises Told, PeerLost, UserError."""
+        """Waits for a value in the store, and returns it. Raises Told, PeerLost, UserError."""
         nap = NAP
         try:
             while not self.store.check([key]):
@@ -55,10 +56,10 @@ class Ranks:
             raise PeerLost("the process through which the ranks meet has ended") from None
 
     def look(self) -> None:
-        """Raises what keeps the ranks from sharing memory, if anything does by now."""
+        """Raises the error that keeps the ranks from sharing memory, if there is one by now."""
         gone = ended(self.watched)
         if self.store.check([ALL_CAME]):
-            self._read(ALL_CAME)  # and who ends now has done its part
+            self._read(ALL_CAME)  # a rank may end after this: all have joined
         elif gone is not None:
             process = self.processes[gone]
             raise PeerLost(f"rank {gone} (process {process}) ended before all were connected")
@@ -74,10 +75,10 @@ class Ranks:
 
 @contextmanager
 def told_to_all(store: Store, rank: int) -> Iterator[None]:
-    """Where this rank fails, the others are told why."""
+    """If the block raises, writes the reason to the store for the other ranks."""
     try:
         yield
-    except (Told, PeerLost):  # which the others hear, or see for themselves
+    except (Told, PeerLost):  # the other ranks notice these by themselves
         raise
     except Exception as error:
         why = lacking(error) if isinstance(error, OSError) else str(error)
@@ -90,7 +91,7 @@ def told_to_all(store: Store, rank: int) -> Iterator[None]:
 
 
 def all_came(ranks: Ranks) -> None:
-    """Returns when all ranks have called it. Raises what kept one of them from that."""
+    """Returns when all ranks have called it. Raises the reason of a rank that could not."""
     if ranks.store.add(CAME, 1) == ranks.size:
         ranks.store.set(ALL_CAME, "")
     ranks.hear(ALL_CAME)

@@ -1,7 +1,7 @@
 """Drafts: the plan of a model of which little is said, as `howdah plan` and `draw` ask for one.
 
 A model is a preset, a recipe, or a config.json of Hugging Face; what is left open takes what the
-model or the recipe says. No data, no folder and no pace are asked for: nothing will run.
+model or the recipe says. No data, no folder and no train are asked for: nothing will run.
 """
 
 from dataclasses import dataclass, replace
@@ -66,9 +66,9 @@ def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
         micro_batch=wanted.micro_batch or model.batch.micro_batch,
         global_batch=wanted.global_batch or model.batch.global_batch,
     )
-    sequence = wanted.sequence or model.data.sequence
+    sequence = wanted.sequence or model.data.sequence_length
     changed = replace(
-        model, batch=batch, method=method, data=replace(model.data, sequence=sequence)
+        model, batch=batch, method=method, data=replace(model.data, sequence_length=sequence)
     )
     plan = plan_of(changed, resolve(parse_layout(layout), devices))
     return Drafted(model.name, model.model, sequence, plan)
@@ -77,7 +77,7 @@ def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
 def _check_draft(wanted: Draft) -> None:
     """Raises UserError in the words of the command line, where 0 leaves a number open."""
     keys = {
-        "sequence": "data.sequence",
+        "sequence": "data.sequence_length",
         "micro_batch": "batch.micro_batch",
         "global_batch": "batch.global_batch",
     }

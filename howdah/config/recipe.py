@@ -3,7 +3,7 @@
 A recipe is a TOML file. What it leaves out takes the default; the command line changes single
 values by their dotted name:
 
-    howdah train recipes/laptop.toml layout="dp2 x4" method.rate.peak=2e-3
+    howdah train recipes/laptop.toml layout="dp2 x4" method.lr.peak=2e-3
 
 A Run may leave things open: `dp*`, a third batch number, a preset's sizes, `device = "auto"`.
 `resolve` closes them, once the number of processes is known, and refuses what cannot work. Every
@@ -33,11 +33,24 @@ from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import STDLIB, Data, check_sources
-from howdah.train.job import Job, Pace
+from howdah.train.job import Job, Training
 
 Table = dict[str, Any]
 
 LARGEST_TOML = 256 << 10  # bytes; a parser of TOML takes a second for a few of these
+RENAMED = {  # keys that recipes once had
+    "pace": "train",
+    "train.keep": "train.keep_last",
+    "data.sequence": "data.sequence_length",
+    "data.held_out": "data.validation_share",
+    "method.rate": "method.lr",
+    "method.lr.warmup": "method.lr.warmup_steps",
+    "method.lr.shape": "method.lr.schedule",
+    "method.lr.floor": "method.lr.min_ratio",
+    "method.lr.decay": "method.lr.decay_steps",
+    "method.optimizer.decay": "method.optimizer.weight_decay",
+    "method.optimizer.clip": "method.grad_clip",
+}
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of a process, for each core of the machine
 
@@ -70,7 +83,7 @@ class Run:
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
     method: Method = field(default_factory=Method)
-    pace: Pace = field(default_factory=Pace)
+    train: Training = field(default_factory=Training)
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ def parse_run(table: Table) -> Run:
     that can be read says wrongly for itself.
     """
     table, problems = _filled(table)
-    found = read_table(Run, table, also={"model.": ("preset",)})
+    found = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
     if problems := [*problems, *found.problems]:
         rest = {**table, "name": "run", "model": preset("laptop")}
         partly = found.value or read_table(Run, rest).value
@@ -220,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 def check_run(run: Run, layout: Layout) -> list[str]:
     """Everything that keeps `run` from starting on any machine, as sentences."""
-    sequence = run.data.sequence
+    sequence = run.data.sequence_length
     fit = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
     here = unsupported(run.model, layout, compiled=run.compile)
     return [*dict.fromkeys([*fit, *_check_each(run), *here])]
@@ -228,7 +241,7 @@ def check_run(run: Run, layout: Layout) -> list[str]:
 
 def plan_of(run: Run, layout: Layout) -> Plan:
     """The plan of `run` on a layout whose dp is known. Raises UserError."""
-    sequence = run.data.sequence
+    sequence = run.data.sequence_length
     plan = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
     return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
 
@@ -278,7 +291,7 @@ def resolve_run(run: Run, machine: Machine) -> Job:
         cache=machine.cache,
         plan=plan_of(run, layout),
         data=run.data,
-        pace=run.pace,
+        train=run.train,
         seed=run.seed,
         device="cuda" if on_cuda else "cpu",
         threads=run.threads or max(machine.cores // local, 1),

@@ -1,1 +1,1 @@
-"""What this machine has: cores, memory, disks, interfaces, and what each lack means."""
+"""The resources of this machine: cores, memory, disks, network interfaces; and checks of them."""

@@ -1,10 +1,10 @@
-"""What this machine offers a run, and what it lacks: the answer to `howdah doctor`.
+"""Checks of this machine for a run: the findings of `howdah doctor`.
 
-    machine.py reads (dull)  →  judge_* decide (pure)  →  findings  →  the command prints them
+    facts.py reads the system  →  judge_* functions decide (pure)  →  findings  →  printed
 
-A finding is a name and a value, and where something is missing one sentence that says what it
-means for a run and what to do. None of them is a failure: every machine that gets as far as
-printing this can train. What a system does not tell (macOS has no /proc) is "not known".
+A finding is a name and a value, and where something is missing, one sentence: what this means for a
+run and what to do. No finding is a failure: every machine that can print the findings can train.
+A value that the system does not provide (macOS has no /proc) is "not known".
 """
 
 import os
@@ -26,7 +26,10 @@ UNKNOWN = "not known on this system"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `lack` says what is missing and what that means, or is None."""
+    """The result of one check.
+
+    lack  what is missing, what that means for a run and what to do; None if nothing is missing
+    """
 
     name: str
     value: str
@@ -34,9 +37,9 @@ class Finding:
 
 
 def doctor(cache: Path | None) -> list[Finding]:
-    """Everything a run depends on. `cache` is the folder that will hold tokens, if it is known.
+    """The findings on everything that a run depends on. Writes no files and opens no connections.
 
-    Writes nothing and connects to nobody.
+    cache  the folder that will hold tokens; None if it is not known
     """
     allowed, quota = machine.allowed_cores(), machine.core_quota()
     cuda = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -60,7 +63,7 @@ def doctor(cache: Path | None) -> list[Finding]:
 
 
 def _capabilities() -> Mapping[str, object] | None:
-    """The CPU's instruction sets by name; older releases of torch cannot tell."""
+    """The CPU's instruction sets by name; None in a torch release that cannot list them."""
     ask = getattr(torch.cpu, "get_capabilities", None)
     return None if ask is None else ask()
 
@@ -77,7 +80,12 @@ def _judge_cache(cache: Path) -> Finding:
 
 
 def judge_cores(present: int, allowed: int, quota: float | None) -> Finding:
-    """`allowed` by the scheduler's affinity; `quota` in cores, by the control group."""
+    """The finding on CPU cores.
+
+    present  cores of the machine
+    allowed  cores by the scheduler's affinity
+    quota    cores' worth of time by the control group; None: no limit
+    """
     value = f"{allowed} of {present} usable"
     if quota is not None and quota < allowed:
         ranks = max(1, int(quota))
@@ -94,7 +102,11 @@ def judge_cores(present: int, allowed: int, quota: float | None) -> Finding:
 
 
 def judge_memory(sizes: Mapping[str, int], limit: int | None) -> Finding:
-    """`sizes` in bytes as /proc/meminfo names them; `limit` in bytes, by the control group."""
+    """The finding on memory.
+
+    sizes  bytes by the names of /proc/meminfo
+    limit  bytes by the control group; None: no limit
+    """
     if "MemTotal" not in sizes:
         return Finding("memory", UNKNOWN)
     free = sizes.get("MemAvailable", sizes["MemTotal"])
@@ -108,7 +120,7 @@ def judge_memory(sizes: Mapping[str, int], limit: int | None) -> Finding:
 
 
 def judge_shared_memory(disk: tuple[int, int] | None) -> Finding:
-    """`disk` is the size of /dev/shm and what is free of it, in bytes; None where there is none."""
+    """The finding on /dev/shm. `disk` is its size and free space in bytes; None: no /dev/shm."""
     if disk is None:
         return Finding("shared memory", "none", "the ranks of this machine talk over TCP alone")
     value = f"{in_words(disk[0])}, {in_words(disk[1])} free"
@@ -123,17 +135,17 @@ def judge_shared_memory(disk: tuple[int, int] | None) -> Finding:
 
 
 def judge_compiler(found: Mapping[str, str | None]) -> Finding:
-    """`found` maps a compiler's name to its path, in order of preference."""
+    """The finding on C compilers. `found` maps names to paths or None, in order of preference."""
     for path in found.values():
         if path is not None:
             return Finding("compiler", path)
     names = ", ".join(found)
-    lack = f"none of {names} was found: the collectives run on torch alone, uncompiled"
+    lack = f"none of {names} was found: without a wheel that brings the engine, collectives go through gloo"
     return Finding("compiler", "none", f"{lack}; install gcc or clang")
 
 
 def judge_torch(version: str, threads: int, cores: float) -> Finding:
-    """`cores` are those that can be used, quota included."""
+    """The finding on torch. `threads` is its thread count, `cores` the usable cores, with quota."""
     value = f"{version}, {threads} thread{'s' if threads > 1 else ''}"
     if parse_version(version) < (2, 11):
         return Finding("torch", value, "howdah needs torch 2.11 or newer: upgrade it")
@@ -144,7 +156,11 @@ def judge_torch(version: str, threads: int, cores: float) -> Finding:
 
 
 def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Finding:
-    """`capabilities` of the CPU by name, None where torch cannot tell; `vectors`, such as AVX2."""
+    """The finding on the CPU's instructions for bf16.
+
+    capabilities  of the CPU by name; None where torch cannot list them
+    vectors       the vector instruction set that torch uses, such as AVX2
+    """
     if capabilities is None:
         return Finding("cpu", f"{vectors}, bf16 {UNKNOWN}")
     names = sorted(name for name, there in capabilities.items() if "bf16" in name and there)
@@ -157,9 +173,11 @@ def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Findi
 def judge_devices(
     devices: list[tuple[str, int]], built_for: str | None, *, present: bool
 ) -> Finding:
-    """Names and bytes of the `devices` torch sees; the CUDA version it was `built_for`, if any.
+    """The finding on accelerators.
 
-    `present` tells whether the system has an NVIDIA device, seen by torch or not.
+    devices    names and bytes of memory of the devices that torch can use
+    built_for  the CUDA version that torch was built for; None: built without CUDA
+    present    the system has an NVIDIA device, usable by torch or not
     """
     if devices:
         names = (f"{name} {in_words(size)}" for name, size in devices)
@@ -174,7 +192,10 @@ def judge_devices(
 
 
 def judge_network(interfaces: Iterable[Interface] | None, gloo: str) -> Finding:
-    """`gloo` is the address that torch's gloo binds to when it is not told an interface."""
+    """The finding on network interfaces.
+
+    gloo  the address that torch's gloo binds to if GLOO_SOCKET_IFNAME is not set
+    """
     if interfaces is None:
         return Finding("network", UNKNOWN)
     named = [interface for interface in interfaces if interface.addresses]
@@ -196,7 +217,7 @@ def judge_network(interfaces: Iterable[Interface] | None, gloo: str) -> Finding:
 
 
 def judge_open_files(soft: int, hard: int) -> Finding:
-    """The limits of the process, -1 for none."""
+    """The finding on open files, from the soft and hard limits of the process; -1: no limit."""
     words = ["no limit" if limit < 0 else str(limit) for limit in (soft, hard)]
     value = f"{words[0]}, can be raised to {words[1]}" if soft != hard else words[0]
     if soft < 0 or soft >= 1024:
@@ -206,7 +227,12 @@ def judge_open_files(soft: int, hard: int) -> Finding:
 
 
 def judge_disk(folder: Path, free: int, *, writable: bool) -> Finding:
-    """`folder` is the cache, or the folder above it that exists; `free` in bytes."""
+    """The finding on disk space.
+
+    folder    the cache, or its nearest parent folder that exists
+    free      bytes
+    writable  this process can create files in it
+    """
     value = f"{in_words(free)} free at {folder}"
     if not writable:
         return Finding("disk", value, f"{folder} cannot be written: give another folder")
@@ -217,10 +243,10 @@ def judge_disk(folder: Path, free: int, *, writable: bool) -> Finding:
 
 
 def in_words(size: int) -> str:
-    """Bytes as a person reads them: 23.5 GiB, 64.0 MiB."""
+    """A number of bytes as text, such as 23.5 GiB or 64.0 MiB."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """(2, 13) of 2.13.0+cpu: the two numbers that decide what a torch can do."""
+    """The major and minor number of a version of torch: (2, 13) for 2.13.0+cpu."""
     return tuple(int(word) for word in text.split(".")[:2])

@@ -1,16 +1,17 @@
-"""Reading the machine: cores, memory, control groups, disks, network interfaces.
+"""Reads facts of the machine: cores, memory, control groups, disks, network interfaces.
 
-The kernel tells most of it as text under /proc and /sys. Functions named `parse_` are pure and
-take that text; the others read it. What a system does not have reads as empty or as None.
+The kernel provides most of them as text under /proc and /sys. Functions named `parse_` are pure and
+take that text; the others read it. For a fact that the system does not provide they return None or
+an empty value.
 
-The cores and the memory that count are those of the process' control group, not those of the
-machine. Its limits hold at every level up to the root, and the tightest wins:
+The cores and memory available to a process are those of its control group, not those of the
+machine. There is a limit at every level up to the root, and the smallest one applies:
 
     /sys/fs/cgroup/a/b/cpu.max, a/cpu.max                            version 2: one tree
     /sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us, cpu/a/..., cpu/...      version 1: one per controller
 
-Inside a container the path may lead outside of what is mounted; then only the root is there,
-and the root is the container's own.
+Inside a container the path may lead outside of the mounted tree. Then only the root exists, and
+it is the container's own control group.
 """
 
 import os
@@ -43,13 +44,15 @@ class Interface:
 
 
 def parse_sizes(meminfo: str) -> dict[str, int]:
-    """Bytes by name, from the text of /proc/meminfo (which counts in kB of 1024)."""
+    """Bytes by name, from the text of /proc/meminfo (where 1 kB is 1024 bytes)."""
     lines = (line.split() for line in meminfo.splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
 def parse_quota(text: str) -> float | None:
-    """Cores from "quota period" in microseconds; None where there is no quota (max, -1)."""
+    """Cores' worth of time from the text "quota period", both in microseconds; None: no quota (max
+    or -1).
+    """
     words = text.split()
     if len(words) != 2 or words[0] in ("max", "-1"):
         return None
@@ -57,7 +60,9 @@ def parse_quota(text: str) -> float | None:
 
 
 def parse_limit(text: str) -> int | None:
-    """Bytes; None for `max`, and for the huge number that version 1 writes instead."""
+    """Bytes of a memory limit; None for `max`, and for the huge number that means the same in
+    version 1.
+    """
     text = text.strip()
     return int(text) if text.isdecimal() and int(text) < 2**60 else None
 
@@ -80,7 +85,7 @@ def parse_control_groups(text: str, controller: str) -> list[str]:
 
 
 def parse_ipv6(text: str) -> dict[str, list[str]]:
-    """Addresses by interface, from the text of /proc/net/if_inet6, link-local ones left out."""
+    """IPv6 addresses by interface, without link-local ones, from the text of /proc/net/if_inet6."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         digits, *_, name = line.split()
@@ -94,14 +99,14 @@ def parse_ipv6(text: str) -> dict[str, list[str]]:
 
 
 def allowed_cores() -> int:
-    """Cores this process may run on; all of them where the system has no affinity (macOS)."""
+    """Number of cores this process may run on; all cores if the system has no affinity (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def core_quota() -> float | None:
-    """Cores' worth of time the control group grants, None where it sets no limit."""
+    """Cores' worth of time that the control group grants; None: no limit."""
     texts = []
     for folder in _control_groups("cpu"):
         texts.append(_text(folder / "cpu.max"))
@@ -111,26 +116,28 @@ def core_quota() -> float | None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes by name, as /proc/meminfo gives them; empty where there is none."""
+    """Bytes by the names of /proc/meminfo; empty if the system has no such file."""
     return parse_sizes(_text(PROC / "meminfo"))
 
 
 def memory_limit() -> int | None:
-    """Bytes the control group grants, None where it sets no limit."""
+    """Bytes of memory that the control group grants; None: no limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     texts = [_text(folder / name) for folder in _control_groups("memory") for name in names]
     return _tightest(map(parse_limit, texts))
 
 
 def free_memory() -> int | None:
-    """Bytes that processes can still take: what the machine has available, and what the control
-    groups grant beyond what is used. None where the system does not tell.
+    """Bytes of memory that processes can still allocate: the smaller of what the machine has
+    available and what the control groups still grant. None if the system provides neither.
     """
     return _tightest([memory().get("MemAvailable"), *map(_left, _control_groups("memory"))])
 
 
 def _left(group: Path) -> int | None:
-    """Bytes that a control group still grants. Files it has read can be let go and do not count."""
+    """Bytes that a control group still grants; None: no limit. Its inactive file cache counts as
+    free, because the kernel can drop it.
+    """
     limits = map(parse_limit, (_text(group / "memory.max"), _text(group / "memory.limit_in_bytes")))
     used = _text(group / "memory.current") or _text(group / "memory.usage_in_bytes") or "0"
     words = _text(group / "memory.stat").split()
@@ -141,7 +148,7 @@ def _left(group: Path) -> int | None:
 
 
 def disk(folder: Path) -> tuple[int, int] | None:
-    """Bytes in all and bytes free where `folder` lies; None where it does not exist."""
+    """Total and free bytes of the disk that holds `folder`; None if the folder does not exist."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -150,13 +157,13 @@ def disk(folder: Path) -> tuple[int, int] | None:
 
 
 def nearest_there(path: Path) -> Path:
-    """`path`, or the first above it that exists."""
+    """`path` itself or its nearest parent, whichever exists first."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if os.path.exists(place))
 
 
 def interfaces() -> list[Interface] | None:
-    """The interfaces that are up; None where the system does not list them as Linux does."""
+    """The interfaces that are up; None if the system has no list of them as Linux has."""
     if not NETWORK.is_dir():
         return None
     ipv6 = parse_ipv6(_text(PROC / "net/if_inet6"))
@@ -172,7 +179,7 @@ def interfaces() -> list[Interface] | None:
 def gloo_address() -> str:
     """The address torch's gloo binds to when GLOO_SOCKET_IFNAME does not name an interface.
 
-    It is the first of the host name's that can be bound, and loopback when there is none
+    It is the first address of the host name that can be bound, or loopback if there is none
     (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice).
     """
     try:
@@ -190,7 +197,9 @@ def gloo_address() -> str:
 
 
 def _ipv4(name: str) -> tuple[str, ...]:
-    """The kernel's answer is a struct ifreq: 16 bytes of name, then a sockaddr_in."""
+    """The IPv4 address of an interface, as a tuple of one or no text. The kernel returns a struct
+    ifreq: 16 bytes of name, then a sockaddr_in.
+    """
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
         try:
@@ -206,7 +215,7 @@ def _control_groups(controller: str) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file, empty where the system has none: absence is an answer here."""
+    """The text of a file; empty if it cannot be read, because systems differ in their files."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a machine can do and what a run uses of it: peak flops, memory, model flops."""
+"""Measured values of this machine and this process: peak flop/s and memory."""
 
 import resource
 import time
@@ -7,7 +7,7 @@ import torch
 
 from howdah.host.facts import memory, memory_limit
 
-# Dense bf16 peaks in flop/s from the vendors' data sheets (not the doubled, sparse figures).
+# Dense bf16 peaks in flop/s from the vendors' data sheets (not the doubled figures for sparsity).
 DATA_SHEETS = {
     "A100": 312e12,
     "H100": 989e12,
@@ -17,10 +17,10 @@ DATA_SHEETS = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Flop/s that utilisation is measured against, and where the number is from.
+    """The peak flop/s for utilisation figures, and a text that names the source of the number.
 
-    A known accelerator's data sheet; otherwise the best of a few matrix products of this very
-    process, because a CPU's share of its cores stands in no data sheet.
+    For a known accelerator and bf16 it is the value of the data sheet. Otherwise it is the best of
+    four matrix products timed in this process: no data sheet has the peak of some cores of a CPU.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -42,7 +42,9 @@ def _seconds(matrix: torch.Tensor) -> float:
 
 
 def peak_memory(device: torch.device) -> tuple[int, int]:
-    """Most bytes this process has held, and all there are: device memory, or resident memory."""
+    """Peak bytes that this process has held, and total bytes: of device memory on CUDA, otherwise
+    of resident memory and the machine's memory.
+    """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return torch.cuda.max_memory_reserved(device), total
@@ -50,14 +52,14 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
 
 
 def most_held() -> int:
-    """The most bytes of resident memory that this process has had."""
+    """Peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def left() -> int | None:
-    """Bytes of memory that this process can still get; None where the system does not say.
+    """Bytes of memory that this process can still allocate; None if the system does not report it.
 
-    Of what its control group grants, what it has held itself is gone.
+    The peak memory of this process is subtracted from the limit of its control group.
     """
     there, limit = memory().get("MemAvailable"), memory_limit()
     sizes = [there, None if limit is None else max(limit - most_held(), 0)]

@@ -1,1 +1,1 @@
-"""What a cluster is: devices, links, hosts, prices, and the files that describe them."""
+"""Clusters: devices, links, hosts and prices as data, and the files that describe them."""

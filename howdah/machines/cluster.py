@@ -1,4 +1,4 @@
-"""Cluster: the machines a run is planned for, as plain data: devices, memory, links, network.
+"""Cluster: the machines that a run is planned for, as data: devices, memory, links, network.
 
     node 0                              node 1
     +-----------------------------+     +-----------------------------+
@@ -10,12 +10,13 @@
     +--|---------------------|----+     +--|---------------------|----+
        +----- between (infiniband): a network, Tree or Grid -----+
 
-A *node* is the set of devices that the fast link joins, whatever box they come in: 8 in an
-HGX board, 72 in an NVL72 rack. Ranks fill nodes in order: rank r sits on node r // 8.
+A *node* is the set of devices that the fast link joins, even across several boxes: 8 on an HGX
+board, 72 in an NVL72 rack. Ranks fill nodes in order: with 8 devices a node, rank r is on node
+r // 8.
 
-All numbers are nominal: what the data sheet promises, for one direction and without sparsity.
-What was measured, and the share of the promise that is assumed where nothing was, stand beside
-them; `attained` puts them in their place.
+All numbers are nominal: those of the data sheet, for one direction and without sparsity. A cluster
+also has measured numbers, and efficiencies (the fraction of a nominal number that is assumed where
+nothing was measured); `attained` replaces the nominal numbers by these.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -24,12 +25,12 @@ from typing import Any
 
 from howdah.base.errors import UserError
 
-WORLD = 1 << 20  # ranks and devices that are planned for; no machine has as many
+WORLD = 1 << 20  # most ranks and devices of a plan; no machine has so many
 
 
 @dataclass(frozen=True)
 class Link:
-    """A wire: its name, bytes/s in one direction, and seconds per message."""
+    """A link (wire): its name, bandwidth in bytes/s in one direction, latency in s per message."""
 
     name: str
     bandwidth: float
@@ -44,9 +45,9 @@ def _links() -> dict[str, Link]:
     # One port of InfiniBand, and Ethernet, in Gb/s.
     ports = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800}
     ethernet = {"1gbe": 1, "10gbe": 10, "25gbe": 25, "100gbe": 100}
-    # Seconds per message are those of NCCL's own cost model (src/graph/tuning.cc, hwLatencies,
-    # Ring with the Simple protocol: NVLink 3.4, PCI 5.7, network 14.0 us). Ethernet stands for
-    # TCP through the kernel: 50 us, rough.
+    # Latencies are those of NCCL's own cost model (src/graph/tuning.cc, hwLatencies, Ring with the
+    # Simple protocol: NVLink 3.4, PCI 5.7, network 14.0 us). Ethernet means TCP through the
+    # kernel: 50 us, a rough value.
     return {
         **{f"nvlink{n}": Link(f"nvlink{n}", rate, 3.4e-6) for n, rate in enumerate(nvlink, 1)},
         **{f"pcie{n}": Link(f"pcie{n}", rate, 5.7e-6) for n, rate in pcie.items()},
@@ -60,7 +61,10 @@ LINKS = _links()  # a cluster file may name one of these instead of giving its n
 
 @dataclass(frozen=True)
 class Flops:
-    """Dense FLOP/s by precision of the operands, summed in float32 or wider; None has no such."""
+    """Dense FLOP/s by precision of the operands, accumulated in float32 or wider.
+
+    None means that the device has no such arithmetic.
+    """
 
     float64: float | None = None
     float32: float | None = None
@@ -75,11 +79,11 @@ class Device:
     """One accelerator, or one core that acts as one.
 
     memory     bytes
-    bandwidth  of that memory, bytes/s
-    reserved   bytes of it that are gone before the first tensor (driver, context)
-    watts      at full load (the board's limit); None is not published
-    idle       watts while it waits
-    price      to buy, USD; None is not known
+    bandwidth  of the memory, in bytes/s
+    reserved   bytes of memory in use before the first tensor (driver, context)
+    watts      power at full load (the board's limit); None when it is not published
+    idle       power while the device waits, in watts
+    price      to buy, in USD; None when it is not known
     """
 
     name: str
@@ -94,10 +98,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Host:
-    """What a node offers for offload.
+    """The host of a node: memory and disk for offload.
 
     memory          bytes per node
-    link            between one device and the host's memory, all devices at once
+    link            between one device and the host's memory, when all devices use it at once
     disk            bytes per node
     disk_bandwidth  bytes/s per node
     """
@@ -110,7 +114,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Level:
-    """Switches that join `nodes` nodes each, with 1/`oversubscription` of their bandwidth up."""
+    """One level of switches. Each joins `nodes` nodes; 1/`oversubscription` of their bandwidth
+    leads up to the next level.
+    """
 
     nodes: int
     oversubscription: float
@@ -118,19 +124,20 @@ class Level:
 
 @dataclass(frozen=True)
 class Tree:
-    """Switches over switches, the lowest first. Flat has no level, spine-leaf one."""
+    """A network of switches; levels from the lowest up. Flat has no level, spine-leaf has one."""
 
     levels: tuple[Level, ...] = ()
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Devices wired to their neighbours in each dim; ranks fill it with the last dim fastest.
+    """A torus or mesh: devices wired to their neighbours in each dim. Ranks are numbered with the
+    last dim fastest.
 
-    dims    devices along each dim
+    dims    number of devices along each dim
     wraps   a dim closes to a ring when its size is a multiple of this: 0 is a mesh, 1 a torus,
             and 4 or 16 a slice of a TPU pod
-    slices  the dims that other sizes of the same machine have
+    slices  the `dims` of the other sizes in which the machine exists
     """
 
     dims: tuple[int, ...]
@@ -146,14 +153,14 @@ Network = Tree | Grid
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The share of a nominal number that a first plan counts on where nothing was measured.
+    """The fraction of each nominal number that a plan assumes where nothing was measured.
 
     matmul   of dense FLOP/s: A100, H100, B200 reach 271, 794, 1745 of 312, 989, 2250 TFLOP/s
-    memory   of its bandwidth: a rule of thumb
-    inside   of a node's link: eight A100 all-reduce 1 GiB at 224 of 300 GB/s, eight V100 at 135
-             of 150 (traces of vTrain, github.com/VIA-Research/vTrain)
-    between  of a card: TPU links reach 90 of 100 GB/s, but published clusters have been seen at
-             a tenth of theirs; measure it
+    memory   of the device memory's bandwidth: a rule of thumb
+    inside   of the bandwidth of a node's link: eight A100 all-reduce 1 GiB at 224 of 300 GB/s,
+             eight V100 at 135 of 150 (traces of vTrain, github.com/VIA-Research/vTrain)
+    between  of the bandwidth of a network card: TPU links reach 90 of 100 GB/s, but some published
+             clusters reach a tenth of the nominal bandwidth; measure it
     """
 
     matmul: float = 0.78
@@ -164,13 +171,15 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices in nodes, the links inside and between them, and what an hour of them costs.
+    """Devices in nodes, the links inside and between nodes, and the costs.
 
-    between   one network card of a node; in a Grid, one wire between neighbours, and `inside`
-              is the same; where a node stands alone it is the same as `inside`
-    nics      network cards per node, shared by its devices (a Grid has none: 1)
-    rent      USD per device and hour; None is not known
-    pue       power of the whole site over that of the devices
+    inside    the link between the devices of a node
+    between   one network card of a node; in a Grid, the wire between neighbours, and `inside` is
+              the same; for a single node without a network, the same as `inside`
+    nics      network cards per node, shared by its devices (1 in a Grid, which has none)
+    summary   one line of description
+    rent      USD per device and hour; None when it is not known
+    pue       power usage effectiveness: power of the whole site over that of the devices
     carbon    kg of CO2 per kWh
     measured  (dotted name of a field, value), such as ("device.flops.bf16", 271e12)
     """
@@ -186,7 +195,7 @@ class Cluster:
     nics: int = 1
     summary: str = ""
     rent: float | None = None
-    # Of the Llama model cards, arXiv 2302.13971 section 6.
+    # pue and carbon: from arXiv 2302.13971 (LLaMA), section 6.
     pue: float = 1.1
     carbon: float = 0.385
     efficiency: Efficiency = Efficiency()
@@ -198,7 +207,7 @@ class Cluster:
 
     @property
     def alone(self) -> bool:
-        """Whether this is one node with no network to others."""
+        """Whether the cluster is one node without a network to other nodes."""
         return isinstance(self.network, Tree) and self.between == self.inside
 
 
@@ -216,10 +225,10 @@ def peak(device: Device, precision: str) -> float:
 
 
 def attained(cluster: Cluster) -> Cluster:
-    """The same cluster with the numbers a plan should count on instead of the nominal ones.
+    """The same cluster with the numbers that a plan should assume, in place of the nominal ones.
 
-    Measured where there is a measurement, else nominal × the stated efficiency. Latencies,
-    sizes and prices that were not measured stay. Applying it twice changes nothing.
+    A number is the measured one if there is one, else nominal × efficiency. Latencies, sizes and
+    prices that were not measured are unchanged. Applying the function twice changes nothing.
     """
     stated = {name: value for name, _, value in expected(cluster)}
     counted = cluster
@@ -233,7 +242,7 @@ def attained(cluster: Cluster) -> Cluster:
 
 
 def expected(cluster: Cluster) -> list[tuple[str, float, float]]:
-    """(dotted name, share assumed, nominal × share) of each number that efficiency lowers."""
+    """(dotted name, efficiency, nominal × efficiency) of each number that efficiency lowers."""
     share = cluster.efficiency
     rates = [
         (f"device.flops.{field.name}", share.matmul)
@@ -247,7 +256,7 @@ def expected(cluster: Cluster) -> list[tuple[str, float, float]]:
 
 
 def nominal(cluster: Cluster, name: str) -> float:
-    """The number at a dotted name, such as inside.bandwidth."""
+    """The number of the cluster at a dotted name, such as inside.bandwidth."""
     value: Any = cluster
     for part in name.split("."):
         value = getattr(value, part)
@@ -265,8 +274,8 @@ def _with(tree: Any, path: list[str], value: float) -> Any:
 def resized(cluster: Cluster, devices: int) -> Cluster:
     """The same kind of machine with another number of devices.
 
-    Whole nodes, or part of a single one; of a Grid, one of its slices. Raises UserError with
-    the nearest sizes that exist.
+    `devices` must be a multiple of a node's devices, or fewer than one node has; for a Grid, the
+    size of one of its slices. Raises UserError, with the nearest possible sizes, for any other.
     """
     per_node = cluster.devices_per_node
     if devices > WORLD:

@@ -1,15 +1,17 @@
-"""What the wires give a group of ranks, while all the groups of its axis talk at once.
+"""The bandwidth and latency of a group of ranks while all groups of its axis communicate at once.
 
 A collective over n ranks with S bytes each takes, per all-gather or reduce-scatter,
 
     messages · latency  +  (n-1)/n · S / bandwidth
 
-and `path` finds the three. What a rank sends in that time, (n-1)/n · S, is the *unit*. The
-groups of an axis are the rows of an array (`axis_groups`); they load the network together.
+and `path` finds messages, latency and bandwidth. The bytes that a rank sends, (n-1)/n · S, are one
+*unit* of load. The groups of an axis are the rows of an array (`axis_groups`); they load the
+network at the same time.
 
-In a Tree the load is counted at the mouth of every domain: a node, then whatever each level of
-switches joins. A ring crosses a mouth once for each of its edges that leaves, so 16 neighbouring
-nodes under a switch send one unit out of it, while pairs of far nodes send one unit each:
+In a Tree the load is counted at the *mouth* (the uplinks) of every domain. A domain is a node, or
+the set of nodes below a switch of some level. A ring loads a mouth once for each of its edges that
+leaves the domain. So a ring over 16 neighbouring nodes below one switch sends one unit out of it,
+while each ring over a pair of far nodes sends one unit:
 
     mouth of      capacity, bytes/s               load of a ring     of an all-to-all
     a node        nics · B                        edges that leave   Σ (outside) / (n-1)
@@ -18,17 +20,18 @@ nodes under a switch send one unit out of it, while pairs of far nodes send one 
 
     bandwidth = min( inside,  cards of the members · B / their load,  capacity / load, ... )
 
-Where a group's ring leaves its node once that is min(inside, members · B per device). The second
-term is a group's own: alone on the network, it still has no more cards than its members.
+B is the bandwidth of one network card. If each ring leaves its node once, the bandwidth is
+min(inside, members · B per device). The second term bounds a single group: even alone on the
+network, it has no more cards than members on the node.
 
-In a Grid every device has one wire each way along each dim. A group that is a box of the grid,
-e[i] members along dim i and k[i] apart, all-gathers along all its dims at once:
+In a Grid every device has one wire in each direction along each dim. A group that is a box of the
+grid, with e[i] members along dim i at a distance k[i], all-gathers along all its dims at once:
 
     bandwidth = Σ ports[i] · B / k[i]        messages = Σ k[i] · (e[i] // 2, or e[i]-1 in a line)
 
-with 2 ports where the dim closes to a ring and the group goes around it, else 1 (the k groups
-between two members share the wire). An all-to-all is bound by the middle of its longest dim:
-e·S/8B on a ring, e·S/4B on a line.
+with 2 ports where the dim closes to a ring and the group goes around it, else 1. Division by k: the
+k groups between two members share a wire. An all-to-all is bound by the wire in the middle of its
+longest dim: e·S/8B on a ring, e·S/4B on a line.
 """
 
 from dataclasses import dataclass
@@ -40,18 +43,18 @@ from numpy.typing import NDArray
 
 from howdah.machines.cluster import Cluster, Grid, Level, Link, Tree
 
-Groups = NDArray[np.int64]  # a row per group: its ranks, in the order of the ring
+Groups = NDArray[np.int64]  # one row per group: its ranks, in the order of the ring
 Pattern = Literal["ring", "all"]
 
 
 @dataclass(frozen=True)
 class Path:
-    """The wires as one group sees them.
+    """The network as one group of ranks sees it.
 
-    link      name of the slowest link met; bytes/s per rank; seconds per message
-    messages  one after another in an all-gather
-    nodes     that the most scattered group spans
-    members   of a group on one node, at most
+    link      name of the slowest link used; bytes/s per rank; seconds per message
+    messages  number of consecutive messages of an all-gather
+    nodes     most nodes that a group spans
+    members   most members of a group on one node
     """
 
     link: Link
@@ -61,7 +64,7 @@ class Path:
 
 
 def axis_groups(world: int, *, size: int, stride: int) -> Groups:
-    """The groups of a mesh axis of `size` whose neighbours are `stride` ranks apart.
+    """The groups of a mesh axis of `size` ranks whose neighbours are `stride` ranks apart.
 
     >>> axis_groups(8, size=2, stride=2).tolist()
     [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -73,10 +76,12 @@ def axis_groups(world: int, *, size: int, stride: int) -> Groups:
 
 
 def path(cluster: Cluster, groups: Groups, *, pattern: Pattern = "ring") -> Path:
-    """What each of `groups` gets when all of them talk at once.
+    """The bandwidth and latency of each of `groups` when all of them communicate at once.
 
-    groups   ranks, one group per row, all of one size; from `axis_groups`, or any other
-    pattern  ring: neighbours send to neighbours; all: everyone to everyone
+    groups   ranks, one group per row, all of equal size; from `axis_groups` or any other source
+    pattern  ring: each member sends to the next; all: every member sends to every other
+
+    Raises ValueError when a rank is not in the cluster or occurs twice.
     """
     if groups.max() >= cluster.devices or np.unique(groups).size != groups.size:
         raise ValueError("groups name a rank that the cluster has not, or one rank twice")
@@ -98,8 +103,9 @@ def path(cluster: Cluster, groups: Groups, *, pattern: Pattern = "ring") -> Path
 
 
 def bisection(cluster: Cluster) -> float:
-    """Bytes/s, one way, between the two halves of the cluster: the cut of the longest dim,
-    or what the switches let through.
+    """The bisection bandwidth in bytes/s, in one direction, between two halves of the cluster.
+
+    A Grid is cut in the middle of its longest dim; in a Tree the uplinks of the switches limit it.
     """
     network, wire = cluster.network, cluster.between
     if isinstance(network, Grid):
@@ -116,7 +122,11 @@ def bisection(cluster: Cluster) -> float:
 
 
 class _Mouths(NamedTuple):
-    """Every (group, domain) that meet: how many members are there, and the units they send out."""
+    """One entry for each (group, domain) with a member in it.
+
+    members  number of the group's members in the domain
+    load     units that the group sends out of the domain
+    """
 
     group: NDArray[np.int64]
     domain: NDArray[np.int64]
@@ -125,7 +135,7 @@ class _Mouths(NamedTuple):
 
 
 def _at_mouths(groups: Groups, ranks: int, pattern: Pattern) -> _Mouths:
-    """The load of `groups` at the mouths of domains of `ranks` ranks each."""
+    """The load of `groups` at the mouths of domains that have `ranks` ranks each."""
     domains = groups // ranks
     count, size = int(domains.max()) + 1, groups.shape[1]
     pairs = np.arange(len(groups))[:, None] * count + domains
@@ -139,7 +149,7 @@ def _at_mouths(groups: Groups, ranks: int, pattern: Pattern) -> _Mouths:
 
 
 def _in_tree(cluster: Cluster, tree: Tree, groups: Groups, pattern: Pattern) -> float:
-    """Bytes/s per rank: the least of what the links inside and all mouths leave."""
+    """Bytes/s per rank: the smallest of the bounds from the links inside nodes and all mouths."""
     card, per_node = cluster.between.bandwidth, cluster.devices_per_node
     mouths = _at_mouths(groups, per_node, pattern)
     most = int(mouths.members.max())
@@ -166,7 +176,7 @@ def _in_tree(cluster: Cluster, tree: Tree, groups: Groups, pattern: Pattern) -> 
 
 
 def distance(grid: Grid, a: int, b: int) -> int:
-    """Wires on the shortest way from rank `a` to rank `b`."""
+    """The number of wires on the shortest route from rank `a` to rank `b`."""
     here, there = _coordinates(grid, np.array([a, b])).tolist()
     steps = [abs(x - y) for x, y in zip(here, there, strict=True)]
     return sum(
@@ -176,19 +186,19 @@ def distance(grid: Grid, a: int, b: int) -> int:
 
 
 def _coordinates(grid: Grid, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where ranks sit: [rank, dim]."""
+    """The coordinates of ranks in the grid: [rank, dim]."""
     return np.stack(np.unravel_index(ranks, grid.dims), axis=-1)
 
 
 def _in_grid(grid: Grid, group: NDArray[np.int64], pattern: Pattern) -> tuple[float, int]:
-    """Bandwidth of one group in wires, and the messages of an all-gather."""
+    """(bandwidth of one group in units of a wire's, number of messages of an all-gather)."""
     size = len(group)
     columns = [np.unique(column) for column in _coordinates(grid, group).T]
     apart = [int(np.diff(column).min()) if len(column) > 1 else 1 for column in columns]
     extents = [len(column) for column in columns]
     even = all(np.all(np.diff(column) == k) for column, k in zip(columns, apart, strict=True))
     if prod(extents) != size or not even:
-        # No box: a ring through the members in order, whose wires the skipped devices share.
+        # Not a box: a ring through the members in order; the devices between them share its wires.
         steps = zip(group.tolist(), np.roll(group, -1).tolist(), strict=True)
         longest = max(distance(grid, a, b) for a, b in steps)
         return 1 / longest, (size - 1) * longest

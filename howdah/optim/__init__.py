@@ -1,1 +1,1 @@
-"""Optimizers on pieces of tensors, learning rates and clipping."""
+"""Optimizers on ranges of flat buffers, learning-rate schedules and gradient clipping."""

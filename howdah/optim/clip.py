@@ -1,4 +1,4 @@
-"""The global gradient norm, every element counted once, and clipping by it."""
+"""The global gradient norm, with every element counted once, and clipping by that norm."""
 
 from collections.abc import Iterable
 from math import sqrt
@@ -6,24 +6,29 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-EPSILON = 1e-6  # torch's and Megatron's: keeps the factor finite at a norm of zero
+EPSILON = 1e-6  # as in torch and Megatron-LM: keeps the factor finite at a norm of zero
 
 
 def squared_norm(gradients: Iterable[Tensor]) -> float:
-    """Sum of squares over flat gradient buffers, in at least float32 per buffer.
+    """The sum of squares over flat gradient buffers; each buffer's norm is at least float32.
 
-    Buffers are added up in float64 in the order given, which no layout changes.
+    The buffers' terms are added in float64, in the order given, which is the same for all layouts.
     """
     return sum(float(torch.linalg.vector_norm(flat)) ** 2 for flat in gradients)
 
 
 def clip(gradients: Iterable[Tensor], *, norm: float, limit: float) -> None:
-    """Scales gradients in place by limit/norm where the norm is over the limit (0: never)."""
+    """Scales gradients in place by limit/norm when `norm` is above `limit`; a limit of 0 never
+    clips.
+
+    gradients  this rank's flat buffers
+    norm       the global norm, over all ranks
+    """
     if limit > 0 and norm > limit:
         for flat in gradients:
             flat.mul_(limit / (norm + EPSILON))
 
 
 def total_norm(squares: Iterable[float]) -> float:
-    """The norm from sums of squares."""
+    """The norm: the square root of the sum of `squares`, which are sums of squares."""
     return sqrt(sum(squares))

@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run: a warm-up and then a shape.
+"""Learning rates over the steps of a run: a warm-up, then a schedule.
 
 constant    ╱▔▔▔▔▔▔▔▔      linear  ╱╲          cosine  ╱▔╲
            ╱                      ╱  ╲▁               ╱   ╲▁
@@ -8,23 +8,26 @@ inverse_sqrt  ╱╲▁          wsd    ╱▔▔▔▔╲
 
 from math import cos, pi, sqrt
 
-from howdah.plan.method import Rate
+from howdah.plan.method import LearningRate
 
 
-def learning_rate(rate: Rate, *, step: int, steps: int) -> float:
-    """The learning rate of `step` (counted from 0) in a run of `steps`.
+def learning_rate(rate: LearningRate, *, step: int, steps: int) -> float:
+    """The learning rate of `step` (counted from 0) in a run of `steps` steps.
 
-    The warm-up rises by peak/warmup a step and reaches the peak at step warmup - 1. Decaying
-    shapes reach floor·peak at the last step. inverse_sqrt is peak·√(warmup / (step + 1))
-    (Vaswani et al. 2017); wsd is the warm-up, stable, decay of https://arxiv.org/abs/2404.06395.
+    The warm-up rises by peak/warmup_steps a step and reaches the peak at step warmup_steps - 1.
+    Decaying schedules reach min_ratio·peak at the last step, except inverse_sqrt, which is
+    peak·√(warmup_steps / (step + 1)) (Vaswani et al. 2017). wsd is the warm-up, stable, decay
+    schedule of https://arxiv.org/abs/2404.06395.
     """
-    if step < rate.warmup:
-        return rate.peak * ((step + 1) / rate.warmup)
-    if rate.shape == "constant":
+    if step < rate.warmup_steps:
+        return rate.peak * ((step + 1) / rate.warmup_steps)
+    if rate.schedule == "constant":
         return rate.peak
-    if rate.shape == "inverse_sqrt":
-        return rate.peak * sqrt(max(rate.warmup, 1) / (step + 1))
-    begin = max(steps - rate.decay, rate.warmup) if rate.shape == "wsd" else rate.warmup
+    if rate.schedule == "inverse_sqrt":
+        return rate.peak * sqrt(max(rate.warmup_steps, 1) / (step + 1))
+    begin = rate.warmup_steps
+    if rate.schedule == "wsd":
+        begin = max(steps - rate.decay_steps, begin)
     done = min(max((step + 1 - begin) / max(steps - begin, 1), 0.0), 1.0)
-    left = (1 + cos(pi * done)) / 2 if rate.shape == "cosine" else 1 - done
-    return rate.peak * (rate.floor + (1 - rate.floor) * left)
+    left = (1 + cos(pi * done)) / 2 if rate.schedule == "cosine" else 1 - done
+    return rate.peak * (rate.min_ratio + (1 - rate.min_ratio) * left)

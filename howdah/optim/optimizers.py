@@ -1,8 +1,9 @@
 """Optimizers that update ranges of flat buffers.
 
-A range is a run of elements of a unit's master weights, with the same run of its gradient.
-torch's optimizers do the arithmetic, fused where torch has it; they see two parameters per unit,
-the range that decays and the range that does not, and never the model.
+A range is a contiguous run of elements of a unit's master weights, with the same run of its
+gradient. torch's optimizers do the arithmetic, in fused kernels where torch has them. Their
+parameters are the ranges, two per unit: one with weight decay, one without. They do not see the
+model.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ from howdah.plan.method import Optimizer
 
 @dataclass(frozen=True)
 class Range:
-    """Elements [start, stop) of a unit: master weights and gradients, both flat views."""
+    """Elements [start, stop) of a unit's flat buffer, as flat views of master and gradient.
+
+    unit      name of the unit
+    decay     whether weight decay applies
+    master    the master weights
+    gradient  their gradient
+    """
 
     unit: str
     start: int
@@ -27,12 +34,13 @@ class Range:
 
 
 def build_optimizer(settings: Optimizer, ranges: Sequence[Range]) -> torch.optim.Optimizer:
-    """The optimizer that `settings` names, over `ranges`."""
+    """Builds the optimizer that `settings` names, with `ranges` as its parameters."""
     groups = []
     for decay in (True, False):
         members = [r.master for r in ranges if r.decay is decay and r.master.numel()]
         if members:
-            groups.append({"params": members, "weight_decay": settings.decay if decay else 0.0})
+            amount = settings.weight_decay if decay else 0.0
+            groups.append({"params": members, "weight_decay": amount})
     for part in ranges:
         part.master.grad = part.gradient
     b1, b2 = settings.betas
@@ -50,9 +58,9 @@ def build_optimizer(settings: Optimizer, ranges: Sequence[Range]) -> torch.optim
 def make_states(
     settings: Optimizer, optimizer: torch.optim.Optimizer, ranges: Sequence[Range], *, step: int
 ) -> None:
-    """Gives every range its state as after `step` updates, zero until it is loaded.
+    """Creates the optimizer state of every range that has none: zeros, after `step` updates.
 
-    torch makes states at the first update; a checkpoint, and an inspection, need them before.
+    torch creates states at the first update; loading a checkpoint and inspecting need them before.
     """
     for part in ranges:
         if not part.master.numel() or part.master in optimizer.state:
@@ -64,6 +72,6 @@ def make_states(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next update."""
+    """Sets the learning rate of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -23,11 +23,12 @@ def check_plan(
         problems += [
             f"layout '{layout}': {problem}" for problem in _check_tokens(shape, layout, sequence)
         ]
-    problems += out_of_bounds(sequence, "data.sequence")
+    problems += out_of_bounds(sequence, "data.sequence_length")
     if sequence > shape.context:
         problems.append(
-            f"data.sequence {shown(sequence)} is over the model's context {shown(shape.context)}; "
-            f"use data.sequence={shown(shape.context)}, or a larger model.context"
+            f"data.sequence_length {shown(sequence)} is over the model's context "
+            f"{shown(shape.context)}; use data.sequence_length={shown(shape.context)}, or a "
+            "larger model.context"
         )
     problems += _check_batch(batch, layout, sequence)
     return [*problems, *out_of_bounds(method, "method")]
@@ -111,12 +112,12 @@ def _check_tokens(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[
     if layout.cp > 1 and sequence < 2 * layout.cp:
         yield (
             f"cp{layout.cp} cuts a sequence into {2 * layout.cp} chunks, but it has {sequence} "
-            f"tokens; use cp{max(sequence // 2, 1)} or a longer data.sequence"
+            f"tokens; use cp{max(sequence // 2, 1)} or a longer data.sequence_length"
         )
     if layout.sp and sequence // layout.cp < layout.tp:
         yield (
             f"sp cuts {sequence // layout.cp} tokens between {layout.tp} ranks; "
-            f"drop sp or use data.sequence={layout.tp * layout.cp} or more"
+            f"drop sp or use data.sequence_length={layout.tp * layout.cp} or more"
         )
     if layout.slices > max(sequence, 1):
         yield f"slices{layout.slices} is over the {sequence} tokens; use slices{sequence} at most"

@@ -19,42 +19,40 @@ STATES = {
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The learning rate over the steps of a run: a linear warm-up, then a shape.
+class LearningRate:
+    """The learning rate over the steps of a run: a linear warm-up, then a schedule.
 
-    peak     the highest rate
-    warmup   steps of linear rise from 0
-    shape    constant; linear or cosine down to `floor`·peak at the last step; inverse_sqrt;
-             wsd (warm-up, stable, decay): constant, then linear over the last `decay` steps
-    floor    the share of the peak that is left at the end
-    decay    steps of decay of the wsd shape
+    peak          the highest rate
+    warmup_steps  steps of linear rise from 0
+    schedule      constant; linear or cosine down to min_ratio·peak at the last step; inverse_sqrt;
+                  wsd (warm-up, stable, decay): constant, then linear over the last decay_steps
+    min_ratio     the fraction of the peak that is left at the end
+    decay_steps   steps of decay of the wsd schedule
     """
 
     peak: float = 1e-3
-    warmup: int = 0
-    shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "cosine"
-    floor: float = 0.1
-    decay: int = 0
+    warmup_steps: int = 0
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "cosine"
+    min_ratio: float = 0.1
+    decay_steps: int = 0
 
 
 @dataclass(frozen=True)
 class Optimizer:
     """Which optimizer, with its constants.
 
-    name      adamw, adam (decay as L2), sgd (momentum) or rmsprop
-    betas     of the first and second moment (adam, adamw); rmsprop uses the second
-    momentum  of sgd and rmsprop
-    epsilon   added outside the root
-    decay     weight decay, for the weights that the table marks
-    clip      the largest global gradient norm; 0 does not clip
+    name          adamw, adam (decay as L2), sgd (momentum) or rmsprop
+    betas         of the first and second moment (adam, adamw); rmsprop uses the second
+    momentum      of sgd and rmsprop
+    epsilon       added outside the root
+    weight_decay  for the weights that the table of weights marks
     """
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     momentum: float = 0.9
     epsilon: float = 1e-8
-    decay: float = 0.1
-    clip: float = 1.0
+    weight_decay: float = 0.1
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -70,7 +68,9 @@ class Method:
     """Precision, optimizer, learning rate, dropout, and what is added to plain cross-entropy.
 
     precision  of weights and compute. bf16 keeps float32 master weights, moments and gradients.
-    dropout    the share of activations set to zero, in the residual stream
+    lr         the learning rate
+    grad_clip  the largest global gradient norm; 0 does not clip
+    dropout    the fraction of activations set to zero, in the residual stream
     label_smoothing   ε: each label is 1 - ε of what is to be predicted, all V entries of the
                       vocabulary together are ε. The loss of a token with logits x and their
                       log-sum-exp L is L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ
@@ -81,7 +81,8 @@ class Method:
 
     precision: Precision = "float32"
     optimizer: Optimizer = field(default_factory=Optimizer)
-    rate: Rate = field(default_factory=Rate)
+    lr: LearningRate = field(default_factory=LearningRate)
+    grad_clip: float = 1.0
     dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0

@@ -101,20 +101,34 @@ Dim = tuple[str, int]  # name and size
 
 def weights(shape: ModelShape) -> tuple[Weight, ...]:
     """All weights in the order in which the forward pass first uses them."""
-    return tuple(_walk(shape))
+    return tuple(weight for part in parts(shape) for weight in part_weights(shape, part))
 
 
-def _walk(shape: ModelShape) -> Iterator[Weight]:
+def part_weights(shape: ModelShape, part: str) -> Iterable[Weight]:
+    """The rows of the table for one part.
+
+    A stack's table of relative positions is with the tokens that enter the stack, and the norm
+    behind the encoder with the target, so that all blocks of a kind have the same rows.
+    """
+    stack, _, layer = part.partition(".")
+    if layer:
+        return _block(shape, stack, int(layer))
+    return {"embedding": _embedding, "target": _target, "head": _head}[part](shape)
+
+
+def block_kinds(shape: ModelShape) -> dict[str, int]:
+    """A block of each kind, and how many are like it: {"layers.0": 3, "layers.3": 58}."""
+    sparse = [shape.sparse(layer) for layer in range(shape.layers)]
+    found = {f"layers.{sparse.index(kind)}": sparse.count(kind) for kind in dict.fromkeys(sparse)}
+    return {"encoder.0": shape.encoder_layers, **found} if shape.encoder_layers else found
+
+
+def _embedding(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
     tokens = "tied" if shape.tied else "embedding"
     yield from _unit(tokens, [_matrix("embedding.weight", vocab, width)])
     yield from _unit("embedding", _beside_tokens(shape))
-    if shape.family == "encoder-decoder":
-        yield from _stack(shape, "encoder", layers=shape.encoder_layers)
-        if shape.norm_at == "before":
-            yield from _unit(f"encoder.{shape.encoder_layers - 1}", _norm(shape, "encoder_norm"))
-    yield from _stack(shape, "layers", layers=shape.layers)
-    yield from _unit("head", _head(shape))
+    yield from _relative_table(shape, "encoder" if shape.encoder_layers else "layers")
 
 
 def _beside_tokens(shape: ModelShape) -> Iterator[Weight]:
@@ -127,7 +141,23 @@ def _beside_tokens(shape: ModelShape) -> Iterator[Weight]:
         yield from _norm(shape, "embedding_norm")
 
 
+def _target(shape: ModelShape) -> Iterator[Weight]:
+    if shape.norm_at == "before":
+        yield from _unit(f"encoder.{shape.encoder_layers - 1}", _norm(shape, "encoder_norm"))
+    yield from _relative_table(shape, "layers")
+
+
+def _relative_table(shape: ModelShape, stack: str) -> Iterator[Weight]:
+    if shape.positions == "relative":
+        unit, heads = _relative(stack, shape), ("query", shape.heads)
+        yield from _unit(unit, [_table(f"{unit}.weight", ("bucket", shape.buckets), heads)])
+
+
 def _head(shape: ModelShape) -> Iterator[Weight]:
+    return _unit("head", _head_rows(shape))
+
+
+def _head_rows(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
     if shape.norm_at == "before":
         yield from _norm(shape, "norm")
@@ -140,21 +170,6 @@ def _head(shape: ModelShape) -> Iterator[Weight]:
         yield _vector("head.bias", vocab, 0.0)
 
 
-def _stack(shape: ModelShape, stack: str, *, layers: int) -> Iterator[Weight]:
-    crossing = stack == "layers" and shape.family == "encoder-decoder"
-    # so that the residual stream does not grow with what is added to it
-    out = SPREAD / sqrt((3 if crossing else 2) * layers)
-    if shape.positions == "relative":
-        unit, heads = _relative(stack, shape), ("query", shape.heads)
-        yield from _unit(unit, [_table(f"{unit}.weight", ("bucket", shape.buckets), heads)])
-    for layer in range(layers):
-        unit = f"{stack}.{layer}"
-        experts = shape.experts if stack == "layers" and shape.sparse(layer) else None
-        yield from _unit(unit, _block(shape, out, experts, crossing=crossing), f"{unit}.")
-        if experts is not None:
-            yield from _unit(f"{unit}.experts", _experts(shape, experts, out), f"{unit}.")
-
-
 def _unit(unit: str, rows: Iterable[Weight], prefix: str = "") -> Iterator[Weight]:
     """The rows with their unit, and their names complete."""
     return (replace(row, name=prefix + row.name, unit=unit) for row in rows)
@@ -163,10 +178,22 @@ def _unit(unit: str, rows: Iterable[Weight], prefix: str = "") -> Iterator[Weigh
 # -- a block -------------------------------------------------------------------
 
 
-def _block(
+def _block(shape: ModelShape, stack: str, layer: int) -> Iterator[Weight]:
+    crossing = stack == "layers" and shape.family == "encoder-decoder"
+    layers = shape.layers if stack == "layers" else shape.encoder_layers
+    # so that the residual stream does not grow with what is added to it
+    out = SPREAD / sqrt((3 if crossing else 2) * layers)
+    experts = shape.experts if stack == "layers" and shape.sparse(layer) else None
+    unit = f"{stack}.{layer}"
+    yield from _unit(unit, _dense(shape, out, experts, crossing=crossing), f"{unit}.")
+    if experts is not None:
+        yield from _unit(f"{unit}.experts", _experts(shape, experts, out), f"{unit}.")
+
+
+def _dense(
     shape: ModelShape, out: float, experts: Experts | None, *, crossing: bool
 ) -> Iterator[Weight]:
-    """The dense weights of a block. `out` is the spread of what writes to the residual stream."""
+    """All but the routed experts. `out` is the spread of what writes to the residual stream."""
     yield from _norm(shape, "attention_norm")
     if shape.latent is None:
         yield from _attention(shape, "attention", out)

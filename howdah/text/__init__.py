@@ -1,1 +1,1 @@
-"""From files to batches: sources, tokens, order, micro-batches, as plain arrays."""
+"""From text files to batches: sources, token cache, sample order, micro-batches as NumPy arrays."""

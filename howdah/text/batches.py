@@ -1,18 +1,18 @@
-"""Batches: which tokens a rank computes on, as arrays, cut the same way for every layout.
+"""Batches: the tokens that a rank computes on, as arrays, cut the same way for every layout.
 
-A global batch is a list of samples. It is padded with rows that count for nothing until it
-divides evenly, so that every rank makes the same calls however short the last batch is:
+A global batch is a list of samples. It is padded with rows without labels until it divides
+evenly, so that every rank runs the same collectives even when the last batch is short:
 
     6 samples, micro 2, 2 replicas        replica 0      replica 1
                               micro 0     s0 s1          s2 s3
                               micro 1     s4 s5          --  --       -1: no sample, no labels
 
-Row j goes to micro-batch j // (replicas · micro), replica j % (replicas · micro) // micro. Which
-samples there are depends on the order alone, so the rows of all replicas together are the same
+Row j goes to micro-batch j // (replicas · micro), replica j % (replicas · micro) // micro. The
+samples of a batch depend on the order alone, so the rows of all replicas together are the same
 list for every layout.
 
-Labels are shifted here, before anything cuts the sequence. Positions and document numbers are
-explicit, so that every stage and slice can know them without asking.
+Labels are shifted here, before the sequence is cut into slices. Positions and document numbers are
+explicit arrays, so every pipeline stage and sequence slice has them without communication.
 """
 
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ NO_SAMPLE = -1
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of a global batch a replica takes.
+    """Selects the rows of a global batch that one replica computes on.
 
     micro     rows of a micro-batch on one replica
-    replicas  how many replicas share the batch
-    replica   which of them this is
+    replicas  number of replicas that share the batch
+    replica   index of this replica
     """
 
     micro: int
@@ -46,10 +46,10 @@ class Rows:
 class Micro:
     """A micro-batch of b rows of s positions.
 
-    tokens     [b, s] int64: what is read
-    labels     [b, s] int64: what is predicted, the token after each; -100 where nothing is
+    tokens     [b, s] int64: the input tokens
+    labels     [b, s] int64: the next token, to be predicted; -100 where there is no label
     positions  [b, s] int64: counted from 0 at each document, and at the start of the row
-    documents  [b, s] int32: number of the document inside the row, rising from 0
+    documents  [b, s] int32: number of the document within the row, ascending from 0
     samples    [b] int64: number of the sample in the run; -1 for a row of padding
     """
 
@@ -61,7 +61,7 @@ class Micro:
 
 
 def order_of(corpus: Corpus, *, sequence: int, seed: int) -> Order:
-    """The order of a run that trains on `corpus`. Raises UserError if a source has no sample."""
+    """The sample order of a run on `corpus`. Raises UserError when a source has no full sample."""
     require_samples(corpus, sequence=sequence, batch=1)
     counts = tuple(tokens.samples(sequence) for tokens in corpus.sources)
     return Order(seed, sequence, counts, shares(corpus.weights))
@@ -70,7 +70,7 @@ def order_of(corpus: Corpus, *, sequence: int, seed: int) -> Order:
 def micros(corpus: Corpus, order: Order, rows: Rows, *, first: int, size: int) -> list[Micro]:
     """The micro-batches of one replica, for the global batch of samples [first, first + size).
 
-    Every replica gets equally many, of equal shapes.
+    Every replica gets the same number of micro-batches, of equal shapes.
     """
     numbers = _share(np.arange(first, first + size), rows)
     real = np.flatnonzero(numbers != NO_SAMPLE)
@@ -86,10 +86,10 @@ def micros(corpus: Corpus, order: Order, rows: Rows, *, first: int, size: int) -
 def held_out_micros(
     corpus: Corpus, rows: Rows, *, sequence: int, limit: int | None = None
 ) -> Iterator[Micro]:
-    """The micro-batches of one replica that together read the held-out text once, in order.
+    """Yields the micro-batches of one replica for one pass over the held-out text, in order.
 
-    The last sample is padded with labels of -100, so that every token is predicted. `limit`
-    stops after that many samples of all replicas together.
+    The last sample is padded with labels of -100, so that every token is predicted. `limit` is
+    the most samples read by all replicas together.
     """
     total = corpus.held_out.windows(sequence)
     total = total if limit is None else min(limit, total)
@@ -104,7 +104,7 @@ def held_out_micros(
 
 
 def _share(numbers: Numbers, rows: Rows) -> Numbers:
-    """The replica's rows of a global batch, micro-batch after micro-batch, padding included."""
+    """The sample numbers of one replica's rows, micro-batch after micro-batch, with padding."""
     count = micro_steps(len(numbers), micro=rows.micro, replicas=rows.replicas)
     padded = np.full(count * rows.replicas * rows.micro, NO_SAMPLE, dtype=np.int64)
     padded[: len(numbers)] = numbers
@@ -112,7 +112,7 @@ def _share(numbers: Numbers, rows: Rows) -> Numbers:
 
 
 def _empty(rows: int, sequence: int, *, end: int) -> Micro:
-    """Rows of padding: one document of ends, of which nothing is predicted."""
+    """Rows of padding: each is one document of end tokens, without labels."""
     shape = rows, sequence
     return Micro(
         tokens=np.full(shape, end, dtype=np.int64),
@@ -124,13 +124,13 @@ def _empty(rows: int, sequence: int, *, end: int) -> Micro:
 
 
 def _fill(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers, *, end: int) -> None:
-    """Reads samples `index` of a stream into the rows `rows`.
+    """Reads the samples `index` of a stream into the rows `rows` of `batch`.
 
-    Positions past the stream's last token read the end, and have no label.
+    Positions past the stream's last token contain `end` and have no label.
     """
     sequence, last = batch.tokens.shape[1], len(tokens.ids) - 1
     at = index[:, None] * sequence + np.arange(sequence + 1)
-    ids = tokens.ids[np.minimum(at, last)].astype(np.int64)  # uint16 has no -100
+    ids = tokens.ids[np.minimum(at, last)].astype(np.int64)  # uint16 cannot hold -100
     ids[at > last] = end
     batch.tokens[rows] = ids[:, :-1]
     batch.labels[rows] = np.where(at[:, 1:] > last, MASKED, ids[:, 1:])

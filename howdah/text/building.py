@@ -1,17 +1,17 @@
-"""Building the token cache: text in, token files out. `tokens.py` says what they look like.
+"""Building the token cache: text in, token files out. `tokens.py` describes the files.
 
     1. survey    read all documents once: hash each, drop exact copies
     2. split     decide by hash which documents are held out
-    3. tokenizer train it on the documents that are not, or take the one that was brought along
+    3. tokenizer train it on the documents that are not held out, or copy the given tokenizer
     4. encode    read again; write each document to its source's stream or to the held-out one
     5. index     counts, checksums and facts, written last
 
-The sources are read up to three times rather than kept: they may be larger than memory, and
-encoding costs many times more than reading.
+The sources are read up to three times rather than kept in memory: they may be larger than memory,
+and encoding costs many times more than reading.
 
-The split is by document and by content, not by seed or position: two runs with different seeds
-are compared on the same text, and a document stays on its side when others come or go. Copies
-are dropped before the split, or the same text would stand on both sides.
+The split is by the hash of each document, not by seed or position: two runs with different seeds
+are evaluated on the same text, and a document stays in its set when other documents are added or
+removed. Copies are dropped before the split, or the same text would be in both sets.
 """
 
 import os
@@ -41,21 +41,24 @@ LEARN = 64 << 20  # bytes of text that a tokenizer is trained on; more hardly ch
 
 
 def source_name(index: int) -> str:
-    """The name of a source's files: paths may change, and may not be fit for file names."""
+    """The name of a source's files. A path may change, and may not be usable as a file name."""
     return f"source{index}"
 
 
 def build(
     data: Data, folder: Path, *, vocab: int, say: Say, progress: Callable[[float], None]
 ) -> None:
-    """Fills the empty `folder`. Raises UserError when the sources or the tokenizer cannot serve."""
+    """Writes a token cache into the empty `folder`; the arguments are those of `tokens.prepare`.
+
+    Raises UserError when the sources or the tokenizer cannot be used.
+    """
     if data.tokenizer is None:
-        tokenizers.require_room(vocab)  # both are refused before the reading, not after it
+        tokenizers.require_room(vocab)  # checked here and in `_bring`, before all text is read
     else:
         _bring(data.tokenizer, folder, vocab)
     say("reading " + ", ".join(source.path for source in data.sources))
     survey = _survey(data)  # 1
-    held = split(survey.digests, data.held_out)  # 2
+    held = split(survey.digests, data.validation_share)  # 2
     _tell(survey, held, say)
     if data.tokenizer is None:  # 3
         say(f"training a tokenizer of {vocab} entries")
@@ -85,13 +88,13 @@ class _Survey:
     digests: list[list[bytes]]  # of each source's own documents
     bytes: int
     duplicates: int
-    skipped: list[str]  # a sentence for each
+    skipped: list[str]  # a sentence for each skipped document
 
 
 def _unique(
     data: Data, skipped: Callable[[str], None] = lambda sentence: None
 ) -> Iterator[tuple[int, bytes, str | None]]:
-    """(source, hash, text) of every document; text is None for a copy of an earlier one."""
+    """Yields (source, hash, text) of every document; text is None for a copy of an earlier one."""
     seen = set()
     for index, source in enumerate(data.sources):
         for text in documents(source, data.undecodable, skipped=skipped):
@@ -134,10 +137,13 @@ def _tell(survey: _Survey, held: frozenset[bytes], say: Say) -> None:
 
 
 def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
-    """The hashes, out of each source's, that are held out: those that are small as a number.
+    """The hashes of the documents that are held out: those in the lowest `share` of hash values.
+
+    digests  the document hashes of each source
+    share    the fraction to hold out
 
     Each source keeps at least one document to train on, and at least one document is held out.
-    Raises UserError when there are too few for that.
+    Raises UserError when there are too few documents for that.
     """
     limit = share * 2.0**64
     held: set[bytes] = set()
@@ -156,14 +162,16 @@ def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
 
 
 def _number(digest: bytes) -> int:
-    return int.from_bytes(digest[:8], "big")  # big: so that numbers sort as the bytes do
+    return int.from_bytes(digest[:8], "big")  # big-endian: numbers sort as bytes do
 
 
 # -- 3. tokenizer --------------------------------------------------------------
 
 
 def _lesson(data: Data, held: frozenset[bytes]) -> Iterator[str]:
-    """The text that a tokenizer is trained on: the start of each source, nothing held out."""
+    """Yields the text that a tokenizer is trained on: the start of each source, without held-out
+    documents.
+    """
     left = [LEARN // len(data.sources)] * len(data.sources)
     for index, digest, text in _unique(data):
         if text is not None and digest not in held and left[index] > 0:
@@ -172,7 +180,10 @@ def _lesson(data: Data, held: frozenset[bytes]) -> Iterator[str]:
 
 
 def _bring(name: str, folder: Path, vocab: int) -> None:
-    """Copies a tokenizer that can serve, so that the cache can be read without its origin."""
+    """Copies the given tokenizer into the cache, so that the cache does not need the original.
+
+    Raises UserError when it is too large for `vocab` or has no end token.
+    """
     path = tokenizers.find(name)
     tokenizer = tokenizers.load(path)
     tokenizers.require_fits(tokenizers.entries(tokenizer), vocab, str(path))
@@ -202,7 +213,7 @@ def _streams(data: Data, folder: Path, *, entries: int, end: int) -> dict[str, S
 
 
 def _addressed(data: Data, held: frozenset[bytes], scales: Scales) -> Iterator[tuple[str, str]]:
-    """(stream, text) of each document; the held-out ones are weighed on their way."""
+    """Yields (stream name, text) of each document; held-out text is also added to `scales`."""
     for index, digest, text in _unique(data):
         if text is None:
             continue
@@ -212,13 +223,13 @@ def _addressed(data: Data, held: frozenset[bytes], scales: Scales) -> Iterator[t
 
 
 class _Meter:
-    """Tells which share of the text is done. Never 1 before the end: there is more than text."""
+    """Reports the fraction of the text that is encoded, below 1: `build` reports 1 at its end."""
 
     def __init__(self, total: int, progress: Callable[[float], None]) -> None:
         self.total, self.done, self.progress = total, 0, progress
 
     def add(self, size: int) -> None:
-        """Counts `size` bytes more."""
+        """Adds `size` bytes to those done and reports the fraction."""
         self.done += size
         self.progress(min(self.done / self.total, 0.999))
 
@@ -227,7 +238,7 @@ class _Meter:
 
 
 def _settle(folder: Path) -> None:
-    """Waits until the files are on the disk: the rename that follows must not overtake them."""
+    """Flushes the files and the folder to disk (fsync), before the folder is renamed."""
     for path in [*folder.iterdir(), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,12 +1,12 @@
-"""Whether a token cache still holds what was written into it: every byte is read, once a run.
+"""Checks that a token cache still holds what was written into it; reads every byte, once a run.
 
-A power cut leaves zeros, a copy is cut short, a bit falls over. Nothing of that stops a training:
-it would go on with other tokens, to other weights, and say nothing. So the index holds a CRC-32 of
-each file and of itself. The ids must also be those of the tokenizer, and each start must point at
-the end token in front of a document: what was wrong when it was written has a right checksum.
+A power cut leaves zeros, a copy is truncated, a bit flips. None of these would stop a training run:
+it would silently train on other tokens. So the index contains a CRC-32 of each file and of itself.
+Token ids must also be below the tokenizer's size, and each start must point at the end token in
+front of a document: data that was wrong when it was written has a correct checksum.
 
-Files are read in blocks, at the speed of the disk. They are not mapped: where a disk gives an
-error, reading raises it, and a mapping ends the process.
+Files are read in blocks, at the speed of the disk. They are not mapped into memory: after a disk
+error a read raises an exception, but access to a mapping kills the process.
 """
 
 import json
@@ -24,7 +24,7 @@ INDEX = "corpus.json"
 BLOCK = 4 << 20  # bytes; a multiple of the size of any token
 LARGEST_INDEX = 64 << 20
 DTYPES = ("uint16", "uint32")
-COUNTS = ("ids", "starts", "ids_crc32", "starts_crc32")  # of a stream
+COUNTS = ("ids", "starts", "ids_crc32", "starts_crc32")  # recorded for each stream
 POSITIVE = ("entries", "held_out_bytes")
 FACTS = (
     *("entries", "end", "documents", "duplicates", "skipped"),
@@ -33,12 +33,16 @@ FACTS = (
 
 
 def sealed(fields: dict[str, Any]) -> str:
-    """An index as text, with its own checksum. What `fields` holds is plain JSON."""
+    """The index as JSON text, with its own checksum added. `fields` must be plain JSON values."""
     return json.dumps({**fields, "crc32": _checksum(fields)}, indent=1)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What was sealed. Raises ValueError when it is damaged, OSError when it cannot be read."""
+    """Reads the fields that `sealed` wrote.
+
+    Raises ValueError, KeyError or TypeError when the index is damaged, OSError when it cannot be
+    read.
+    """
     _require_file(folder / INDEX)
     fields = parse_json(read_file(folder / INDEX, LARGEST_INDEX))
     if not isinstance(fields, dict) or fields.pop("crc32", None) != _checksum(fields):
@@ -73,13 +77,15 @@ def _require_whole(table: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def _require_name(name: str) -> None:
-    """A file of the cache's own folder."""
+    """Raises ValueError unless `name` is a plain file name, inside the cache's own folder."""
     if path_problem(name) or "/" in name or name in ("", ".", ".."):
         raise ValueError(f"{INDEX} names a file elsewhere")
 
 
 def _require_file(path: Path) -> None:
-    """A pipe would be waited for, a device has no end."""
+    """Raises ValueError when `path` exists and is not a regular file: reading a pipe would wait
+    forever, and a device has no end.
+    """
     if (kind := kind_of(path)) not in ("file", "does not exist"):
         raise ValueError(f"{path.name} {kind if kind != 'folder' else 'is a folder'}")
 
@@ -89,7 +95,7 @@ def _checksum(fields: dict[str, Any]) -> int:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with the cache in `folder`, or None. Raises OSError where it cannot be read."""
+    """What is wrong with the cache in `folder`, or None. Raises OSError when it is unreadable."""
     try:
         index = read_index(folder)
         facts = index["facts"]
@@ -114,7 +120,7 @@ def sum_of(path: Path) -> int:
 
 
 def require_size(path: Path, size: int) -> None:
-    """Raises ValueError for a file of another size than was written."""
+    """Raises ValueError when the file is not `size` bytes long."""
     if path.stat().st_size != size:
         raise ValueError(f"{path.name} should hold {size} bytes")
 
@@ -125,7 +131,7 @@ def _require_crc32(path: Path, found: int, written: int) -> None:
 
 
 def _blocks(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, each block in the place of the one before it."""
+    """Yields the bytes of a file in blocks. Each block overwrites the one before it."""
     _require_file(path)
     buffer = memoryview(bytearray(BLOCK))
     with path.open("rb") as file:
@@ -134,7 +140,7 @@ def _blocks(path: Path) -> Iterator[memoryview]:
 
 
 def _check_starts(path: Path, count: dict[str, Any]) -> None:
-    """The first document starts at 0, every other one after the one before it."""
+    """Raises ValueError unless the starts begin at 0 and ascend, with the recorded checksum."""
     require_size(path, count["starts"] * 8)
     crc32, last, sound = 0, -1, True
     for block in _blocks(path):
@@ -149,7 +155,9 @@ def _check_starts(path: Path, count: dict[str, Any]) -> None:
 
 
 def _check_ids(stream: Path, count: dict[str, Any], *, entries: int, end: int) -> None:
-    """All are below `entries`, and `end` stands at each start and behind the last document."""
+    """Raises ValueError unless all ids are below `entries`, the id at each start and the last id
+    are `end`, and the checksum is the recorded one.
+    """
     path, dtype = stream.with_name(f"{stream.name}.ids"), np.dtype(count["dtype"])
     require_size(path, count["ids"] * dtype.itemsize)
     starts = _mapped(stream.with_name(f"{stream.name}.starts"))
@@ -170,7 +178,9 @@ def _check_ids(stream: Path, count: dict[str, Any], *, entries: int, end: int) -
 
 
 def _mapped(path: Path) -> npt.NDArray[np.int64]:
-    """Mapped after all, for it was just read; an empty file cannot be."""
+    """Maps a file of starts into memory. It was read without an error just before. An empty file
+    cannot be mapped.
+    """
     if not path.stat().st_size:
         return np.empty(0, np.int64)
     return np.asarray(np.memmap(path, dtype=np.int64, mode="r"))

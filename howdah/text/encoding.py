@@ -2,8 +2,8 @@
 
     documents -> chunks -> encode_batch_fast, on all cores -> <end> t t t, appended to the stream
 
-A stream is two flat files, the tokens and where each document starts; both only ever grow, so
-memory stays at one chunk however long the text is.
+A stream is two flat files: the tokens, and the start of each document. Both are only appended to,
+so memory holds one chunk at a time, however long the text is.
 """
 
 import lzma
@@ -19,22 +19,27 @@ from tokenizers import Encoding, Tokenizer
 from howdah.text import tokenizer as tokenizers
 from howdah.text.interruptible import interruptible
 
-CHUNK = 1 << 20  # characters that are encoded at a time
-FEW_DOCUMENTS = 4096  # and documents at most, when they are short
+CHUNK = 1 << 20  # characters encoded at a time
+FEW_DOCUMENTS = 4096  # most documents in a chunk, for short documents
 
 
 class Stream:
-    """Writes `<end> document <end> document ... <end>` and the documents' starts."""
+    """Writes one stream: `<end> document <end> document ... <end>` and the documents' starts.
+
+    folder, name  the files are folder/name.ids and folder/name.starts
+    dtype         of the stored ids
+    end           id of the end token
+    """
 
     def __init__(self, folder: Path, name: str, *, dtype: np.dtype[Any], end: int) -> None:
         self.ids = (folder / f"{name}.ids").open("wb")
         self.starts = (folder / f"{name}.starts").open("wb")
         self.dtype, self.end = dtype, end
         self.tokens = self.documents = 0
-        self.ids_crc32 = self.starts_crc32 = 0  # of what was meant, not of what a disk made of it
+        self.ids_crc32 = self.starts_crc32 = 0  # of the bytes in memory, not of those on disk
 
     def add(self, ids: list[int]) -> None:
-        """Appends one document."""
+        """Appends one document: its end token and its token ids."""
         start = np.int64(self.tokens).tobytes()
         self.starts.write(start)
         self.starts_crc32 = zlib.crc32(start, self.starts_crc32)
@@ -48,7 +53,10 @@ class Stream:
         self.tokens += len(ids)
 
     def close(self) -> dict[str, Any]:
-        """Writes the last end; returns what a reader must know to map and to check the files."""
+        """Writes the last end token and closes the files.
+
+        Returns what a reader needs to map and check them: dtype, lengths and checksums.
+        """
         self._add_ids([self.end])
         self.ids.flush()
         self.starts.flush()
@@ -62,7 +70,7 @@ class Stream:
         }
 
     def abandon(self) -> None:
-        """Closes the files as they are; what a full disk has to say was said before."""
+        """Closes the files as they are. Errors are ignored: an earlier write has raised them."""
         for file in (self.ids, self.starts):
             with suppress(OSError):
                 file.close()
@@ -75,9 +83,10 @@ def encode(
     *,
     done: Callable[[int], None],
 ) -> dict[str, dict[str, Any]]:
-    """Appends each (name of its stream, text), in order. Returns what `Stream.close` says of each.
+    """Encodes each (stream name, text) and appends it to that stream, in order.
 
-    `done` is told after each chunk how many bytes of text it had.
+    `done` is called after each chunk with the number of bytes of its text. Returns the result of
+    `Stream.close` by stream name.
     """
     try:
         for chunk in _chunks(texts):
@@ -108,9 +117,9 @@ def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 class Scales:
-    """The size of text in bytes: as it is, after gzip -9 and after xz -9, one after the other.
+    """Measures the size in bytes of all texts together: uncompressed, after gzip -9, after xz -9.
 
-    What general compressors need per byte is the yardstick for a model's bits per byte.
+    The compressed sizes are a baseline for a model's bits per byte.
     """
 
     def __init__(self) -> None:
@@ -119,16 +128,16 @@ class Scales:
         self._xz = lzma.LZMACompressor(preset=9)
 
     def add(self, text: str) -> None:
-        """Appends to the text that is weighed."""
+        """Appends `text` to the text that is measured."""
         raw = text.encode()
         self.bytes += len(raw)
-        for start in range(0, len(raw), CHUNK):  # between two of them a signal has its turn
+        for start in range(0, len(raw), CHUNK):  # signal handlers run between two chunks
             part = raw[start : start + CHUNK]
             self.gzip += len(self._gzip.compress(part))
             self.xz += len(self._xz.compress(part))
 
     def sizes(self) -> dict[str, int]:
-        """Ends the text; the sizes under the names that the corpus keeps them by."""
+        """Ends the text and returns its sizes, under their names in `Corpus`."""
         self.gzip += len(self._gzip.flush())
         self.xz += len(self._xz.flush())
         return {

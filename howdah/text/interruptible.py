@@ -1,9 +1,9 @@
-"""Long calls of a library that a signal can leave.
+"""Long library calls that a signal can interrupt.
 
-Python runs signal handlers in the main thread, between two of its own instructions: a library that
-computes for a minute is not interrupted for a minute. So it computes in a thread, and the main
-thread waits, which a handler may end by raising. The abandoned call runs on until the process ends;
-what it computes is lost, so it must not write anything.
+Python runs signal handlers in the main thread, between two Python instructions: a library call that
+computes for a minute delays them for a minute. So the call runs in another thread while the main
+thread waits, and a signal handler can end the wait by raising. The abandoned call continues until
+the process ends; its result is lost, so it must not write anything.
 """
 
 import threading
@@ -14,17 +14,20 @@ T = TypeVar("T")
 
 
 def interruptible(call: Callable[[], T]) -> T:
-    """What `call` returns or raises. In other threads than the main one it is just called."""
+    """Runs `call` so that a signal can interrupt the wait; returns or raises what `call` does.
+
+    Outside the main thread `call` is called directly.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     results: list[T] = []
     errors: list[BaseException] = []
-    done = threading.Event()  # not join: a thread whose join was left is taken for ended
+    done = threading.Event()  # not join: Python takes a thread whose join was interrupted for ended
 
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # whatever it is, it is the caller's to see
+        except BaseException as error:  # raised again in the main thread
             errors.append(error)
         finally:
             done.set()

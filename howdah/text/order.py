@@ -1,9 +1,9 @@
-"""The order of samples: which sample of which source is number g of the run.
+"""The order of samples: which sample of which source is sample number g of the run.
 
-A pure function of (seed, g): not of the layout, the batch size or what was read before. A run
-that stops at sample g continues with sample g on any number of devices.
+The order is a pure function of (seed, g). It does not depend on the layout, the batch size or the
+samples read before. A run that stops at sample g resumes at sample g on any number of devices.
 
-Two shuffles, neither of which is ever stored:
+There are two shuffles; neither is stored:
 
     number g   0 1 2 3 4 5 6 7 8 9 | 10 11 ...     blocks of 10, weights 5 : 3 : 2
     source     a b a c a a b c b a |  b  a ...     each block has the exact shares, in an order
@@ -11,9 +11,9 @@ Two shuffles, neither of which is ever stored:
     turn       0 0 1 0 2 3 1 1 2 4 |  3  5 ...     the source's own counter
     sample     permute(key of the source's epoch, n, turn mod n)
 
-A source of n samples uses turns [e·n, (e+1)·n) for its epoch e, and the permutation is a
-bijection: within an epoch no sample is skipped or read twice. Epochs of a small source are
-short; the sources do not wait for each other.
+A source of n samples uses turns [e·n, (e+1)·n) in its epoch e, and the permutation is a
+bijection: within an epoch no sample is skipped or read twice. Each source has its own epochs; those
+of a small source are short.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from howdah.base.seeds import key, permute
 
 Numbers = npt.NDArray[np.int64]
 
-BLOCK = 1000  # places in a block of the mix: shares are exact to a thousandth
+BLOCK = 1000  # samples in a block of the mix: proportions are exact to a thousandth
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the order of a run depends on.
+    """Everything that the order of a run depends on.
 
     seed      the run's seed
     sequence  tokens of one sample
-    samples   how many samples each source has
-    shares    places of each source in a block of the mix; they add up to BLOCK
+    samples   number of samples of each source
+    shares    samples of each source in one block of the mix; they add up to BLOCK
     """
 
     seed: int
@@ -48,21 +48,23 @@ class Order:
 
 
 def shares(weights: Sequence[float], block: int = BLOCK) -> tuple[int, ...]:
-    """`block` places divided by weight: whole parts first, then one to each largest remainder.
+    """Divides the `block` samples of a block among the sources in proportion to their weights.
+
+    Each source gets the integer part; the samples left go one each to the largest remainders.
 
     >>> shares((5, 3, 2), 10)
     (5, 3, 2)
     >>> shares((1, 1, 1), 10)
     (4, 3, 3)
 
-    Raises UserError when a weight is not above 0, or too small beside the others for one place.
+    Raises UserError when a weight is not above 0, or is too small for one sample in a block.
     """
     total = sum(weights)
     if not all(isfinite(weight) and weight > 0 for weight in weights) or not isfinite(total):
         raise UserError(f"data.sources: the weights {list(weights)} must all be greater than 0")
     exact = [weight / total * block for weight in weights]
     places = [int(part) for part in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: places[i] - exact[i])  # stable: ties
+    by_remainder = sorted(range(len(exact)), key=lambda i: places[i] - exact[i])  # stable for ties
     for index in by_remainder[: block - sum(places)]:
         places[index] += 1
     for weight, place in zip(weights, places, strict=True):
@@ -75,7 +77,7 @@ def shares(weights: Sequence[float], block: int = BLOCK) -> tuple[int, ...]:
 
 
 def locate(order: Order, numbers: npt.ArrayLike) -> tuple[Numbers, Numbers]:
-    """Sample numbers [n] → (source [n], sample in that source [n])."""
+    """Maps sample numbers of the run [n] to (source [n], sample within that source [n])."""
     asked = np.asarray(numbers, dtype=np.int64)
     source, turn = _turns(order, asked)
     sample = np.empty_like(asked)
@@ -90,7 +92,7 @@ def locate(order: Order, numbers: npt.ArrayLike) -> tuple[Numbers, Numbers]:
 
 
 def _turns(order: Order, asked: Numbers) -> tuple[Numbers, Numbers]:
-    """Sample numbers → (source, how many samples of that source come before in the run)."""
+    """Maps sample numbers to (source, number of samples of that source earlier in the run)."""
     if len(order.samples) == 1:
         return np.zeros_like(asked), asked
     source, turn = np.empty_like(asked), np.empty_like(asked)
@@ -104,7 +106,9 @@ def _turns(order: Order, asked: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _block(order: Order, block: int) -> tuple[Numbers, Numbers]:
-    """One block of the mix: the source at each place, and how often it stood there before."""
+    """One block of the mix: the source of each sample, and how many samples of that source are
+    before it in the block.
+    """
     size = sum(order.shares)
     laid = np.repeat(np.arange(len(order.shares)), order.shares)
     sources = laid[permute(key(order.seed, "mix", block), size, np.arange(size))]

@@ -1,11 +1,11 @@
-"""Reading ahead: the next batches are prepared while the devices compute on this one.
+"""Prefetching: the next batches are read in a thread while the devices compute on this one.
 
     thread   read 0 | read 1 | read 2 |  room for 2: waits  | read 3 ...
     loop             step 0 ......................... step 1 .......
 
-A thread is enough: a batch is a few large copies, which numpy makes without holding the
-interpreter. What it reads is a function of the step alone, so that nothing is lost when the loop
-stops: the batches read ahead are dropped, and a later run reads them again.
+A thread is enough: reading a batch is a few large copies, during which numpy releases the
+interpreter lock. A batch is a function of the step alone, so nothing is lost when the loop stops:
+the batches read ahead are dropped, and a later run reads them again.
 """
 
 import threading
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Prefetch(Generic[T]):
-    """Calls `read(step)`, `read(step + 1)`, ... in a thread, at most `depth` ahead.
+    """Calls `read(step)`, `read(step + 1)`, ... in a thread, at most `depth` batches ahead.
 
     An exception of `read` is raised by the `next` that would have returned its result, and by
-    every later one. `waited` is the time in seconds that `next` has spent waiting.
+    every later `next`. `waited` is the total time in seconds that `next` has spent waiting.
     """
 
     def __init__(self, read: Callable[[int], T], *, step: int = 0, depth: int = 2) -> None:
@@ -39,13 +39,13 @@ class Prefetch(Generic[T]):
         while self._room.acquire() and not self._closed.is_set():
             try:
                 self._ready.put((self._read(step), None))
-            except BaseException as error:  # whatever it is, it is the caller's to see
+            except BaseException as error:  # `next` raises it in the caller's thread
                 self._ready.put((None, error))
                 return
             step += 1
 
     def next(self) -> T:
-        """The batch of the next step; waits for it if it is not ready."""
+        """Returns the batch of the next step; waits for it if it is not ready."""
         if self._closed.is_set():
             raise ValueError("this Prefetch is closed")
         start = perf_counter()
@@ -55,10 +55,10 @@ class Prefetch(Generic[T]):
             self._ready.put((None, error))
             raise error
         self._room.release()
-        return batch  # type: ignore[return-value]  # it is T whenever there is no error
+        return batch  # type: ignore[return-value]  # a T when there is no error
 
     def close(self) -> None:
-        """Ends the thread after the batch it is reading. Closing twice is allowed."""
+        """Ends the thread once it has read its current batch. Closing twice is allowed."""
         self._closed.set()
         self._room.release()
         self._thread.join()

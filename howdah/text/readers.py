@@ -1,11 +1,12 @@
-"""One reader for each format: a file in, documents out, as a stream.
+"""One reader for each file format: a file in, its documents out, as a stream.
 
-No reader holds more than a document (text), a line (JSON) or a batch of rows (Parquet), so that
-a corpus larger than memory passes through. Each takes `bad`, which is told a sentence about a
-document that is not UTF-8, and either returns, and the reader goes on, or raises.
+A reader holds at most one document (text), one line (JSON) or one batch of rows (Parquet), so a
+corpus may be larger than memory. Each reader takes `bad`, which it calls with a sentence about each
+document that is not UTF-8. If `bad` returns, the reader continues with the next document; `bad` may
+also raise.
 
-pyarrow and datasets are optional: they are imported where they are needed, and their absence is
-a sentence that names the extra.
+pyarrow and datasets are optional: they are imported where they are needed, and a missing package
+is a UserError that names the extra to install.
 """
 
 import gzip
@@ -22,14 +23,14 @@ from howdah.base.errors import UserError, brief, nearest, shown
 Bad = Callable[[str], None]
 Dataset = Any  # datasets.Dataset, which is optional and untyped
 
-LONGEST_LINE = 64 << 20  # bytes: a library's worth, and still no matter for the memory
+LONGEST_LINE = 64 << 20  # bytes; far more than any document, and still little memory
 
 EXTRA = "pip install 'howdah[data]'"
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """A file that cannot be read, or a damaged gzip, is the user's to know: one sentence."""
+    """Turns the error of an unreadable file or a damaged gzip into a UserError."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -41,9 +42,9 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def text(path: Path, *, longest: int, bad: Bad) -> Iterator[str]:
-    """A text file as documents of at most `longest` bytes, cut at blank lines where it can be.
+    """Yields a text file as documents of at most `longest` bytes, cut at blank lines if possible.
 
-    Together the documents are the file, byte for byte.
+    The documents joined together are the file, byte for byte.
     """
     with _reading(path), path.open("rb") as file:
         for offset, block in _cut(file, longest):
@@ -54,7 +55,9 @@ def text(path: Path, *, longest: int, bad: Bad) -> Iterator[str]:
 
 
 def _cut(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
-    """Blocks of a file, with their offsets; one byte more is read than a block may hold."""
+    """Yields (offset, block) of a file. One byte more than `longest` is read to see whether the
+    file ends there.
+    """
     offset, held = 0, b""
     while held := held + file.read(longest + 1 - len(held)):
         end = len(held) if len(held) <= longest else _break(held)
@@ -63,7 +66,9 @@ def _cut(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _break(held: bytes) -> int:
-    """Where to cut before the last byte: after a blank line, a line, or at least a character."""
+    """The index at which to cut `held`, before its last byte: after a blank line in the second
+    half, else after a line, else between two characters.
+    """
     last, half = len(held) - 1, len(held) // 2
     for mark in (b"\n\n", b"\n"):
         if (at := held.rfind(mark, half, last)) >= 0:
@@ -78,9 +83,9 @@ def _break(held: bytes) -> int:
 
 
 def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """One document per line: the `field` of a JSON object. Blank lines are passed over.
+    """Yields one document per line: the `field` of a JSON object. Blank lines are skipped.
 
-    Raises UserError with file and line when a line is not JSON, or has no such string.
+    Raises UserError with file and line when a line is not a JSON object with such a string.
     """
     opened = gzip.open if path.suffix == ".gz" else open
     with _reading(path), opened(path, "rb") as file:
@@ -131,7 +136,9 @@ def _string(value: object, where: str, *, field: str) -> str:
 
 
 def _whole(document: str, where: str, bad: Bad) -> bool:
-    """JSON can spell half of a surrogate pair, which no UTF-8 text can hold."""
+    """Whether `document` can be encoded as UTF-8; if not, calls `bad`. A JSON string may contain
+    half of a surrogate pair, which UTF-8 cannot encode.
+    """
     try:
         document.encode()
     except UnicodeEncodeError as error:
@@ -144,7 +151,7 @@ def _whole(document: str, where: str, bad: Bad) -> bool:
 
 
 def parquet(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """One document per row: the column `field`. Raises UserError with file and row."""
+    """Yields one document per row: the column `field`. Raises UserError with file and row."""
     library = _optional("pyarrow.parquet", f"the Parquet file {path}")
     try:
         with _reading(path), library.ParquetFile(path) as file:
@@ -170,7 +177,10 @@ def _cell(cell: Any, where: str, *, field: str, bad: Bad) -> Iterator[str]:
 
 
 def dataset_by_name(name: str) -> Dataset:
-    """The train split of `hf:NAME` or `hf:NAME:CONFIG`, from its cache or its home."""
+    """Loads the train split of `hf:NAME` or `hf:NAME:CONFIG`, from the datasets cache or the hub.
+
+    Raises UserError when the datasets library cannot load it.
+    """
     library = _optional("datasets", name)
     repository, _, config = name.removeprefix("hf:").partition(":")
     try:
@@ -180,11 +190,14 @@ def dataset_by_name(name: str) -> Dataset:
 
 
 def dataset_on_disk(path: Path) -> Dataset:
-    """A dataset that was saved with `save_to_disk`; of several splits the one named train."""
+    """Opens a dataset that was saved with `save_to_disk`; of several splits, the one named train.
+
+    Raises UserError when the folder cannot be opened, or has no such split.
+    """
     library = _optional("datasets", str(path))
     try:
         dataset = library.load_from_disk(str(path))
-    except Exception as error:  # as above: about the folder, in many kinds
+    except Exception as error:  # the library raises many kinds, all about the folder
         raise UserError(f"cannot open the dataset in {path}: {brief(error)}") from error
     if not isinstance(dataset, dict):
         return dataset
@@ -196,12 +209,12 @@ def dataset_on_disk(path: Path) -> Dataset:
 
 
 def dataset_fingerprint(dataset: Dataset, field: str) -> str:
-    """What the library itself says identifies the contents of a dataset."""
+    """The datasets library's own fingerprint of the contents, with the name of the field."""
     return f"{dataset._fingerprint} {field}"
 
 
 def rows(dataset: Dataset, name: str, *, field: str, bad: Bad) -> Iterator[str]:
-    """One document per row of an open dataset. Raises UserError with the row."""
+    """Yields one document per row of an open dataset. Raises UserError with the row."""
     if field not in dataset.column_names:
         raise UserError(f"{name}: no column {shown(field)}{nearest(field, dataset.column_names)}")
     for number, row in enumerate(dataset.select_columns([field]), 1):

@@ -1,4 +1,4 @@
-"""Where text comes from: named sources in, documents out, one at a time.
+"""Sources of text: a named source in, its documents out, one at a time.
 
     Source("stdlib")               the running Python's standard library, a corpus on every machine
     Source("notes/")               a folder: every file in it whose name ends in one of KNOWN
@@ -8,9 +8,9 @@
     Source("saved/")               a folder that the datasets library saved
     Source("hf:NAME")              a dataset by name, or hf:NAME:CONFIG; its train split
 
-A document is a string; what it becomes is `building.py`'s business. Order is fixed by file names,
-so that two machines with the same files see the same documents. How each format is read stands
-in `readers.py`; this file knows names, finds files, and says what identifies their contents.
+A document is a string; `building.py` turns documents into tokens. File names fix the order, so two
+machines with the same files see the same documents in the same order. `readers.py` reads each
+format; this file interprets source names, finds files, and hashes what identifies their contents.
 """
 
 import os
@@ -49,30 +49,31 @@ CODE = (
 SETTINGS = (".sh", ".sql", ".toml", ".yaml", ".yml")
 LINES = (".jsonl", ".jsonl.gz", ".json.gz")
 PARQUET = ".parquet"
-KNOWN = (*PROSE, *CODE, *SETTINGS, *LINES, PARQUET)  # what is taken from a folder
+KNOWN = (*PROSE, *CODE, *SETTINGS, *LINES, PARQUET)  # name endings of files read from a folder
 
-MANY = 1000  # sources: shares of the samples are thousandths (`order.py`)
-MANY_FILES = 4_000_000  # below a source: a disk, rather than a folder of text
+MANY = 1000  # sources at most: proportions of the mix are thousandths (`order.py`)
+MANY_FILES = 4_000_000  # more files below a source: a whole disk rather than a folder of text
 NONE: frozenset[str] = frozenset()
 
-# Opening a corpus should feel instant. Small sources are identified by their bytes, which
-# survive copying and touching; this many bytes take about a tenth of a second to hash. Larger
-# ones are identified by name, size and time of change.
+# Opening a corpus should be instant. Small sources are identified by their bytes, which copying
+# and `touch` do not change; hashing this many bytes takes about 0.1 s. Larger sources are
+# identified by file names, sizes and modification times.
 SMALL = 64 << 20
 
-# A file given alone is usually a book: cut finely, or nothing could be held out of it. In a
-# folder a file is a document, and only what would not fit in memory comfortably is cut.
+# Longest documents in bytes. A single file as a source is usually a book: it is cut finely, or no
+# document could be held out of it. In a folder each file is one document, and only very large files
+# are cut, to limit memory.
 ALONE = 16 << 10
 SHELVED = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """One place that text comes from.
+    """One source of text.
 
     path    "stdlib", a file, a folder, or "hf:NAME"; see the top of this file
     field   the field (JSON lines) or column (Parquet, datasets) that holds the text
-    weight  this source's share of the training samples, relative to the other sources
+    weight  number of training samples of this source, relative to the other sources
     """
 
     path: str = STDLIB
@@ -84,22 +85,25 @@ class Source:
 class Data:
     """The text of a run.
 
-    sources      where it comes from
-    sequence     tokens of one sample
-    held_out     the share of documents that is kept for evaluation, never trained on
-    tokenizer    a tokenizer.json or a folder that holds one; None trains one on the sources
-    undecodable  what to do with a document that is not UTF-8: skip it and count, or stop
+    sources           the sources of the text
+    sequence_length   tokens of one sample
+    validation_share  the fraction of documents kept for evaluation, never trained on
+    tokenizer         a tokenizer.json or a folder that holds one; None trains one on the sources
+    undecodable       how to treat a document that is not UTF-8: skip and count it, or stop
     """
 
     sources: tuple[Source, ...] = (Source(),)
-    sequence: int = 256
-    held_out: float = 0.03
+    sequence_length: int = 256
+    validation_share: float = 0.03
     tokenizer: str | None = None
     undecodable: Undecodable = "skip"
 
 
 def check_sources(data: Data) -> Iterator[str]:
-    """What is wrong with the names of sources and tokenizer, a sentence each. No disk is asked."""
+    """Yields a sentence for each problem with the names of sources and tokenizer.
+
+    The disk is not read.
+    """
     if not data.sources:
         yield "data.sources is empty; name at least one, such as 'stdlib'"
     if len(data.sources) > MANY:
@@ -119,11 +123,11 @@ def documents(
     *,
     skipped: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[str]:
-    """The documents of a source, in a fixed order, one at a time. Empty ones are left out.
+    """Yields the documents of a source, in a fixed order, one at a time, without empty ones.
 
-    A document that is not UTF-8 is left out too, and `skipped` is told a sentence that names
-    the file and the place; with `undecodable="stop"` that sentence is raised instead.
-    Raises UserError for anything else that is wrong, naming file and line.
+    A document that is not UTF-8 is left out too: `skipped` is called with a sentence that names
+    the file and the offset. With `undecodable="stop"` a UserError with that sentence is raised
+    instead. Raises UserError, naming file and line, for any other problem.
     """
 
     def bad(sentence: str) -> None:
@@ -155,12 +159,14 @@ def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
 
 
 def files(source: Source) -> list[Path]:
-    """The files of a source that is on disk, sorted by name. Raises UserError if there are none."""
+    """The files of a source on disk, sorted by name. Raises UserError when there are none."""
     return _listed(source)[0]
 
 
 def _listed(source: Source) -> tuple[list[Path], list[Path]]:
-    """Its files; and what has the name of one but cannot be read: a link to nowhere, a pipe."""
+    """(files of the source, paths named like text files that cannot be read as one: a broken
+    link, a pipe).
+    """
     if source.path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         every = _walk(root, NOT_STDLIB)
@@ -186,8 +192,10 @@ def _listed(source: Source) -> tuple[list[Path], list[Path]]:
 
 
 def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tuple[Path, str]]:
-    """What lies below `root`, each with its kind, in sorted order; nothing hidden, no folder, and
-    no link to one followed. Raises UserError where there is far more than text.
+    """Yields (path, kind) of everything below `root` that is not a folder, in sorted order.
+
+    Hidden names and folders named in `without` are left out; links to folders are not followed.
+    Raises UserError when there are more than MANY_FILES entries.
     """
     seen = 0
     for folder, folders, names in os.walk(root, onerror=_unreadable):
@@ -205,7 +213,7 @@ def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tup
 
 
 def _unreadable(error: OSError) -> None:
-    """A folder left out in silence would be another corpus."""
+    """Raises UserError: a folder that was silently left out would change the corpus."""
     raise UserError(
         f"data.sources: cannot read {error.filename}: {error.strerror}; make it readable, or name "
         "another folder"
@@ -216,12 +224,12 @@ def _unreadable(error: OSError) -> None:
 
 
 def _saved(path: Path) -> bool:
-    """Whether the datasets library saved this folder."""
+    """Whether the folder was written by the datasets library."""
     return any(kind_of(path / n) == "file" for n in ("dataset_dict.json", "dataset_info.json"))
 
 
 def _dataset(source: Source) -> readers.Dataset | None:
-    """The dataset that a source names, opened, or None when the source is plain files."""
+    """Opens the dataset that a source names; None when the source is plain files."""
     if source.path.startswith("hf:"):
         return readers.dataset_by_name(source.path)
     if source.path != STDLIB and _saved(Path(source.path)):
@@ -235,7 +243,7 @@ def _dataset(source: Source) -> readers.Dataset | None:
 def contents(source: Source) -> str:
     """A hash that changes when the documents of a source may have changed.
 
-    Where the files stand on the disk does not matter, so a corpus may be moved.
+    It depends on paths relative to their common folder only, so a corpus may be moved.
     """
     if source.path.startswith("hf:"):
         return readers.dataset_fingerprint(readers.dataset_by_name(source.path), source.field)
@@ -248,7 +256,7 @@ def contents(source: Source) -> str:
             f"{source.field}\0{kind_of(Path(source.path)) == 'file'}".encode(), digest_size=16
         )
         for path, state in zip(paths, states, strict=True):
-            name = os.fsencode(path.relative_to(root))  # which need not be UTF-8
+            name = os.fsencode(path.relative_to(root))  # a file name need not be UTF-8
             total.update(b"\0%b\0%d\0" % (name, state.st_size))
             total.update(_digest(path) if small else str(state.st_mtime_ns).encode())
     except OSError as error:

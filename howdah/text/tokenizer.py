@@ -1,12 +1,12 @@
-"""Tokenizers: trained here, or brought along as a tokenizer.json.
+"""Tokenizers: trained on the run's text, or loaded from a tokenizer.json.
 
-The one trained here is byte-level BPE: text is bytes, pairs that occur often become entries, and
-every byte has an entry of its own, so that nothing is unknown and decoding gives back the text
-exactly (Sennrich et al. 2016, arXiv 1508.07909; over bytes: Radford et al. 2019).
+A tokenizer trained here is byte-level BPE: text is a sequence of bytes, pairs that occur often
+become vocabulary entries, and every byte has an entry of its own. So no text is unknown, and
+decoding returns the text exactly (Sennrich et al. 2016, arXiv 1508.07909; over bytes: Radford et
+al. 2019).
 
-One special token stands before each document. It is looked up by name, never assumed to have a
-number, and no text can spell it: a document that contains the characters <|end|> is encoded as
-those characters.
+One special token is put before each document. Its id is looked up by name, never assumed, and no
+text is encoded as it: the characters <|end|> in a document are encoded as ordinary characters.
 """
 
 from collections.abc import Iterable
@@ -20,15 +20,16 @@ from howdah.base.files import kind_of, read_file, read_text
 
 END = "<|end|>"
 ENDS = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]")
-SMALLEST = 256 + 1  # the bytes and the end
+SMALLEST = 256 + 1  # entries: the bytes and the end token
 FILE = "tokenizer.json"
 LARGEST = 128 << 20  # bytes; the largest vocabularies have 35 MB
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of at most `vocab` entries; fewer when the text has no more pairs.
+    """Trains a byte-level BPE tokenizer of at most `vocab` entries on `texts`.
 
-    Raises UserError when `vocab` has no room for the bytes.
+    It has fewer entries when the text has no more pairs to merge.
+    Raises UserError when `vocab` is too small for the 256 bytes and the end token.
     """
     require_room(vocab)
     tokenizer = Tokenizer(models.BPE())
@@ -45,7 +46,7 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def require_room(vocab: int) -> None:
-    """Raises UserError when a tokenizer of `vocab` entries has no room for the bytes."""
+    """Raises UserError when `vocab` is too small for the 256 bytes and the end token."""
     if vocab < SMALLEST:
         raise UserError(
             f"model.vocab is {vocab}, but 256 bytes and {END} need {SMALLEST} entries; "
@@ -54,7 +55,10 @@ def require_room(vocab: int) -> None:
 
 
 def find(name: str) -> Path:
-    """The tokenizer.json that `name`, a file or a folder, stands for. Raises UserError."""
+    """The path of the tokenizer.json; `name` is that file or its folder.
+
+    Raises UserError when there is no such file.
+    """
     path = Path(name) / FILE if kind_of(Path(name)) == "folder" else Path(name)
     if (kind := kind_of(path)) != "file":
         kind = "is a folder" if kind == "folder" else kind
@@ -63,7 +67,10 @@ def find(name: str) -> Path:
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in a file, set to encode plain text. Raises UserError if it is none."""
+    """Loads a tokenizer.json, set to encode plain text.
+
+    Raises UserError when the file is not a tokenizer.
+    """
     try:
         return _plain(Tokenizer.from_str(read_text(path, LARGEST)))
     except Exception as error:  # the library raises bare Exception for a file it cannot use
@@ -71,7 +78,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Whole documents in, and text that looks like a special token stays text."""
+    """Turns off truncation and padding; text that looks like a special token is encoded as text."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -79,28 +86,31 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
-    """Whole documents, without the tokens that a chat model would add around them.
+    """Encodes whole documents, without the special tokens that a chat model adds around them.
 
-    Raises UserError where the tokenizer has no entry for a text, not even one for what is unknown.
+    Raises UserError when the tokenizer has no entry for a text and no "unknown" token either.
     """
     try:
         return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-    except Exception as error:  # as above
+    except Exception as error:  # bare Exception, as in `load`
         raise UserError(
             f"data.tokenizer: it cannot encode the text ({brief(error)}); choose another"
         ) from error
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, end: int) -> list[int]:
-    """What a model goes on from: `end` stands before the prompt, as before each document in
-    training. Raises UserError for what is not UTF-8.
+    """The token ids of a prompt, with `end` in front, as before each document in training.
+
+    Raises UserError when the prompt is not UTF-8.
     """
     return [end, *tokenizer.encode(_as_utf8(prompt), add_special_tokens=False).ids]
 
 
 def _as_utf8(words: str) -> str:
-    """Words of the command line as text. Where the system's encoding is ASCII, Python hides the
-    bytes that are not in surrogates, which no tokenizer takes. Raises UserError for other bytes.
+    """Decodes a command-line argument as UTF-8. Where the system's encoding is ASCII, Python
+    represents other bytes as surrogates, which no tokenizer accepts.
+
+    Raises UserError when the bytes are not UTF-8.
     """
     try:
         return words.encode("utf-8", "surrogateescape").decode("utf-8")
@@ -109,7 +119,10 @@ def _as_utf8(words: str) -> str:
 
 
 def end_of(tokenizer: Tokenizer, name: str) -> int:
-    """The id of the token that stands between documents. Raises UserError if there is none."""
+    """The id of the end token, which is put between documents.
+
+    Raises UserError, naming the tokenizer `name`, when the tokenizer has none of `ENDS`.
+    """
     for end in ENDS:
         if (token := tokenizer.token_to_id(end)) is not None:
             return int(token)
@@ -119,7 +132,7 @@ def end_of(tokenizer: Tokenizer, name: str) -> int:
 
 
 def entries(tokenizer: Tokenizer) -> int:
-    """One more than the largest id: what an embedding must have rows for. Ids may have gaps."""
+    """The number of embedding rows needed: the largest id plus one (ids may have gaps)."""
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
 
@@ -133,7 +146,10 @@ def require_fits(needed: int, vocab: int, name: str) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """A hash of the file: runs that differ in it have different tokens."""
+    """A hash of the tokenizer file: runs with different hashes have different tokens.
+
+    Raises UserError when the file cannot be read.
+    """
     try:
         return blake2b(read_file(path, LARGEST), digest_size=16).hexdigest()
     except OSError as error:

@@ -1,22 +1,22 @@
-"""The token cache: text is tokenised once, and opened in an instant ever after.
+"""The token cache: text is tokenised once; later runs map the token files into memory.
 
-    cache/<key>/corpus.json       counts, checksums, and what the held-out text is in bytes
+    cache/<key>/corpus.json       counts, checksums, and the size of the held-out text in bytes
                 tokenizer.json
                 source0.ids       <end> t t t <end> t t <end> ... t <end>    uint16 or uint32
                 source0.starts    ^           ^       ^                      int64
                 held_out.ids, held_out.starts
 
-Every document stands behind an <end>, and one more <end> closes the stream. Sample i of s tokens
+Every document has an <end> in front, and one more <end> closes the stream. Sample i of s tokens
 reads tokens [i·s, i·s + s) and predicts tokens [i·s + 1, i·s + s + 1): each token, ends included,
-is predicted exactly once. The <end> in front starts the document that it belongs to.
+is predicted exactly once. The <end> in front of a document is the first token of that document.
 
-The key names what the tokens depend on: the sources' contents, the tokenizer, the split. Many
-processes may ask at once: one builds, in a folder of another name, while the others wait on a
-lock; the last act is a rename, so a folder named by a key is always whole. A builder that was
-killed leaves its unfinished folder behind, and the next one clears it away.
+The key is a hash of everything the tokens depend on: the sources' contents, the tokenizer, the
+split. Many processes may ask for a cache at once: one builds it, in a folder of another name, while
+the others wait for a lock. The last action is a rename, so a folder named by a key is always
+complete. A builder that is killed leaves its unfinished folder behind; the next builder removes it.
 
-A cache that is damaged is built anew, where that is looked for: it is a copy of text that is there,
-and whoever is told to remove it could do no more. What is there is never trained on.
+With `check`, a damaged cache is built again: it is only a copy of text that is still on disk.
+Training never uses a damaged cache that the check has found.
 """
 
 import fcntl
@@ -46,38 +46,38 @@ class Tokens:
     """A stream of tokens on disk, mapped into memory.
 
     ids     [n] uint16 or uint32: <end> document <end> document ... <end>
-    starts  [documents] int64: where the <end> in front of each document stands
+    starts  [documents] int64: index in `ids` of the <end> in front of each document
     """
 
     ids: npt.NDArray[Any]
     starts: npt.NDArray[np.int64]
 
     def samples(self, sequence: int) -> int:
-        """How many whole samples there are; the remainder of the stream is not trained on."""
+        """The number of full samples; the remainder of the stream is not trained on."""
         return (len(self.ids) - 1) // sequence
 
     def windows(self, sequence: int) -> int:
-        """How many samples there are with the last one padded."""
+        """The number of samples when the last one is padded, so that every token is used."""
         return -(-(len(self.ids) - 1) // sequence)
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The tokens of a run, with what must be known about them.
+    """The tokens of a run and the facts about them.
 
-    folder          where they lie; its name is the key
-    sources         the training part of each source
-    weights         the share of samples of each source, as the run asks
+    folder          the cache folder; its name is the key
+    sources         the training tokens of each source
+    weights         the relative number of samples of each source, as in the recipe
     names           the sources' paths, for reports
     held_out        documents of all sources that are never trained on
     tokenizer_path  the tokenizer that made the tokens
-    fingerprint     its hash
-    entries         one more than its largest id
-    end             the id between documents
-    documents       how many there are, held-out ones included, after duplicates were removed
-    duplicates, skipped   how many were left out: exact copies; not UTF-8
-    held_out_bytes, held_out_gzip, held_out_xz   size of the held-out text in bytes: as it is,
-                    after gzip -9, after xz -9
+    fingerprint     hash of the tokenizer file
+    entries         the tokenizer's largest id plus one
+    end             id of the end token between documents
+    documents       number of documents, held-out ones included, without duplicates
+    duplicates, skipped   number of documents left out: exact copies; not UTF-8
+    held_out_bytes, held_out_gzip, held_out_xz   size of the held-out text in bytes:
+                    uncompressed, after gzip -9, after xz -9
     """
 
     folder: Path
@@ -101,7 +101,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Read when it is first asked for: training never needs it, samples of text do."""
+        """The tokenizer, loaded at first use: only text generation needs it, not training."""
         return tokenizers.load(self.tokenizer_path)
 
 
@@ -114,15 +114,18 @@ def prepare(
     progress: Callable[[float], None] | None = None,
     check: bool = False,
 ) -> Corpus:
-    """The tokens of `data`, from the cache or tokenised now. Safe to call from many processes.
+    """Returns the tokens of `data`, from the cache or tokenised now. Many processes may call it.
 
-    `vocab` is the model's: a tokenizer trained here has at most as many entries. `say` is told
-    what is going on, in sentences; `progress` the share of the text that is done, up to 1. With
-    `check`, which one process of a machine asks for at the start of a run, every byte of the cache
-    is read, and one that is damaged is built anew.
+    vocab     the model's vocabulary size: a tokenizer trained here has at most as many entries
+    cache     the folder of all token caches
+    say       is called with a sentence about each stage of the work
+    progress  is called with the fraction of the text that is encoded, up to 1
+    check     read every byte of the cache, and build a damaged cache again; one process of a
+              machine does so at the start of a run
+
     Raises UserError about sources, tokenizer or cache; then nothing of the attempt is kept.
     """
-    shares([source.weight for source in data.sources])  # refused now, not after the tokenising
+    shares([source.weight for source in data.sources])  # check weights before hours of tokenising
     folder = cache / _key(data, vocab)
     try:
         if fault := _fault(folder, check):
@@ -144,12 +147,18 @@ def prepare(
 
 
 def _key(data: Data, vocab: int) -> str:
-    """Names what the tokens depend on. Weights and sequence are not part of it."""
+    """The cache key: a hash of all that the tokens depend on (not weights, not sequence)."""
     if data.tokenizer is None:
         tokenizer = f"trained {vocab}"
     else:
         tokenizer = tokenizers.fingerprint(tokenizers.find(data.tokenizer))
-    words = [FORMAT, tokenizer, data.held_out, data.undecodable, *map(contents, data.sources)]
+    words = [
+        FORMAT,
+        tokenizer,
+        data.validation_share,
+        data.undecodable,
+        *map(contents, data.sources),
+    ]
     return blake2b("\x1f".join(map(str, words)).encode(), digest_size=12).hexdigest()
 
 
@@ -161,7 +170,9 @@ def _fault(folder: Path, check: bool) -> str | None:
 
 
 def _put_away(folder: Path) -> None:
-    """Removes what has the name: at once, for others may look. The caller holds the lock."""
+    """Removes a damaged cache. It loses its name by one rename, because other processes may look
+    for it at any moment. The caller holds the lock.
+    """
     away = folder.with_suffix(".damaged")
     shutil.rmtree(away, ignore_errors=True)
     if folder.exists():
@@ -171,7 +182,7 @@ def _put_away(folder: Path) -> None:
 
 @contextmanager
 def _alone(path: Path, say: Say) -> Iterator[None]:
-    """Holds a lock that the system lets go of when the process ends, however it ends."""
+    """Holds an exclusive file lock; the system releases it even when the process is killed."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,7 +200,9 @@ def _build(
     say: Say,
     progress: Callable[[float], None] | None,
 ) -> None:
-    """Builds beside `folder` and renames at the end. The caller holds the lock."""
+    """Builds the cache in a folder next to `folder`, renamed at the end. The caller holds the
+    lock.
+    """
     unfinished = folder.with_suffix(".unfinished")
     if unfinished.exists():
         say(f"removing {unfinished}, which a process that was stopped left behind")
@@ -227,7 +240,7 @@ def _open(data: Data, folder: Path) -> Corpus:
 
 
 def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
-    """Maps one stream. A file of another size than was written is refused."""
+    """Maps one stream into memory. Raises ValueError when a file has not the recorded size."""
     arrays = []
     for kind, dtype in (("ids", np.dtype(count["dtype"])), ("starts", np.dtype(np.int64))):
         path = folder / f"{name}.{kind}"
@@ -237,16 +250,19 @@ def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
 
 
 def require_samples(corpus: Corpus, *, sequence: int, batch: int) -> None:
-    """Raises UserError when a source has no whole sample, or all together not one global batch."""
+    """Raises UserError when a source has no full sample, or when all sources together have fewer
+    samples than one global batch.
+    """
     counts = [tokens.samples(sequence) for tokens in corpus.sources]
     for name, tokens, count in zip(corpus.names, corpus.sources, counts, strict=True):
         if count == 0:
             raise UserError(
                 f"data.sources: {name} has {len(tokens.ids)} tokens to train on, but one sample "
-                f"takes {sequence + 1}; add text, or make data.sequence smaller"
+                f"takes {sequence + 1}; add text, or make data.sequence_length smaller"
             )
     if sum(counts) < batch:
         raise UserError(
             f"data.sources: there are {sum(counts)} samples of {sequence} tokens to train on, "
-            f"but one batch takes {batch}; add text, or make the batch or data.sequence smaller"
+            f"but one batch takes {batch}; add text, or make the batch or data.sequence_length "
+            "smaller"
         )

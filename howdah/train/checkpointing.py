@@ -32,7 +32,7 @@ REMOVE = 1.0  # seconds to remove what it has written, where a rank is gone
 
 
 class Checkpointer:
-    """Evaluates and saves at the run's pace. All ranks call together.
+    """Evaluates and saves when the run's settings ask for it. All ranks call together.
 
     Saving goes on in the background; how it ended is agreed by all when the next one begins, and
     at the end of the run, for a thread beside training must make no collectives.
@@ -59,7 +59,7 @@ class Checkpointer:
         if mesh.rank == 0:
             keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
         self._saver = Saver(
-            self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.pace.keep, say=say
+            self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.train.keep_last, say=say
         )
 
     @property
@@ -69,11 +69,11 @@ class Checkpointer:
 
     def between(self, step: int, *, samples: int) -> None:
         """Evaluates and saves where `step` asks for it, and after the last."""
-        pace = self.job.pace
-        last = step == pace.steps
-        evaluates = pace.evaluate_every > 0 and (last or step % pace.evaluate_every == 0)
-        saves = last or (pace.save_every > 0 and step % pace.save_every == 0)
-        held_out = self.evaluate(step, limit=pace.evaluate_samples) if evaluates else None
+        every = self.job.train
+        last = step == every.steps
+        evaluates = every.evaluate_every > 0 and (last or step % every.evaluate_every == 0)
+        saves = last or (every.save_every > 0 and step % every.save_every == 0)
+        held_out = self.evaluate(step, limit=every.evaluate_samples) if evaluates else None
         if saves:
             self._save(step, samples, held_out)
 
@@ -129,7 +129,7 @@ class Checkpointer:
         held_out = evaluate(
             self.context,
             self.corpus,
-            sequence=data.sequence,
+            sequence=data.sequence_length,
             micro=batch.micro_batch,
             limit=limit or None,
         )
@@ -160,7 +160,9 @@ class Checkpointer:
             "end": self.corpus.end,
             "optimizer": job.method.optimizer.name,
             "precision": job.method.precision,
-            "order": as_plain(order_of(self.corpus, sequence=job.data.sequence, seed=job.seed)),
+            "order": as_plain(
+                order_of(self.corpus, sequence=job.data.sequence_length, seed=job.seed)
+            ),
             "best_loss": self._best,
         }
         about = About(job.name, str(job.layout), samples, meta)

@@ -37,15 +37,15 @@ def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: By
 
     Raises Unfinished where the checkpoint of the last step is no longer there.
     """
-    held_out = checkpointer.evaluate(job.pace.steps, limit=0)
+    held_out = checkpointer.evaluate(job.train.steps, limit=0)
     mesh = checkpointer.context.mesh
     if mesh.rank != 0:
         return
     opened = open_last(job, checkpointer)
     lines = ["", *quality(held_out, checkpointer.corpus), *speed(job, mesh, monitor)]
     lines += compare(job.plan, mesh, held) if held else []
-    lines += _optional("export", export, job, opened) if job.pace.export else []
-    lines += _optional("sample", sample, job, opened) if job.pace.prompt else []
+    lines += _optional("export", export, job, opened) if job.train.export else []
+    lines += _optional("sample", sample, job, opened) if job.train.prompt else []
     for line in [*lines, *paths(job, opened)]:
         checkpointer.say(line)
 
@@ -141,7 +141,7 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     grows, with the micro-batches that each step has.
     """
     plan, predicted = job.plan, Counter[Traffic]()
-    sizes = (job.batch.size(step) for step in range(job.pace.steps - steps, job.pace.steps))
+    sizes = (job.batch.size(step) for step in range(job.train.steps - steps, job.train.steps))
     replicas = plan.layout.replicas
     taken = Counter(micro_steps(n, micro=plan.micro_batch, replicas=replicas) for n in sizes)
     for micros, times in taken.items():
@@ -157,12 +157,12 @@ def sample(job: Job, opened: FinishedRun) -> list[str]:
     parts = sample_text(
         opened.model(),
         opened.tokenizer(),
-        job.pace.prompt,
+        job.train.prompt,
         length=min(SAMPLE_TOKENS, job.shape.context // 2),
         draw=Draw(temperature=0.5, top_p=0.95, seed=job.seed),
         end=opened.end,
     )
-    return ["", job.pace.prompt + "".join(parts), ""]
+    return ["", job.train.prompt + "".join(parts), ""]
 
 
 def paths(job: Job, opened: FinishedRun) -> list[str]:
@@ -172,13 +172,13 @@ def paths(job: Job, opened: FinishedRun) -> list[str]:
         f"checkpoint  {_short(opened.checkpoint.path)}",
         f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
     ]
-    return [*lines, f'go on       howdah sample {run} "{job.pace.prompt or "def "}"']
+    return [*lines, f'go on       howdah sample {run} "{job.train.prompt or "def "}"']
 
 
 def how_to_go_on(job: Job, step: int) -> str:
     """What a stopped run says."""
     run = _short(job.folder)
-    return f"stopped after step {step} of {job.pace.steps} and saved; go on: howdah train {run}"
+    return f"stopped after step {step} of {job.train.steps} and saved; go on: howdah train {run}"
 
 
 def how_to_finish(job: Job) -> str:

@@ -17,15 +17,15 @@ from howdah.text.sources import Data
 
 
 @dataclass(frozen=True)
-class Pace:
+class Training:
     """How long a run is, and what happens on the way.
 
-    steps             updates of the whole run; the learning rate's shape spans them
+    steps             updates of the whole run; the learning rate's schedule spans them
     log_every         steps between log lines
     evaluate_every    steps between held-out evaluations; 0: only at the end
     evaluate_samples  held-out samples of an evaluation on the way; 0: all. The last takes all.
     save_every        steps between checkpoints; 0: only at the end
-    keep              newest checkpoints that are kept, beside the best
+    keep_last         newest checkpoints that are kept, beside the best
     prompt            what the sample at the end goes on from; empty: no sample
     export            write a Hugging Face folder at the end
     """
@@ -35,7 +35,7 @@ class Pace:
     evaluate_every: int = 0
     evaluate_samples: int = 64
     save_every: int = 0
-    keep: int = 2
+    keep_last: int = 2
     prompt: str = ""
     export: bool = False
 
@@ -57,7 +57,7 @@ class Job:
     cache: Path
     plan: Plan
     data: Data
-    pace: Pace
+    train: Training
     seed: int
     device: Literal["cpu", "cuda"]
     threads: int

@@ -92,7 +92,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     require_same_text(mesh, corpus)
     start = find_start(job, mesh, say)
     placed = place(job, mesh, start, corpus)
-    show = stack.enter_context(closing(open_show(mesh.rank, job.pace.steps, start.step)))
+    show = stack.enter_context(closing(open_show(mesh.rank, job.train.steps, start.step)))
     records = MetricsWriter(job.folder, step=start.step, say=show.say) if mesh.rank == 0 else None
     context = StepContext(placed, mesh, job.method, job.seed)
     tell = telling(show, records)
@@ -104,8 +104,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     monitor = SpeedMonitor(job, context, batches, peak=peak, show=show, records=records)
     for line in predict_lines(job.plan, mesh):
         tell(line)
-    if start.step >= job.pace.steps:
-        tell(f"no step is left: {start.step} of {job.pace.steps} are done; raise pace.steps")
+    if start.step >= job.train.steps:
+        tell(f"no step is left: {start.step} of {job.train.steps} are done; raise train.steps")
     return Begun(context, start, first, batches, monitor, checkpointer, tell)
 
 
@@ -115,8 +115,8 @@ def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool,
     """
     first = step = begun.start.step
     stopped, held = False, NOTHING
-    while step < job.pace.steps and not stopped:
-        rate = learning_rate(job.method.rate, step=step, steps=job.pace.steps)
+    while step < job.train.steps and not stopped:
+        rate = learning_rate(job.method.lr, step=step, steps=job.train.steps)
         asked, batch = request.signal != 0, begun.batches.next()
         if step == first:
             held = measured_memory(begun.context, batch[0])
@@ -155,7 +155,7 @@ def refuse_divergence(result: StepResult, step: int) -> None:
     if not isfinite(result.norm + result.loss):
         raise UserError(
             f"training diverged: the gradient norm of step {step} is {result.norm}; go on from "
-            "the last checkpoint with a lower method.rate.peak or a longer method.rate.warmup"
+            "the last checkpoint with a lower method.lr.peak or a longer method.lr.warmup_steps"
         )
 
 
@@ -174,7 +174,7 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
 
 def first_samples(job: Job, start: Start) -> Callable[[int], int]:
     """Where in the order of samples a step begins, for steps from `start.step` to the end."""
-    batch, last = job.batch, job.pace.steps
+    batch, last = job.batch, job.train.steps
     sizes = (batch.size(step) for step in range(min(batch.ramp_steps, last)))
     ramp = [*accumulate(sizes, initial=0)]  # after which every batch has the same size
 
@@ -189,7 +189,7 @@ def read_batches(
     job: Job, mesh: Mesh, corpus: Corpus, start: Start, first: Callable[[int], int]
 ) -> Prefetch[list[Micro]]:
     """The micro-batches of this rank, step after step, prepared ahead."""
-    order = order_of(corpus, sequence=job.data.sequence, seed=job.seed)
+    order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     assert job.batch.micro_batch is not None
     rows = Rows(job.batch.micro_batch, job.layout.replicas, mesh.place("replicas"))
 

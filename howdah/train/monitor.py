@@ -48,7 +48,7 @@ class SpeedMonitor:
         self._job, self._mesh, self._placed = job, context.mesh, context.placed
         self._batches, self._show, self._records = batches, show, records
         self.peak, self.peak_source = peak
-        sequence = job.data.sequence
+        sequence = job.data.sequence_length
         self._full = train_flops(job.shape, sequence, causal=False)
         self._causal = train_flops(job.shape, sequence, causal=True)
         self._steps = self._tokens = 0
@@ -77,7 +77,7 @@ class SpeedMonitor:
         self._steps += 1
         self._tokens += result.tokens
         self._show.step(step)
-        if step % self._job.pace.log_every == 0 or step == self._job.pace.steps:
+        if step % self._job.train.log_every == 0 or step == self._job.train.steps:
             self.last = self._measure(result, step, rate)
             self._show.measured(self.last)
             if self._records:

@@ -32,7 +32,7 @@ from howdah.train.job import Job
 # What the order of samples depends on, in the user's words.
 ORDER = {
     "seed": "seed",
-    "sequence": "data.sequence",
+    "sequence": "data.sequence_length",
     "samples": "samples of each source",
     "shares": "shares of the sources",
 }
@@ -120,10 +120,10 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
     optimizer must be those of the checkpoint; layout, batch, precision and rate may change.
     """
     way_out = "restore it, or give another folder=PATH"
-    if checkpoint.step > job.pace.steps:
+    if checkpoint.step > job.train.steps:
         raise UserError(
-            f"{checkpoint.path} is past pace.steps {job.pace.steps}; make it {checkpoint.step} or "
-            "more, or give another folder=PATH"
+            f"{checkpoint.path} is past train.steps {job.train.steps}; make it "
+            f"{checkpoint.step} or more, or give another folder=PATH"
         )
     saved = facts(checkpoint)
     mine, theirs = as_plain(stated(job.shape)), as_plain(stated(saved.model))
@@ -137,7 +137,7 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
             f"{checkpoint.path} was trained with another tokenizer: its text sources or its "
             "vocabulary have changed; restore them, or give another folder=PATH"
         )
-    order = as_plain(order_of(corpus, sequence=job.data.sequence, seed=job.seed))
+    order = as_plain(order_of(corpus, sequence=job.data.sequence_length, seed=job.seed))
     theirs = as_plain(saved.order)
     for name in _different(order, theirs):
         raise UserError(

@@ -28,13 +28,15 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
             progress=progress,
             check=check,
         )
-    order_of(corpus, sequence=job.data.sequence, seed=job.seed)
-    require_samples(corpus, sequence=job.data.sequence, batch=job.batch.size(job.pace.steps))
-    if job.pace.prompt:
-        tokens = len(prompt_ids(corpus.tokenizer, job.pace.prompt, corpus.end))
+    order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
+    require_samples(
+        corpus, sequence=job.data.sequence_length, batch=job.batch.size(job.train.steps)
+    )
+    if job.train.prompt:
+        tokens = len(prompt_ids(corpus.tokenizer, job.train.prompt, corpus.end))
         if tokens > job.shape.context:
             raise UserError(
-                f"pace.prompt has {tokens} tokens, and the model's context is "
+                f"train.prompt has {tokens} tokens, and the model's context is "
                 f"{job.shape.context}: shorten it"
             )
     return corpus

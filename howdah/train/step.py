@@ -89,7 +89,7 @@ def train_step(
         loss = accumulate(context, micros, step=step, tokens=tokens)  # 2, 3
         norm = total_norm([_square(context)])  # 4
         with context.recorder.span(_update(len(micros))):  # 5
-            clip(placed.gradients(), norm=norm, limit=context.method.optimizer.clip)
+            clip(placed.gradients(), norm=norm, limit=context.method.grad_clip)
             set_rate(placed.optimizer, rate)
             placed.optimizer.step()
             for unit in placed.units.values():

@@ -74,7 +74,7 @@ def full_case(job: Job, *, precision: Precision, steps: int) -> Case:
         method=replace(job.method, precision=precision),
         samples=job.batch.size(0),
         micro=job.batch.micro_batch,
-        sequence=job.data.sequence,
+        sequence=job.data.sequence_length,
         steps=steps,
         seed=job.seed,
         text=(job.data, job.cache),

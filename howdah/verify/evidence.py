@@ -109,8 +109,8 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
 
 def rate_of(case: Case, step: int) -> float:
     """The run's learning rate, past its warm-up, where updates are largest."""
-    rate = case.method.rate
-    return learning_rate(rate, step=rate.warmup + step, steps=rate.warmup + 1000)
+    rate = case.method.lr
+    return learning_rate(rate, step=rate.warmup_steps + step, steps=rate.warmup_steps + 1000)
 
 
 def rows_of(case: Case, step: int) -> Micro:

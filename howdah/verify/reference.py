@@ -42,7 +42,7 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
             masters[name].grad = parameter.grad
         if step == 0:
             gradients = {name: _array(m.grad) for name, m in masters.items()}
-        limit = case.method.optimizer.clip or float("inf")
+        limit = case.method.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(masters.values(), limit)))
         for group in optimizer.param_groups:
             group["lr"] = rate_of(case, step)
@@ -104,7 +104,7 @@ def _optimizer(case: Case, masters: dict[str, Tensor]) -> torch.optim.Optimizer:
     decays = {weight.name: weight.decay for weight in weights(case.shape)}
     groups = [
         {"params": [masters[n] for n in masters if decays[n] is decay], "weight_decay": amount}
-        for decay, amount in ((True, settings.decay), (False, 0.0))
+        for decay, amount in ((True, settings.weight_decay), (False, 0.0))
     ]
     return _torch_optimizer(settings, groups)
 

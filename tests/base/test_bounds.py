@@ -8,7 +8,7 @@ import pytest
 
 from howdah.base.bounds import BOUNDS, out_of_bounds
 from howdah.config.recipe import Run
-from howdah.plan.method import Method, Optimizer, Rate
+from howdah.plan.method import LearningRate, Method, Optimizer
 from howdah.shapes.presets import PRESETS
 from howdah.shapes.shape import check_shape
 
@@ -53,17 +53,22 @@ def test_a_size_out_of_bounds_is_named(changes, sentence):
 
 def test_all_that_are_out_of_bounds_are_told_each_by_its_place():
     method = Method(
-        dropout=1.0, optimizer=Optimizer(betas=(0.9, -1.0), clip=1e10), rate=Rate(peak=0.0)
+        dropout=1.0,
+        optimizer=Optimizer(betas=(0.9, -1.0)),
+        grad_clip=1e10,
+        lr=LearningRate(peak=0.0),
     )
     found = [re.sub(r" is .* must", " must", text) for text in out_of_bounds(method, "method")]
     assert found == [
         "method.optimizer.betas[1] must be at least 0",
-        "method.optimizer.clip must be at most 1e+09",
-        "method.rate.peak must be above 0",
+        "method.lr.peak must be above 0",
+        "method.grad_clip must be at most 1e+09",
         "method.dropout must be below 1",
     ]
 
 
 def test_the_bounds_themselves_are_in_bounds():
-    edge = Method(optimizer=Optimizer(betas=(0.0, 0.0), clip=1e9), rate=Rate(floor=1.0))
+    edge = Method(
+        optimizer=Optimizer(betas=(0.0, 0.0)), grad_clip=1e9, lr=LearningRate(min_ratio=1.0)
+    )
     assert list(out_of_bounds(edge, "method")) == []

@@ -126,7 +126,7 @@ def test_a_run_whose_reader_leaves_trains_to_its_end(recipe, cache, tmp_path):
         "from howdah.base.output import lasting_output; lasting_output()\n"
         "from howdah.cli.main import main; main()"
     )
-    words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "pace.steps=2"]
+    words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "train.steps=2"]
     with closed_pipe() as stream:
         environment = {**os.environ, "HOWDAH_CACHE": str(cache.parent)}
         done = subprocess.run(
@@ -306,12 +306,12 @@ def test_a_run_whose_reader_does_not_read_stops_when_it_is_asked(recipe, cache, 
         "import sys; from howdah.base import output; output.GLANCE, output.LOOKS = 10, 2\n"
         "from howdah.cli.main import main; main()"
     )
-    words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "pace.steps=1000000"]
+    words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "train.steps=1000000"]
     log = tmp_path / "a" / "log.txt"
     with unread_pipe() as (_, to):
         fcntl.fcntl(to, fcntl.F_SETPIPE_SZ, 4096)  # thirty lines of the log
         environment = {**os.environ, "HOWDAH_CACHE": str(cache.parent)}
-        command = [sys.executable, "-c", program, *words, "method.rate.shape=constant"]
+        command = [sys.executable, "-c", program, *words, "method.lr.schedule=constant"]
         streams = {"stdout": to, "stderr": subprocess.PIPE}
         with (
             subprocess.Popen(command, env=environment, **streams) as one,

@@ -81,8 +81,8 @@ def everything(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["pace.stepz=3"], "unknown key 'pace.stepz'; did you mean 'steps'?"),
-        (["pace.steps=soon"], "pace.steps is 'soon'; it must be a whole number"),
+        (["train.stepz=3"], "unknown key 'train.stepz'; did you mean 'steps'?"),
+        (["train.steps=soon"], "train.steps is 'soon'; it must be a whole number"),
         (["layout=dp2 dq2"], "layout 'dp2 dq2': unknown word 'dq2'"),
         (["layout=single dp2"], "layout 'single dp2': 'dp2' says dp a second time; say it once"),
         (["batch.micro_batch=2", "layout=x5"], "batch.global_batch 6 on 1 replicas with"),
@@ -94,7 +94,7 @@ def everything(folder):
         (["init_from=nowhere"], "cannot read "),
         (["device=cuda"], "device is cuda, but "),
         (["quick"], "'quick' changes nothing; write key=value, such as seed=1"),
-        (["pace.steps.x=1"], "pace.steps.x: steps is a single value, not a table"),
+        (["train.steps.x=1"], "train.steps.x: steps is a single value, not a table"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -164,8 +164,8 @@ def test_a_run_that_cannot_go_on_is_left_as_it_was(trained, refused, recipe):
     assert " holds a model with layers 2, this run has 3; " in refused(
         "train", trained, "model.layers=3"
     )
-    assert refused("train", trained, "pace.steps=5").endswith(
-        "step-00000020 is past pace.steps 5; make it 20 or more, or give another folder=PATH"
+    assert refused("train", trained, "train.steps=5").endswith(
+        "step-00000020 is past train.steps 5; make it 20 or more, or give another folder=PATH"
     )
     assert " was trained with seed 1, this run has 2" in refused("train", trained, "seed=2")
     assert " holds the state of adamw, this run uses sgd; " in refused(
@@ -245,7 +245,7 @@ def test_a_run_is_trained_sampled_exported_and_begun_from(howdah, trained, recip
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[model]")] + text[text.index("[data]") :])
     begin = [f"init_from={tmp_path / 'out'}", f"data.tokenizer={tmp_path / 'out'}"]
-    code, out, error = howdah("train", recipe, f"folder={tmp_path / 'b'}", *begin, "pace.steps=1")
+    code, out, error = howdah("train", recipe, f"folder={tmp_path / 'b'}", *begin, "train.steps=1")
     assert code == 0, error
     assert losses(tmp_path / "b")[1] < 1.1 * losses(trained)[20]
 
@@ -334,8 +334,8 @@ def run(command, environment, tmp_path):
 
 def test_two_processes_train_and_go_on(recipe, environment, tmp_path):
     place = f"folder={tmp_path / 'a'}"
-    words = [*HOWDAH, "train", recipe, place, "layout=dp2", "pace.export=true"]
-    code, out, error = run([*words, "pace.prompt=1 follows"], environment, tmp_path)
+    words = [*HOWDAH, "train", recipe, place, "layout=dp2", "train.export=true"]
+    code, out, error = run([*words, "train.prompt=1 follows"], environment, tmp_path)
     assert (code, error) == (0, "")
     assert "(2 ranks)" in out and ": equal\n" in out and "\n1 follows" in out
     assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
@@ -379,7 +379,7 @@ def test_two_agents_start_a_run(recipe, environment, tmp_path, workers, make_job
 
 
 # A run that nobody can miss, however long they are off their core; its rate knows no end.
-ENDLESS = ["pace.steps=200000", "pace.save_every=0", "method.rate.shape=constant"]
+ENDLESS = ["train.steps=200000", "train.save_every=0", "method.lr.schedule=constant"]
 
 
 @pytest.mark.parametrize(("layout", "number"), [("dp2", signal.SIGTERM), ("single", signal.SIGINT)])
@@ -400,15 +400,15 @@ def test_a_stopped_run_saves_and_goes_on(  # noqa: PLR0917
     assert out.endswith(
         f"stopped after step {step} of 200000 and saved; go on: howdah train {tmp_path / 'a'}\n"
     )
-    words.append(f"pace.steps={step + 3}")
+    words.append(f"train.steps={step + 3}")
     again, never_stopped = (make_job(name, *words) for name in "ab")
     train_on(workers, again, never_stopped)
     assert_same_bits(tensors(tmp_path / "a", step + 3), tensors(tmp_path / "b", step + 3))
 
 
 def test_when_a_rank_is_killed_all_end_and_the_run_goes_on(recipe, environment, tmp_path, howdah):
-    pace = ["pace.steps=200000", "pace.save_every=1"]  # so that a save is under way, always
-    words = [*HOWDAH, "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2", *pace]
+    often = ["train.steps=200000", "train.save_every=1"]  # so that a save is under way, always
+    words = [*HOWDAH, "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2", *often]
     with started(words, environment, tmp_path) as process:
         wait_for(process, "step: 12 ", tmp_path)
         os.kill(ranks_of(process)[1], signal.SIGKILL)
@@ -419,7 +419,7 @@ def test_when_a_rank_is_killed_all_end_and_the_run_goes_on(recipe, environment, 
     assert sentence.endswith("; the others were ended; go on with the same command")
     last = steps(tmp_path / "a" / "checkpoints")[-1]
     assert last >= 8
-    code, out, _ = howdah("train", tmp_path / "a", "layout=single", f"pace.steps={last + 3}")
+    code, out, _ = howdah("train", tmp_path / "a", "layout=single", f"train.steps={last + 3}")
     assert code == 0 and f"going on from step {last}, saved on dp2 x1" in out
     assert opened(tmp_path / "a", last + 3).samples == 6 * (last + 3)
     assert set(metrics(tmp_path / "a", "held_out")) == {last + 3}
@@ -447,11 +447,11 @@ def test_a_run_starts_again_after_a_failure(  # noqa: PLR0917
 ):
     monkeypatch.setattr(cli_train, "train_rank", kill_once)
     words = ["train", "--restarts", 1, recipe, f"folder={tmp_path / 'a'}", "layout=dp2"]
-    code, _, error = howdah(*words, "pace.save_every=5")
+    code, _, error = howdah(*words, "train.save_every=5")
     assert code == 0, error
     (sentence,) = error.splitlines()
     assert sentence.endswith("; starting it again, 1 of 1 times")
-    train_on(workers, make_job("b", "layout=dp2", "pace.save_every=5"))
+    train_on(workers, make_job("b", "layout=dp2", "train.save_every=5"))
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
 
 
@@ -486,7 +486,7 @@ def test_torchrun_starts_ranks_again(recipe, environment, tmp_path):
     """They once met under the keys of the dead, for the store still held what those had said."""
     words = ["-m", "howdah", "train", recipe, f"folder={tmp_path / 'a'}", "layout=dp*"]
     torchrun = [*TORCHRUN, 2, "--standalone", "--max-restarts", 1, *words, *ENDLESS]
-    with started([*torchrun, "pace.save_every=5"], environment, tmp_path) as process:
+    with started([*torchrun, "train.save_every=5"], environment, tmp_path) as process:
         wait_for(process, "step: 12 ", tmp_path)
         os.kill(children_of(process)[0], signal.SIGKILL)
         wait_for(process, "going on from step ", tmp_path)
@@ -524,11 +524,11 @@ def sockets_of(pids):
 def test_a_last_save_that_fails_is_the_end_of_the_story(recipe, environment, tmp_path):
     """It once ended with exit code 0, and exported an older step; dp2 waited ten minutes."""
     folder = tmp_path / "a"
-    train = [*HOWDAH, "train", recipe, f"folder={folder}", "layout=dp2", "pace.export=true"]
-    assert run([*train, "pace.steps=10"], environment, tmp_path)[0] == 0
+    train = [*HOWDAH, "train", recipe, f"folder={folder}", "layout=dp2", "train.export=true"]
+    assert run([*train, "train.steps=10"], environment, tmp_path)[0] == 0
     shutil.rmtree(folder / "export")
     (folder / "checkpoints" / "step-00000020.tmp").write_text("a file where the folder should be")
-    code, _, error = run([*train, "pace.steps=20"], environment, tmp_path)
+    code, _, error = run([*train, "train.steps=20"], environment, tmp_path)
     assert code == 1
     assert error.startswith("howdah: step 20 is not saved: ")
     assert "; step 10 is the newest that is; " in error and error.count("\n") == 1

@@ -179,9 +179,11 @@ def test_a_file_that_cannot_be_written_is_named(howdah, tmp_path, words):
 def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     code, out, _ = howdah("check", RECIPE)
     assert code == 0 and "sound: laptop on dp2 x1, 2 ranks, 8 x 256 tokens a step" in out
-    code, _, err = howdah("check", RECIPE, "layout=tp3", "method.dropout=2", "data.sequence=300")
+    code, _, err = howdah(
+        "check", RECIPE, "layout=tp3", "method.dropout=2", "data.sequence_length=300"
+    )
     assert code == 2
-    assert all(word in err for word in ("tp3", "method.dropout", "data.sequence 300"))
+    assert all(word in err for word in ("tp3", "method.dropout", "data.sequence_length 300"))
     assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
 
 
@@ -280,7 +282,7 @@ def test_clusters(howdah, tmp_path):
 
 def test_trace_shows_what_it_may_not_draw(howdah, make_job, recipe, tmp_path, capsys):
     """A run folder that one may read alone; the pictures go into it."""
-    folder, job = tmp_path / "a", make_job("a", "pace.steps=2")
+    folder, job = tmp_path / "a", make_job("a", "train.steps=2")
     train(job, SingleRank())
     save_run(resolved(load_run(recipe), job), folder / "run.toml")
     (folder / "trace" / "trace.svg").mkdir()

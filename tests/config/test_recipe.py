@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.config.recipe import Machine, load_run, parse_run, resolve_run, resolved, save_run
+from howdah.config.recipe import (
+    RENAMED,
+    Machine,
+    load_run,
+    parse_run,
+    resolve_run,
+    resolved,
+    save_run,
+)
 from howdah.shapes.shape import RotaryScaling
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
@@ -35,20 +43,20 @@ def test_overrides_change_single_values(recipe):
         [
             "layout=dp2 x3",
             "seed=7",
-            "method.rate.peak=2e-4",
+            "method.lr.peak=2e-4",
             "method.optimizer.betas=[0.8, 0.9]",
             'data.sources=["stdlib", {path = "x.jsonl", field = "body"}]',
             "init_from=some/folder",
             "model.rotary_scaling.factor=8",
         ],
     )
-    assert (run.layout, run.seed, run.method.rate.peak) == ("dp2 x3", 7, 2e-4)
+    assert (run.layout, run.seed, run.method.lr.peak) == ("dp2 x3", 7, 2e-4)
     assert run.method.optimizer.betas == (0.8, 0.9)
     assert [s.path for s in run.data.sources] == ["stdlib", "x.jsonl"]
     assert run.data.sources[1].field == "body"
     assert run.init_from == Path("some/folder")
     assert run.model.rotary_scaling == RotaryScaling(8.0)
-    assert run.method.rate.warmup == 3  # beside it, from the recipe
+    assert run.method.lr.warmup_steps == 3  # beside it, from the recipe
 
 
 def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
@@ -57,7 +65,7 @@ def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
     assert (model.layers, model.width, model.tied) == (2, 256, True)
 
 
-@pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[pace]\nprompt = 'a\\b'"])
+@pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[train]\nprompt = 'a\\b'"])
 def test_a_saved_run_reads_back_equal(tmp_path, value):
     (tmp_path / "a.toml").write_text(
         f'{value}\n[model]\npreset = "llama3-1b"\n'
@@ -143,8 +151,8 @@ def test_open_things_are_closed(recipe):
 
 
 def test_several_problems_are_told_at_once(recipe):
-    sentence = refusal(recipe, "method.dropout=1.5", "pace.steps=0", "data.sequence=64")
-    for name in ("method.dropout", "pace.steps", "data.sequence"):
+    sentence = refusal(recipe, "method.dropout=1.5", "train.steps=0", "data.sequence_length=64")
+    for name in ("method.dropout", "train.steps", "data.sequence_length"):
         assert name in sentence
 
 
@@ -154,11 +162,11 @@ def test_several_problems_are_told_at_once(recipe):
         ("sead=1", "unknown key 'sead'; did you mean 'seed'?"),
         ("model.layer=1", "unknown key 'model.layer'; did you mean 'layers'?"),
         ("method.optimiser.name=sgd", "unknown key 'method.optimiser'; did you mean 'optimizer'?"),
-        ("warmup=3", "unknown key 'warmup'; did you mean 'method.rate.warmup'?"),
+        ("warmup_steps=3", "unknown key 'warmup_steps'; did you mean 'method.lr.warmup_steps'?"),
         ("model.rotary_scaling={factor=2, lo=1}", "unknown key 'model.rotary_scaling.lo'; did you"),
         ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
-        ("pace.steps=many", "pace.steps is 'many'; it must be a whole number"),
-        ("pace.steps=1.5", "pace.steps is 1.5; it must be a whole number"),
+        ("train.steps=many", "train.steps is 'many'; it must be a whole number"),
+        ("train.steps=1.5", "train.steps is 1.5; it must be a whole number"),
         ("method.precision=fp8", "method.precision is 'fp8'; it must be 'float32', 'bf16' or"),
         ("method.optimizer.name=lion", "method.optimizer.name is 'lion'; it must be 'adamw'"),
         ("batch=3", "batch is 3; it must be a table"),
@@ -173,9 +181,9 @@ def test_several_problems_are_told_at_once(recipe):
         ("layout=x9", None),
         ("device=cuda", "device is cuda, but torch sees no CUDA device here; use device=cpu"),
         ("data.sources=[]", "data.sources is empty; name at least one"),
-        ("data.held_out=0", "data.held_out is 0.0; it must be above 0"),
-        ("pace.keep=0", "pace.keep is 0; it must be at least 1"),
-        ("pace.save_every=-1", "pace.save_every is -1; it must be at least 0"),
+        ("data.validation_share=0", "data.validation_share is 0.0; it must be above 0"),
+        ("train.keep_last=0", "train.keep_last is 0; it must be at least 1"),
+        ("train.save_every=-1", "train.save_every is -1; it must be at least 0"),
     ],
 )
 def test_a_mistake_is_one_sentence(recipe, override, sentence):
@@ -186,16 +194,22 @@ def test_a_mistake_is_one_sentence(recipe, override, sentence):
         assert refusal(recipe, override).startswith(sentence)
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_key_that_has_another_name_now_is_told_its_name(recipe, old, new):
+    found = refusal(recipe, f"{old}=1")
+    assert found.startswith(f"unknown key '{old}'; it is called '{new}' now")
+
+
 def test_mistakes_of_every_kind_are_told_together(recipe):
     """Types, unknown keys, bounds and the words of the layout: each is wrong alone."""
     recipe.write_text(recipe.read_text().replace('layout = "single"', 'layout = "ddp2"'))
     found = refusal(
-        recipe, "seed=abc", "method.dropout=2", "pace.stepz=3", "batch.global_batch=true"
+        recipe, "seed=abc", "method.dropout=2", "train.stepz=3", "batch.global_batch=true"
     )
     assert found == (
         "seed is 'abc'; it must be a whole number; "
         "batch.global_batch is True; it must be a whole number; "
-        "unknown key 'pace.stepz'; did you mean 'steps'?; "
+        "unknown key 'train.stepz'; did you mean 'steps'?; "
         "layout 'ddp2': unknown word 'ddp2'; did you mean 'dp'?; "
         "method.dropout is 2.0; it must be below 1"
     )
@@ -204,8 +218,8 @@ def test_mistakes_of_every_kind_are_told_together(recipe):
 
 
 def test_a_layout_that_cannot_be_read_hides_no_number(recipe):
-    found = refusal(recipe, "layout=ddp2", "threads=-1", "pace.steps=0", "name=..")
-    for name in ("layout 'ddp2'", "threads is -1", "pace.steps is 0", "name is '..'"):
+    found = refusal(recipe, "layout=ddp2", "threads=-1", "train.steps=0", "name=..")
+    for name in ("layout 'ddp2'", "threads is -1", "train.steps is 0", "name is '..'"):
         assert name in found
 
 
@@ -228,11 +242,14 @@ def test_of_very_many_mistakes_the_first_are_told(recipe):
         ("model=laptop", "model is 'laptop'; write the name of a preset as model.preset=NAME"),
         ("model.preset=3", "model.preset is 3; it must be a name, like laptop"),
         ("method.optimizer.betas=[0.9]", "betas is [0.9]; it must be a list of 2 numbers"),
-        ("method.rate.peak=nan", "method.rate.peak is nan; it must be a number"),
+        ("method.lr.peak=nan", "method.lr.peak is nan; it must be a number"),
         ("method.optimizer.epsilon=-inf", "epsilon is -inf; it must be at least 0"),
-        ("pace.steps=100000000", "pace.steps is 100000000; it must be at most 10,000,000"),
-        ("pace.steps=" + "[" * 50_000, "it must be a whole number"),
-        ("data.sequence=1000000000", "data.sequence is 1000000000; it must be at most"),
+        ("train.steps=100000000", "train.steps is 100000000; it must be at most 10,000,000"),
+        ("train.steps=" + "[" * 50_000, "it must be a whole number"),
+        (
+            "data.sequence_length=1000000000",
+            "data.sequence_length is 1000000000; it must be at most",
+        ),
         ("data.sources=['']", "data.sources[0].path is empty; name a file, a folder or"),
         ("data.sources=[{path='x', weight=0}]", "data.sources[0].weight is 0.0; it must be above"),
         ("data.sources=['" + "x" * 300 + "']", "a path has at most 4,096 characters, and 255"),

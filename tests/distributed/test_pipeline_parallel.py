@@ -217,8 +217,8 @@ def test_a_break_is_noticed(workers, name):
 
 def test_a_run_goes_on_with_and_without_stages(workers, make_job, tmp_path):
     """From two replicas to two stages and back; the held-out loss is that of one device, too."""
-    pace = ["pace.steps=12", "pace.save_every=4", "pace.evaluate_every=4", "pace.keep=5"]
-    settings = ["batch.global_batch=6", "batch.micro_batch=1", *pace]
+    often = ["train.steps=12", "train.save_every=4", "train.evaluate_every=4", "train.keep_last=5"]
+    settings = ["batch.global_batch=6", "batch.micro_batch=1", *often]
     train_on(workers, make_job("never", "layout=dp2", *settings))
     never_changed = losses(tmp_path / "never")
     held_out = metrics(tmp_path / "never", "held_out")
@@ -235,7 +235,7 @@ def test_a_run_goes_on_with_and_without_stages(workers, make_job, tmp_path):
 def test_a_recipe_names_a_file_with_a_schedule(workers, make_job, tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text(format_schedule(build("gpipe", ranks=2, micros=3)._replace(name="mine")))
-    settings = ["pace.steps=2", "layout=pp2 x3"]
+    settings = ["train.steps=2", "layout=pp2 x3"]
     job = make_job("own", *settings, f"schedule={path}")
     small = miniature(job, precision="float64", steps=1)
     assert job.plan.schedule.name == "mine" == small.plan.schedule.name
@@ -256,7 +256,12 @@ def test_a_recipe_names_a_file_with_a_schedule(workers, make_job, tmp_path):
 
 def test_a_run_on_stages_says_exports_and_samples_what_any_does(workers, make_job, tmp_path):
     for name, layout in (("one", "single"), ("two", "pp2")):
-        settings = ["pace.steps=4", "batch.micro_batch=2", "pace.export=true", "pace.prompt=says"]
+        settings = [
+            "train.steps=4",
+            "batch.micro_batch=2",
+            "train.export=true",
+            "train.prompt=says",
+        ]
         train_on(workers, make_job(name, f"layout={layout}", *settings))
     one, two = (open_run(tmp_path / name, say=print).model() for name in ("one", "two"))
     for name, weight in one.state_dict().items():

@@ -134,12 +134,12 @@ def test_the_next_sample_comes_next_when_dp_has_changed(workers, make_job, tmp_p
     """torchtitan kept a place in the text for each replica. With fewer of them a run went on, and
     what the others were to read next was lost (#811, #816); Megatron-Bridge the same (#5637).
     """
-    settings = ["batch.global_batch=7", "batch.micro_batch=1", "method.rate.shape=constant"]
-    never = make_job("never", "pace.steps=8", *settings)
+    settings = ["batch.global_batch=7", "batch.micro_batch=1", "method.lr.schedule=constant"]
+    never = make_job("never", "train.steps=8", *settings)
     read = samples_of(workers.run(train_watched, [never], ranks=1))
     changing = {}
     for steps, layout in ((2, "dp4"), (4, "dp2 zero1"), (6, "dp3 zero2"), (8, "single")):
-        job = make_job("always", f"layout={layout}", f"pace.steps={steps}", *settings)
+        job = make_job("always", f"layout={layout}", f"train.steps={steps}", *settings)
         changing |= samples_of(workers.run(train_watched, [job], ranks=job.layout.world))
     assert [number for step in range(8) for number, _ in changing[step]] == list(range(7 * 8))
     assert changing == read

@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_and_without_shared_out_weights(workers, make_job, tm
 
 def test_a_run_on_shares_ends_with_the_bytes_that_were_predicted(workers, make_job, tmp_path):
     """Evaluations and the forward pass that measures memory gather too, and do not count."""
-    job = make_job("a", "layout=dp2 zero3", "pace.evaluate_every=7", "method.dropout=0.1")
+    job = make_job("a", "layout=dp2 zero3", "train.evaluate_every=7", "method.dropout=0.1")
     train_on(workers, job)
     told = (tmp_path / "a" / "log.txt").read_text()
     assert "bytes, counted" in told and ": equal" in told

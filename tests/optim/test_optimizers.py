@@ -18,18 +18,18 @@ DECAYS = ("a", "b", "c")  # first in the buffer, as in plan/flat_buffers.py
 RATES = (1e-2, 3e-2, 5e-3, 1e-2)
 
 SETTINGS = [
-    Optimizer("adamw", decay=0.3),
-    Optimizer("adamw", betas=(0.8, 0.99), epsilon=1e-3, decay=0.0),
-    Optimizer("adam", decay=0.3),
-    Optimizer("sgd", momentum=0.9, decay=0.3),
-    Optimizer("sgd", momentum=0.0, decay=0.3),
-    Optimizer("rmsprop", momentum=0.9, decay=0.3),
-    Optimizer("rmsprop", momentum=0.0, betas=(0.0, 0.9), decay=0.0),
+    Optimizer("adamw", weight_decay=0.3),
+    Optimizer("adamw", betas=(0.8, 0.99), epsilon=1e-3, weight_decay=0.0),
+    Optimizer("adam", weight_decay=0.3),
+    Optimizer("sgd", momentum=0.9, weight_decay=0.3),
+    Optimizer("sgd", momentum=0.0, weight_decay=0.3),
+    Optimizer("rmsprop", momentum=0.9, weight_decay=0.3),
+    Optimizer("rmsprop", momentum=0.0, betas=(0.0, 0.9), weight_decay=0.0),
 ]
 
 
 def spell(settings):
-    return f"{settings.name}-m{settings.momentum}-d{settings.decay}"
+    return f"{settings.name}-m{settings.momentum}-d{settings.weight_decay}"
 
 
 def start(dtype):
@@ -69,7 +69,10 @@ def torchs(settings, dtype):
     """Weights after each step, by torch's own loop over parameters."""
     parameters = {name: torch.nn.Parameter(value) for name, value in start(dtype).items()}
     groups = [
-        {"params": [parameters[n] for n in SHAPES if n in DECAYS], "weight_decay": settings.decay},
+        {
+            "params": [parameters[n] for n in SHAPES if n in DECAYS],
+            "weight_decay": settings.weight_decay,
+        },
         {"params": [parameters[n] for n in SHAPES if n not in DECAYS], "weight_decay": 0.0},
     ]
     how = {"foreach": False}

@@ -7,7 +7,7 @@ import pytest
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method, Optimizer, Rate
+from howdah.plan.method import LearningRate, Method, Optimizer
 from howdah.shapes.shape import Experts, ModelShape
 
 SHAPE = ModelShape(layers=2, width=32, heads=2, ffn=64, vocab=300, context=32)
@@ -22,8 +22,9 @@ def problems(shape=SHAPE, method=None, *, sequence=32, layout="single"):
 def test_a_sound_plan_has_no_problems():
     assert problems() == []
     edge = Method(
-        optimizer=Optimizer(betas=(0.0, 0.0), momentum=0.0, epsilon=0.0, decay=0.0, clip=0.0),
-        rate=Rate(floor=1.0),
+        optimizer=Optimizer(betas=(0.0, 0.0), momentum=0.0, epsilon=0.0, weight_decay=0.0),
+        grad_clip=0.0,
+        lr=LearningRate(min_ratio=1.0),
     )
     assert problems(method=edge) == []
 
@@ -37,14 +38,23 @@ def test_a_sound_plan_has_no_problems():
         (Method(optimizer=Optimizer(betas=(0.9, -1))), "method.optimizer.betas[1] is -1; "),
         (Method(optimizer=Optimizer(momentum=2.0)), "method.optimizer.momentum is 2.0; "),
         (Method(optimizer=Optimizer(epsilon=-1e-8)), "method.optimizer.epsilon is -1e-08; "),
-        (Method(optimizer=Optimizer(decay=-0.1)), "method.optimizer.decay is -0.1; "),
-        (Method(optimizer=Optimizer(clip=float("nan"))), "method.optimizer.clip is nan; "),
-        (Method(rate=Rate(peak=0.0)), "method.rate.peak is 0.0; it must be above 0"),
-        (Method(rate=Rate(peak=float("nan"))), "method.rate.peak is nan; "),
-        (Method(rate=Rate(peak=float("inf"))), "method.rate.peak is inf; "),
-        (Method(rate=Rate(floor=1.5)), "method.rate.floor is 1.5; it must be at most 1"),
-        (Method(rate=Rate(warmup=-1)), "method.rate.warmup is -1; it must be at least 0"),
-        (Method(rate=Rate(decay=-1)), "method.rate.decay is -1; it must be at least 0"),
+        (Method(optimizer=Optimizer(weight_decay=-0.1)), "method.optimizer.weight_decay is -0.1; "),
+        (Method(grad_clip=float("nan")), "method.grad_clip is nan; "),
+        (Method(lr=LearningRate(peak=0.0)), "method.lr.peak is 0.0; it must be above 0"),
+        (Method(lr=LearningRate(peak=float("nan"))), "method.lr.peak is nan; "),
+        (Method(lr=LearningRate(peak=float("inf"))), "method.lr.peak is inf; "),
+        (
+            Method(lr=LearningRate(min_ratio=1.5)),
+            "method.lr.min_ratio is 1.5; it must be at most 1",
+        ),
+        (
+            Method(lr=LearningRate(warmup_steps=-1)),
+            "method.lr.warmup_steps is -1; it must be at least 0",
+        ),
+        (
+            Method(lr=LearningRate(decay_steps=-1)),
+            "method.lr.decay_steps is -1; it must be at least 0",
+        ),
     ],
 )
 def test_a_method_that_cannot_work_is_named(method, name):
@@ -55,10 +65,10 @@ def test_a_method_that_cannot_work_is_named(method, name):
 def test_a_sequence_must_fit_the_context():
     (problem,) = problems(sequence=64)
     assert problem == (
-        "data.sequence 64 is over the model's context 32; use data.sequence=32, "
+        "data.sequence_length 64 is over the model's context 32; use data.sequence_length=32, "
         "or a larger model.context"
     )
-    assert problems(sequence=0) == ["data.sequence is 0; it must be at least 1"]
+    assert problems(sequence=0) == ["data.sequence_length is 0; it must be at least 1"]
 
 
 def test_a_step_has_bounds():
@@ -74,7 +84,7 @@ def test_a_step_has_bounds():
 
 
 def test_all_problems_are_told_at_once():
-    method = Method(dropout=2.0, rate=Rate(peak=-1.0))
+    method = Method(dropout=2.0, lr=LearningRate(peak=-1.0))
     found = problems(replace(SHAPE, heads=5), method, sequence=64)
     assert len(found) == 4
     assert found[0].startswith("model.width 32 does not divide into 5 heads; use 4 heads")
@@ -128,7 +138,8 @@ def test_heads_and_experts_that_do_not_divide():
 def test_slices_of_the_sequence_have_tokens():
     assert problems(layout="tp2 sp", sequence=2) == []
     assert problems(layout="tp2 sp", sequence=1) == [
-        "layout 'tp2 sp': sp cuts 1 tokens between 2 ranks; drop sp or use data.sequence=2 or more"
+        "layout 'tp2 sp': sp cuts 1 tokens between 2 ranks; drop sp or use "
+        "data.sequence_length=2 or more"
     ]
 
 

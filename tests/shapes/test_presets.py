@@ -3,9 +3,8 @@
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.shapes import presets_moe
+from howdah.shapes import presets
 from howdah.shapes.presets import PRESETS, preset
-from howdah.shapes.presets_moe import MOE
 from howdah.shapes.shape import RotaryScaling, check_shape, parameters
 from howdah.shapes.weights import weights
 
@@ -120,8 +119,8 @@ def test_a_token_meets_the_published_part_of_a_mixture(name):
 
 
 def test_the_table_of_mixtures_is_right():
-    drawn = [line.split() for line in presets_moe.__doc__.splitlines()]
-    rows = {row[0]: row for row in drawn if row and row[0] in MOE}
+    drawn = [line.split() for line in presets.__doc__.splitlines()]
+    rows = {row[0]: row for row in drawn if row and row[0] in PRESETS}
     assert len(rows) == 4
     for name, row in rows.items():
         count, experts = parameters(preset(name)), preset(name).experts

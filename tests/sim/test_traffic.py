@@ -26,7 +26,7 @@ from howdah.plan.batch import Batch
 from howdah.plan.flat_buffers import share
 from howdah.plan.layout import parse_layout
 from howdah.plan.mesh_axes import axis
-from howdah.plan.method import Method, Optimizer
+from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.plan.recording import Traffic, Wires
 from howdah.plan.sharding import local_buffers
@@ -39,7 +39,7 @@ RECEIVED = slice(128, 136)  # tcpi_bytes_received of struct tcp_info, linux/tcp.
 # Sizes that every axis divides, so that the table's formulas are exact.
 EVEN = ModelShape(layers=8, width=32, heads=8, kv_heads=4, ffn=64, vocab=64, context=64)
 UNEVEN = ModelShape(layers=3, width=12, heads=6, kv_heads=2, ffn=11, vocab=53, context=32)
-UNCLIPPED = Method(precision="bf16", optimizer=Optimizer(clip=0.0))
+UNCLIPPED = Method(precision="bf16", grad_clip=0.0)
 
 
 def plan_of(layout, shape=EVEN, *, sequence=64, micro=1, method=UNCLIPPED):

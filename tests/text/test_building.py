@@ -60,7 +60,7 @@ def test_copies_are_dropped_before_the_split(tmp_path):
     texts = [f"document {i}" for i in range(20)]
     one = lines(tmp_path / "one.jsonl", *texts, *texts[:5])
     two = lines(tmp_path / "two.jsonl", *texts[5:10], "only here")
-    said, index, _ = built(tmp_path, one, two, held_out=0.3)
+    said, index, _ = built(tmp_path, one, two, validation_share=0.3)
     assert index["facts"]["documents"] == 21
     assert index["facts"]["duplicates"] == 10
     counts = {name: count["starts"] for name, count in index["tokens"].items()}
@@ -99,7 +99,7 @@ def test_the_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
     """A word that only the held-out document has cannot become an entry."""
     texts = ["plain words again and again " * 3, "zyzzyva " * 50]
     ordered = sorted(texts, key=lambda text: blake2b(text.encode(), digest_size=16).digest())
-    built(tmp_path, lines(tmp_path / "a.jsonl", *texts), held_out=1e-9, vocab=290)
+    built(tmp_path, lines(tmp_path / "a.jsonl", *texts), validation_share=1e-9, vocab=290)
     tokens = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]["vocab"]
     held_word, train_word = ("zyzz", "agai") if ordered[0] is texts[1] else ("agai", "zyzz")
     assert any(train_word in token for token in tokens)

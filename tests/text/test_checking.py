@@ -24,7 +24,7 @@ def source(tmp_path_factory):
 
 def ready(source, cache, said=None, **settings):
     say = (lambda sentence: None) if said is None else said.append
-    data = Data((source,), held_out=0.2)
+    data = Data((source,), validation_share=0.2)
     return prepare(data, vocab=300, cache=cache, say=say, check=True, **settings)
 
 
@@ -79,7 +79,7 @@ FILES = [
 def test_an_index_that_is_none_is_a_sentence_and_built_anew(source, folder, built, content):
     (folder / "corpus.json").write_bytes(content)
     with pytest.raises(UserError, match=r"the token cache .* is damaged \(.*\); remove it"):
-        prepare(Data((source,), held_out=0.2), vocab=300, cache=folder.parent, say=str)
+        prepare(Data((source,), validation_share=0.2), vocab=300, cache=folder.parent, say=str)
     ready(source, folder.parent)
     assert contents(folder) == contents(built)
 
@@ -113,7 +113,7 @@ def test_every_bit_counts(folder, monkeypatch):
 def test_whoever_does_not_ask_reads_no_tokens(source, folder):
     """As the ranks of a run do, when the process that started them has asked."""
     zero(folder / "source0.ids")
-    data = Data((source,), held_out=0.2)
+    data = Data((source,), validation_share=0.2)
     prepare(data, vocab=300, cache=folder.parent, say=str)
     flip(folder / "corpus.json", 40)
     with pytest.raises(UserError, match=r"the token cache .* is damaged \(.*\); remove it"):
@@ -227,7 +227,7 @@ def test_an_index_is_not_believed(source, folder, built, path):
         owner[last] = value
         (folder / "corpus.json").write_text(sealed(index))
         with pytest.raises(UserError, match=r"the token cache .* is damaged \(.*\); remove it"):
-            prepare(Data((source,), held_out=0.2), vocab=300, cache=folder.parent, say=str)
+            prepare(Data((source,), validation_share=0.2), vocab=300, cache=folder.parent, say=str)
     ready(source, folder.parent)
     assert contents(folder) == contents(built)
 

@@ -29,7 +29,7 @@ def source(tmp_path):
 
 
 def ready(source, tmp_path, *, vocab=300, say=lambda sentence: None, **settings):
-    data = Data((source,), **{"held_out": 0.2, **settings})
+    data = Data((source,), **{"validation_share": 0.2, **settings})
     return prepare(data, vocab=vocab, cache=tmp_path / "cache", say=say)
 
 
@@ -64,7 +64,7 @@ def test_the_second_time_nothing_is_read(tmp_path, source, monkeypatch):
     first = ready(source, tmp_path)
     monkeypatch.setattr(cache, "build", None)
     said = []
-    again = ready(Source(source.path, weight=3.0), tmp_path, say=said.append, sequence=7)
+    again = ready(Source(source.path, weight=3.0), tmp_path, say=said.append, sequence_length=7)
     assert said == []
     assert again.folder == first.folder
     assert again.weights == (3.0,)
@@ -74,7 +74,7 @@ def test_the_second_time_nothing_is_read(tmp_path, source, monkeypatch):
 def test_what_tokens_depend_on_gives_another_folder(tmp_path, source):
     folders = {ready(source, tmp_path).folder}
     folders.add(ready(source, tmp_path, vocab=299).folder)
-    folders.add(ready(source, tmp_path, held_out=0.3).folder)
+    folders.add(ready(source, tmp_path, validation_share=0.3).folder)
     folders.add(ready(source, tmp_path, undecodable="stop").folder)
     with open(source.path, "a") as file:
         file.write('{"text": "one more"}\n')
@@ -102,7 +102,7 @@ def progress(share):
     if {kill}:
         os.kill(os.getpid(), signal.SIGKILL)
 
-data = Data((Source({path!r}),), held_out=0.2)
+data = Data((Source({path!r}),), validation_share=0.2)
 made = prepare(data, vocab=300, cache=Path({cache!r}), say=print, progress=progress)
 print("tokens", len(made.sources[0].ids))
 """
@@ -158,7 +158,7 @@ def test_a_builder_that_is_interrupted_clears_up(tmp_path, source):
     def interrupt(share):
         raise KeyboardInterrupt
 
-    data = Data((source,), held_out=0.2)
+    data = Data((source,), validation_share=0.2)
     with pytest.raises(KeyboardInterrupt):
         prepare(data, vocab=300, cache=tmp_path / "cache", say=str, progress=interrupt)
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]

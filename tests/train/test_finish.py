@@ -62,7 +62,7 @@ def train_chatty(transport, job):
 
 
 def test_a_run_tells_what_it_was_not_predicted_to_send(workers, make_job, tmp_path):
-    job = make_job("a", "layout=dp2", "pace.steps=2")
+    job = make_job("a", "layout=dp2", "train.steps=2")
     workers.run(train_chatty, job, ranks=2)
     lines = (tmp_path / "a" / "log.txt").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("sent "))
@@ -102,15 +102,15 @@ def test_no_older_step_passes_for_the_last_one(make_job, tmp_path, harm, stands)
         patch.object(Checkpointer, "evaluate", evaluate_and_harm),
         pytest.raises(Unfinished, match=sentence),
     ):
-        loop.train(make_job("a", "pace.export=true"), SingleRank())
+        loop.train(make_job("a", "train.export=true"), SingleRank())
     assert not (tmp_path / "a" / "export").exists()
-    loop.train(make_job("a", "pace.export=true"), SingleRank())
+    loop.train(make_job("a", "train.export=true"), SingleRank())
     assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
 
 
 def test_the_folder_that_a_run_began_in_may_go(make_job, tmp_path, monkeypatch, capsys):
     """A finished run ended with exit code 1 and no export, for a path could not be shortened."""
-    job = make_job("a", "pace.steps=2", "pace.export=true")
+    job = make_job("a", "train.steps=2", "train.export=true")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here").rmdir()

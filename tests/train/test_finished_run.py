@@ -14,7 +14,7 @@ from howdah.train.loop import train
 
 @pytest.fixture
 def run(make_job, tmp_path):
-    train(make_job("a", "pace.steps=1"), SingleRank())
+    train(make_job("a", "train.steps=1"), SingleRank())
     return open_run(tmp_path / "a", say=print)
 
 

@@ -40,16 +40,16 @@ def test_the_same_run_twice_gives_the_same_bits(workers, make_job, tmp_path):
 
 
 def test_a_run_that_is_over_says_so(workers, make_job, tmp_path):
-    job = make_job("a", "layout=dp2", "pace.steps=2")
+    job = make_job("a", "layout=dp2", "train.steps=2")
     train_on(workers, job)
     assert "no step is left" not in (tmp_path / "a" / "log.txt").read_text()
     train_on(workers, job)
     told = (tmp_path / "a" / "log.txt").read_text()
-    assert "no step is left: 2 of 2 are done; raise pace.steps" in told
+    assert "no step is left: 2 of 2 are done; raise train.steps" in told
 
 
 def test_another_seed_gives_other_bits(workers, make_job, tmp_path):
-    train_on(workers, make_job("a", "pace.steps=1"), make_job("b", "pace.steps=1", "seed=2"))
+    train_on(workers, make_job("a", "train.steps=1"), make_job("b", "train.steps=1", "seed=2"))
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
 
 
@@ -66,7 +66,7 @@ def test_every_layout_has_the_losses_of_one_process(workers, make_job, tmp_path,
 
 
 def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
-    (outcome,) = train_on(workers, make_job("a", "layout=dp2", "pace.evaluate_every=8"))
+    (outcome,) = train_on(workers, make_job("a", "layout=dp2", "train.evaluate_every=8"))
     assert (outcome.step, outcome.signal) == (20, 0)
     folder = tmp_path / "a"
     trained, held_out = metrics(folder), metrics(folder, "held_out")
@@ -107,10 +107,15 @@ def test_steps_that_are_done_again_stand_once(workers, make_job, tmp_path):
 
 def test_old_checkpoints_go_and_the_best_stays(workers, make_job, tmp_path):
     """It learns until step 6; then a rate far too high spoils it."""
-    pace = ["pace.evaluate_every=2", "pace.evaluate_samples=0", "pace.save_every=2", "pace.keep=1"]
-    train_on(workers, make_job("a", *pace, "pace.steps=6"))
+    often = [
+        "train.evaluate_every=2",
+        "train.evaluate_samples=0",
+        "train.save_every=2",
+        "train.keep_last=1",
+    ]
+    train_on(workers, make_job("a", *often, "train.steps=6"))
     assert best_step(tmp_path / "a" / "checkpoints") == 6
-    train_on(workers, make_job("a", *pace, "pace.steps=12", "method.rate.peak=100"))
+    train_on(workers, make_job("a", *often, "train.steps=12", "method.lr.peak=100"))
     held_out = {step: row["loss"] for step, row in metrics(tmp_path / "a", "held_out").items()}
     assert held_out[6] < held_out[4] < held_out[2] and held_out[6] < held_out[8]
     assert best_step(tmp_path / "a" / "checkpoints") == 6
@@ -119,14 +124,14 @@ def test_old_checkpoints_go_and_the_best_stays(workers, make_job, tmp_path):
 
 
 def test_one_checkpoint_is_kept_when_asked(workers, make_job, tmp_path):
-    train_on(workers, make_job("a", "layout=dp2", "pace.save_every=3", "pace.keep=1"))
+    train_on(workers, make_job("a", "layout=dp2", "train.save_every=3", "train.keep_last=1"))
     assert steps(tmp_path / "a" / "checkpoints") == [20]
 
 
 def test_a_run_starts_from_an_exported_folder(workers, make_job, tmp_path):
-    train_on(workers, make_job("a", "pace.export=true", "pace.steps=5"))
+    train_on(workers, make_job("a", "train.export=true", "train.steps=5"))
     # A rate this small moves no float32 weight, and nothing decays: what is saved is the start.
-    still = ["method.rate.peak=1e-30", "method.optimizer.decay=0", "pace.steps=1", "seed=7"]
+    still = ["method.lr.peak=1e-30", "method.optimizer.weight_decay=0", "train.steps=1", "seed=7"]
     train_on(workers, make_job("b", f"init_from={tmp_path / 'a' / 'export'}", *still))
     first, second = tensors(tmp_path / "a", 5), tensors(tmp_path / "b", 1)
     weights = [name for name in first if name[0] == "weight"]
@@ -136,7 +141,7 @@ def test_a_run_starts_from_an_exported_folder(workers, make_job, tmp_path):
 
 
 def test_bf16_keeps_float32_masters_and_moments(workers, make_job, tmp_path):
-    train_on(workers, make_job("a", "layout=dp2", "method.precision=bf16", "pace.steps=3"))
+    train_on(workers, make_job("a", "layout=dp2", "method.precision=bf16", "train.steps=3"))
     found = tensors(tmp_path / "a", 3)
     assert {kind for kind, _ in found} == {"weight", "exp_avg", "exp_avg_sq"}
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
@@ -146,7 +151,7 @@ def test_bf16_keeps_float32_masters_and_moments(workers, make_job, tmp_path):
 
 def test_a_run_that_diverges_says_so_and_saves_nothing_of_it(make_job, tmp_path):
     """In this process: a rank that fails would take its workers along."""
-    job = make_job("a", "method.rate.peak=1e6", "method.rate.warmup=0", "pace.save_every=1")
+    job = make_job("a", "method.lr.peak=1e6", "method.lr.warmup_steps=0", "train.save_every=1")
     with pytest.raises(UserError, match=r"training diverged: the gradient norm of step ") as told:
         train(job, SingleRank())
     step = int(re.search(r"of step (\d+) is", str(told.value))[1])
@@ -164,8 +169,8 @@ def test_the_best_is_opened_when_asked(workers, make_job, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler looks at tensors in ways that warn
 def test_compiled_blocks_compute_the_same(make_job, tmp_path):
-    train(make_job("a", "pace.steps=4"), SingleRank())
-    train(make_job("b", "pace.steps=4", "compile=true"), SingleRank())
+    train(make_job("a", "train.steps=4"), SingleRank())
+    train(make_job("b", "train.steps=4", "compile=true"), SingleRank())
     assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
 
 
@@ -173,8 +178,8 @@ def test_a_save_between_two_log_lines_loses_no_step(workers, make_job, tmp_path)
     """The stretch under way was begun anew after a save, and its steps went uncounted: bytes
     predicted for the counted steps then differed from the bytes sent in all of them.
     """
-    pace = ["pace.log_every=4", "pace.save_every=3", "pace.evaluate_every=3", "pace.steps=8"]
-    train_on(workers, make_job("a", "layout=dp2", *pace))
+    often = ["train.log_every=4", "train.save_every=3", "train.evaluate_every=3", "train.steps=8"]
+    train_on(workers, make_job("a", "layout=dp2", *often))
     (sent,) = (
         line
         for line in (tmp_path / "a" / "log.txt").read_text().splitlines()

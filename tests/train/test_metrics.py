@@ -222,7 +222,7 @@ def test_a_step_that_is_evaluated_again_stands_there_once(tmp_path):
 
 
 def test_a_finished_run_that_is_started_again_adds_no_row(make_job, tmp_path):
-    train(make_job("a", "pace.steps=2"), SingleRank())
+    train(make_job("a", "train.steps=2"), SingleRank())
     before = rows(tmp_path / "a")
-    train(make_job("a", "pace.steps=2"), SingleRank())
+    train(make_job("a", "train.steps=2"), SingleRank())
     assert rows(tmp_path / "a") == before

@@ -61,7 +61,7 @@ def test_going_on_is_equal_bit_for_bit(workers, make_job, layout, precision):
 )
 def test_every_optimizer_goes_on(workers, make_job, tmp_path, optimizer, states):
     settings = [f"method.optimizer.{setting}" for setting in optimizer]
-    job = make_job("a", *settings, "method.rate.peak=1e-2", "method.optimizer.clip=0.5")
+    job = make_job("a", *settings, "method.lr.peak=1e-2", "method.grad_clip=0.5")
     going_on_changes_nothing(workers, job)
     assert set(opened(tmp_path / "a", 20).kinds) == {"weight", *states}
     assert losses(tmp_path / "a")[20] < losses(tmp_path / "a")[1]
@@ -99,7 +99,7 @@ def test_going_on_with_other_accumulation_changes_nothing(workers, make_job, tmp
 
 
 def test_a_finished_run_is_left_as_it_is(workers, make_job, tmp_path):
-    job = make_job("a", "pace.steps=4")
+    job = make_job("a", "train.steps=4")
     train_on(workers, job)
     before = tensors(tmp_path / "a", 4)
     (outcome,) = train_on(workers, job)
@@ -108,8 +108,8 @@ def test_a_finished_run_is_left_as_it_is(workers, make_job, tmp_path):
 
 
 def test_a_longer_run_goes_on_from_its_end(workers, make_job, tmp_path):
-    train_on(workers, make_job("a", "pace.steps=4"))
-    train_on(workers, make_job("a", "pace.steps=6", "batch.global_batch=8"))
+    train_on(workers, make_job("a", "train.steps=4"))
+    train_on(workers, make_job("a", "train.steps=6", "batch.global_batch=8"))
     assert list(losses(tmp_path / "a")) == [1, 2, 3, 4, 5, 6]
     assert opened(tmp_path / "a", 6).samples == 4 * 6 + 2 * 8
 
@@ -169,7 +169,7 @@ def trained(workers, text, cache, tmp_path_factory):
     machine = Machine(world=None, local_world=None, cores=1, cuda=0, cache=cache)
     for name, settings in {"adamw": [], "sgd": ["name=sgd", "momentum=0"]}.items():
         overrides = [f"method.optimizer.{setting}" for setting in settings]
-        place = [f"folder={folder / name}", "pace.steps=1"]
+        place = [f"folder={folder / name}", "train.steps=1"]
         run = load_run(folder / "small.toml", [*place, *overrides])
         train_on(workers, resolve_run(run, machine))
     return folder
@@ -182,9 +182,12 @@ def trained(workers, text, cache, tmp_path_factory):
         ("model.tied=true", "holds a model with tied False, this run has True; "),
         ("model.rotary_scaling={factor=2}", "holds a model with rotary_scaling None, this "),
         ("model.vocab=301", "holds a model with vocab 300, this run has 301; "),
-        ("data.held_out=0.5", "was trained with another tokenizer: its text"),
+        ("data.validation_share=0.5", "was trained with another tokenizer: its text"),
         ("seed=2", "was trained with seed 1, this run has 2, so the next sample"),
-        ("data.sequence=16", "was trained with data.sequence 32, this run has 16, so"),
+        (
+            "data.sequence_length=16",
+            "was trained with data.sequence_length 32, this run has 16, so",
+        ),
         ("method.optimizer.name=rmsprop", "holds the state of adamw, this run uses rmsprop; "),
     ],
 )
@@ -243,7 +246,7 @@ def test_momentum_cannot_begin_in_the_middle(make_job, trained, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    ["method.rate.peak=1e-4", "batch.global_batch=9", "layout=dp2", "method.precision=bf16"],
+    ["method.lr.peak=1e-4", "batch.global_batch=9", "layout=dp2", "method.precision=bf16"],
 )
 def test_what_keeps_the_training_may_change(make_job, trained, tmp_path, change):
     shutil.copytree(trained / "adamw", tmp_path / "a")
@@ -253,7 +256,7 @@ def test_what_keeps_the_training_may_change(make_job, trained, tmp_path, change)
 
 def test_going_on_in_another_precision_keeps_the_numbers(workers, make_job, trained, tmp_path):
     shutil.copytree(trained / "adamw", tmp_path / "a")
-    still = ["method.rate.peak=1e-30", "method.optimizer.decay=0", "pace.steps=2"]
+    still = ["method.lr.peak=1e-30", "method.optimizer.weight_decay=0", "train.steps=2"]
     train_on(workers, make_job("a", "method.precision=float64", *still))
     before, after = tensors(tmp_path / "a", 1), tensors(tmp_path / "a", 2)
     name = "weight", "layers.0.attention.q.weight"
@@ -262,7 +265,7 @@ def test_going_on_in_another_precision_keeps_the_numbers(workers, make_job, trai
 
 
 def test_a_folder_of_another_model_is_refused(workers, make_job, tmp_path):
-    train_on(workers, make_job("a", "pace.export=true", "pace.steps=1"))
+    train_on(workers, make_job("a", "train.export=true", "train.steps=1"))
     job = make_job("b", f"init_from={tmp_path / 'a' / 'export'}", "model.layers=3")
     with pytest.raises(UserError, match=r"differs from this run's in layers; leave the \[model\]"):
         prepare_start(job, prepare_tokens(job, print), print)
@@ -275,19 +278,19 @@ def test_plain_facts_survive_json(make_job):
 
 def test_a_size_that_is_said_out_loud_is_the_same_model(workers, make_job, tmp_path):
     """Hugging Face folders leave head_size to follow from the width; presets may state it."""
-    train_on(workers, make_job("a", "pace.steps=10"))
-    said = make_job("a", "pace.steps=12", "model.head_size=16", "model.kv_heads=2")
+    train_on(workers, make_job("a", "train.steps=10"))
+    said = make_job("a", "train.steps=12", "model.head_size=16", "model.kv_heads=2")
     (outcome,) = train_on(workers, said)
     assert outcome.step == 12
-    read_folder_of = make_job("b", "model.head_size=16", "model.kv_heads=2", "pace.steps=1")
+    read_folder_of = make_job("b", "model.head_size=16", "model.kv_heads=2", "train.steps=1")
     open_run(tmp_path / "a", say=print).export(tmp_path / "hub")
     (outcome,) = train_on(workers, replace(read_folder_of, init_from=tmp_path / "hub"))
     assert outcome.step == 1
 
 
 def test_a_prompt_that_is_longer_than_the_context_is_refused_before_training(make_job):
-    job = make_job("a", f"pace.prompt={'words and ' * 200}")
+    job = make_job("a", f"train.prompt={'words and ' * 200}")
     with pytest.raises(
-        UserError, match=r"^pace\.prompt has \d+ tokens, and the model's context is"
+        UserError, match=r"^train\.prompt has \d+ tokens, and the model's context is"
     ):
         prepare_tokens(job, print)

@@ -27,10 +27,10 @@ LAYOUTS = (
 )
 SETTINGS = [
     *(*UNEVEN, "model.layers=3", "model.tied=true", "method.dropout=0.1"),
-    *("method.rate.warmup=4", "method.rate.shape=inverse_sqrt"),
+    *("method.lr.warmup_steps=4", "method.lr.schedule=inverse_sqrt"),
     *("batch.global_batch=7", "batch.micro_batch=2"),
     *("batch.ramp_from=3", f"batch.ramp_steps={LEG * len(LAYOUTS)}"),
-    *(f"pace.save_every={LEG}", "pace.keep=20", "pace.evaluate_samples=0"),
+    *(f"train.save_every={LEG}", "train.keep_last=20", "train.evaluate_samples=0"),
 ]
 
 # How far losses may be apart, as a share, and elements of weights and moments, as a share of the
@@ -57,11 +57,11 @@ def test_a_run_that_changes_its_layout_at_every_checkpoint_is_one_that_never_did
 ):
     settings = [*SETTINGS, f"data.sources=['{documents}']", f"method.precision={precision}"]
     last = LEG * len(LAYOUTS)
-    never = make_job("never", f"pace.steps={last}", f"pace.evaluate_every={LEG}", *settings)
+    never = make_job("never", f"train.steps={last}", f"train.evaluate_every={LEG}", *settings)
     read = samples_of(workers.run(train_watched, [never], ranks=1))
     changing = {}
     for leg, layout in enumerate(LAYOUTS, 1):
-        job = make_job("always", f"layout={layout}", f"pace.steps={LEG * leg}", *settings)
+        job = make_job("always", f"layout={layout}", f"train.steps={LEG * leg}", *settings)
         changing |= samples_of(workers.run(train_watched, [job], ranks=job.layout.world))
         assert opened(tmp_path / "always", LEG * leg).layout == str(job.layout)
 
@@ -103,7 +103,7 @@ def test_weights_and_moments_are_the_same_through_checkpoints_and_exports(
 ):
     for saved, read in (("dp2", "tp3 sp"), ("tp2 sp", "dp2"), ("pp2 tp2", "dp3 zero3")):
         folder = tmp_path / saved
-        train_on(workers, make_job(saved, f"layout={saved}", "pace.steps=4", *UNEVEN))
+        train_on(workers, make_job(saved, f"layout={saved}", "train.steps=4", *UNEVEN))
         open_run(folder, say=print).export(tmp_path / f"{saved} hub")
         _, theirs = read_hub(tmp_path / f"{saved} hub")
         job = make_job("b", f"layout={read}", *UNEVEN)

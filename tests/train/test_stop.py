@@ -41,7 +41,7 @@ def train_and_ask(transport, job, asked, number):
 
 @pytest.mark.parametrize(("asked", "number"), [(0, signal.SIGTERM), (2, signal.SIGINT)])
 def test_all_ranks_stop_after_the_same_step(workers, make_job, tmp_path, asked, number):
-    job = make_job("a", "layout=dp3", "pace.save_every=0")
+    job = make_job("a", "layout=dp3", "train.save_every=0")
     ends = workers.run(train_and_ask, job, asked, number, ranks=3)
     (step,) = {end[0] for end in ends}
     assert 0 < step < 20
@@ -49,7 +49,7 @@ def test_all_ranks_stop_after_the_same_step(workers, make_job, tmp_path, asked, 
     assert {end[1] for end in ends} <= {number, signal.SIGTERM}
     assert steps(tmp_path / "a" / "checkpoints") == [step]
 
-    train_on(workers, job, make_job("b", "layout=dp3", "pace.save_every=0"))
+    train_on(workers, job, make_job("b", "layout=dp3", "train.save_every=0"))
     assert_same_bits(tensors(tmp_path / "a", 20), tensors(tmp_path / "b", 20))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
@@ -85,7 +85,7 @@ def test_before_the_first_step_a_rank_leaves_at_once(make_job, tmp_path, asked):
 
 def test_when_all_is_saved_a_rank_leaves_at_once(make_job, tmp_path):
     """Held-out text can take minutes: the likeliest moment for Ctrl-C."""
-    job = make_job("a", "pace.export=true")
+    job = make_job("a", "train.export=true")
     with Workers(1) as one:
         assert one.run(train_and_ask_at, job, 0, "end") == [signal.SIGTERM]
     assert steps(tmp_path / "a" / "checkpoints")[-1] == 20

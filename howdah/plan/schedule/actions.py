@@ -1,19 +1,20 @@
-"""What a pipeline schedule is made of, and what its actions hand to each other.
+"""Pipeline schedules as data: the actions, the values that they make, and their dependencies.
 
-A schedule lists, for every pipeline rank, the actions it runs in order. It knows nothing of
-tensors, devices or seconds. The executor runs it, the simulator times it, the plotter draws it
-and the tests check it, all from the same lists.
+A schedule lists, for every pipeline rank, the actions that the rank runs, in order. It contains no
+tensors, devices or times. The executor runs these lists, the simulator times them, the plotter
+draws them, and the tests check them.
 
     2F0       stage 2, forward of micro-batch 0
-    2F0.1     … of its token slice 1
+    2F0.1     stage 2, forward of token slice 1 of micro-batch 0
     0B3       stage 0, backward of micro-batch 3: both halves
-    0I3 0W3   the same backward in two: the gradient of the input, which another stage is waiting
-              for, and the gradient of the weights, for which nobody is
-    1U3       stage 1, update of the weights with the gradients up to micro-batch 3; written down
-              only where there is no flush, else one update ends the step
+    0I3 0W3   the same backward in its two halves: I computes the gradient of the stage's input,
+              which another stage waits for; W computes the gradient of the weights, which no
+              other stage waits for
+    1U3       stage 1, update of the weights with the gradients up to micro-batch 3; listed only
+              in schedules without a flush, otherwise one update ends the step
 
-Sends and receives are never written down. They follow from what an action needs and what
-another action made on a different rank: `needs` and `makes`.
+Sends and receives are not listed. They follow from the values that an action needs (`needs`) and
+the values that actions on other ranks make (`makes`).
 """
 
 from enum import StrEnum
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """The letters of an action."""
+    """What an action does; the value is the letter in the action's spelling."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -31,7 +32,7 @@ class Kind(StrEnum):
 
 
 class Action(NamedTuple):
-    """One thing that a rank does to (stage, micro-batch, token slice)."""
+    """One computation of a rank, for one (stage, micro-batch, token slice)."""
 
     kind: Kind
     stage: int
@@ -44,7 +45,7 @@ class Action(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What one action makes and others need.
+    """The result of one action, which other actions need as their input.
 
     name  activation (a stage's output), gradient (of a stage's input), weight (a stage's weight
           gradient) or version (updated weights)
@@ -57,13 +58,13 @@ class Value(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The actions of one step.
+    """The actions of all pipeline ranks in one training step.
 
-    name      of the family, as the layout spells it
-    stages    of the model; stage s needs the activations of stage s - 1
-    micros    micro-batches that each pipeline takes in a step
-    slices    token slices of each micro-batch
-    programs  programs[rank] is that rank's actions, in order
+    name      name of the schedule's family, as in a layout
+    stages    number of pipeline stages; stage s needs the activations of stage s - 1
+    micros    number of micro-batches in a step of one pipeline
+    slices    number of token slices of each micro-batch
+    programs  programs[rank] is the rank's actions, in order
     """
 
     name: str
@@ -83,15 +84,16 @@ MADE = {
 
 
 def makes(action: Action) -> Value:
-    """The value by which others wait for `action`."""
+    """The value that `action` makes. Actions that depend on `action` wait for this value."""
     return Value(MADE[action.kind], action.stage, action.micro, action.slice)
 
 
 def needs(action: Action, schedule: Schedule) -> list[Value]:
-    """What must have been made before `action` can start.
+    """The values that must have been made before `action` can start.
 
-    A token slice attends to the slices before it: its forward needs theirs, and its backward
-    the backward of the slices after it, through which its keys and values get gradients.
+    A token slice attends to the earlier slices of its micro-batch, so its forward needs their
+    forwards. Its backward needs the backwards of the later slices, which contribute to the
+    gradients of its keys and values.
     """
     kind, stage, micro, part = action
     if kind is Kind.FORWARD:
@@ -106,6 +108,6 @@ def needs(action: Action, schedule: Schedule) -> list[Value]:
 
 
 def rank_of_stage(schedule: Schedule) -> tuple[int, ...]:
-    """rank_of_stage[stage] is the rank that runs the stage."""
+    """For each stage, in order, the pipeline rank that runs it."""
     found = {action.stage: rank for rank, p in enumerate(schedule.programs) for action in p}
     return tuple(found[stage] for stage in range(schedule.stages))

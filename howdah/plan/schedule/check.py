@@ -1,9 +1,10 @@
-"""What is wrong with a schedule, as sentences, before any rank waits for ever.
+"""Check a schedule before it runs: each problem is one sentence, and deadlocks are found too.
 
-The schedules of this folder are right by their tests. A user's own, read from a file, is checked
-here: every part of every micro-batch goes forward once and back once, each stage lives on one
-rank, and the order can be carried out. The last is a run without a clock: each rank goes through
-its program as far as it gets, and whoever is left over waits in a circle.
+The schedules of this package are verified by their tests. A user's own schedule, read from a file,
+is checked here: every stage runs each micro-batch (and token slice) forward once and backward once,
+each stage is on one rank, and the order cannot deadlock. The deadlock check runs the schedule
+without times: each rank runs its actions until one lacks an input. If ranks are left over, some of
+them wait for each other in a circle.
 
     rank 0   0F0 0B0 0F1 0B1        rank 0 waits with 0B0 for 1B0, which comes after 1F1,
     rank 1   1F0 1F1 1B0 1B1        rank 1 waits with 1F1 for 0F1, which comes after 0B0
@@ -15,11 +16,14 @@ from itertools import product
 
 from howdah.plan.schedule.actions import Action, Kind, Schedule, Value, makes, needs
 
-SHOWN = 4  # names of actions in a sentence; the others are counted
+SHOWN = 4  # actions named in a sentence; the remaining ones are only counted
 
 
 def check_schedule(schedule: Schedule) -> list[str]:
-    """All problems, each naming the action and the rank; empty when the schedule can run."""
+    """All problems, as sentences that name the action and the rank; empty if the schedule can run.
+
+    Deadlocks are searched for only if there is no other problem.
+    """
     problems = [
         *_numbers(schedule),
         *_strangers(schedule),
@@ -31,7 +35,7 @@ def check_schedule(schedule: Schedule) -> list[str]:
 
 
 def out_of_range(action: Action, schedule: Schedule) -> str:
-    """Which number of the action the schedule does not have; empty when it has all."""
+    """Why the action's stage, micro-batch or slice does not exist in `schedule`; "" if all do."""
     for word, number, count in (
         ("stage", action.stage, schedule.stages),
         ("micro-batch", action.micro, schedule.micros),
@@ -43,7 +47,7 @@ def out_of_range(action: Action, schedule: Schedule) -> str:
 
 
 def _placed(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """Every action, after its rank."""
+    """(rank, action) for every action of the schedule."""
     for rank, program in enumerate(schedule.programs):
         for action in program:
             yield rank, action
@@ -57,8 +61,8 @@ def _numbers(schedule: Schedule) -> Iterator[str]:
 
 
 def _strangers(schedule: Schedule) -> Iterator[str]:
-    """Stages on more than one rank."""
-    ranks: dict[int, dict[int, Action]] = {}  # the first action of a stage on each rank
+    """One sentence for each stage that is on more than one rank."""
+    ranks: dict[int, dict[int, Action]] = {}  # stage → rank → the stage's first action there
     for rank, action in _placed(schedule):
         ranks.setdefault(action.stage, {}).setdefault(rank, action)
     for stage, found in ranks.items():
@@ -82,7 +86,7 @@ def _repeated(schedule: Schedule) -> Iterator[str]:
 
 
 def _left_out(schedule: Schedule) -> Iterator[str]:
-    """One sentence for each stage that lacks something."""
+    """One sentence for each stage with missing actions."""
     rank_of = {action.stage: rank for rank, action in _placed(schedule)}
     present = {action for _, action in _placed(schedule)}
     micros, slices = range(schedule.micros), range(schedule.slices)
@@ -100,7 +104,10 @@ def _left_out(schedule: Schedule) -> Iterator[str]:
 
 
 def _wanted(present: set[Action], stage: int, micro: int, part: int) -> list[Action]:
-    """The forward, and the backward as a whole unless a half of it is there."""
+    """The actions that a stage must have for one micro-batch and slice.
+
+    They are the forward and B, or the forward, I and W if I or W is in `present`.
+    """
     forward, whole, *halves = (
         Action(kind, stage, micro, part)
         for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
@@ -109,7 +116,7 @@ def _wanted(present: set[Action], stage: int, micro: int, part: int) -> list[Act
 
 
 def _too_early(schedule: Schedule) -> Iterator[str]:
-    """Actions that come before what they need, on the same rank."""
+    """One sentence for each action that runs before an action of its rank whose value it needs."""
     for rank, program in enumerate(schedule.programs):
         makers = {makes(action): i for i, action in reversed(list(enumerate(program)))}
         for i, action in enumerate(program):
@@ -119,7 +126,7 @@ def _too_early(schedule: Schedule) -> Iterator[str]:
 
 
 def draw_standstill(schedule: Schedule) -> str:
-    """How far each rank gets, and what its next action waits for; empty when all finish.
+    """For each rank the actions that it can run and what its next one waits for; "" if all finish.
 
     rank 0   0F0 | 0B0 waits for 1B0
     rank 1       | 1F1 waits for 0F1
@@ -147,10 +154,14 @@ def _deadlock(schedule: Schedule) -> Iterator[str]:
 
 
 def _run(schedule: Schedule) -> tuple[list[int], dict[int, Value]]:
-    """How many actions each rank can run, and what those that stop before the end lack."""
+    """Runs the schedule without times.
+
+    Returns the number of actions that each rank can run, and, for each rank that is stuck, the
+    value that its next action lacks.
+    """
     made: set[Value] = set()
     done = [0] * len(schedule.programs)
-    waiting: dict[Value, list[int]] = {}  # ranks, by what their next action lacks
+    waiting: dict[Value, list[int]] = {}  # missing value → ranks whose next action needs it
     ready = list(range(len(done)))
     while ready:
         rank = ready.pop()
@@ -168,7 +179,7 @@ def _run(schedule: Schedule) -> tuple[list[int], dict[int, Value]]:
 
 
 def _circle(schedule: Schedule, done: list[int], lacking: dict[int, Value]) -> str:
-    """Of the ranks that are stuck, those that wait for each other."""
+    """The sentence about a deadlock: only the stuck ranks that wait for each other in a circle."""
     makers = {makes(action): (rank, action) for rank, action in _placed(schedule)}
     rank, path = min(lacking), []
     while rank not in path:

@@ -1,11 +1,11 @@
-"""When each action runs if every rank goes ahead as soon as it can and messages take no time.
+"""When each action runs, if every rank runs ahead as soon as it can and messages take no time.
 
     rank 0   F0F1      B0··B1··      0B0 needs what 1B0 makes: rank 0 idles for three seconds,
     rank 1     F0F1B0··B1··          and rank 1 for three, before its first and after its last
 
-This is the simplest thing that is true of a schedule: what each action needs, in order, and
-nothing else. The papers' drawings are of this kind. The lowering takes the order of messages
-from it, and here a schedule that cannot finish is found.
+This is the simplest timing of a schedule: it follows from the order on each rank and the values
+that each action needs, and nothing else. The papers' drawings use it. The lowering takes the order
+of messages from it, and it detects schedules that cannot finish.
 """
 
 from collections.abc import Callable
@@ -15,33 +15,34 @@ from howdah.plan.schedule.actions import Action, Kind, Schedule, Value, makes, n
 
 
 class Deadlock(Exception):
-    """Every rank that is not done waits for something that will never come."""
+    """Raised when every unfinished rank waits for a value that no rank will ever make."""
 
 
 class Interval(NamedTuple):
-    """Seconds from the start of the step at which an action starts and ends."""
+    """When an action starts and ends, in seconds from the start of the step."""
 
     start: float
     end: float
 
 
-# The papers' unit is a forward; each half of a backward takes as long as one.
+# Durations in the papers' drawings. The unit is a forward; each half of a backward takes one unit.
 UNITS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1, Kind.UPDATE: 0}
 
 
 def units(action: Action) -> float:
-    """Seconds of an action in the papers' drawings."""
+    """Duration of an action in the papers' drawings, in forwards."""
     return UNITS[action.kind]
 
 
 def clock(schedule: Schedule, seconds: Callable[[Action], float]) -> dict[Action, Interval]:
-    """When each action starts and ends, each rank's in its order.
+    """When each action of `schedule` starts and ends, if an action takes `seconds(action)`.
 
-    Raises Deadlock, naming what each rank waits for, if the schedule cannot finish.
+    Raises Deadlock, which names the value that each stuck rank waits for, if the schedule cannot
+    finish.
     """
     runs: dict[Action, Interval] = {}
     made: dict[Value, float] = {}
-    waiting: dict[Value, list[int]] = {}  # ranks, by what their next action lacks
+    waiting: dict[Value, list[int]] = {}  # missing value → ranks whose next action needs it
     now = [0.0] * len(schedule.programs)
     todo = [list(reversed(program)) for program in schedule.programs]
     ready = list(range(len(todo)))
@@ -70,6 +71,6 @@ def _lack(rank: int, action: Action, value: Value) -> str:
 
 
 def named(value: Value) -> str:
-    """A value as it stands in a sentence: the gradient of stage 2, micro-batch 0."""
+    """A value in the words of a sentence: the gradient of stage 2, micro-batch 0."""
     part = f", slice {value.slice}" if value.slice else ""
     return f"the {value.name} of stage {value.stage}, micro-batch {value.micro}{part}"

@@ -5,15 +5,15 @@ from howdah.plan.schedule.one_f_one_b import alternate, each_micro
 
 
 def naive(ranks: int, micros: int) -> Schedule:
-    """One micro-batch goes through all stages and back before the next: one rank works at a time.
+    """One micro-batch runs forward and backward before the next starts: one rank works at a time.
 
-    Three ranks, two micro-batches; a row is a rank, a backward takes two forwards:
+    Three ranks, two micro-batches; a row is a rank, a backward takes as long as two forwards:
 
         F0                   B0··· F1                   B1···
            F0          B0···          F1          B1···
               F0 B0···                   F1 B1···
 
-    bubble  (p - 1)(F + B) for each of m micro-batches: p - 1 of p parts of the time
+    bubble  (p - 1)(F + B) for each of m micro-batches: a fraction (p - 1)/p of the time
     held    one micro-batch
     source  model parallelism without a pipeline, figure 2b of https://arxiv.org/abs/1811.06965
     """
@@ -21,15 +21,15 @@ def naive(ranks: int, micros: int) -> Schedule:
 
 
 def gpipe(ranks: int, micros: int) -> Schedule:
-    """All forwards, then all backwards. Every micro-batch is held at once.
+    """All forwards, then all backwards. Each rank holds the activations of all micro-batches.
 
-    Three ranks, four micro-batches; a row is a rank, a backward takes two forwards:
+    Three ranks, four micro-batches; a row is a rank, a backward takes as long as two forwards:
 
         F0 F1 F2 F3                   B0··· B1··· B2··· B3···
            F0 F1 F2 F3          B0··· B1··· B2··· B3···
               F0 F1 F2 F3 B0··· B1··· B2··· B3···
 
-    bubble  (p - 1)(F + B): a share (p - 1)/(m + p - 1) of the time
+    bubble  (p - 1)(F + B): a fraction (p - 1)/(m + p - 1) of the time
     held    m micro-batches on every rank
     source  https://arxiv.org/abs/1811.06965, whose backwards run from the last micro-batch to the
             first; the bubble is the same

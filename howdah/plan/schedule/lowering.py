@@ -1,22 +1,23 @@
-"""Lowering: from what each rank computes to everything it does, in order.
+"""Lowering: add communication and updates to the computations that a schedule lists.
 
-A schedule lists computation alone. Its lowering adds what surrounds it: messages between
-stages (`messages`), gradients that are summed over the replicas, updates. The executor runs the
-lowered lists, and the simulator times them; tests hold them to the strictest wire there is.
+A schedule lists computation alone. Its lowered form also lists the messages between stages
+(`messages`), the reductions of gradients over the replicas, and the updates. The executor runs the
+lowered lists, and the simulator times them. Tests run them under the strictest rules for matching
+messages that a transport may have.
 
-    1f1b, rank 1 of 3, as it begins     what takes time is started early and waited for late, so
-        receive 0F0 from 0              that it hides behind computation:
+    1f1b, rank 1 of 3, as it begins     Communication starts early, and is waited for late, so
+        receive 0F0 from 0              that it runs while the rank computes:
         receive 0F1 from 0
-        wait receive 0F0 from 0             send      as soon as there is something to send
-        compute 1F0                         receive   one action before it is used
-        send 1F0 to 2                       reduce    at a stage's last gradient; waited for
+        wait receive 0F0 from 0             send      as soon as its value has been made
+        compute 1F0                         receive   one action before its value is used
+        send 1F0 to 2                       reduce    after a stage's last gradient; waited for
         wait receive 0F1 from 0                       before the update
         compute 1F1
         send 1F1 to 2
 
-Weights that are shared out (ZeRO-3) are gathered inside of actions, unit by unit, in one order on
-all replicas (`plan.gather_order`). An update includes what follows from it: clipping, and sending
-the new weights round where each replica updates its share (ZeRO-1 and 2).
+With ZeRO-3, the all-gathers of weights are not listed: they run inside the actions, unit by unit,
+in the same order on all replicas (`plan.gather_order`). An update includes its consequences:
+gradient clipping, and with ZeRO-1 and 2 the all-gather of the updated weights.
 """
 
 from collections import Counter, defaultdict
@@ -30,25 +31,30 @@ from howdah.plan.schedule.messages import Message, message_order, places
 
 
 class Verb(StrEnum):
-    """What a rank is told to do. `send` to `tie` only start it; a `wait` ends it."""
+    """What an instruction does.
+
+    SEND, RECEIVE, REDUCE and TIE only start their communication; a later WAIT completes it.
+    """
 
     COMPUTE = "compute"
     SEND = "send"
     RECEIVE = "receive"
-    REDUCE = "reduce"  # a stage's gradients, summed over the replicas
-    TIE = "tie"  # a tied embedding's gradients, summed over its two stages
+    REDUCE = "reduce"  # sum a stage's gradients over the replicas
+    TIE = "tie"  # sum a tied embedding's gradients over its two stages
     WAIT = "wait"
-    RELEASE = "release"  # an old version of the weights
+    RELEASE = "release"  # free an old version of the weights
     UPDATE = "update"
 
 
 class Instruction(NamedTuple):
     """One entry of a lowered program.
 
-    action   what is computed; of a message, what made it; else what it is done for or after
+    verb     what the instruction does
+    action   COMPUTE and UPDATE: the action itself; messages: the action that makes the value;
+             other verbs: the action for which, or after which, the instruction runs
     peer     the other rank of a message or a tie
-    version  of the weights that is used, made or released; None where there is a flush
-    started  the verb that a wait ends
+    version  version of the weights that is used, made or released; None in schedules with a flush
+    started  WAIT: the verb that started the communication
     """
 
     verb: Verb
@@ -68,14 +74,14 @@ VERBS = {kind: Verb.UPDATE if kind is Kind.UPDATE else Verb.COMPUTE for kind in 
 
 
 class Lowered(NamedTuple):
-    """programs[rank] is everything that the rank does in one step of `schedule`, in order."""
+    """A lowered schedule: programs[rank] is everything that the rank does in one step, in order."""
 
     schedule: Schedule
     programs: tuple[tuple[Instruction, ...], ...]
 
 
 class Slot(NamedTuple):
-    """What stands around one action: what is started and waited for before it; what follows."""
+    """The instructions around one action: starts and waits before it, and those that follow it."""
 
     starts: list[Instruction]
     waits: list[Instruction]
@@ -89,13 +95,14 @@ def lower(
     tied: tuple[int, int] | None = None,
     versions: Mapping[Action, int] | None = None,
 ) -> Lowered:
-    """Everything that each rank does in one step.
+    """The lowered form of `schedule`: everything that each rank does in one step.
 
-    reduce_each  gradients are summed over the replicas after every micro-batch, not once
-    tied         the two stages that hold one embedding
-    versions     of the weights that each action uses, where there is no flush
+    reduce_each  whether gradients are summed over the replicas after every micro-batch, not once
+    tied         the two stages that hold the same embedding; None if it is not tied across ranks
+    versions     the version of the weights that each action uses, in a schedule without a flush
 
-    Raises Deadlock if the schedule cannot finish.
+    Raises Deadlock if the schedule cannot finish, and UserError for `tied` in a schedule without
+    a flush.
     """
     messages = message_order(schedule)
     peers = _tie_peers(schedule, tied) if tied else {}
@@ -120,7 +127,7 @@ def lower(
 
 
 def _start(started: Instruction, here: list[Instruction], waits: list[Instruction]) -> None:
-    """Adds what is started here, and there the wait that ends it."""
+    """Appends the instruction `started` to `here`, and the wait that completes it to `waits`."""
     here.append(started)
     waits.append(Instruction(Verb.WAIT, started.action, started.peer, started=started.verb))
 
@@ -138,12 +145,13 @@ def _messages(
 
 
 def _gradients(program: Sequence[Action], slots: list[Slot], *, reduce_each: bool) -> list[int]:
-    """Sums each stage's gradients over the replicas, before the update that takes them.
+    """Adds the reductions of each stage's gradients, which end before the update that uses them.
 
-    Returns the stages whose last gradients no update in the program takes: those of the flush.
+    Returns the stages whose last gradients are used by no update in the program: they need an
+    update at the flush.
     """
-    taken = []  # of each update: its number, and those of the actions that complete its gradients
-    done: dict[int, dict[int, int]] = defaultdict(dict)  # stage → micro-batch → last backward
+    taken = []  # (index of an update, indices of the actions that complete its gradients)
+    done: dict[int, dict[int, int]] = defaultdict(dict)  # stage → micro-batch → backward's index
     for number, action in enumerate(program):
         if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
             done[action.stage][action.micro] = number
@@ -158,7 +166,10 @@ def _gradients(program: Sequence[Action], slots: list[Slot], *, reduce_each: boo
 
 
 def _tie_peers(schedule: Schedule, tied: tuple[int, int]) -> dict[int, int]:
-    """With which rank each tied stage sums its embedding's gradients; none if with itself."""
+    """For each tied stage, the rank of the other one, with which it sums the embedding's gradients.
+
+    Empty if both stages are on one rank. Raises UserError for a schedule without a flush.
+    """
     if any(action.kind is Kind.UPDATE for program in schedule.programs for action in program):
         raise UserError(
             f"schedule {schedule.name} updates each stage by itself, so stages {tied[0]} and "
@@ -171,12 +182,13 @@ def _tie_peers(schedule: Schedule, tied: tuple[int, int]) -> dict[int, int]:
 def _versioned(
     program: Sequence[Action], versions: Mapping[Action, int], slots: Sequence[Slot]
 ) -> Iterator[Instruction]:
-    """The program with the version of the weights that each action uses or makes.
+    """The program's instructions, each with the version of the weights that it uses or makes.
 
-    A version is released after its last use, if an update has replaced it by then.
+    Also adds to `slots` the release of each version after its last use, if an update has replaced
+    the version by then.
     """
     latest: Counter[int] = Counter()
-    replaced: dict[tuple[int, int], int] = {}  # stage, version → number of its last use
+    replaced: dict[tuple[int, int], int] = {}  # (stage, version) → index of its last use
     for number, action in enumerate(program):
         if action.kind is Kind.UPDATE:
             latest[action.stage] += 1

@@ -1,23 +1,23 @@
-"""The messages of a schedule: which, in what order, and where each is started and waited for.
+"""The messages of a schedule: their order, and where each is started and waited for.
 
-NCCL has no tags: what two ranks post to each other is matched by position, and both directions
-share one queue. So each pair of ranks needs **one agreed order of messages**. Here it is the
-order in which they are made when the schedule runs on the papers' clock; of two made at the
-same time, the lower rank's comes first.
+NCCL has no tags: it matches the messages between two ranks by their position, and both directions
+share one queue. So each pair of ranks needs **one agreed order of messages**. It is the order in
+which the messages are made when the schedule runs on the papers' clock (`clock`); of two messages
+made at the same time, the one from the lower rank comes first.
 
     1F1B on two ranks                          the pair's order, read off the clock
     rank 0   F0F1    B0··F2B1··  B2··          0F0 0F1 1B0 0F2 1B1 1B2
     rank 1     F0B0··F1B1··F2B2··
 
-Posting in this order never gets stuck, however long the actions really take. Say that a rank
-must post a message before it can go on. All that stands before it in the order was made before
-it, in a run of this very schedule: so none of it needs anything that comes later.
+Posting in this order cannot deadlock, however long the actions really take. Suppose that a rank
+must post a message before it can continue. Every earlier message of the order was made before it
+in one complete run of this schedule, so no earlier message depends on a later one.
 
     a send     starts when its action is done, and is waited for where waiting costs nothing:
-               when something comes back that the peer made after it had used what was sent;
-               what is left over, at the end of the step
-    a receive  starts one action before the one that uses it, so that it hides behind that
-               action; later if its turn in the order is later
+               when the rank receives a value that the peer made after it had used the sent one;
+               if there is no such value, at the end of the step
+    a receive  starts one action before the action that uses it, so that this action hides it;
+               later if its turn in the order is later
 """
 
 from bisect import bisect_left
@@ -31,10 +31,10 @@ from howdah.plan.schedule.clock import clock, units
 
 
 class Message(NamedTuple):
-    """What goes from rank `source`, whose `action` makes it, to rank `target`.
+    """The value that `action` makes on rank `source`, sent to rank `target`.
 
-    made  the number of `action` in the source's program
-    used  the number of the action that uses it in the target's
+    made  index of `action` in the source's program
+    used  index of the action that uses the value in the target's program
     """
 
     action: Action
@@ -45,9 +45,9 @@ class Message(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank starts a message and waits for it, as numbers of its actions.
+    """Where a rank starts a message and waits for it, as indices into the rank's program.
 
-    A send starts after number `start`, a receive before it; waits stand before number `wait`.
+    A send starts after action `start`, a receive before it. The wait is before action `wait`.
     """
 
     message: Message
@@ -56,9 +56,9 @@ class Place(NamedTuple):
 
 
 def message_order(schedule: Schedule) -> dict[tuple[int, int], list[Message]]:
-    """The agreed order of each pair of ranks (lower, higher) that have something to say.
+    """The agreed order of messages for each pair of ranks (lower, higher) that exchange any.
 
-    Stages on one rank send each other nothing. Raises Deadlock if the schedule cannot finish.
+    Stages on the same rank exchange no messages. Raises Deadlock if the schedule cannot finish.
     """
     runs = clock(schedule, units)
     makers = {
@@ -81,11 +81,15 @@ def message_order(schedule: Schedule) -> dict[tuple[int, int], list[Message]]:
 
 
 def places(rank: int, program: Sequence[Action], queue: Sequence[Message]) -> Iterator[Place]:
-    """Where `rank`, which runs `program`, starts and waits for the messages of a pair."""
+    """Where `rank` starts each message of a pair and where it waits for it.
+
+    program  the actions of `rank`
+    queue    the agreed order of messages between `rank` and one other rank
+    """
     wanted = [m.made if m.source == rank else _before(program, m.used) for m in queue]
-    latest = list(accumulate(reversed(wanted), min))[::-1]  # none starts after one behind it
+    latest = list(accumulate(reversed(wanted), min))[::-1]  # no start is after a later message's
     replies = [m for m in queue if m.target == rank]
-    turn = 0  # the first action before which everything made so far has been sent
+    turn = 0  # where receives that follow the sends so far can start at the earliest
     for message, start in zip(queue, latest, strict=True):
         if message.target == rank:
             yield Place(message, max(start, turn), message.used)
@@ -97,6 +101,6 @@ def places(rank: int, program: Sequence[Action], queue: Sequence[Message]) -> It
 
 
 def _before(program: Sequence[Action], number: int) -> int:
-    """The number of the computation before `number`; behind an update nothing could hide."""
+    """Index of the last action before `number` that is no update: an update could hide nothing."""
     before = (n for n in range(number - 1, -1, -1) if program[n].kind is not Kind.UPDATE)
     return next(before, 0)

@@ -1,11 +1,12 @@
-"""One forward, one backward: hold few micro-batches, by taking them back as soon as they return.
+"""One forward, one backward (1F1B): run each backward as soon as possible, to hold few activations.
 
-A rank first fills the pipeline below it, then runs a forward and a backward in turn, then drains.
-Most schedules are of this family. They differ in the order of the forwards, in the order of the
-backwards, and in how many forwards fill the pipeline: `alternate` makes them all.
+A rank first runs enough forwards to fill the later stages, then one forward and one backward in
+turn, then the remaining backwards, which drain the pipeline. Most schedules are of this family.
+They differ in the order of the forwards, in the order of the backwards, and in how many forwards
+fill the pipeline: `alternate` builds all of them.
 
-Backwards run in the order of the micro-batches, here as in every schedule of this folder, so that
-gradients are added up in the order of one device.
+Backwards run in the order of the micro-batches, as in every schedule of this package, so that
+gradients are summed in the same order as on one device.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from howdah.plan.schedule.actions import Action, Kind, Schedule
 
 
 def one_f_one_b(ranks: int, micros: int) -> Schedule:
-    """GPipe's bubble; rank r holds p - r micro-batches at most.
+    """1F1B: the bubble of GPipe, but rank r holds at most p - r micro-batches.
 
-    Three ranks, four micro-batches; a row is a rank, a backward takes two forwards:
+    Three ranks, four micro-batches; a row is a rank, a backward takes as long as two forwards:
 
         F0 F1 F2             B0··· F3 B1···    B2···    B3···
            F0 F1       B0··· F2 B1··· F3 B2···    B3···
@@ -38,18 +39,19 @@ def one_f_one_b(ranks: int, micros: int) -> Schedule:
 
 
 def each_micro(kind: Kind, stage: int, micros: int) -> list[Action]:
-    """The action of one stage for every micro-batch, in order."""
+    """The actions of one kind and one stage for all micro-batches, in order."""
     return [Action(kind, stage, micro) for micro in range(micros)]
 
 
 def alternate(
     forwards: Sequence[Action], backwards: Sequence[Action], *, fill: int
 ) -> tuple[Action, ...]:
-    """`fill` forwards, then one forward and one backward in turn, then the backwards left over.
+    """A program: `fill` forwards, one forward and one backward in turn, the remaining backwards.
 
-    Both sequences are equally long; a `fill` past their end is all forwards, then all backwards.
+    Both sequences must be equally long. With a `fill` beyond their length, all forwards run first,
+    then all backwards.
     """
     fill = min(fill, len(forwards))
-    pairs = zip(forwards[fill:], backwards, strict=False)  # the last `fill` backwards drain
+    pairs = zip(forwards[fill:], backwards, strict=False)  # without the last `fill` backwards
     turns = [action for pair in pairs for action in pair]
     return (*forwards[:fill], *turns, *backwards[len(backwards) - fill :])

@@ -1,25 +1,25 @@
-"""Pipelines without flush: a stage updates after each of its backwards and never waits.
+"""Pipelines without a flush: a stage updates after each of its backwards and never waits.
 
-Then a micro-batch would meet other weights on its way back than on its way forward, and its
-gradient would be that of no function. So a stage keeps old versions of its weights. Version n
-is what n updates have made. What a micro-batch uses is a rule:
+Without further measures, a micro-batch would use newer weights in its backward than in its forward,
+and its gradient would not be that of any function. So a stage keeps old versions of its weights.
+Version n is the result of n updates. A rule determines which version a micro-batch uses:
 
-    stash     forward: the latest version of the stage. Backward: the same
+    stash     forward: the latest version of the stage. Backward: the version of its forward
     vertical  on every stage, the version that the first stage had when the micro-batch entered
     2bw       gradients are summed over groups of g ≥ p micro-batches, one update for each group.
               Group k uses version k - 1 on every stage, so two versions are enough
 
 Staleness is the number of updates that a stage makes between reading a version and applying the
-gradient found with it. On stage r of p, once the pipeline is full:
+gradient computed with it. On stage r of p, once the pipeline is full:
 
     rule        versions kept    staleness    gradient of the loss at
     stash       p - r            p - 1 - r    weights whose age differs from stage to stage
     vertical    p                p - 1        weights of one age
     2bw         2                1            weights of one age
 
-These change the mathematics and belong to a method, not to a layout. The actions are 1F1B's, with
-each update written down as U. In practice fill and drain come once in a run; here once in
-`micros` micro-batches.
+These rules change the mathematics of training, so they belong to a method and not to a layout. The
+actions are those of 1F1B, with each update listed as U. In practice the pipeline fills and drains
+once in a run; in these schedules, once in `micros` micro-batches.
 """
 
 from bisect import bisect_left
@@ -42,7 +42,7 @@ def pipedream(ranks: int, micros: int) -> Schedule:
             F0₀ F1₀         B0₀···· F2₁ B1₀···· F3₂ B2₁···· F4₃ B3₂····     B4₃····
                 F0₀ B0₀···· F1₁ B1₁···· F2₂ B2₂···· F3₃ B3₃···· F4₄ B4₄····
 
-    bubble  none but one fill and one drain, (p - 1)(F + B), in a whole run
+    bubble  only one fill and one drain in a whole run, (p - 1)(F + B)
     held    min(p - r, m) micro-batches on rank r, and p - r versions of its weights
     source  https://arxiv.org/abs/1806.03377
     """
@@ -52,16 +52,17 @@ def pipedream(ranks: int, micros: int) -> Schedule:
 def pipedream_2bw(ranks: int, micros: int, *, group: int | None = None) -> Schedule:
     """PipeDream with one update for each `group` of micro-batches, and two versions at most.
 
-    group  micro-batches whose gradients are summed before an update; at least, and unless said
-           otherwise, `ranks`. The last group of a run may be shorter.
+    group  micro-batches whose gradients are summed before an update; at least `ranks`, which is
+           also the default. The last group of a run may be shorter.
 
-    Raises UserError for a shorter group. Two ranks, six micro-batches in groups of two; F4₁ uses
-    version 1 of its stage (rule 2bw):
+    Raises UserError for a group below `ranks`.
+
+    Two ranks, six micro-batches in groups of two; F4₁ uses version 1 of its stage (rule 2bw):
 
         F0₀ F1₀         B0₀···· F2₀ B1₀···· F3₀ B2₀···· F4₁ B3₀···· F5₁ B4₁····     B5₁····
             F0₀ B0₀···· F1₀ B1₀···· F2₀ B2₀···· F3₀ B3₀···· F4₁ B4₁···· F5₁ B5₁····
 
-    bubble  none but one fill and one drain, (p - 1)(F + B), in a whole run
+    bubble  only one fill and one drain in a whole run, (p - 1)(F + B)
     held    min(p - r, m) micro-batches on rank r, and 2 versions of its weights
     source  https://arxiv.org/abs/2006.09503
     """
@@ -90,9 +91,9 @@ def _updated(name: str, ranks: int, micros: int, *, every: int) -> Schedule:
 
 
 def versions(schedule: Schedule, rule: str) -> dict[Action, int]:
-    """The version of its stage's weights that each action uses, updates aside.
+    """For each action but updates, the version of its stage's weights that the action uses.
 
-    Raises UserError for an unknown rule, and for one that wants a version before it is made.
+    Raises UserError for an unknown rule, and for a rule that needs a version before it exists.
     """
     if rule not in RULES:
         raise UserError(f"rule {rule!r} of weight versions is unknown{nearest(rule, RULES)}")
@@ -116,7 +117,7 @@ def versions(schedule: Schedule, rule: str) -> dict[Action, int]:
 
 
 def _latest(schedule: Schedule) -> dict[Action, int]:
-    """How many updates its stage has made before each forward."""
+    """For each forward, the number of updates that its stage has made before it."""
     made: Counter[int] = Counter()
     latest = {}
     for action in (action for program in schedule.programs for action in program):
@@ -128,10 +129,10 @@ def _latest(schedule: Schedule) -> dict[Action, int]:
 
 
 def peak_versions(schedule: Schedule, rule: str) -> tuple[int, ...]:
-    """For each stage, the most versions that its rank keeps at once.
+    """For each stage, the largest number of versions that its rank keeps at once.
 
     A version is kept while it is the latest, which the next update starts from, or while a later
-    action uses it. An update may overwrite a version that nothing uses any more.
+    action uses it. An update may overwrite a version that no later action uses.
     """
     used = versions(schedule, rule)
     home = rank_of_stage(schedule)

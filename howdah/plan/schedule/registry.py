@@ -1,4 +1,4 @@
-"""The schedules by name: what a layout or a method may ask for."""
+"""The table of schedules by name, from which a layout or a method chooses one."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,16 +14,16 @@ from howdah.plan.schedule.terapipe import terapipe
 from howdah.plan.schedule.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from howdah.plan.schedule.zero_bubble_v import zero_bubble_v
 
-MOST = 1 << 17  # forwards of a schedule
+MOST = 1 << 17  # most forwards that a schedule may have
 
 
 class Family(NamedTuple):
-    """One name of the table.
+    """One entry of the table: how to build the schedules of one name.
 
-    build  (ranks, micros) → Schedule, and the number that `takes` names as a third argument
+    build  function (ranks, micros) → Schedule, with the number named in `takes` as third argument
     about  one line for a list of schedules
     takes  "", "virtual" or "slices"
-    keeps  whether the result is that of one device: all but those without flush
+    keeps  whether training has the same result as on one device: false without a flush
     """
 
     build: Callable[..., Schedule]
@@ -53,21 +53,22 @@ SCHEDULES = {
     ),
 }
 
-# Who takes a number, for those who give it to another schedule.
+# For each extra number, the schedule that takes it and its meaning; used in error messages.
 TAKERS = {
     "virtual": ("interleaved", "several stages on each rank"),
     "slices": ("terapipe", "token slices of a micro-batch"),
 }
 
 
-@lru_cache(2)  # asked for each rank of a plan
+@lru_cache(2)  # called for each rank of a plan
 def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int = 1) -> Schedule:
     """The schedule `name` on `ranks` ranks for `micros` micro-batches.
 
     virtual  stages on each rank; `interleaved` takes 2 or more, `zb-v` has 2 of its own
     slices   token slices of each micro-batch; `terapipe` takes 2 or more
 
-    Raises UserError for an unknown name, with the nearest, and for a number that does not fit.
+    Raises UserError for an unknown name (the message names the nearest known one), for a number
+    that does not fit the schedule, and for a schedule that is too long.
     """
     if name not in SCHEDULES:
         raise UserError(f"schedule {shown(name)} is unknown{nearest(name, SCHEDULES)}")
@@ -78,7 +79,7 @@ def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int =
             raise UserError(f"schedule {name}: {word} is {number}; it must be at least 1")
     _check_taken(name, family, "virtual", virtual)
     _check_taken(name, family, "slices", slices)
-    # V-ZB is laid out with enough micro-batches to fill it, of which those left out go again
+    # `zb-v` is built with at least 2p - 1 micro-batches; it removes the surplus ones afterwards
     laid = max(micros, 2 * ranks - 1) if name == "zb-v" else micros
     check_size(name, stages=ranks * max(virtual, 1 + (name == "zb-v")), micros=laid, slices=slices)
     third = {family.takes: numbers[family.takes]} if family.takes else {}
@@ -86,7 +87,7 @@ def build(name: str, *, ranks: int, micros: int, virtual: int = 1, slices: int =
 
 
 def check_size(name: str, *, stages: int, micros: int, slices: int) -> None:
-    """Raises UserError for a schedule that is too long to list."""
+    """Raises UserError for a schedule that is too long to list: more than MOST forwards."""
     size = stages * micros * slices
     if size > MOST:
         raise UserError(

@@ -1,12 +1,12 @@
-"""Schedules as text: to save, to read, to write by hand.
+"""Schedules as text: to save, to read, and to write by hand.
 
     1f1b stages 2 micros 3 slices 1
     rank 0: 0F0 0F1 0B0 0F2 0B1 0B2
     rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
 
-A header, then a line for each rank, with each action spelled as it prints. There is one spelling:
-parsing reverses printing, and whatever else is refused. Reading does not say that a schedule can
-run: `check_schedule` does.
+A header, then a line for each rank, with each action spelled as it prints. A schedule has exactly
+one spelling: `parse_schedule` reverses `format_schedule`, and refuses any other text. Parsing does
+not check that the schedule can run; `check_schedule` does.
 """
 
 import re
@@ -18,7 +18,7 @@ from howdah.plan.schedule.actions import Action, Kind, Schedule
 from howdah.plan.schedule.check import out_of_range
 from howdah.plan.schedule.registry import check_size
 
-LARGEST = 8 << 20  # bytes of a file
+LARGEST = 8 << 20  # bytes of a schedule file
 
 HEADER = re.compile(
     r"([\w.+-]+) stages ([1-9]\d{0,5}) micros ([1-9]\d{0,5}) slices ([1-9]\d{0,5})", re.A
@@ -27,7 +27,7 @@ ACTION = re.compile(r"(\d{1,6})([FBIWU])(\d{1,6})(?:\.(\d{1,6}))?", re.A)
 
 
 def format_schedule(schedule: Schedule) -> str:
-    """The text that `parse_schedule` reads. The schedule's name must be one word."""
+    """The schedule as text that `parse_schedule` reads. The schedule's name must be one word."""
     name, stages, micros, slices, programs = schedule
     lines = [f"{name} stages {stages} micros {micros} slices {slices}"]
     for rank, program in enumerate(programs):
@@ -36,7 +36,7 @@ def format_schedule(schedule: Schedule) -> str:
 
 
 def read_schedule(path: Path) -> Schedule:
-    """The schedule that a file spells. Raises UserError, naming the file."""
+    """The schedule in a file. Raises UserError if the file cannot be read or parsed."""
     try:
         return parse_schedule(read_text(path, LARGEST))
     except OSError as error:
@@ -46,7 +46,7 @@ def read_schedule(path: Path) -> Schedule:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """The schedule that `text` spells. Raises UserError with the line and word that is wrong."""
+    """The schedule that `text` spells. Raises UserError, which names the wrong line and word."""
     header, *lines = text.splitlines() or [""]
     match = HEADER.fullmatch(header)
     if match is None:

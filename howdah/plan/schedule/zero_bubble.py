@@ -1,19 +1,20 @@
-"""Zero bubble: split the backward in two, and fill gaps with the half that nobody waits for.
+"""Zero bubble: split the backward in two halves, and fill gaps with the half that can wait.
 
-    B  =  I, the gradient of the input, which the stage before waits for
+    B  =  I, the gradient of the input, which the previous stage waits for
         + W, the gradient of the weights, which only the update waits for
 
-I travels back through the ranks faster than B did, and W is put where a rank would be idle. Rank
-r runs it late by a number of micro-batches that grows with r, because the last rank has I soon
-and its gaps at the end, and the first rank the other way round.
+Gradients travel back through the ranks faster with I than with B, and W runs where a rank would
+be idle. Rank r delays W by a number of micro-batches that grows with r: the last rank reaches its
+first I early and has its gaps at the end, and the first rank has its gaps before its first I.
 
-The bubble is counted on each rank from its first action to its last. A rank below begins later
-and ends later, and can begin the next step as late again: a parallelogram of work has no bubble,
-if nothing makes all ranks wait for each other between two steps. With such a wait (clipping by
-the global norm, for instance), p - 1 forwards are lost again, and H2 gains nothing over H1.
+The bubble of a rank is counted from its first action to its last. Each rank starts later and ends
+later than the previous rank, and can start the next step later by the same time: a parallelogram
+of work has no bubble, if nothing makes all ranks wait for each other between two steps. With such
+a wait (clipping by the global norm, for instance), p - 1 forwards are lost again, and H2 gains
+nothing over H1.
 
-The formulas hold where W is not longer than F and I. With a longer W the schedules are as correct,
-and their bubble is larger than that.
+The formulas hold if W is not longer than F and I. With a longer W the schedules are still correct,
+but their bubble is larger than in the formulas.
 """
 
 from howdah.plan.schedule.actions import Action, Kind, Schedule
@@ -21,16 +22,16 @@ from howdah.plan.schedule.one_f_one_b import alternate, each_micro
 
 
 def zero_bubble_h1(ranks: int, micros: int) -> Schedule:
-    """1F1B with its backward split: a third of the bubble in 1F1B's memory.
+    """1F1B with split backwards: a third of 1F1B's bubble, in 1F1B's memory.
 
-    Three ranks, four micro-batches; a row is a rank, each action takes as long:
+    Three ranks, four micro-batches; a row is a rank, all actions take equal time:
 
         F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
            F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
               F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
     bubble  (p - 1)(F + I - W) for m ≥ p
-    held    min(p, m) micro-batches on every rank, as many as 1F1B's first rank
+    held    min(p, m) micro-batches on every rank, as many as on 1F1B's first rank
     source  https://arxiv.org/abs/2401.10241, section 2.1
     """
     programs = tuple(
@@ -40,9 +41,9 @@ def zero_bubble_h1(ranks: int, micros: int) -> Schedule:
 
 
 def zero_bubble_h2(ranks: int, micros: int) -> Schedule:
-    """The pipeline filled twice as far: no bubble, in twice the memory.
+    """Twice as many forwards fill the pipeline: no bubble, in twice the memory of 1F1B.
 
-    Three ranks, five micro-batches; a row is a rank, each action takes as long:
+    Three ranks, five micro-batches; a row is a rank, all actions take equal time:
 
         F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4
            F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4
@@ -59,7 +60,7 @@ def zero_bubble_h2(ranks: int, micros: int) -> Schedule:
 
 
 def _split(stage: int, micros: int, *, fill: int, late: int) -> tuple[Action, ...]:
-    """1F1B with I in place of B, and each W `late` micro-batches after its I, or at the end."""
+    """A program of 1F1B with I in place of B; each W runs `late` micro-batches later, or last."""
     program = []
     inputs = each_micro(Kind.INPUT, stage, micros)
     for action in alternate(each_micro(Kind.FORWARD, stage, micros), inputs, fill=fill):

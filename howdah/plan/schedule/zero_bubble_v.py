@@ -4,9 +4,10 @@
     rank 1       stage 1     stage 2p-2        and stage 2p - 1 - r, the way up ↑
     rank 2          stage 2  stage 3
 
-A micro-batch comes back to the rank where it began, so the first rank runs the last stage, and
-its first backward after 2p short forwards. What the first rank holds long on the way down it
-holds shortly on the way up, and the last rank the other way round: all hold the same.
+A micro-batch returns to the rank where it began, so the first rank also runs the last stage, and
+runs its first backward after 2p short forwards. The first rank holds the activations of its stage
+on the way down for long, and those of its stage on the way up only briefly. On later ranks the two
+times are closer to each other. Their sum is the same, so all ranks hold the same amount.
 """
 
 from howdah.plan.schedule.actions import Action, Kind, Schedule
@@ -22,11 +23,11 @@ def zero_bubble_v(ranks: int, micros: int) -> Schedule:
 
     bubble  none for m ≥ 2p - 1 and F = I = W, counted on each rank from its first action to its
             last, as in `zero_bubble`
-    held    2p stages of half a rank, on every rank, for m ≥ 2p - 1
+    held    2p micro-batches of a single stage, which is half a rank, on every rank, for m ≥ 2p - 1
     source  https://arxiv.org/abs/2405.15362, the schedule that it calls V-ZB
     """
-    # The phases below need 2p - 1 micro-batches. Of fewer, the others are left out: those that
-    # stay never waited for them.
+    # The phases below need at least 2p - 1 micro-batches. The actions of surplus micro-batches are
+    # removed afterwards: the remaining actions never wait for them.
     enough = max(micros, 2 * ranks - 1)
     programs = tuple(
         tuple(action for action in _program(rank, ranks, enough) if action.micro < micros)
@@ -36,7 +37,7 @@ def zero_bubble_v(ranks: int, micros: int) -> Schedule:
 
 
 def _program(rank: int, ranks: int, micros: int) -> list[Action]:
-    """The actions of one rank, with each kind and stage in the order of the micro-batches."""
+    """The actions of one rank; for each kind and stage they are in the order of micro-batches."""
     stage = {"↓": rank, "↑": 2 * ranks - 1 - rank}
     program = []
     done = dict.fromkeys((kind + way for kind in "FIW" for way in "↓↑"), 0)
@@ -48,11 +49,11 @@ def _program(rank: int, ranks: int, micros: int) -> list[Action]:
 
 
 def _phases(rank: int, ranks: int, micros: int) -> list[tuple[int, str]]:
-    """How often a rank repeats what. Each of the six words comes `micros` times in all.
+    """The phases of a rank: (repetitions, actions). Each of the six actions runs `micros` times.
 
-    The first three fill the memory: a rank goes forward on the way down for as long as nothing
-    comes up to it. The fourth is steady, and holds what it holds. The others drain: the last
-    ranks have put off some W until nothing else is left.
+    The first three phases fill the memory: a rank runs forwards on the way down until activations
+    reach it on the way up. The fourth is the steady state, in which the amount held stays constant.
+    The others drain the pipeline: later ranks delay some W until nothing else is left to run.
     """
     return [
         (2 * (ranks - rank) - 1, "F↓"),
