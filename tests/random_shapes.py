@@ -3,7 +3,8 @@
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from howdah.shapes.shape import Experts, Latent, ModelShape, check_shape
+from howdah.shapes.check import check_shape
+from howdah.shapes.shape import Experts, Latent, ModelShape
 
 small, size, some = st.integers(1, 3), st.integers(2, 9), st.booleans()
 

@@ -21,8 +21,8 @@ from howdah.draw.tables import prediction_data
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.layout import KNOWN, Layout, parse_layout
 from howdah.plan.support import unsupported
+from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS, preset
-from howdah.shapes.shape import parameters
 from howdah.sim.predict import predict
 
 DOCS = Path(__file__).parents[1] / "docs"

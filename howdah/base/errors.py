@@ -25,7 +25,7 @@ class Unfinished(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A suggestion to append to a sentence: the name in `known` that is most like `word`, or all.
+    """A suggestion to append to a sentence: the known name most like `word`, or the known names.
 
     >>> nearest("stepz", ["steps", "seed"])
     "; did you mean 'steps'?"

@@ -2,8 +2,8 @@
 
 Reading a pipe without a writer waits forever, a device has no end, and a file of gigabytes fills
 the memory. Parsers have limits too: tables that are nested too deep, numbers of thousands of
-digits, keys of thousands of dotted names. All functions here raise OSError or ValueError with a
-short reason; the caller makes it a sentence that names the file.
+digits, keys of thousands of dotted names. Reading functions raise OSError or ValueError with a
+short reason; their callers turn it into a sentence that names the file.
 """
 
 import json
@@ -46,7 +46,7 @@ def read_file(path: Path, most: int = MIB) -> bytes:
         raise OSError(EINVAL, f"it {kind}", str(path))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        data = b"" if size > most else file.read(most + 1)  # it may grow meanwhile
+        data = b"" if size > most else file.read(most + 1)  # it may be growing
     if max(size, len(data)) > most:
         raise OSError(EFBIG, f"it has more than the {most:,} bytes that are read", str(path))
     return data

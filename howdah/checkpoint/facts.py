@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from howdah.base.errors import UserError, several
 from howdah.base.tables import read_table
 from howdah.checkpoint.load import Checkpoint
-from howdah.shapes.shape import ModelShape, check_shape
+from howdah.shapes.check import check_shape
+from howdah.shapes.shape import ModelShape
 from howdah.text.order import Order
 
 

@@ -162,8 +162,8 @@ class Saver:
         return taken
 
     def _job(self, step: int, snapshot: Snapshot | None, about: About, best: bool) -> None:
-        """Runs in the background thread. It raises nothing: errors of disk and user set `failed`,
-        and any other exception is also kept for `wait`.
+        """Runs in the background thread and raises nothing. An exception sets `failed`; one that is
+        neither an OSError nor a UserError is also kept, for `wait` to raise.
         """
         self._failed = None
         try:

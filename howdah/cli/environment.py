@@ -11,6 +11,7 @@ from pathlib import Path
 
 from howdah.base.errors import UserError
 from howdah.config.recipe import Machine
+from howdah.host.facts import usable_cores
 
 TORCH_BYTES = 1 << 30  # of addresses that its build for CPUs and a run's few threads take at least
 MOST_RANKS = 1 << 20
@@ -59,7 +60,7 @@ def this_machine(*, among: bool = False) -> Machine:
     return Machine(
         world=number_in("WORLD_SIZE") if among else None,
         local_world=number_in("LOCAL_WORLD_SIZE") if among else None,
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(),
         cuda=torch.cuda.device_count(),
         cache=cache,
     )

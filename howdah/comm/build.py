@@ -83,9 +83,7 @@ def open_library(path: Path) -> int:
     else:
         folder = os.open(HERE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flags = (
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        )  # opening a pipe could block
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe could block
         file = os.open(path.name, flags, dir_fd=folder)
     except FileNotFoundError:
         raise NotThere(f"there is no {path}") from None

@@ -84,9 +84,7 @@ class Counters:
         yield
         for table in self._tables:
             table.clear()
-        for table, then in zip(
-            self._tables, before, strict=False
-        ):  # tables of new groups stay empty
+        for table, then in zip(self._tables, before, strict=False):  # not those of new groups
             table.update(then)
 
     def _sums(self, name: str) -> Counter[Traffic]:

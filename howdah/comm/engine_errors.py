@@ -115,5 +115,5 @@ class Failure:
 def spoken(calls: bytes) -> str:
     """The first of some packed calls, as text."""
     kind, dtype, op, _, root, count = OP.unpack_from(calls)[:6]
-    counts = [] if kind == EXCHANGE else [count]  # which may differ from rank to rank
+    counts = [] if kind == EXCHANGE else [count]  # an exchange may differ by rank
     return describe_call(kind, dtype, counts, choice(kind, op, root))

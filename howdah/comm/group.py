@@ -1,26 +1,28 @@
-"""Group: the collectives of the ranks along one axis, every byte counted.
+"""Group: the collectives of the ranks along one axis of the mesh; every byte sent is counted.
 
     group.all_reduce(x)              in place: the sum over the ranks, on every rank
-    group.reduce_scatter(out, x)     out: this rank's part of the sum of x
-    group.all_gather(out, x)         out: the parts x of all ranks, in rank order
-    group.broadcast(x, root)         in place
-    group.all_to_all(out, x)         part p of x goes to rank p, part p of out comes from it
-    group.send(x, to)                one tensor to one rank, which calls
-    group.receive(x, source)         … with a tensor of that size and dtype
+    group.reduce_scatter(out, x)     out: this rank's share of the sum of x
+    group.all_gather(out, x)         out: the tensors x of all ranks, in rank order
+    group.broadcast(x, root)         in place: the root's x, on every rank
+    group.all_to_all(out, x)         slice p of x goes to rank p; slice p of out is from rank p
+    group.send(x, to)                sends one tensor to rank `to`, which must call
+    group.receive(x, source)         … with a tensor of equal size and dtype
 
-Tensors are cut along their first dim into shares (`plan.flat.share`: sizes differ by at most one,
-so any length works). Where `x` is left out, a part is the own share of the whole, in place, as
-flat buffers of gradients and weights need it; several buffers go in one call:
+Tensors are cut along their first dim into shares (`plan.flat_buffers.share`: sizes differ by at
+most one, so any length works). Without `x`, reduce_scatter and all_gather work in place on full
+buffers, as flat buffers of gradients and weights need it. Several buffers can go in one call:
 
     reduce_scatter([f])     rank 0: a₀ b₀ c₀      a = a₀ + a₁ + a₂, the rest is left as it was
     all_gather([f])         rank 0: a . .         a b c
 
-An all-reduce is one and then the other, and is counted as such. One owner adds up each share, in
-rank order, and the others copy it: all ranks hold equal bits.
+An all-reduce is a reduce-scatter and then an all-gather, and is counted as these two. The owner of
+each share adds its terms in rank order, and the other ranks copy the sum. So all ranks have equal
+bits.
 
-Operations of a group happen in one order on all ranks. Asynchronous ones run on the group's
-progress thread, first come first served; a synchronous one waits for them, then runs on the
-caller's thread, without a hop. Each returns a future, which for a synchronous one is done.
+All ranks must call the operations of a group in the same order. Asynchronous operations run on the
+group's progress thread, in the order of their calls. A synchronous operation waits for them and
+then runs on the caller's thread. Every operation returns a future; that of a synchronous one is
+already done.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +49,7 @@ DONE.set_result(None)
 
 
 class Group:
-    """Collectives over tensors of any device and shape. All ranks call the same ones."""
+    """Collectives over tensors of any device and shape, which all ranks call in the same order."""
 
     def __init__(self, transport: Transport, *, axis: str, counters: Counters) -> None:
         self.axis, self.link = axis, transport.link
@@ -62,7 +64,7 @@ class Group:
         self._last: Future[None] | None = None
 
     def own_shard(self, whole: Tensor, rank: int | None = None) -> Tensor:
-        """The share of `whole`, along its first dim, that `rank` (or this one) owns: a view."""
+        """A view of the share of `whole`, along its first dim, that `rank` (or this rank) owns."""
         rank = self.rank if rank is None else self._checks.peer(rank)
         start, stop = share(len(whole), self.size, rank)
         return whole[start:stop]
@@ -72,9 +74,9 @@ class Group:
     def all_reduce(
         self, x: Tensors, *, op: str = "sum", async_op: bool = False, after: Future[None] = DONE
     ) -> Future[None]:
-        """`x` becomes the sum (mean, min, max, product) over the ranks.
+        """Replaces `x` on all ranks by its sum (or mean, min, max, product) over the ranks.
 
-        after  what must be done before, such as an operation of another group on the same tensors
+        after  a future to wait for, such as an operation of another group on the same tensors
         """
         wholes = _listed(x)
         for whole in wholes:
@@ -96,9 +98,10 @@ class Group:
     def reduce_scatter(
         self, out: Tensors, x: Tensor | None = None, *, op: str = "sum", async_op: bool = False
     ) -> Future[None]:
-        """`out` becomes this rank's share of the sum of `x` over the ranks.
+        """Writes this rank's share of the sum of `x` over the ranks to `out`.
 
-        Without `x`, the own share of `out` does, and the rest is left as it was.
+        Without `x`, `out` is the full buffer: this rank's share of it becomes the sum, and the rest
+        is unchanged.
         """
         outs, wholes = self._parts("reduce_scatter", out, x)
         for whole in wholes:
@@ -122,9 +125,9 @@ class Group:
     def all_gather(
         self, out: Tensors, x: Tensor | None = None, *, async_op: bool = False
     ) -> Future[None]:
-        """`out` becomes the `x` of all ranks, in rank order, each its rank's share of `out`.
+        """Writes the `x` of all ranks, in rank order, to `out`; each `x` is its rank's share.
 
-        Without `x`, the own share of `out` reaches all ranks.
+        Without `x`, each rank sends its own share of `out` to all ranks.
         """
         parts, wholes = self._parts("all_gather", out, x)
 
@@ -143,7 +146,7 @@ class Group:
         return self._run(work, async_op)
 
     def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Future[None]:
-        """`x` becomes the root's."""
+        """Copies the root's `x` to the `x` of all ranks."""
         check_tensor("broadcast", x, written=True)
         root = self._checks.peer(root, operation="broadcast")
 
@@ -164,10 +167,10 @@ class Group:
         received: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Future[None]:
-        """Part p of `x` goes to rank p; part p of `out` comes from rank p.
+        """Sends slice p of `x` to rank p, and writes the slice from rank p to slice p of `out`.
 
-        sent, received  rows for and from each rank; left out, `x` is cut into shares, and is
-                        equally long on all ranks
+        sent, received  numbers of rows for and from each rank; by default `x` is cut into shares,
+                        and must have the same length on all ranks
         """
         for tensor in (out, x):
             check_tensor("all_to_all", tensor, written=tensor is out)
@@ -191,7 +194,7 @@ class Group:
         return self._run(work, async_op)
 
     def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Future[None]:
-        """`x` goes to rank `to`, and may be changed when the future is done."""
+        """Sends `x` to rank `to`. `x` may be changed when the future is done."""
         check_tensor("send", x, written=False)
         to = self._checks.peer(to, other=True, operation="send")
 
@@ -203,7 +206,7 @@ class Group:
         return self._run(work, async_op)
 
     def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Future[None]:
-        """`x` becomes the next tensor that rank `source` sends to this one."""
+        """Writes the next tensor that rank `source` sends to this rank to `x`."""
         check_tensor("receive", x, written=True)
         source = self._checks.peer(source, other=True, operation="receive")
 
@@ -216,7 +219,7 @@ class Group:
         return self._run(work, async_op)
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
-        """Sums of a few numbers over the ranks, in float64 and in rank order on every rank."""
+        """The sums of a few numbers over the ranks, in float64, with equal bits on all ranks."""
         try:
             mine = torch.tensor([float(value) for value in values], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
@@ -242,11 +245,13 @@ class Group:
         self._run(work, async_op=False)
 
     def abort(self) -> None:
-        """Tell all that this rank cannot go on: none waits for it, nor its own progress thread."""
+        """Ends the waits of all ranks, and of this rank's progress thread, with an error. For a
+        rank that cannot continue.
+        """
         self._transport.abort()
 
     def close(self) -> None:
-        """Ends the progress thread. What was started is finished first."""
+        """Ends the progress thread after it has finished all started operations."""
         self._thread.shutdown()
 
     # -- how they run
@@ -271,7 +276,7 @@ class Group:
         return DONE
 
     def _for(self, site: str, work: Callable[[], None], after: Future[None]) -> None:
-        """On the progress thread: an operation that was asked for at `site`."""
+        """Runs an operation on the progress thread. `site` is the line that called it."""
         after.result()
         self._transport.site = site
         try:
@@ -280,7 +285,7 @@ class Group:
             self._transport.site = ""
 
     def _together(self, calls: list[Callable[[], int]]) -> int:
-        """Runs the calls, started together where there are several; the bytes they sent."""
+        """Runs the calls, several of them started together; returns the bytes that they sent."""
         if len(calls) == 1:
             return calls[0]()
         with self._transport.group() as batch:
@@ -290,7 +295,7 @@ class Group:
     def _parts(
         self, operation: str, out: Tensors, x: Tensor | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The parts and the wholes they are shares of; in place, the wholes are both."""
+        """The lists (shares, full tensors) of an operation; in place, both are the full tensors."""
         if x is None:
             for whole in _listed(out):
                 check_tensor(operation, whole, written=True)
@@ -309,17 +314,21 @@ class Group:
         return [part], [whole]
 
     def _cut(self, whole: Tensor, host: Tensor) -> list[int]:
-        """Elements of `host`, the flat form of `whole`, that are each rank's rows."""
+        """Numbers of elements of `host`, the flat form of `whole`, in each rank's rows."""
         width = host.numel() // max(_rows(whole), 1)
         return [rows * width for rows in shares(_rows(whole), self.size)]
 
     def _others(self, flat: Tensor) -> int:
-        """Bytes of all shares but the own."""
+        """Bytes of all shares but this rank's."""
         start, stop = share(flat.numel(), self.size, self.rank)
         return (flat.numel() - stop + start) * flat.element_size()
 
     def _count(self, operation: str, sent: int | dict[str, int], began: float) -> None:
-        """A call that has just ended, and what it sent; an all-reduce counts as its halves."""
+        """Counts a call that has just ended.
+
+        sent   its bytes; for an all-reduce, the bytes of its two halves by name
+        began  perf_counter() at its start
+        """
         ended, parts = perf_counter(), {operation: sent} if isinstance(sent, int) else sent
         rows = {Traffic(self.axis, part, self.link): count for part, count in parts.items()}
         add(self._table, rows, ended - began)

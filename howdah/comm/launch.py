@@ -1,21 +1,22 @@
-"""Launching a training run on this machine, and seeing it to its end.
+"""Launches a training run on this machine, and supervises it until its end.
 
-    run ── fork server ──┬── rank 0        howdah train starts the ranks, passes stop signals on,
-                         └── rank 1        and says in one sentence how they ended
+    run ── fork server ──┬── rank 0        howdah train starts the ranks, forwards stop signals,
+                         └── rank 1        and reports in one sentence how they ended
 
-A rank tells over its pipe why it leaves; of one that was killed, the system does. From all that
-was told, the verdict takes what came first in this list, for the rest follows from it:
+A rank reports over its pipe why it exits; for a rank that was killed, the system reports it. Of all
+these reasons, the first in this list becomes the reason of the run, because the others follow from
+it:
 
-    mistake   UserError: the same for all ranks                             exit code 2
-    killed    a rank got a signal that nobody can handle, or was stopped   1
-    defect    an exception that nobody foresaw, with its traceback         1
+    mistake   UserError: the same for all ranks                            exit code 2
+    killed    a rank was killed by a signal, or was stopped (SIGSTOP)      1
+    defect    an unexpected exception, with its traceback                  1
     limit     the machine has no more memory, disk, files                  1
-    stopped   the run was asked to stop, and has said where it stands      128 + signal
-    early     it was asked before its first step                           128 + signal
-    lost      a rank misses another one                                    1
+    stopped   a stop signal; the run has saved and printed its state       128 + signal
+    early     a stop signal before the first step                          128 + signal
+    lost      a rank has lost its connection to another rank               1
 
-After the first end that is not a good one, the others have GRACE seconds to leave by themselves,
-which tells more; a stopped run has as long as it takes to save. Then they are killed.
+After the first failure, the other ranks have GRACE seconds to exit by themselves, because their
+reasons are useful. After a stop signal they have the time to save. Then they are killed.
 """
 
 import json
@@ -38,24 +39,24 @@ from howdah.base.signals import EARLY, Stopped, StopRequest, listen, name_of
 from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.transport import PeerLost
 
-GRACE = 4.0  # seconds that ranks have to leave by themselves when one has failed
-GLANCE = 0.05  # seconds after which a signal is passed on
-LOOK = 0.5  # between looks at ranks that may be stopped
-LOOKS = 10  # in a row that find a rank stopped, and it is given up
+GRACE = 4.0  # seconds that ranks have to exit by themselves when one has failed
+GLANCE = 0.05  # seconds after which a signal is forwarded at the latest
+LOOK = 0.5  # seconds between checks whether ranks are stopped
+LOOKS = 10  # checks in a row that find a rank stopped, after which all ranks are killed
 ORDER = ("mistake", "killed", "defect", "limit", "stopped", "early", "lost")
 ASKED = ("stopped", "early")
 WAY = "start fewer ranks, or raise the limits that `ulimit -a` shows"
-LONGEST = 1 << 16  # characters of a traceback that are told
-NO_MEMORY = (  # as torch and its parts say it
+LONGEST = 1 << 16  # the most characters of a traceback that are reported
+NO_MEMORY = (  # in error messages of torch and its libraries
     *("can't allocate memory", "not enough memory", "out of memory", "Cannot allocate"),
     *("std::bad_alloc", "could not create a primitive"),
 )
-NO_THREAD = "can't start new thread"  # as Python says it
+NO_THREAD = "can't start new thread"  # an error message of Python
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place in a run, and where it meets the others."""
+    """A rank of a run: its number, the world size, and the store through which the ranks meet."""
 
     rank: int
     size: int
@@ -64,8 +65,11 @@ class Seat:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: its exit code, the sentence (or traceback) that says why, or nothing, and
-    what it was, as ORDER names it; empty where all went well.
+    """How a run ended.
+
+    code  exit code
+    why   the reason as one sentence, or with a traceback; may be empty
+    kind  one of ORDER; empty after success
     """
 
     code: int
@@ -74,17 +78,18 @@ class Ending:
 
     @property
     def again(self) -> bool:
-        """Whether starting it again may help."""
+        """Whether the run may succeed when it is started again."""
         return self.kind in ("killed", "defect", "limit", "lost")
 
 
 @dataclass
 class _Rank:
-    """A rank as the launcher knows it.
+    """The launcher's state of a rank.
 
-    kind, told  why it leaves, as it told itself; heard: it will tell no more
-    stopped     by SIGSTOP, for too long
-    ours        killed by the launcher
+    kind, told  the reason of its exit, as the rank reported it: one of ORDER, and a text
+    heard       its report has been read, or it has ended without one
+    stopped     it was stopped (SIGSTOP) for too long
+    ours        it was killed by the launcher
     """
 
     child: Child
@@ -101,12 +106,12 @@ class _Rank:
 
 @dataclass(frozen=True)
 class Terms:
-    """How a run is started and ended.
+    """The conditions under which a run is started and ended.
 
-    ranks         processes
-    save_seconds  that a stopped run has before its processes are killed
-    preload       modules that all ranks need
-    restarts      how often a run that failed is started again; a mistake, or a stop, never is
+    ranks         number of processes
+    save_seconds  seconds that the ranks have to save after a stop signal, before they are killed
+    preload       modules that all ranks need, imported once
+    restarts      how often a failed run is started again (never after a mistake or a stop signal)
     """
 
     ranks: int
@@ -122,14 +127,16 @@ def launch(
     *,
     say: Callable[[str], None],
 ) -> Ending:
-    """Runs function(seat, *arguments) in new processes, which exit with what it returns.
+    """Runs function(seat, *arguments) in new processes, which exit with its result.
 
-    `say` is told why a run is started again. Raises UserError when a rank did, or the machine
-    cannot start them; Stopped when a signal came before there was a rank.
+    say  is called with the reason when a run is started again
+
+    Raises UserError if a rank raised one, or if the machine cannot start the ranks; Stopped after a
+    stop signal before the last rank was started.
     """
     modules = ("torch", "torch.distributed", "howdah.comm.launch", *terms.preload)
     grace, server = terms.save_seconds, None
-    with listen(patient=True) as request:  # a second signal must not break off what the first ends
+    with listen(patient=True) as request:  # a second signal must not interrupt the shutdown
         heed = partial(_heed, request)
         adopt_orphans(True)
         try:
@@ -161,19 +168,19 @@ def _heed(request: StopRequest) -> None:
 
 
 class _Launched:
-    """One start of a run's ranks."""
+    """One attempt of a run: its ranks, from their start to their end."""
 
     def __init__(self, request: StopRequest, terms: Terms, server: ForkServer) -> None:
         self._request, self._terms, self._server = request, terms, server
         self._ranks: list[_Rank] = []
         self._passed_on = 0
-        self._until: float | None = None  # when those who are still here are killed
+        self._until: float | None = None  # when the remaining ranks are killed
         self._looked, self._stopped_for = monotonic(), StoppedFor()
 
     def see_through(
         self, function: Callable[..., int], arguments: Sequence[Any], prefix: str
     ) -> Ending:
-        """Starts the ranks, and returns when all have ended."""
+        """Starts the ranks, waits until all have ended, and returns how the run ended."""
         for rank in range(self._terms.ranks):
             _heed(self._request)
             place = rank, self._terms.ranks, prefix
@@ -188,10 +195,10 @@ class _Launched:
             self._watch()
         return self._verdict()
 
-    # -- while it runs
+    # -- while the ranks run
 
     def _watch(self) -> None:
-        """One look at everything that may have changed."""
+        """Handles all events since the last call: reports and ends of ranks, signals, timeouts."""
         live = [rank for rank in self._ranks if rank.child.status is None]
         pipes = {rank.child.pipe: rank for rank in live if not rank.heard}
         control = [] if self._server.lost else [self._server.control]
@@ -206,13 +213,13 @@ class _Launched:
         self._look_for_stopped(live)
         if any(rank.failed and rank.kind not in ASKED for rank in self._ranks):
             self._give(GRACE)
-        elif self._server.lost:  # the system has asked the ranks to stop
+        elif self._server.lost:  # then the kernel sends the ranks SIGTERM
             self._give(self._terms.save_seconds)
         if self._until is not None and monotonic() > self._until:
             self._kill()
 
     def _pass_on(self) -> None:
-        """A stop signal that came here, or that one of the ranks got alone."""
+        """Forwards a stop signal, received by the launcher or by one rank, to all ranks, once."""
         asked = self._request.signal
         for rank in self._ranks:
             if rank.kind in ASKED and not asked:
@@ -226,7 +233,7 @@ class _Launched:
         if monotonic() - self._looked < LOOK:
             return
         self._looked = monotonic()
-        self._server.end_if_stopped()  # its children are told by the system
+        self._server.end_if_stopped()  # then the kernel signals its children
         for rank in live:
             if self._stopped_for.look(rank.child.pid) >= LOOKS:
                 rank.stopped = True
@@ -272,7 +279,8 @@ class _Launched:
 
     def _ending(self, rank: int, one: _Rank) -> Ending:
         asked = [int(other.told) for other in self._ranks if other.kind in ASKED]
-        # Ranks that only heard of it say SIGTERM; one that was asked itself knows better.
+        # A rank that learns of the stop from another rank reports SIGTERM; any other number is
+        # that of the original signal.
         stop = self._request.signal or next(
             (n for n in asked if n != signal.SIGTERM), signal.SIGTERM
         )
@@ -291,7 +299,7 @@ class _Launched:
 
 
 def _hear(rank: _Rank) -> None:
-    """What a rank told before it left, if it had the time."""
+    """Reads the report of a rank about its exit, if it has sent one."""
     with suppress(EOFError, OSError, ValueError):
         if rank.child.pipe.poll():
             rank.kind, rank.told = json.loads(rank.child.pipe.recv_bytes(8 * LONGEST))
@@ -308,7 +316,11 @@ def _run_rank(
     place: tuple[int, int, str],
     arguments: Sequence[Any],
 ) -> int:
-    """A child's whole life: 0, or it tells why not."""
+    """The main function of a rank. Returns its exit code; if that is not 0, sends the reason to
+    the launcher.
+
+    place  the rank, the world size, and the prefix of this attempt's keys in the store
+    """
     rank, size, prefix = place
     try:
         code = function(Seat(rank, size, dist.PrefixStore(prefix, store)), *arguments)
@@ -324,7 +336,7 @@ def _run_rank(
 
 @dataclass(frozen=True)
 class Failure:
-    """What an error that ends a run is, as ORDER names it, and what is to be said of it."""
+    """The reason why a rank failed: one of ORDER, and the text for the user."""
 
     kind: str
     told: str
@@ -341,7 +353,7 @@ class Failure:
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure behind an error."""
+    """The failure that describes an exception of a rank."""
     kind, told = "defect", "".join(traceback.format_exception(error))
     match error:
         case UserError():
@@ -373,6 +385,6 @@ def _first(error: BaseException) -> str:
 
 
 def killed(who: str, status: int) -> str:
-    """What is said of a process that a signal ended, `status` being minus its number."""
+    """A sentence about process `who` that was killed by a signal; `status` is minus its number."""
     why = "; the system does so when memory runs out" if status == -signal.SIGKILL else ""
     return f"{who} was killed by {name_of(-status)}{why}"

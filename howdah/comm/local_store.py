@@ -3,12 +3,12 @@
     rank 0 ── socket pair ──┐
     rank 1 ── socket pair ──┴── fork server, which keeps the Table
 
-torch's own stores listen on a port, where anybody may speak, or lie in a file. These sockets have
-no name: who was not forked with one has nothing to connect to, and nothing is left of them.
+torch's own stores listen on a port, to which any process can connect, or are files. These sockets
+have no name: only a process that inherited one can use it, and nothing of them remains.
 
-A request and its answer are a frame each: a number that both share, and fields of bytes.
+A request and its answer are one frame each: a number, equal in both, and fields of bytes.
 
-    set key value        →                    wait seconds key ...   →  1, or 0 when it is too late
+    set key value        →                    wait seconds key ...   →  1, or 0 after the timeout
     get key              →  value, or none    check key ...          →  1 or 0
     add key number       →  the sum           swap key old new       →  the value now there
     delete key           →  1 or 0            count                  →  number of keys
@@ -25,12 +25,12 @@ from time import monotonic
 import torch.distributed as dist
 
 LENGTH = struct.Struct("<I")
-LARGEST = 1 << 24  # bytes of a frame: a value is an address or a few words
-DEADLINE = timedelta(seconds=600)  # where a caller gives none, as torch's stores have 300
+LARGEST = 1 << 24  # the most bytes of a frame: a value is an address or a few words
+DEADLINE = timedelta(seconds=600)  # the default timeout of `wait`; torch's stores have 300 s
 
 
 def pack(number: int, fields: Sequence[bytes]) -> bytes:
-    """A frame."""
+    """The bytes of a frame with this number and these fields."""
     parts = [LENGTH.pack(number & 0xFFFFFFFF)]
     for part in fields:
         parts += [LENGTH.pack(len(part)), part]
@@ -39,7 +39,7 @@ def pack(number: int, fields: Sequence[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[int, list[bytes]]:
-    """The number and the fields of a frame. Raises ValueError when it is none."""
+    """The number and the fields of a frame. Raises ValueError if the bytes are no frame."""
     (number,), at, fields = LENGTH.unpack_from(body), LENGTH.size, []
     while at < len(body):
         (length,) = LENGTH.unpack_from(body, at)
@@ -54,7 +54,7 @@ def unpack(body: bytes) -> tuple[int, list[bytes]]:
 
 
 class LocalStore(dist.Store):
-    """A torch store over one end of a socket pair. Any thread may ask; one at a time is served."""
+    """A torch store over one end of a socket pair. All threads may use it, one at a time."""
 
     def __init__(self, line: socket.socket) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class LocalStore(dist.Store):
             self._line.sendall(pack(self._number, raw))
             while True:
                 number, answer = unpack(self._read(*LENGTH.unpack(self._read(LENGTH.size))))
-                if number == self._number & 0xFFFFFFFF:  # else of a question that was given up
+                if number == self._number & 0xFFFFFFFF:  # else of an aborted request
                     return answer
 
     def _read(self, count: int) -> bytes:
@@ -82,16 +82,16 @@ class LocalStore(dist.Store):
     # The interface of dist.Store.
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Sets a value."""
+        """Sets the value of a key."""
         self._ask("set", key, value)
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as there is one."""
+        """Waits until the key has a value, and returns it."""
         self.wait([key])
         return self._ask("get", key)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number; the sum."""
+        """Adds `amount` to the number of a key (0 at first); returns the sum."""
         return int(self._ask("add", key, str(amount))[0])
 
     def check(self, keys: list[str]) -> bool:
@@ -99,15 +99,17 @@ class LocalStore(dist.Store):
         return self._ask("check", *keys) == [b"1"]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Sets `desired` where the value is `expected`, or there is none and that is empty."""
+        """Sets a key to `desired` if its value is `expected`; a missing value counts as empty.
+        Returns the value after that, or `expected` if there is none.
+        """
         return self._ask("swap", key, expected, desired)[0]
 
     def delete_key(self, key: str) -> bool:
-        """Forgets a value; whether there was one."""
+        """Deletes a key; returns whether it had a value."""
         return self._ask("delete", key) == [b"1"]
 
     def num_keys(self) -> int:
-        """How many keys have values."""
+        """The number of keys that have values."""
         return int(self._ask("count")[0])
 
     def wait(self, keys: list[str], timeout: timedelta = DEADLINE) -> None:
@@ -121,13 +123,15 @@ class LocalStore(dist.Store):
 
 @dataclass
 class Line:
-    """A rank's connection: what has come of a frame that is not complete."""
+    """The server's end of a rank's socket pair; `read` holds the bytes of an incomplete frame."""
 
     socket: socket.socket
     read: bytearray = field(default_factory=bytearray)
 
     def frames(self) -> Iterator[bytes]:
-        """The complete frames of what has come. Raises OSError or ValueError when it is over."""
+        """Reads from the socket and yields the complete frames. Raises OSError when the rank has
+        ended, and ValueError when a frame is too long.
+        """
         part = self.socket.recv(1 << 16)
         if not part:
             raise ConnectionResetError("the rank has ended")
@@ -143,13 +147,13 @@ class Line:
             yield frame
 
     def answer(self, number: int, *fields: bytes) -> None:
-        """Never waits: whoever does not read its answers has ended, or has been stopped."""
+        """Sends an answer without blocking: a rank that does not read has ended or is stopped."""
         self.socket.send(pack(number, fields), socket.MSG_DONTWAIT)
 
 
 @dataclass
 class Waiting:
-    """A rank that waits for keys."""
+    """A rank that waits for keys: its request's number, the keys, and the end of its timeout."""
 
     line: Line
     number: int
@@ -158,29 +162,29 @@ class Waiting:
 
 
 class Table:
-    """The keys and values, and who waits for which."""
+    """The keys and values, and the requests that wait for keys."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
         self._waiting: list[Waiting] = []
 
     def serve(self, line: Line) -> None:
-        """Answers what has come over a line. Raises OSError or ValueError when it is over."""
+        """Answers the requests on a line. Raises OSError or ValueError: the line must be closed."""
         for frame in line.frames():
             number, fields = unpack(frame)
             self._answer(line, number, *fields)
 
     def forget(self, line: Line) -> None:
-        """Its rank waits no more."""
+        """Drops the waiting requests of a line that was closed."""
         self._waiting = [one for one in self._waiting if one.line is not line]
 
     def soonest(self) -> float | None:
-        """Seconds until somebody has waited too long; None where nobody waits."""
+        """Seconds until the next timeout of a waiting request; None if no request waits."""
         ends = [one.until for one in self._waiting]
         return max(min(ends) - monotonic(), 0) if ends else None
 
     def look(self) -> None:
-        """Lets those pass whose keys are there, and tells those whose time is over."""
+        """Answers the waiting requests whose keys all have values, and those that timed out."""
         now, left = monotonic(), []
         for one in self._waiting:
             if self._has(one.keys):
@@ -226,4 +230,4 @@ def _tell(one: Waiting, word: bytes) -> None:
     try:
         one.line.answer(one.number, word)
     except OSError:
-        return  # it has ended: its line will say so
+        return  # the rank has ended; reading its line reports it

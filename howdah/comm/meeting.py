@@ -1,7 +1,7 @@
 """The meeting of ranks that share a store.
 
-every rank    says where it is and what it can      machine, process, engine or why not
-every rank    waits for what the others say         a missing one is named
+every rank    stores its machine, its process, and whether it can use the engine
+every rank    reads these of all other ranks; an error names those that are missing
 """
 
 import os
@@ -24,11 +24,12 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank says of itself.
+    """A rank's description of itself, which all ranks exchange.
 
-    machine  where processes can share memory; process  its number there
-    wanted   the kind of transport it asks for, or empty
-    why_not  why it cannot have the engine, or empty
+    machine  equal for ranks that can share memory
+    process  process number on that machine
+    wanted   the kind of transport that the user asked for, or empty
+    why_not  why this rank cannot use the engine, or empty
     """
 
     machine: str
@@ -38,7 +39,7 @@ class Hello:
 
 
 def own_hello(wanted: Kind | None = None) -> Hello:
-    """What this process says."""
+    """The Hello of this process."""
     why_not = ""
     if wanted in (None, "engine"):
         try:
@@ -49,7 +50,10 @@ def own_hello(wanted: Kind | None = None) -> Hello:
 
 
 def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) -> list[Hello]:
-    """What all ranks say. Raises UserError naming those that do not come within `seconds`."""
+    """Exchanges the Hellos of all ranks; returns them in rank order.
+
+    Raises UserError, which names the ranks that did not join within `seconds`.
+    """
     own = [hello.machine, str(hello.process), hello.wanted, hello.why_not]
     store.set(f"hello/{rank}", "\n".join(own))
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
@@ -71,8 +75,9 @@ def _read(said: str) -> Hello:
 
 
 def this_machine() -> str:
-    """The same for processes that can share memory, where the system tells: they see each other's
-    numbers, and the sockets over which memory is handed from one to another.
+    """A text that is equal for processes that can share memory: on one running machine, and in the
+    same namespaces of process numbers and of networks, which sending a descriptor needs. On systems
+    other than Linux it is the host name.
     """
     if not BOOT.exists():
         return platform.node()

@@ -1,7 +1,8 @@
-"""Memory without a name: an anonymous file of the kernel (memfd), sealed.
+"""Shared memory without a name: an anonymous file of the kernel (memfd) with a fixed size.
 
-Nobody can make it shorter while others use it, which would end them (SIGBUS), or longer. Whoever is
-handed a descriptor can see both. Nothing is left of it when the last process that holds it ends.
+Seals fix the size. Otherwise a process could make the file shorter, and the others would die of
+SIGBUS. A process that receives the descriptor can check both seals and size. The kernel frees the
+memory when the last process that holds it ends.
 """
 
 import errno
@@ -19,7 +20,7 @@ WAYS = {
 
 
 def make_memory(name: str, bytes: int) -> int:
-    """A descriptor of `bytes` of zeros, which take memory when they are first written.
+    """A descriptor of new shared memory: `bytes` zeros. A page takes memory when first written.
 
     Raises OSError.
     """
@@ -34,10 +35,10 @@ def make_memory(name: str, bytes: int) -> int:
 
 
 def check_memory(descriptor: int, bytes: int) -> None:
-    """Raises UserError unless it is such memory, of this size."""
+    """Raises UserError unless `descriptor` is sealed memory of `bytes` bytes."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-    except OSError:  # no memory at all
+    except OSError:  # it is no memfd
         seals = 0
     if seals & _seals() != _seals():
         raise UserError("what rank 0 handed over is not memory whose size is fixed")
@@ -50,11 +51,11 @@ def check_memory(descriptor: int, bytes: int) -> None:
 
 
 def lacking(error: OSError) -> str:
-    """The system's words for what is not there, and what would help."""
+    """The system's message for an error, and what the user can do about it."""
     way = WAYS.get(error.errno or 0, "")
     return ": ".join(filter(None, [error.strerror or str(error), way]))
 
 
 def _seals() -> int:
-    """Asked for when they are needed: other systems have none."""
+    """The seals that fix the size. A function, because other systems lack these constants."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

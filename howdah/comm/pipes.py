@@ -1,8 +1,8 @@
-"""Objects over a pipe between a process and one that it has started.
+"""Sends Python objects over a pipe between a process and a child that it has started.
 
-A pickle runs code when it is read, so it is read nowhere else: both ends were inherited, and nobody
-but these two can write to them. Tensors travel by value. multiprocessing's own way would share
-their memory through a socket with a name in a temporary folder, which a killed process leaves.
+Unpickling can run code, so howdah unpickles only here: both ends of the pipe were inherited, and no
+other process can write to them. Tensors are sent by value. multiprocessing would share their memory
+through a socket with a name in a temporary folder, which remains when a process is killed.
 """
 
 import pickle
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def send(pipe: Connection, *things: Any) -> None:
-    """Sends something. Raises OSError when nobody will read it."""
+    """Sends some objects as one message. Raises OSError if the peer has ended."""
     pipe.send_bytes(pickle.dumps(things, pickle.HIGHEST_PROTOCOL))
 
 
 def receive(pipe: Connection) -> Any:
-    """What `send` sent, as a tuple. Raises EOFError or OSError when the other process is gone."""
+    """The objects of one `send`, as a tuple. Raises EOFError or OSError if the peer has ended."""
     return pickle.loads(pipe.recv_bytes())

@@ -1,16 +1,17 @@
-"""The pulse: a rank of several machines that is stopped, or whose machine sleeps, is noticed.
+"""The pulse: detects a rank that is stopped, or whose machine is suspended, in runs on several
+machines.
 
-Its links stay up, for its kernel goes on answering (`heartbeat.py`), and whoever waits for it waits
-for ever. So each rank says in the launcher's store that it goes on, and watches one other:
+The links of a stopped rank stay up, because its kernel still answers (`heartbeat.py`), and ranks
+would wait for it forever. So each rank counts in the launcher's store, and watches one other rank:
 
-    rank r    every EVERY seconds adds one to its own number, and reads that of rank r + 1
-              a number that stays for SILENT seconds: it says who in the store, for all to read
+    rank r    every EVERY seconds: adds one to its own number, and reads that of rank r + 1;
+              if that number is unchanged for SILENT seconds, writes "lost" for all ranks to read
 
     rank 0    1 2 3 4 5        rank 1    1 2 3 3 3        rank 2    1 2 3 4 5
               └ reads rank 1: it has stopped ────────── "lost" ──────────┘
 
-Three short requests per rank and look, however many ranks there are. A thread does it, so a rank
-may compute as long as it likes. Time in which this process was itself suspended does not count.
+A check takes three short requests per rank, for any number of ranks. It runs on a thread, so a rank
+may compute for any time. Time in which this process was itself suspended does not count.
 """
 
 from threading import Event, Thread, main_thread
@@ -22,21 +23,21 @@ import torch.distributed as dist
 from howdah.comm.watch import Patience
 
 EVERY, SILENT = 2.0, 20.0  # seconds
-LEFT = 1 << 40  # is added by a rank that has closed: it is not watched any more
+LEFT = 1 << 40  # added by a rank that has closed, which is then not watched any more
 
 
 class Loser(Protocol):
-    """What can be told that a rank is lost."""
+    """An object, such as a transport, whose waits must end when a rank is lost."""
 
     def lose(self, said: str) -> None:
-        """All waits end with this sentence."""
+        """Ends all waits with an error that contains the sentence `said`."""
         ...
 
 
 class Pulse:
-    """Says that this rank goes on, and hears of one that does not.
+    """The thread that reports this rank as alive, and watches the next rank.
 
-    store  a connection of its own: on one that is shared, it would wait for others' requests
+    store  a separate connection: on a shared one it would wait for the requests of other threads
     """
 
     def __init__(self, store: dist.Store, *, rank: int, size: int) -> None:
@@ -47,15 +48,17 @@ class Pulse:
         self._thread = Thread(target=self._beat, name="pulse")
 
     def tell(self, loser: Loser) -> None:
-        """It is told, on the pulse's thread, when a rank is lost; while anybody else holds it."""
+        """Registers an object (by weak reference) whose `lose` is called on the pulse's thread
+        when a rank is lost.
+        """
         self._told.add(loser)
 
     def start(self) -> None:
-        """Beats until it is closed, a rank is lost, or the store has gone."""
+        """Starts the thread. It runs until `close`, a lost rank, or the end of the store."""
         self._thread.start()
 
     def look(self) -> str:
-        """One beat and one look; who is lost, in a sentence, or nothing."""
+        """Counts once and checks once; returns a sentence that names a lost rank, or ""."""
         self._store.add(f"pulse/{self._rank}", 1)
         if self._store.check(["lost"]):
             return str(self._store.get("lost").decode(errors="replace"))
@@ -75,14 +78,14 @@ class Pulse:
         return said
 
     def close(self) -> None:
-        """Ends the thread; the others stop watching this rank."""
+        """Ends the thread. The other ranks stop watching this rank."""
         if self._thread.is_alive():
             self._closed.set()
-            self._thread.join(EVERY)  # no longer: a link to the store may be down
+            self._thread.join(EVERY)  # a limit, because the link to the store may be down
 
     def _beat(self) -> None:
         try:
-            # Not a daemon: Python may not end while one is inside of torch.
+            # Not a daemon thread: Python must not exit while one runs code of torch.
             while not self._closed.wait(EVERY) and main_thread().is_alive():
                 if said := self.look():
                     for loser in list(self._told):
@@ -90,4 +93,4 @@ class Pulse:
                     return
             self._store.add(f"pulse/{self._rank}", LEFT)
         except RuntimeError:
-            return  # the launcher's machine has left: its links say so
+            return  # the store's machine is down: its closed links end all waits

@@ -1,10 +1,10 @@
-"""When a rank did what, in its last few steps: what it computed, and what its groups called.
+"""Records the last few steps of a rank: when it ran which instruction, and its groups' calls.
 
     step       │ 0F0 │ 0F1 │   0B0   │ 0F2 │      spans: instructions of the step's program
     pp           [send 1.0 MB]  [send 1.0 MB]     calls: on the threads of the groups
     dp                                 [reduce_scatter 8.4 MB]
 
-A run writes them down when it saves (`plan/recording.py`), and `howdah trace` draws them.
+A run writes these traces when it saves (`plan/trace_file.py`), and `howdah trace` draws them.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ KEPT = 8  # steps
 
 
 class Recorder:
-    """The last traces of one process. Outside of a step, nothing is noted."""
+    """The traces of the last KEPT steps of one process. Nothing is recorded outside of a step."""
 
     def __init__(self) -> None:
         self.steps: deque[StepTrace] = deque(maxlen=KEPT)
@@ -32,7 +32,7 @@ class Recorder:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """What is done inside is one step."""
+        """Records the block as step `number`."""
         step = self._step = StepTrace(number, perf_counter())
         try:
             yield
@@ -42,18 +42,18 @@ class Recorder:
 
     @contextmanager
     def span(self, instruction: Instruction) -> Iterator[None]:
-        """What is done inside is one instruction."""
+        """Records the block as the span of one instruction."""
         began = perf_counter()
         yield
         self.note(instruction, began)
 
     def note(self, instruction: Instruction, began: float) -> None:
-        """An instruction that began then, and has just ended."""
+        """Records an instruction that has just ended; `began` is perf_counter() at its start."""
         if step := self._step:
             step.spans.append(Span(instruction, began - step.began, perf_counter() - step.began))
 
     def call(self, axis: str, operation: str, *, sent: int, began: float, ended: float) -> None:
-        """An operation of a group."""
+        """Records an operation of a group: bytes sent, and perf_counter() at its start and end."""
         if step := self._step:
             call = Call(axis, operation, sent, began - step.began, ended - step.began)
             step.calls.append(call)

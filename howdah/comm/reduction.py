@@ -1,10 +1,10 @@
-"""Reductions: several parts into one, in rank order.
+"""Reductions: combines the terms of all ranks into one tensor, in rank order.
 
-    out = ((part 0 + part 1) + part 2) + …
+    out = ((term 0 + term 1) + term 2) + …
 
-Additions of floats depend on their order. Whoever adds here adds in the order of the ranks, so
-that every transport gives every rank the same bits. bf16 and fp16 are added in float32 and
-rounded once, at the end.
+The result of float additions depends on their order. All additions here are in rank order, so that
+every transport gives every rank the same bits. bf16 and fp16 are added in float32 and rounded once,
+at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ BLOCK = 1 << 17  # elements: a block's float32 sums stay in the cache
 
 
 def check_reduction(dtype: torch.dtype, op: str) -> None:
-    """Raises UserError, at the call, for what cannot be reduced."""
+    """Raises UserError if tensors of `dtype` cannot be reduced by `op`."""
     if op not in COMBINE:
         raise UserError(f"there is no reduction {op!r}{nearest(op, COMBINE)}")
     if dtype not in REDUCIBLE:
@@ -40,10 +40,12 @@ def check_reduction(dtype: torch.dtype, op: str) -> None:
 
 
 def reduce_in_order(out: Tensor, parts: Sequence[Tensor], op: str) -> None:
-    """`out` becomes the reduction of the parts, flat tensors of its size.
+    """Writes the reduction of the terms to `out`.
 
-    It may be one of the parts. Where that is neither of the first two, part 0 takes the running
-    sum and is changed by it.
+    parts  the terms in rank order, flat tensors of the size of `out`
+
+    `out` may be one of the terms. If it is neither of the first two, the running sum is kept in
+    term 0, which is overwritten.
     """
     if out.dtype in HALF:
         for start in range(0, out.numel(), BLOCK):

@@ -1,12 +1,12 @@
-"""Rendezvous: the ranks meet (`meeting.py`), and agree on what carries their collectives. All
-choose the same, for all have heard the same hellos:
+"""Rendezvous: the ranks meet (`meeting.py`) and choose the transport of their collectives. All of
+them choose the same transport, because all have read the same Hellos:
 
     one machine, engine built    engine
-    several machines             torch; the ranks of one machine among themselves, engine
-    no compiler on one of them   torch, said in a sentence
-    over 64 ranks on one         torch, said in a sentence
+    several machines             torch; groups inside one machine: engine
+    no compiler on a machine     torch, with a warning
+    over 64 ranks on a machine   torch, with a warning
 
-Used alone, in a program that torchrun started:
+Use without the rest of howdah, in a program that torchrun started:
 
     from howdah.comm import connect
     group = connect()
@@ -42,22 +42,22 @@ OPEN = (
 
 
 def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
-    """The group of all ranks that torchrun, or another launcher that sets its variables, started.
+    """Connects all ranks that torchrun, or a launcher with the same variables, started; returns
+    their group. Raises UserError.
 
-    transport  engine: shared memory on one machine; torch: messages over TCP. Left out, the best
-               there is
-    seconds    after which a rank that does not come, or is silent, is given up
-
-    Raises UserError.
+    transport  engine: shared memory on one machine; torch: messages over TCP; None: the best
+               that is available
+    seconds    after which a rank counts as lost that does not join, or sends nothing
     """
     return Group(join(transport, seconds=seconds), axis="world", counters=Counters())
 
 
 def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
-    """What connects this process to the ranks that a launcher started, as `connect` does.
+    """The transport between this process and the other ranks that a launcher started. The
+    arguments are those of `connect`.
 
-    Every call meets under a name of its own; so do ranks that were started again, for the store
-    still holds what the dead ones said.
+    Every call uses its own key prefix in the store. So do ranks that were started again, because
+    the store still holds the values of the ended ranks.
     """
     try:
         store, rank, size = next(
@@ -75,7 +75,7 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     pulse = Pulse(own, rank=rank, size=size)
-    keep_alive()  # the store's connections too: its machine may go away while ranks meet
+    keep_alive()  # also on the store's connections: its machine may fail while ranks meet
     wanted = transport
     carrier = choose(store, rank=rank, size=size, transport=wanted, seconds=seconds, pulse=pulse)
     if isinstance(carrier, TorchTransport) and len(set(carrier.among.wires.nodes)) > 1:
@@ -95,11 +95,11 @@ def choose(
     seconds: float = 600,
     pulse: Pulse | None = None,
 ) -> Transport:
-    """What carries the collectives of `size` ranks that share a store. Raises UserError.
+    """The transport for the collectives of `size` ranks that share a store. Raises UserError.
 
-    pulse  tells those that send messages when a rank is lost
+    pulse  ends the waits of a torch transport when a rank is lost
 
-    Its `among` joins some of them in the same way, when all of those call it.
+    `among` of the transport creates transports for subgroups of these ranks in the same way.
     """
     if transport is not None and transport not in get_args(Kind):
         raise UserError(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
@@ -125,8 +125,9 @@ def choose(
 
 @dataclass
 class _Joining:
-    """Joins some of the ranks that share a store. The same ones may meet again: each time under
-    another number.
+    """Creates transports for subgroups of the ranks that share a store.
+
+    times  how often each subgroup has been created, which makes its key prefix unique
     """
 
     store: dist.Store
@@ -153,9 +154,9 @@ class _Joining:
 
 
 def wires_of(hellos: Sequence[Hello]) -> Wires:
-    """What carries the messages of any of the ranks: those of one machine share memory, unless
-    all asked for messages or some cannot have the engine; others send messages, also to those who
-    are near.
+    """The links of any group of these ranks. A group inside one machine uses shared memory, unless
+    the user asked for the torch transport, or a rank cannot use the engine. A group over several
+    machines uses TCP, also between ranks of one machine.
     """
     machines = list(dict.fromkeys(hello.machine for hello in hellos))
     messages = hellos[0].wanted == "torch" or no_engine(hellos)
@@ -165,7 +166,9 @@ def wires_of(hellos: Sequence[Hello]) -> Wires:
 
 
 def agree(hellos: list[Hello]) -> tuple[Kind, str]:
-    """The kind that all ranks take, and a sentence where it is not the best. Raises UserError."""
+    """The kind of transport for all ranks, and a warning if it is not the best one (otherwise
+    empty). Raises UserError if the ranks asked for different kinds, or the kind is impossible.
+    """
     first = hellos[0]
     for rank, hello in enumerate(hellos):
         if hello.wanted != first.wanted:
@@ -188,9 +191,9 @@ def agree(hellos: list[Hello]) -> tuple[Kind, str]:
 
 
 def no_engine(hellos: Sequence[Hello]) -> str:
-    """Why the ranks of one machine cannot share memory by the engine; empty where they can.
+    """Why the ranks of one machine cannot use the engine; empty if they can.
 
-    It is so for all or for none, so that everybody knows what carries a group of any ranks.
+    The answer is the same for all machines, so that every rank knows the transport of any group.
     """
     most = max(Counter(hello.machine for hello in hellos).values())
     if most > RANKS:

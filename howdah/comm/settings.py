@@ -1,10 +1,11 @@
-"""What the collectives take from the environment: the compiler and the folder for its products.
+"""The environment variables of the collectives: the compiler, and the folder of its output.
 
-`howdah.comm` is also used alone, under other people's programs, where no command of howdah has
-read the environment before. This is the one place of the floor that does.
+`howdah.comm` is also used without the rest of howdah, in programs where no command of howdah has
+read the environment. Only this module of the package reads it.
 
-    CC                             the C compiler, `cc` unless it is set; may carry flags
-    HOWDAH_CACHE, XDG_CACHE_HOME   where the cache folder `howdah` lies, in order of preference
+    CC                             the C compiler, `cc` by default; may contain flags
+    HOWDAH_CACHE, XDG_CACHE_HOME   the folder that contains the cache folder `howdah`; the first
+                                   one that is set is used
     TORCHELASTIC_RESTART_COUNT     how often torchrun has started these ranks again
 """
 
@@ -16,8 +17,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """compiler  the command, as words; cache  the folder, which need not exist yet; restart  how
-    often the ranks were started before, as text.
+    """The settings of the collectives.
+
+    compiler  the command and its flags
+    cache     the cache folder, which may not exist yet
+    restart   how often these ranks were started again, as text
     """
 
     compiler: tuple[str, ...]
@@ -26,7 +30,7 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The settings of this process' environment."""
+    """The settings in the environment of this process."""
     compiler = tuple(shlex.split(os.environ.get("CC", ""))) or ("cc",)
     cache = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
     folder = (Path(cache) if cache else Path.home() / ".cache") / "howdah"

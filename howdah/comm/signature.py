@@ -1,16 +1,16 @@
-"""Signatures: what a rank says of an operation before it takes part in it.
+"""Signatures: descriptions of operations, which the ranks compare before they take part in them.
 
-Ranks of a group call the same operations in the same order. Where they do not (one took another
-branch, or has a tensor of another size), most libraries hang or add numbers that have nothing to
-do with each other. Here every operation carries a record, and the ranks compare them first:
+All ranks of a group must call the same operations in the same order. If they do not (a rank took
+another branch, or has a tensor of another size), most libraries hang or add unrelated numbers. Here
+every operation sends a record of its call, and the ranks compare the records first:
 
     rank 0   #17 all_reduce(float32 [1000], sum)      at train.py:31
     rank 1   #17 broadcast(float32 [1000], root 0)    at other.py:9
 
-MetricsWriter have a fixed size, so that they can be read whatever follows them: a checksum of the
-call, the call and the place in the caller's code, cut where they are too long for a sentence.
-Two calls that are cut may look alike (the counts of many ranks, many operations at once): then the
-ranks tell each other the whole, and the sentence says where it differs.
+Records have a fixed size, so that they can be read without knowing the call. A record holds a
+checksum of the call, its text, and the line of the caller's code; both are cut if they are too
+long. Two different calls may look equal when they are cut (counts of many ranks, many operations
+at once). Then the ranks exchange the full calls, and the error names the difference.
 """
 
 import contextlib
@@ -20,20 +20,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-BY_RANK = ("reduce_scatter", "all_gather", "gather", "scatter")  # have a count for each rank
+BY_RANK = ("reduce_scatter", "all_gather", "gather", "scatter")  # with a count for each rank
 SPELLED = re.compile(r"(?P<head>(?:#\d+ )?(?P<name>\w+)\(\w+ \[)(?P<counts>[\d ]*)(?P<tail>\].*)")
 CALL, PLACE = 132, 120  # bytes of text
 RECORD = 4 + CALL + PLACE
 
-_INSIDE = (str(Path(__file__).parent), contextlib.__file__)  # that leaves a group of calls
+_INSIDE = (str(Path(__file__).parent), contextlib.__file__)  # whose frames are skipped
 
 
 class Disagreement(RuntimeError):
-    """Two ranks called different operations; the sentence names both calls and both places."""
+    """Two ranks called different operations; the message names both calls and both lines."""
 
 
 def spell(operation: str, dtype: object, counts: Sequence[int], choice: str = "") -> str:
-    """One call, without its number.
+    """A call as text, without its number.
 
     >>> spell("broadcast", "torch.float32", [1000], "root 0")
     'broadcast(float32 [1000], root 0)'
@@ -44,33 +44,35 @@ def spell(operation: str, dtype: object, counts: Sequence[int], choice: str = ""
 
 
 def number(count: int, call: str) -> str:
-    """The `count`-th call, as it is told and compared."""
+    """A call as text with its number, as it is compared and shown in errors."""
     return f"#{count} {call}"
 
 
 def pack(call: str, place: str) -> bytes:
-    """The record of a numbered call; RECORD bytes."""
+    """The record (RECORD bytes) of a numbered call that was made at `place`, a file and line."""
     text = call.encode()
     head = crc32(text).to_bytes(4, "little") + text[:CALL].ljust(CALL)
     return head + place.encode()[-PLACE:].ljust(PLACE)
 
 
 def agree(mine: bytes, theirs: bytes) -> bool:
-    """Whether two records are of the same call."""
+    """Whether two records describe the same call."""
     return mine[: 4 + CALL] == theirs[: 4 + CALL]
 
 
 def look_alike(mine: bytes, theirs: bytes) -> bool:
-    """Whether two records tell the same, for the calls were cut, and are not of the same call."""
+    """Whether two records describe different calls, but with equal texts, because they are cut."""
     return not agree(mine, theirs) and mine[4 : 4 + CALL] == theirs[4 : 4 + CALL]
 
 
 def disagreement(
     rank: int, mine: bytes, peer: int, theirs: bytes, wholes: tuple[str, str]
 ) -> Disagreement:
-    """The error for two records that are not of the same call.
+    """The error for two records that describe different calls.
 
-    `wholes` are both calls as they were before they were cut, for records that look alike.
+    rank, mine    this rank and its record
+    peer, theirs  another rank and its record
+    wholes        both calls in full, for records that look equal because they are cut
     """
     where = difference(*wholes) if look_alike(mine, theirs) else ""
     said = f"rank {rank} called {_read(mine)}, but rank {peer} {_read(theirs)}"
@@ -78,7 +80,7 @@ def disagreement(
 
 
 def difference(mine: str, theirs: str) -> str:
-    """Where two calls differ, or two lists of calls that were started together.
+    """The difference of two calls, or of two lists of calls started together, to end an error with.
 
     >>> difference("#1 all_gather(float32 [5 6 7])", "#1 all_gather(float32 [5 8 7])")
     '; the counts differ first for rank 1: 6 and 8'
@@ -94,13 +96,17 @@ def difference(mine: str, theirs: str) -> str:
 
 
 def both_ways(rank: int, peer: int, counts: Sequence[int]) -> tuple[list[int], str]:
-    """What a pair exchanges, as both spell it: to the peer and from it, the lower rank's first."""
+    """The counts and the text of an exchange between two ranks, equal on both of them.
+
+    counts  elements from `rank` to `peer`, and from `peer` to `rank`; returned with that of the
+            lower rank first
+    """
     low, high = sorted((rank, peer))
     return list(counts if rank == low else reversed(counts)), f"{low} to {high} and back"
 
 
 def different_counts(mine: Sequence[object], theirs: Sequence[object]) -> str:
-    """The first rank for which two calls have different counts, to end a sentence with."""
+    """The first rank for which two calls have different counts, as the end of an error message."""
     for rank, (one, other) in enumerate(zip(mine, theirs, strict=False)):
         if one != other:
             return f"; the counts differ first for rank {rank}: {one} and {other}"
@@ -113,7 +119,7 @@ def _read(record: bytes) -> str:
 
 
 def caller() -> str:
-    """`file:line` of the code outside howdah.comm that asked for what is running."""
+    """`file:line` of the innermost caller outside of howdah.comm."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_INSIDE):
         frame = frame.f_back

@@ -1,11 +1,11 @@
-"""Workers: processes that are started once, kept, and run functions together in milliseconds.
+"""Workers: processes that are started once and then run functions together, within milliseconds.
 
-They serve `verify`, the benchmarks and the tests:
+`verify`, the benchmarks and the tests use them:
 
     with Workers(4) as workers:
         workers.run(function, argument, ranks=3)     # → [result of rank 0, 1, 2]
 
-where `function(transport, argument)` runs on each rank with a fresh group.
+where `function(transport, argument)` runs on each rank with a new transport.
 """
 
 import signal
@@ -26,15 +26,15 @@ from howdah.comm.meeting import Kind
 from howdah.comm.pipes import receive, send
 from howdah.comm.rendezvous import choose
 
-PATIENCE = 120  # seconds for a worker that does not come or is silent
+PATIENCE = 120  # seconds after which a worker counts as lost that does not join or sends nothing
 PRELOAD = ("torch", "torch.distributed", "howdah.comm.spawn")
 
 
 class WorkerError(RuntimeError):
-    """A function failed on a worker, or there can be no workers.
+    """A function failed on a worker, or the workers cannot be started.
 
-    kind  mistake, limit, lost, killed (`launch.ORDER`): the text is a sentence for the user; or
-          defect: it is the worker's traceback
+    kind  one of `launch.ORDER`. mistake, limit, lost, killed: the message is a sentence for the
+          user; defect: it is the worker's traceback
     """
 
     def __init__(self, told: str, kind: str = "defect") -> None:
@@ -43,7 +43,7 @@ class WorkerError(RuntimeError):
 
 
 class Workers:
-    """`size` processes that wait for functions to run together. Raises WorkerError."""
+    """`size` worker processes, with `threads` torch threads each. Raises WorkerError."""
 
     def __init__(self, size: int, *, threads: int = 1) -> None:
         self._runs = 0
@@ -70,12 +70,13 @@ class Workers:
         ranks: int | None = None,
         transport: Kind | None = None,
     ) -> list[Any]:
-        """Calls function(transport, *arguments) on the first `ranks` workers at once.
+        """Calls function(transport, *arguments) on the first `ranks` workers at once; returns their
+        results in rank order.
 
-        `transport` is the kind they get, by default the best that there is.
-        Returns their results in rank order. Raises WorkerError with the first failure that
-        arrives; the workers of a failed run may wait for each other, so they are ended, and
-        later runs are refused.
+        transport  the kind of transport, by default the best that is available
+
+        Raises WorkerError with the first failure that is received. The workers of a failed run may
+        wait for each other, so all workers are ended, and later runs are refused.
         """
         ranks = len(self._children) if ranks is None else ranks
         if self._server is None or not 1 <= ranks <= len(self._children):
@@ -85,7 +86,7 @@ class Workers:
         children = self._children[:ranks]
         self._runs += 1
         for rank, child in enumerate(children):
-            with suppress(ConnectionError):  # it died: reading its answer says so
+            with suppress(ConnectionError):  # it died; reading its answer reports it
                 send(child.pipe, function, arguments, rank, ranks, self._runs, transport)
         try:
             return _answers(self._server, children)
@@ -94,7 +95,7 @@ class Workers:
             raise
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends the workers: lets them leave, or kills them where they may be stuck."""
+        """Ends the workers: waits until they exit, or kills them (`kill`) if they may be stuck."""
         if self._server:
             self._server.close(kill=kill)
         self._children, self._server = [], None
@@ -107,8 +108,10 @@ class Workers:
 
 
 def _answers(server: ForkServer, children: Sequence[Child]) -> list[Any]:
-    """What all answer. One that misses another one says less than that one's end, which may come
-    a moment later, or which is seen when it is stopped.
+    """The results of all children. Raises WorkerError.
+
+    If a worker reports only that it lost another one, the failure of that one is preferred: it is
+    awaited for up to GRACE seconds.
     """
     answers: dict[int, Any] = {}
     lost: WorkerError | None = None
@@ -124,7 +127,7 @@ def _answers(server: ForkServer, children: Sequence[Child]) -> list[Any]:
                     raise
                 answers[rank], lost, until = None, lost or error, min(until, monotonic() + GRACE)
         if not spoken:
-            server.end_if_stopped()  # its workers go with it
+            server.end_if_stopped()  # which ends its workers too
             for rank in silent.values():
                 if stopped.look(children[rank].pid) >= LOOKS:
                     raise WorkerError(f"{_name(children, rank)} was stopped", "killed")

@@ -1,10 +1,10 @@
-"""Lending (staging): any tensor as what a transport takes, flat, contiguous and on the CPU.
+"""Staging: converts any tensor to the form that transports need: flat, contiguous, on the CPU.
 
-A tensor that is all of this already is lent as it is; another one as a copy, which is given back
-where the operation wrote to it. Reading a strided tensor as if it were contiguous, which some
-backends do, would send its neighbours.
+A tensor that already has this form is passed without a copy. Any other tensor is copied, and copied
+back if the operation wrote to it. Some backends read a strided tensor as if it were contiguous,
+which sends the elements next to it in memory.
 
-What cannot be reduced can still be moved: it is lent as bytes.
+Tensors of dtypes that cannot be reduced can still be moved: they are passed as bytes.
 """
 
 import torch
@@ -16,7 +16,10 @@ from howdah.comm.reduction import REDUCIBLE
 
 
 def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
-    """Raises UserError, at the call, for a tensor that cannot be lent."""
+    """Raises UserError, which names `operation`, if `x` cannot be passed to a transport.
+
+    written  the operation writes to `x`
+    """
     if not isinstance(x, Tensor):
         raise UserError(f"{operation}: takes tensors, not {type(x).__name__}")
     if x.layout is not torch.strided or x.is_quantized or x.is_meta:
@@ -33,7 +36,7 @@ def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
 
 
 def to_host(x: Tensor) -> Tensor:
-    """The elements of `x` in row-major order, without a copy where that is possible."""
+    """The elements of `x` as a flat CPU tensor in row-major order; copies only where necessary."""
     if x.requires_grad:
         x = x.detach()
     if x.is_conj() or x.is_neg():
@@ -45,10 +48,10 @@ def to_host(x: Tensor) -> Tensor:
 
 
 def from_host(x: Tensor, lent: Tensor) -> None:
-    """Writes what was lent back to `x`, where it was a copy.
+    """Writes `lent`, the result of `to_host(x)`, back to `x` if it was a copy.
 
-    Autograd is told of a change either way: a backward pass that had saved the old numbers
-    refuses instead of using the new ones.
+    In either case autograd registers the change of `x`: a backward pass that had saved the old
+    values raises an error instead of using the new ones.
     """
     if x is not lent and (not x.is_cpu or x.data_ptr() != lent.data_ptr()):
         x.detach().copy_(lent.view(x.dtype).view(x.shape))

@@ -1,4 +1,4 @@
-"""Connects ranks that share a store by gloo, so that every link is there and is watched."""
+"""Connects ranks that share a store by gloo; all links are opened, and watched, from the start."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -17,11 +17,10 @@ HOST = "127.0.0.1"
 def torch_transport(
     store: dist.Store, *, rank: int, size: int, seconds: float = 600, loopback: bool = False
 ) -> TorchTransport:
-    """Connects `size` ranks that share a store. A silent peer is given up after `seconds`.
+    """Connects `size` ranks that share a store. Raises PeerLost if not all ranks join.
 
-    loopback  all are on this machine, and no other one can connect
-
-    Raises PeerLost when not all come.
+    seconds   after which a peer counts as lost that does not join, or sends nothing
+    loopback  all ranks are on this machine: use only its loopback, which no other machine reaches
     """
     seconds, rank = duration("seconds", seconds), Checks(0, size).peer(rank)
     known = open_sockets()
@@ -31,7 +30,7 @@ def torch_transport(
     except RuntimeError as error:
         raise _not_met(store, rank, size, error) from None
     transport = TorchTransport(wire, seconds=seconds)
-    transport.greet(known, heartbeats=not loopback)  # a machine's link to itself is never down
+    transport.greet(known, heartbeats=not loopback)  # loopback is never down
     return transport
 
 
@@ -45,7 +44,7 @@ def _connect(store: dist.Store, rank: int, size: int, patience: timedelta, loopb
 
 
 def _not_met(store: dist.Store, rank: int, size: int, error: RuntimeError) -> PeerLost:
-    """Who did not come; or what gloo says, when all did and a link fails."""
+    """The error that names the ranks that did not join, or has gloo's message if all ranks did."""
     missing: list[str] = []
     with suppress(RuntimeError):  # the store may be what failed
         missing = [str(peer) for peer in range(size) if not store.check([f"here/{peer}"])]

@@ -1,18 +1,18 @@
 """Collectives over the point-to-point messages of a torch process group (gloo, over TCP).
 
-gloo's own reduce-scatter is a whole all-reduce, so only its messages are used. An operation is a
-list of rounds; the rounds of operations that are started together travel together:
+gloo implements reduce-scatter as a full all-reduce, so only its messages are used here. An
+operation is a list of rounds. Operations that are started together send their rounds together:
 
     all_reduce    round 1  every share to its owner; the owner adds
-                  round 2  the own share to everyone
+                  round 2  the own share to all other ranks
 
-A record of each call (signature.py) goes to every peer that takes part, beside the first round.
-gloo ends the process where a message is longer than the tensor that waits for it, so the
-payload's tag is made from the call: what belongs to another call is not received at all, and the
-records tell why. They cost no round trip of their own; their bytes are counted apart.
+With the first round, a record of the call (signature.py) is sent to every peer in the operation.
+gloo ends the process when a message is longer than the tensor that receives it. So the tag of the
+payload is computed from the call: a message of another call is not received at all, and the records
+show the reason. They need no extra round trip; their bytes are counted separately.
 
-gloo's errors name an address and no rank. Here it is known whose message was waited for, so whoever
-ended, is silent, or has lost its link (`heartbeat.py`) is named.
+gloo's errors contain an address and no rank. The errors here name the peer whose message was
+awaited: it ended, was silent, or lost its link (`heartbeat.py`).
 """
 
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -56,17 +56,17 @@ from howdah.comm.transport import (
 )
 
 ALIGN = 64  # bytes: a cache line
-EXPLAINED = timedelta(seconds=5)  # how long a rank waits for the whole call of one that disagrees
-FORGOTTEN = timedelta(seconds=1)  # that what was sent has on a link that is down
-SILENT = ("Timed out waiting", "Application timeout")  # in what gloo says when it waited too long
+EXPLAINED = timedelta(seconds=5)  # of waiting for the full call of a rank that disagrees
+FORGOTTEN = timedelta(seconds=1)  # of waiting for the end of a send after a link went down
+SILENT = ("Timed out waiting", "Application timeout")  # in gloo's messages about a timeout
 
-WHOLE = 1 << 16  # bytes of such a call
+WHOLE = 1 << 16  # the most bytes of a full call
 
-Message = tuple[Tensor, int]  # a flat tensor, and the peer it goes to or comes from
+Message = tuple[Tensor, int]  # a flat tensor, and the peer that receives or sends it
 
 
 class Posted(NamedTuple):
-    """A message that is under way."""
+    """A message that has been started, to (`sent`) or from rank `peer`."""
 
     work: dist.Work
     peer: int
@@ -75,7 +75,7 @@ class Posted(NamedTuple):
 
 @dataclass(frozen=True)
 class Round:
-    """Messages that travel together; then `after` is called."""
+    """Messages that are sent and received together; when all are done, `after` is called."""
 
     sends: Sequence[Message] = ()
     receives: Sequence[Message] = ()
@@ -83,23 +83,23 @@ class Round:
 
 
 class TorchTransport:
-    """The ranks of a torch process group."""
+    """The transport over a torch process group; see `transport.Transport` for the operations."""
 
     link = "tcp"
     among: SubgroupFactory
 
     def __init__(self, wire: dist.ProcessGroup, *, seconds: float) -> None:
         self._wire, self._seconds, self.site = wire, seconds, ""
-        self._links: dict[str, int] = {}  # its sockets: names and numbers
+        self._links: dict[str, int] = {}  # its sockets: descriptor numbers by name
         self.rank, self.size = wire.rank(), wire.size()
         self._checks = Checks(self.rank, self.size)
         self._closed = self._gave_up = False
-        self._why = ""  # it gave up, where that was not of its own accord
-        self.pulse: Pulse | None = None  # of all ranks, which ends with this transport
-        self._said = ""  # the call that is under way, and where it was made
-        self.record_bytes = 0  # sent beside the payload, so that calls can be compared
+        self._why = ""  # the reason of an abort that came from the pulse
+        self.pulse: Pulse | None = None  # of all ranks; closed with this transport
+        self._said = ""  # the running call, and the line that made it
+        self.record_bytes = 0  # bytes of records sent, besides the payload
         self._peers = [(self.rank + hop) % self.size for hop in range(1, self.size)]
-        self._calls = [0] * self.size  # so far, with each peer
+        self._calls = [0] * self.size  # number of calls so far with each peer
         self._together: list[tuple[dict[int, str], list[Round]]] | None = None
         self._room, self._used = torch.empty(0, dtype=torch.uint8), 0
 
@@ -193,7 +193,11 @@ class TorchTransport:
         self._run(together)
 
     def greet(self, known: Container[str], *, heartbeats: bool) -> None:
-        """A first byte to and from every peer: then all links are there, and none was `known`."""
+        """Exchanges one byte with every peer, which opens all links, and notes their sockets.
+
+        known       names of the sockets that existed before: they are no links
+        heartbeats  set heartbeats on the links
+        """
         self._said = f"connect at {caller()}"
         bytes = [torch.zeros(1, dtype=torch.uint8) for _ in range(2 * self.size)]
         work = [self._receive(bytes.pop(), peer, 0) for peer in self._peers]
@@ -203,21 +207,21 @@ class TorchTransport:
             keep_alive(self._links)
 
     def abort(self) -> None:
-        """Closes all connections: whoever waits for a message of this rank is told, here too."""
+        """Closes all connections: waits for messages of this rank, and its own waits, raise."""
         if not self._closed:
             self._gave_up = True
             if self._links:
                 hang_up(self._links)
-            else:  # another system; there the waits of this rank end when it has waited too long
+            else:  # not on Linux: the waits of this rank end at their timeout
                 self._wire.abort()
 
     def lose(self, said: str) -> None:
-        """A rank is lost, as the pulse has seen: all waits end with this sentence."""
+        """Ends all waits with the error `said`. Called by the pulse when a rank is lost."""
         self._why = said
         self.abort()
 
     def close(self) -> None:
-        """Torch closes its connections when the process group is let go."""
+        """Ends the transport. Torch closes the connections when the process group is freed."""
         self._closed = True
         if self.pulse is not None:
             self.pulse.close()
@@ -241,13 +245,13 @@ class TorchTransport:
         return Round([(x, peer) for peer in self._peers], self._from(pieces), own)
 
     def _from(self, pieces: Sequence[Tensor]) -> list[Message]:
-        """Every piece but the own, with the rank that it belongs to."""
+        """Every piece but this rank's, as messages to or from the rank that it belongs to."""
         return [(pieces[peer], peer) for peer in self._peers]
 
     def _land(self, own: Tensor, rank: int) -> list[Tensor]:
-        """Room for a tensor like `own` from every peer, and `own` itself at `rank`.
+        """For each rank a buffer of the size of `own`; at index `rank` it is `own` itself.
 
-        The room is used again by the next call: fresh memory would be mapped page by page.
+        The next call uses the same buffers again: new memory would be mapped page by page.
         """
         step = -(-own.nbytes // ALIGN) * ALIGN
         start, self._used = self._used, self._used + step * self.size
@@ -256,7 +260,7 @@ class TorchTransport:
         room = self._room[start : self._used].view(own.dtype).view(self.size, -1)
         return [own if r == rank else room[r, : own.numel()] for r in range(self.size)]
 
-    # -- how they travel
+    # -- running rounds
 
     def _do(self, calls: str | dict[int, str], rounds: list[Round]) -> int:
         if isinstance(calls, str):
@@ -276,7 +280,7 @@ class TorchTransport:
             self._calls[peer] += 1
             words = [calls[peer] for calls, _ in started if peer in calls]
             self._said = f"{words[0]} at {place}"
-            if words[0].endswith(f" to {self.rank})"):  # one name, for both to compare
+            if words[0].endswith(f" to {self.rank})"):  # both ends compare one name
                 self._said = "receive" + self._said.removeprefix("send")
             texts[peer] = number(self._calls[peer], "; ".join(words))
             records[peer] = pack(texts[peer], place)
@@ -291,7 +295,9 @@ class TorchTransport:
         self._used = 0
 
     def _swap(self, texts: dict[int, str], records: dict[int, bytes]) -> Callable[[], None]:
-        """Starts to exchange records; what it returns waits, and compares them the first time."""
+        """Starts to exchange records. Returns a function that waits for them, and compares them at
+        its first call.
+        """
         theirs = {peer: torch.empty(RECORD, dtype=torch.uint8) for peer in records}
         work = [self._receive(record, peer, 0) for peer, record in theirs.items()]
         for peer, record in records.items():
@@ -312,9 +318,9 @@ class TorchTransport:
         return check
 
     def _swap_wholes(self, peers: list[int], texts: dict[int, str]) -> dict[int, str]:
-        """The calls of those that disagree though the records look alike; they do this too."""
+        """Exchanges full calls with those peers whose records look equal but are not."""
         heard = {peer: torch.zeros(WHOLE, dtype=torch.uint8) for peer in peers}
-        with suppress(RuntimeError):  # one has given up: its call stays cut
+        with suppress(RuntimeError):  # a peer has aborted: its call stays cut
             work = [self._receive(text, peer, 0) for peer, text in heard.items()]
             for peer in peers:
                 text = texts[peer].encode()[:WHOLE].ljust(WHOLE)
@@ -345,22 +351,22 @@ class TorchTransport:
             raise self._lost(peer, error) from None
 
     def _finish(self, work: list[Posted]) -> None:
-        """Waits for all of them, those that come first."""
+        """Waits for all these messages, in their order."""
         down: bool | None = None
         while work:
             message, peer, sent = work.pop(0)
             if sent and down is None:
                 down = is_down(self._links)
             try:
-                if self._gave_up:  # another thread: not every wait that begins now would end
+                if self._gave_up:  # by another thread: a wait that starts now might not end
                     raise RuntimeError
-                # gloo forgets what it began to send as the link went down: that wait has no end.
+                # gloo drops a send that it started as the link went down; its wait has no end.
                 message.wait(FORGOTTEN) if sent and down else message.wait()
             except RuntimeError as error:
                 raise self._lost(peer, error) from None
 
     def _lost(self, peer: int, error: RuntimeError) -> PeerLost:
-        """A connection that cannot be used any more, in the words of the engine."""
+        """The error for a failed connection to `peer`, in the form of the engine's errors."""
         if self._gave_up:
             lost = self._why or f"rank {self.rank} gave up; what it says tells why"
         elif any(words in str(error) for words in SILENT) and not is_down(self._links):

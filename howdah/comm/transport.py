@@ -1,18 +1,18 @@
-"""Transports: what carries collectives between the ranks of one group.
+"""Transports: they carry out the collectives between the ranks of one group.
 
-All ranks of a group call the same operations in the same order. Tensors are flat, contiguous and
-on the CPU; `group.py` makes them so. There are three ways, with one interface and equal bits:
+All ranks of a group must call the same operations in the same order. Tensors are flat, contiguous
+and on the CPU; `group.py` converts them. Two transports have one interface and give equal bits:
 
     engine.py           shared memory inside a host, by a small C library
     torch_transport.py  messages of a torch process group, between hosts too
 
-Every operation returns the bytes that this rank sent, counted as if each rank talked to every
-other directly. With `counts` elements for the ranks, of w bytes:
+Every operation returns the bytes that this rank sent, counted as if each rank sent to every other
+rank directly. With `counts` elements for the ranks (`own` for this rank), of w bytes each:
 
     reduce_scatter   (sum(counts) - own)·w         broadcast    (N - 1)·n·w on the root
-    all_gather       (N - 1)·own·w                 reduce       n·w but on the root
-    all_reduce       both, over shares             scatter      the others' counts on the root
-    all_to_all       sum(sent) but to itself       gather       own·w but on the root
+    all_gather       (N - 1)·own·w                 reduce       n·w, except on the root
+    all_reduce       both, over shares             scatter      (sum(counts) - own)·w on the root
+    all_to_all       (sum(sent) - own)·w           gather       own·w, except on the root
 """
 
 from collections.abc import Sequence
@@ -25,79 +25,82 @@ from torch import Tensor
 from howdah.plan.flat_buffers import share
 from howdah.plan.recording import Wires
 
-Counts = Sequence[int]  # elements, one number for each rank
+Counts = Sequence[int]  # numbers of elements, one for each rank
 
 
 class SubgroupFactory(Protocol):
-    """Joins some of the ranks of a transport, by number, in one of their own."""
+    """Creates transports for subgroups of the ranks of a transport."""
 
-    wires: Wires  # what carries the messages of any of these ranks
+    wires: Wires  # the links between any of these ranks
 
     def __call__(self, ranks: Sequence[int]) -> "Transport":
-        """All of `ranks` call, in one order."""
+        """A transport for `ranks` (numbers in the parent transport). All of `ranks` must call it,
+        in the same order.
+        """
         ...
 
 
 class PeerLost(RuntimeError):
-    """A rank of the group has ended, is silent, or gave up; the sentence names it."""
+    """A rank of the group has ended, is silent, or has aborted; the message names it."""
 
 
 class Batch(Protocol):
-    """Operations that were started together."""
+    """Operations that are started together; `sent` is their bytes, after they are done."""
 
     sent: int
 
 
 @dataclass
 class Nothing:
-    """A batch whose operations have told themselves what they sent."""
+    """A batch with nothing to add: its operations have returned their bytes themselves."""
 
     sent: int = 0
 
 
 class Transport(Protocol):
-    """The ranks of one group and the wire between them.
+    """The interface of the collectives between the ranks of one group.
 
-    In every operation `out` may be the own slice of `x`, or `x` the own slice of `out`. `op` is
-    one of sum, mean, min, max and product.
+    In every operation `out` may be this rank's slice of `x`, or `x` this rank's slice of `out`.
+    `op` is one of sum, mean, min, max and product. The operations with a root take None for the
+    full tensor on the other ranks.
     """
 
     rank: int
     size: int
     link: str  # shared, tcp; none for a group of one
-    site: str  # `file:line` on whose behalf another thread calls; empty: the caller's own line
-    among: SubgroupFactory  # joins some of these ranks, by number, in a transport of their own
+    site: str  # `file:line` to name in errors, set by a progress thread; empty: the caller's line
+    among: SubgroupFactory  # creates transports for subgroups of these ranks
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
-        """`x` becomes the reduction over the ranks."""
+        """Replaces every rank's `x` by the reduction of all ranks' `x`."""
         ...
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
-        """`out`, counts[rank] elements, becomes this rank's part of the reduction of `x`."""
+        """Writes this rank's slice of the reduction of `x`, counts[rank] elements, to `out`."""
         ...
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
-        """`out` becomes the parts of all ranks, `x` being this rank's, in rank order."""
+        """Writes the `x` of all ranks, in rank order, to `out`; rank r has counts[r] elements."""
         ...
 
     def broadcast(self, x: Tensor, root: int) -> int:
-        """`x` becomes the root's."""
+        """Copies the root's `x` to every rank's `x`."""
         ...
 
     def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
-        """The root's `x` becomes the reduction; the others' stays as it was."""
+        """Replaces the root's `x` by the reduction; the `x` of other ranks is unchanged."""
         ...
 
     def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
-        """The root's `out` becomes the parts of all ranks."""
+        """Writes the `x` of all ranks, in rank order, to the root's `out`."""
         ...
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
-        """`out` becomes this rank's part of the root's `x`."""
+        """Writes slice r of the root's `x`, counts[r] elements, to rank r's `out`."""
         ...
 
     def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
-        """Part p of `x` goes to rank p; part p of `out` comes from it."""
+        """Sends sent[p] elements of `x` to rank p, and writes received[p] from it to `out`."""
         ...
 
     def barrier(self) -> None:
@@ -105,44 +108,44 @@ class Transport(Protocol):
         ...
 
     def send(self, x: Tensor, to: int) -> int:
-        """One tensor to one peer, which receives it."""
+        """Sends one tensor to rank `to`, which must call `receive`."""
         ...
 
     def receive(self, x: Tensor, source: int) -> None:
-        """One tensor from one peer."""
+        """Writes the next tensor that rank `source` sends to `x`."""
         ...
 
     def group(self) -> AbstractContextManager[Batch]:
         """The operations called inside may run together; they are done when the block ends.
 
-        Each returns what it sent already; what was sent later, the batch tells.
+        Bytes sent at once are returned by each operation; bytes sent later are in `batch.sent`.
         """
         ...
 
     def abort(self) -> None:
-        """End all waits of all ranks with PeerLost or the like, those of other threads of this one
-        too: this rank cannot go on. What is left is to close.
+        """Ends all waits of all ranks with an error such as PeerLost, also those of other threads
+        of this rank. For a rank that cannot continue. Only `close` may be called after it.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of memory and connections."""
+        """Releases memory and connections."""
         ...
 
 
 def shares(length: int, size: int) -> list[int]:
-    """How many of `length` elements each of `size` ranks owns."""
+    """The number of elements in each rank's share of `length` elements, for `size` ranks."""
     return [stop - start for start, stop in (share(length, size, r) for r in range(size))]
 
 
 def copy_own(into: Tensor, part: Tensor) -> None:
-    """Copies a rank's own part, where it is not in its place already."""
+    """Copies `part` to `into`, unless both are the same memory."""
     if into.data_ptr() != part.data_ptr():
         into.copy_(part)
 
 
 class _Nobody:
-    """Joins one rank: itself."""
+    """The subgroups of a group of one: the rank itself."""
 
     wires = Wires("none", "none")
 
@@ -151,7 +154,7 @@ class _Nobody:
 
 
 class SingleRank:
-    """A group of one: every operation is a copy, or nothing."""
+    """The transport of a group of one rank: every operation is a copy, or does nothing."""
 
     rank, size, link, site = 0, 1, "none", ""
     among: SubgroupFactory = _Nobody()
@@ -184,21 +187,21 @@ class SingleRank:
         return self.all_gather(out, x, sent)
 
     def barrier(self) -> None:
-        """There is nobody to wait for."""
+        """There is no other rank to wait for."""
 
     def send(self, x: Tensor, to: int) -> int:
-        """There is nobody to send to."""
+        """There is no other rank to send to."""
         raise AssertionError("a group of one has no peers")
 
     def receive(self, x: Tensor, source: int) -> None:
-        """There is nobody to receive from."""
+        """There is no other rank to receive from."""
         raise AssertionError("a group of one has no peers")
 
     def group(self) -> AbstractContextManager[Batch]:
         return nullcontext(Nothing())
 
     def abort(self) -> None:
-        """Nobody waits."""
+        """No rank waits."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""

@@ -1,7 +1,7 @@
-"""Watching the other ranks' processes, from the moment that they have met.
+"""Watches the processes of the other ranks, from their meeting on.
 
-A process is watched by a descriptor of its own (pidfd), which can be read when it has ended. A
-number in /proc is not enough: when a process ends, another one may get it.
+A process is watched by a descriptor (pidfd), which becomes readable when the process ends. A number
+in /proc is not enough: when a process ends, another one may get its number.
 """
 
 import errno
@@ -13,14 +13,17 @@ from time import monotonic
 from howdah.base.errors import UserError
 from howdah.comm.transport import PeerLost
 
-ODD_LOOK = 4  # times as long as looks are apart: more than that, and everybody was suspended
+ODD_LOOK = 4  # intervals between checks: after a longer time, this process had been suspended
 
 
 class Patience:
-    """Seconds of waiting, counted in looks.
+    """A timeout that does not count the time in which this process was suspended.
 
-    A rank that was suspended (Ctrl-Z) sees a long time pass between two looks, in which the others
-    did nothing either. So no look counts more than a little.
+    seconds  the timeout
+    every    seconds between two calls of `look`
+
+    When ranks are suspended together (Ctrl-Z), a long time passes between two checks, in which the
+    other ranks did nothing either. So the time between two checks counts as ODD_LOOK·every at most.
     """
 
     def __init__(self, seconds: float, *, every: float) -> None:
@@ -29,11 +32,11 @@ class Patience:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the timeout."""
         return max(self._seconds - self.waited, 0)
 
     def look(self) -> bool:
-        """Counts the time since the last look; whether any is left."""
+        """Counts the time since the last call; returns whether any time is left."""
         now = monotonic()
         self.waited += min(now - self._looked, self._most)
         self._looked = now
@@ -41,7 +44,10 @@ class Patience:
 
 
 def watch(processes: Sequence[int]) -> list[int]:
-    """A descriptor of each rank's process. Raises UserError, or PeerLost when one has ended."""
+    """A descriptor (pidfd) of each rank's process, given by process numbers in rank order.
+
+    Raises UserError, or PeerLost if a process has ended.
+    """
     opened: list[int] = []
     try:
         for rank, process in enumerate(processes):
@@ -59,7 +65,7 @@ def release(watched: Sequence[int]) -> None:
 
 
 def ended(watched: Sequence[int], *, seconds: float = 0) -> int | None:
-    """The first rank whose process has ended, if one has, or does within some seconds."""
+    """The first rank whose process has ended, or ends within `seconds`; None if there is none."""
     looker = select.poll()
     for descriptor in watched:
         looker.register(descriptor, select.POLLIN)
@@ -68,7 +74,9 @@ def ended(watched: Sequence[int], *, seconds: float = 0) -> int | None:
 
 
 def _watch(rank: int, process: int) -> int:
-    """The descriptor first and then the owner: who ended meanwhile is seen by the descriptor."""
+    """A descriptor (pidfd) of a process of this user. It is opened before the owner is read: if the
+    process ends between the two, and another one gets its number, the descriptor shows the end.
+    """
     try:
         descriptor = os.pidfd_open(process)
     except (TypeError, OverflowError):
@@ -77,7 +85,7 @@ def _watch(rank: int, process: int) -> int:
         raise _lost(rank, process) from None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # for whoever knows what else needs files
+            raise  # the caller's message adds what the user can do
         raise UserError(
             f"rank {rank}'s process {process} cannot be watched: {error.strerror}"
         ) from None
@@ -103,7 +111,9 @@ def _lost(rank: int, process: int) -> PeerLost:
 
 
 def _owner(process: int) -> int | None:
-    """Whose rights it acts with; the owner of /proc/PID is root where it keeps others out."""
+    """The effective user of a process; None if it has ended. The owner of /proc/PID is no
+    substitute: it is root for a process that other processes may not inspect.
+    """
     try:
         with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as lines:
             return next(int(line.split()[2]) for line in lines if line.startswith("Uid:"))

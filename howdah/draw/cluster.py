@@ -1,7 +1,7 @@
-"""Clusters as text: a list of those that come with howdah, and one in full.
+"""Clusters as text: a list of those included in howdah, and the full table of one.
 
-The full table has two columns of numbers, because they answer two questions: what the data
-sheet promises, and what a plan counts on, with the reason why the two differ.
+The table has two columns of numbers: the value in the data sheet, and the value that a plan counts
+on, with the reason why the two differ.
 """
 
 from howdah.base.quantities import spell
@@ -13,7 +13,7 @@ _LINK = (("bandwidth", "bytes/s"), ("latency", "seconds"))
 
 
 def list_clusters() -> list[str]:
-    """A line for each name: the devices of its usual size, its summary."""
+    """A line for each included cluster: its name, default number of devices, and summary."""
     names = cluster_names()
     clusters = [load_cluster(name) for name in names]
     width = max(len(name) for name in names)
@@ -24,7 +24,7 @@ def list_clusters() -> list[str]:
 
 
 def show_cluster(cluster: Cluster) -> list[str]:
-    """Everything a cluster says, with what a plan counts on beside it."""
+    """The description of a cluster, with the values that a plan counts on, as lines."""
     device, host = cluster.device, cluster.host
     return [
         f"{cluster.name}: {cluster.summary}",
@@ -42,7 +42,7 @@ def show_cluster(cluster: Cluster) -> list[str]:
 
 
 def check_cluster(cluster: Cluster) -> list[str]:
-    """What a cluster that could be read leaves open, a line each after the verdict."""
+    """A verdict on a cluster that could be read, then a line for each optional value it lacks."""
     stated = {
         "device.watts": cluster.device.watts,
         "device.price or rent": cluster.device.price or cluster.rent,
@@ -59,7 +59,7 @@ def check_cluster(cluster: Cluster) -> list[str]:
 
 
 def _numbers(cluster: Cluster) -> list[str]:
-    """The table: name, nominal, counted on, why."""
+    """The table of numbers as lines; its columns are name, nominal, counted on, reason."""
     counted = attained(cluster)
     shares = {name: share for name, share, _ in expected(cluster)}
     measured = dict(cluster.measured)

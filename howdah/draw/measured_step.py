@@ -1,13 +1,13 @@
 """A measured step beside the simulated one: the same actions, with the seconds that they took.
 
-    measured    rank 0   |0F0|0F1|     |  0B0  |   |  0B1  |     what the ranks' clocks say
+    measured    rank 0   |0F0|0F1|     |  0B0  |   |  0B1  |     times from the ranks' clocks
                 rank 1      :|1F0|  1B0  |1F1|  1B1  |
-    simulated   rank 0   |0F0|0F1|   |  0B0  | |  0B1  |         nobody late: an action takes the
-                rank 1       |1F0|  1B0  |1F1|  1B1  |           median of its likes
+    simulated   rank 0   |0F0|0F1|   |  0B0  | |  0B1  |         no delays: an action takes the
+                rank 1       |1F0|  1B0  |1F1|  1B1  |           median of its kind and stage
 
-Both have the same program and the same costs. What the measured step is longer by, the program
-does not explain: work between actions, messages that could have come earlier, actions that took
-longer than their likes while others waited.
+Both have the same program and the same costs. If the measured step is longer, the program does not
+explain the difference. Its causes are work between actions, messages that arrived late, and actions
+that took longer than the median while other ranks waited.
 """
 
 from collections import Counter, defaultdict
@@ -26,14 +26,21 @@ from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.sim.timeline import Timeline, simulate
 
-DRAWN = 4  # pipelines at most
+DRAWN = 4  # most pipelines in a drawing
 TWO_ENDS = (Verb.SEND, Verb.TIE)
 
 Cost = Callable[[Verb, Action], float]
 
 
 class StepComparison(NamedTuple):
-    """One step of one pipeline, whose ranks are these; `calls` are of each rank's groups."""
+    """One step of one pipeline, measured and simulated.
+
+    number     number of the step
+    ranks      the ranks of the pipeline, in the order of their stages
+    measured   timeline of the recorded step
+    simulated  timeline of the same program with the typical seconds of each action
+    calls      for each rank, the recorded calls of its groups
+    """
 
     number: int
     ranks: tuple[int, ...]
@@ -43,9 +50,15 @@ class StepComparison(NamedTuple):
 
 
 def compare_step(plan: Plan, traces: Sequence[RankTrace]) -> list[StepComparison]:
-    """The step of median length of all that were measured, for every pipeline of the layout."""
+    """Compares the measured step of median length with its simulation, for every pipeline.
+
+    traces  the recorded steps of every rank, in the order of ranks
+
+    Only steps with the largest number of micro-batches count. Raises UserError if the traces do
+    not fit the plan.
+    """
     sizes = {step.number: _micros(step) for step in traces[0].steps}
-    micros = max(sizes.values())  # the batch may grow on the way
+    micros = max(sizes.values())  # the batch may grow during the run
     steps = {n: common(traces, n) for n, size in sizes.items() if size == micros}
     ends = {n: max(s.end for step in step for s in step.spans) for n, step in steps.items()}
     chosen = min(ends, key=lambda n: abs(ends[n] - median_low(ends.values())))
@@ -90,15 +103,16 @@ def _one(
 
 
 def _follows(step: StepTrace, program: Sequence[Instruction]) -> bool:
-    """Whether a rank computed what its program says, and did nothing else."""
+    """Whether a rank computed all that its program contains, and nothing else."""
     told = {instruction[:3] for instruction in program}
     did = {s.instruction[:3] for s in step.spans if s.instruction.verb is not Verb.UPDATE}
     return did <= told and all(one in did for one in told if one[0] is Verb.COMPUTE)
 
 
 def _in_lanes(spans: Sequence[Span], first: int) -> Iterator[Span]:
-    """In order of their start. A message that is handed over while the one before it still
-    travels begins after it. A rank's update is drawn as that of its `first` stage.
+    """The spans in order of their start, without overlap in a lane: a message that is posted while
+    the previous one still travels starts after it. A rank's update is drawn as that of its `first`
+    stage.
     """
     free: dict[str, float] = defaultdict(float)
     for span in sorted(spans, key=lambda span: span.start):
@@ -111,8 +125,10 @@ def _in_lanes(spans: Sequence[Span], first: int) -> Iterator[Span]:
 
 
 def _costs(steps: Sequence[Sequence[StepTrace]]) -> Cost:
-    """Seconds by verb, kind and stage (of updates, by pipeline rank): the median, but the least of
-    what has two ends, for most of it is waiting until the other side is there.
+    """Typical seconds by verb, kind and stage (of updates, by pipeline rank).
+
+    They are the median over the steps; for communication between two ranks the minimum, because
+    most of its time is waiting for the other rank.
     """
     found: dict[tuple[Verb, Kind, int], list[float]] = defaultdict(list)
     for ranks in steps:
@@ -125,7 +141,7 @@ def _costs(steps: Sequence[Sequence[StepTrace]]) -> Cost:
 
 
 def to_svg(found: Sequence[StepComparison]) -> str:
-    """The SVG: each pipeline as it was measured, and below it as it is simulated."""
+    """The SVG of the first DRAWN pipelines: each as measured, and below it as simulated."""
     parts = []
     for one in found[:DRAWN]:
         ranks = "ranks" if len(one.ranks) > 1 else "rank"
@@ -135,14 +151,14 @@ def to_svg(found: Sequence[StepComparison]) -> str:
 
 
 def to_perfetto(found: Sequence[StepComparison]) -> str:
-    """The same as JSON for ui.perfetto.dev, with all pipelines, and what their groups called."""
+    """The JSON for ui.perfetto.dev: all pipelines, measured and simulated, with measured calls."""
     measured = [Part(one.measured, [f"rank {r}" for r in one.ranks], one.calls) for one in found]
     simulated = [Part(one.simulated, [f"rank {r}, simulated" for r in one.ranks]) for one in found]
     return trace_all([*measured, *simulated])
 
 
 def report(found: Sequence[StepComparison], layout: str) -> Iterator[str]:
-    """The comparison for a reader, line by line."""
+    """The comparison as lines of text."""
     yield f"layout      {layout}, step {found[0].number}"
     yield f"{'rank':<12s}{'computes':>12s}{'waits':>12s}{'simulated':>12s}"
     for one in found:
@@ -163,7 +179,7 @@ def report(found: Sequence[StepComparison], layout: str) -> Iterator[str]:
 
 
 def _calls(calls: Sequence[Call]) -> Iterator[str]:
-    """What the groups of the first rank did, by axis and operation."""
+    """A line for each axis and operation of the first rank's calls."""
     times: Counter[tuple[str, str]] = Counter()
     sent, seconds = times.copy(), defaultdict[tuple[str, str], float](float)
     for axis_name, operation, count, start, end in calls:

@@ -4,10 +4,11 @@
     stage 0  WMMGGGGOOOOAAAAAAAA··········|··  16.20   7.8 GB free
     stage 1  WMMGGGGGOOOOOAAAAAAAAAAAAAAAA|AA  25.30   1.3 GB over
 
-The bar is the moment that needs more; below stand the numbers of all components, and of both
-moments. Other homes than the device are drawn apart, each to its own scale.
+The bar shows the moment (passes or update) that needs more. A table below it has the numbers of all
+components, and of both moments. Homes other than the device are drawn separately, each to its own
+scale.
 
-What is drawn is rows as `memory` gives them, by label (of a plan: `draw_mesh.stage_labels`), so
+The input is the rows of `sim.memory.memory` by label (for a plan: `draw.mesh.stage_labels`), so
 that a measured run can be drawn like a planned one.
 """
 
@@ -19,9 +20,9 @@ from howdah.base.quantities import UNITS, spell
 from howdah.plan.layout import Home
 from howdah.sim.memory import BOTH, Held, Moment, peak
 
-Stages = Mapping[str, list[Held]]  # by label, in the order of the drawing
+Stages = Mapping[str, list[Held]]  # label → rows, in the order of the drawing
 
-# The components from left to right, with their letters.
+# The components in the order of the drawing, from left to right, with their letters.
 LETTERS = {
     "weights": "W",
     "masters": "M",
@@ -33,14 +34,18 @@ LETTERS = {
     "recomputed": "C",
 }
 BAR = 56  # letters of the longest bar
-FAR = 4  # a capacity so many times the longest bar would leave nothing of the bars to see
+FAR = 4  # a capacity above FAR times the longest bar is not marked: bars would be too short
 
 
-# -- what both drawings read -----------------------------------------------------
+# -- for both drawings -----------------------------------------------------------
 
 
 class Panel(NamedTuple):
-    """One home. `capacity` is where the mark stands, `most` the length of the scale in bytes."""
+    """The memory of one home.
+
+    capacity  bytes that the home has, marked in the drawing; None if not given
+    most      length of the scale in bytes
+    """
 
     home: Home
     stages: Stages
@@ -49,7 +54,7 @@ class Panel(NamedTuple):
 
     @property
     def components(self) -> list[str]:
-        """Those that any stage keeps in this home, from left to right."""
+        """The components that any stage keeps in this home, from left to right."""
         used = {
             row.component for rows in self.stages.values() for row in rows if row.home == self.home
         }
@@ -74,14 +79,14 @@ class Panel(NamedTuple):
         return peak(self.stages[label], self.home)
 
     def room(self, label: str) -> str:
-        """How far a stage stays below the capacity, or goes over it."""
+        """How many bytes a stage stays below the capacity, or exceeds it, in words."""
         if self.capacity is None:
             return ""
         left = self.capacity - self.need(label)
         return f"{spell(abs(left), 'bytes')} {'free' if left >= 0 else 'over'}"
 
     def number(self, count: float) -> str:
-        """All numbers of a panel are in one unit, that of the longest bar."""
+        """`count` bytes as text, in the unit of the panel, which is that of its longest bar."""
         return f"{count / UNITS['bytes'][self.unit]:.2f}"
 
     @property
@@ -90,7 +95,7 @@ class Panel(NamedTuple):
 
 
 def panels(stages: Stages, capacity: float | None) -> list[Panel]:
-    """The device, and the other homes that hold anything."""
+    """A panel for the device, and one for each other home that holds anything."""
     found = []
     for home in ("device", "host", "disk"):
         longest = max(peak(rows, home) for rows in stages.values())
@@ -113,7 +118,7 @@ def draw_memory(
 
 
 def _bars(panel: Panel) -> Iterator[str]:
-    """A bar for each stage, with the mark of the capacity in the same column of all."""
+    """A header, and a bar for each stage, with the capacity marked in one column of all bars."""
     margin, scale = max(map(len, panel.stages)), panel.most / BAR
     mark = round((panel.capacity or 0) / scale) if panel.marked else BAR
     needs = {label: panel.number(panel.need(label)) for label in panel.stages}
@@ -138,7 +143,10 @@ def _right(label: str, column: Mapping[str, str]) -> str:
 
 
 def _bar(held: list[tuple[str, int]], scale: float) -> str:
-    """A letter for each `scale` bytes; what rounding down leaves goes to the largest remainders."""
+    """A bar with a letter for each `scale` bytes.
+
+    Letters lost by rounding down go to the components with the largest remainders.
+    """
     exact = {name: count / scale for name, count in held}
     letters = {name: floor(length) for name, length in exact.items()}
     left = round(sum(exact.values())) - sum(letters.values())
@@ -148,7 +156,7 @@ def _bar(held: list[tuple[str, int]], scale: float) -> str:
 
 
 def _table(panel: Panel) -> Iterator[str]:
-    """The most bytes of each component, and the whole of each moment."""
+    """For each stage, the most bytes of each component, and the sum of each moment."""
     names = panel.components
     rows = {"": [*(LETTERS[name] for name in names), *BOTH]}
     for label in panel.stages:

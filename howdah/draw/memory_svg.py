@@ -5,8 +5,8 @@
               ===========================              :
               0        20        40        60        80
 
-The bar is the passes, the strip below it the update, when no activation is left. Resting the
-pointer on either tells its component and exact bytes. Homes are drawn one below the other.
+The bar shows the passes, the strip below it the update, when no activations are held. Resting the
+pointer on either shows the component and its exact bytes. Homes are drawn one below the other.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from howdah.draw.palette import (
 from howdah.draw.svg import blend, document, element, hint, words
 from howdah.sim.memory import BOTH
 
-# Relatives have shades of one color.
+# Related components have shades of one color.
 COLORS = {
     "weights": BLUE,
     "masters": blend(BLUE, "#ffffff", 0.45),
@@ -43,13 +43,13 @@ COLORS = {
     "recomputed": blend(GREEN, "#ffffff", 0.5),
 }
 PLOT, RIGHT = 860, 290  # pixels
-BETWEEN = 78  # from the lanes of one home to those of the next
+BETWEEN = 78  # pixels from the lanes of one home to those of the next
 
 
 def draw_memory_svg(
     stages: Stages, capacity: float | None = None, *, title: str = "memory of a step"
 ) -> str:
-    """The drawing; `capacity` is a device's memory in bytes."""
+    """The drawing as SVG; `capacity` is a device's memory in bytes."""
     left = 24 + 13 * LETTER * max(map(len, stages))
     pitch, top = min(44.0, max(20.0, 560 / len(stages))), TOP + 14.0
     found = panels(stages, capacity)
@@ -70,14 +70,14 @@ def draw_memory_svg(
 
 
 def _figures(device: Panel) -> str:
-    """What is needed most, and where."""
+    """The summary below the title: the largest need of a stage, and which stage it is."""
     worst = max(device.stages, key=device.need)
     room = device.room(worst)
     return f"at most {spell(device.need(worst), 'bytes')}, on {worst}{room and f': {room}'}"
 
 
 def _lanes(panel: Panel, left: float, top: float, pitch: float) -> Iterator[str]:
-    """Grounds and names of one home's lanes, the grid, the bars, the capacity."""
+    """The lanes of one home: backgrounds, names, grid, bars, and the mark of the capacity."""
     scale, bottom = panel.most / PLOT, top + pitch * len(panel.stages)
     size = min(13.0, pitch * 0.55)
     yield words(left, top - 8, panel.home, font_size=11, fill=FAINT)
@@ -96,7 +96,7 @@ def _lanes(panel: Panel, left: float, top: float, pitch: float) -> Iterator[str]
 
 
 def _bars(panel: Panel, label: str, left: float, y: float, pitch: float) -> Iterator[str]:
-    """The passes, and the update below; the numbers where there is room for them."""
+    """The bar of the passes and the strip of the update, with numbers where they fit."""
     strip = pitch / 6
     places = ((y + 2, pitch - 6 - strip), (y + pitch - 2 - strip, strip))
     for moment, (top, height) in zip(BOTH, places, strict=True):
@@ -121,7 +121,7 @@ def _bars(panel: Panel, label: str, left: float, y: float, pitch: float) -> Iter
 
 
 def _columns(panel: Panel, x: float, top: float, pitch: float) -> Iterator[str]:
-    """To the right of the lanes: both moments, and the room that is left."""
+    """The columns to the right of the lanes: both moments, and the room that is left."""
     size = min(13.0, pitch * 0.55)
     passes, update, room = x + 92, x + 150, x + 166
     for end, name in ((passes, f"passes, {panel.unit}"), (update, "update")):

@@ -1,4 +1,4 @@
-"""The mesh drawn as text: ranks by stage and node, and who talks to whom along each axis.
+"""The mesh drawn as text: ranks by stage and node, and the groups of ranks along each axis.
 
     pp2 dp4 tp2 1f1b x8: 16 ranks on 2 nodes of 8
 
@@ -11,8 +11,9 @@
     dp  replicas              4 groups of 4  inside a node  0 2 4 6 | 1 3 5 7 | …
     pp  stages                8 groups of 2  over 2 nodes   0 8 | 1 9 | …
 
-Between ranks `|` begins the next replica and `:` the next part of the sequence; neighbours with
-nothing between hold parts of one matrix. Of a large world the first and the last are shown.
+Between ranks, `|` marks the start of the next replica and `:` that of the next cp rank's part of
+the sequence. Neighbours with nothing between them are tp ranks, which hold slices of the same
+matrices. For a large world, only the first and the last ranks are shown.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.stages import stages_of
 
-# The axes that are shown where they have more than one rank.
+# The axes, which are shown if they have more than one rank, and the meaning of their groups.
 MEANING: dict[Axis, str] = {
     "tp": "parts of each matrix",
     "cp": "parts of each sequence",
@@ -36,22 +37,28 @@ MEANING: dict[Axis, str] = {
     "ep": "experts",
     "shard": "one copy of the states",
 }
-SMALL = 64  # ranks of a world that is shown in full
-STAGES, NODES, RANKS = 3, 3, 12  # of a larger one: stages; nodes or ranks of each
+SMALL = 64  # most ranks of a world that is shown in full
+STAGES, NODES, RANKS = 3, 3, 12  # shown of a larger one: stages; nodes or ranks of a stage
 LINE = 16  # ranks on a line of text
 
 T = TypeVar("T")
 
 
 class Node(NamedTuple):
-    """A node, and those of its ranks that one stage has."""
+    """A node, and those of its ranks that are on one pipeline rank."""
 
     number: int
     ranks: range
 
 
 class Band(NamedTuple):
-    """A pipeline rank: its stages, the parts of the model on them, the nodes that are shown."""
+    """One pipeline rank in the drawing.
+
+    name    the label of its stages
+    parts   the parts of the model on them
+    nodes   the nodes that are shown; None for those left out
+    hidden  number of nodes left out
+    """
 
     name: str
     parts: str
@@ -59,11 +66,11 @@ class Band(NamedTuple):
     hidden: int
 
 
-# -- what both drawings read -----------------------------------------------------
+# -- for both drawings -----------------------------------------------------------
 
 
 def bands(plan: Plan, per_node: int) -> list[Band | None]:
-    """The pipeline ranks in order; None, at most once, where some are left out."""
+    """The pipeline ranks in order, with one None in place of those left out, if any."""
     pp = axis(plan.layout, "pp")
     small, labels = plan.layout.world <= SMALL, stage_labels(plan)
     found: list[Band | None] = []
@@ -81,35 +88,35 @@ def bands(plan: Plan, per_node: int) -> list[Band | None]:
 
 
 def _node(number: int, ranks: range, per_node: int) -> Node:
-    """A node with those of `ranks` that lie on it; others may share the first and the last."""
+    """Node `number` with those of `ranks` that are on it; other stages may share the node."""
     first = number * per_node
     return Node(number, range(max(ranks.start, first), min(ranks.stop, first + per_node)))
 
 
 def some(items: Sequence[T], most: int) -> list[T | None]:
-    """All of `items`, or the first ones, None and the last, which are `most` with it."""
+    """All of `items` if they are at most `most`; else the first `most` - 1, None, and the last."""
     return list(items) if len(items) <= most else [*items[: most - 1], None, items[-1]]
 
 
 def stage_labels(plan: Plan) -> list[str]:
-    """The stages that each pipeline rank runs: `stage 1`, `stages 1 5`."""
+    """For each pipeline rank, the stages that it runs: `stage 1`, `stages 1 5`."""
     each = [stages_of(plan.stages.where, place) for place in range(plan.layout.pp)]
     return [f"stage{'s' * (len(mine) > 1)} {listed(mine)}" for mine in each]
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """The numbers, or the first three and the last: 0 8 16 … 1016."""
+    """The numbers as text; of more than four, the first three and the last: 0 8 16 … 1016."""
     return " ".join("…" if number is None else str(number) for number in some(numbers, 4))
 
 
 def _parts(plan: Plan, place: int) -> str:
-    """embedding, layers.0 to 3; layers.8 to 11"""
+    """The parts of the model on a pipeline rank: embedding, layers.0 to 3; layers.8 to 11"""
     mine = stages_of(plan.stages.where, place)
     return "; ".join(", ".join(_runs(plan.stages.parts[stage])) for stage in mine)
 
 
 def _runs(parts: Sequence[str]) -> Iterator[str]:
-    """Layers of a stack as one word, the others as they are."""
+    """The layers of each stack as one range, other parts by their names."""
     for stack in dict.fromkeys(part.partition(".")[0] for part in parts):
         layers = [part for part in parts if part.startswith(f"{stack}.")]
         first, last = (layers or [stack])[0], (layers or [stack])[-1]
@@ -117,7 +124,7 @@ def _runs(parts: Sequence[str]) -> Iterator[str]:
 
 
 def axes(layout: Layout) -> dict[Axis, Stride]:
-    """The axes that are drawn."""
+    """The axes that are drawn, with their groups."""
     found = {name: axis(layout, name) for name in MEANING}
     split = layout.zero and layout.shard
     return {
@@ -128,7 +135,7 @@ def axes(layout: Layout) -> dict[Axis, Stride]:
 
 
 def title(plan: Plan, per_node: int) -> str:
-    """What is drawn: its layout, ranks and nodes."""
+    """The title of the drawing: layout, ranks and nodes."""
     world = plan.layout.world
     nodes = -(-world // per_node)
     ranks = f"{plan.layout}: {world} rank{'s' * (world > 1)}"
@@ -141,13 +148,13 @@ def groups(stride: Stride, world: int) -> Iterator[range]:
 
 
 def how_many(stride: Stride, world: int) -> str:
-    """8 groups of 2"""
+    """Number and size of the groups of an axis: 8 groups of 2"""
     count = world // stride.size
     return f"{count} group{'s' * (count > 1)} of {stride.size}"
 
 
 def reach(stride: Stride, world: int, per_node: int) -> str:
-    """Over how many nodes a group of an axis reaches, at most."""
+    """The largest number of nodes that a group of an axis spans, in words."""
     on = axis_groups(world, size=stride.size, stride=stride.stride) // per_node
     nodes = 1 + int((np.diff(on, axis=1) > 0).sum(axis=1).max())
     return f"over {nodes} nodes" if nodes > 1 else "inside a node"
@@ -191,7 +198,7 @@ def _ranks(ranks: range, layout: Layout, width: int) -> str:
 
 
 def _groups(layout: Layout, per_node: int) -> Iterator[str]:
-    """A line for each axis: its meaning, its groups, how far they reach, the first two."""
+    """A line for each axis: its meaning, its groups, the nodes they span, the first two groups."""
     world = layout.world
     rows = []
     for name, stride in axes(layout).items():

@@ -5,9 +5,9 @@
     | [0][1] [2][3] [4][5]    |                 | aa bb cc    |     | ab ab ab    |
     +-------------------------+                 +-------------+     +-------------+
 
-In the small copies the ranks of one color are a group of the axis: they talk to each other. Where
-colors run out they return lighter and then darker, and what is left is grey. Resting the pointer
-on a rank tells all its groups.
+In the small copies, the ranks of one color are a group of the axis: they communicate with each
+other. If there are more groups than colors, the colors repeat, first lighter and then darker; the
+remaining groups are grey. Resting the pointer on a rank shows all its groups.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,14 +32,20 @@ from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Stride
 from howdah.plan.plan import Plan
 
-LEFT, WIDTH, LEAST = 40, 1180, 720  # pixels: the margin, the most and the least across
-COLUMNS, ACROSS = 8, 32  # ranks on a line of a node, and of a stage
-BETWEEN = 36  # from one small copy to the next
-SHADES = (("#ffffff", 0.0), ("#ffffff", 0.5), ("#000000", 0.35))  # of the hues, round by round
+LEFT, WIDTH, LEAST = 40, 1180, 720  # pixels: the margin, the largest and the smallest width
+COLUMNS, ACROSS = 8, 32  # most ranks on a line of a node, and of a stage
+BETWEEN = 36  # pixels from one small copy to the next
+SHADES = (("#ffffff", 0.0), ("#ffffff", 0.5), ("#000000", 0.35))  # mixed into the hues, by round
 
 
 class Size(NamedTuple):
-    """Pixels: a rank, the gap between replicas, the pad around a node; letters, 0 for no words."""
+    """Sizes in pixels.
+
+    wide, high  one rank
+    gap         between replicas
+    pad         around a node
+    text        height of letters; 0 for no text
+    """
 
     wide: float
     high: float
@@ -52,7 +58,7 @@ LARGE, SMALL = Size(32, 24, 5, 7, 12), Size(13, 13, 3, 4, 0)
 
 
 class Spot(NamedTuple):
-    """A node, or a line of words, with its place in a copy of the mesh."""
+    """A node or a line of text, with its position and size in a copy of the mesh."""
 
     x: float
     y: float
@@ -62,7 +68,12 @@ class Spot(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The mesh at one size; parts of one matrix (`tp`) stand without a gap."""
+    """The mesh at one size; ranks of one tp group have no gap between them.
+
+    shown   the pipeline ranks, from `bands`
+    stages  number of pipeline ranks
+    tp      size of a tp group
+    """
 
     shown: list[Band | None]
     stages: int
@@ -70,7 +81,7 @@ class Copy(NamedTuple):
     size: Size
 
     def spots(self) -> Iterator[Spot]:
-        """Nodes from left to right, stages one below the other."""
+        """The nodes and texts: nodes from left to right, stages one below the other."""
         size, y = self.size, 0.0
         line = 1.6 * size.text
         for band in self.shown:
@@ -105,7 +116,7 @@ class Copy(NamedTuple):
         return Spot(x, y, wide, max(down for _, down in places) + size.high + size.pad, node)
 
     def place(self, node: Node, rank: int) -> tuple[float, float]:
-        """Where a rank lies in its node."""
+        """The position of a rank in its node: (x, y) in pixels."""
         size, turn = self.size, rank - node.ranks.start
         first = rank - turn % COLUMNS
         gaps = rank // self.tp - first // self.tp
@@ -114,7 +125,7 @@ class Copy(NamedTuple):
 
 
 def draw_mesh_svg(plan: Plan, per_node: int) -> str:
-    """The drawing, for nodes of `per_node` devices that ranks fill in order."""
+    """The drawing as SVG, for nodes of `per_node` devices that ranks fill in order."""
     layout, shown = plan.layout, bands(plan, per_node)
     sizes = (LARGE._replace(wide=max(LARGE.wide, 8.0 * len(str(layout.world)))), SMALL)
     large, small = (Copy(shown, layout.pp, layout.tp, size) for size in sizes)
@@ -144,13 +155,16 @@ def draw_mesh_svg(plan: Plan, per_node: int) -> str:
 
 
 def _extent(copy: Copy) -> tuple[float, float]:
-    """How wide and high it is."""
+    """Width and height of a copy in pixels."""
     spots = list(copy.spots())
     return max(spot.x + spot.wide for spot in spots), max(spot.y + spot.high for spot in spots)
 
 
 def _painter(stride: Stride, shown: list[int]) -> Callable[[int], str]:
-    """The color of each rank's group: a hue after the other, in the order of the ranks shown."""
+    """The function from a rank to the color of its group.
+
+    Groups get one hue after the other, in the order of the ranks `shown`.
+    """
     number: dict[range, int] = {}
     for rank in shown:
         number.setdefault(stride.group(rank), len(number))
@@ -165,7 +179,7 @@ def _painter(stride: Stride, shown: list[int]) -> Callable[[int], str]:
 def _draw(
     copy: Copy, x: float, y: float, layout: Layout, paint: Callable[[int], str]
 ) -> Iterator[str]:
-    """One copy of the mesh, its corner at x, y."""
+    """The elements of one copy of the mesh; its upper left corner is at x, y."""
     for spot in copy.spots():
         left, top = x + spot.x, y + spot.y
         if isinstance(spot.what, str):

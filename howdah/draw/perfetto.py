@@ -1,13 +1,13 @@
-"""Timelines as a trace that ui.perfetto.dev and chrome://tracing open.
+"""Timelines as a trace for ui.perfetto.dev and chrome://tracing.
 
     process rank 0              compute       |0F0 |0F1 |
                                 to 1               |send 0F0 |
     process rank 1              compute                     `->|1F0 |
     process rank 0, simulated   compute       |0F0 |0F1 |
 
-A rank is a process, its lanes are threads, what takes time is a complete event ("X"), and an
-arrow ("s" to "f") leads from a message to the computation that uses it. The calls of a rank's
-groups are events that may overlap ("b" to "e"). Times are microseconds.
+A rank is a process, its lanes are threads, a span is a complete event ("X"), and an arrow ("s" to
+"f") leads from a message to the computation that uses it. The calls of a rank's groups are events
+that may overlap ("b" to "e"). Times are in microseconds.
 The format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -26,7 +26,11 @@ Event = dict[str, object]
 
 
 class Part(NamedTuple):
-    """A timeline in a trace of several: its ranks' names, and the calls of their groups."""
+    """One of the timelines in a trace.
+
+    names  the names of its ranks
+    calls  for each rank, the calls of its groups; empty if not recorded
+    """
 
     timeline: Timeline
     names: Sequence[str]
@@ -39,7 +43,7 @@ def trace(timeline: Timeline) -> str:
 
 
 def trace_all(parts: Sequence[Part]) -> str:
-    """The JSON text of a trace of several, one below the other."""
+    """The JSON text of a trace of several timelines, one below the other."""
     events: list[Event] = []
     first = 0
     for part in parts:
@@ -49,7 +53,7 @@ def trace_all(parts: Sequence[Part]) -> str:
 
 
 class _Part:
-    """One of a trace's timelines; its processes are numbered from `first` on."""
+    """The events of one timeline in a trace; its processes are numbered from `first` on."""
 
     def __init__(self, part: Part, first: int) -> None:
         self.timeline, self.names, self.calls = part
@@ -122,5 +126,5 @@ class _Part:
 
 
 def _lanes(spans: Sequence[Span]) -> list[str]:
-    """The lanes of a rank, computation first; their numbers are those of the threads."""
+    """The lanes of a rank, computation first; the index of a lane is its thread's number."""
     return ["compute", *sorted({span.lane for span in spans} - {"compute"})]

@@ -1,7 +1,7 @@
-"""Where drawings and traces go: to the screen, or to the file that a user names.
+"""Output of drawings and traces: to the screen, or to the file that a user names.
 
-Whether the file can be written is asked first. A simulation may take a while, and who waits for it
-should not hear afterwards that the folder does not exist.
+Whether the file can be written is checked first. A simulation may take a while, and the user should
+not learn only after it that the folder does not exist.
 """
 
 import os
@@ -12,7 +12,10 @@ from howdah.base.files import kind_of, path_problem
 
 
 def require_place(file: Path | None) -> None:
-    """Raises UserError where a file cannot be written: its folder is not there, or it is one."""
+    """Raises UserError if `file` cannot be written.
+
+    For instance, its folder does not exist, or it is a folder itself. None, the screen, is valid.
+    """
     if file is None:
         return
     if problem := path_problem(str(file)):
@@ -27,13 +30,13 @@ def require_place(file: Path | None) -> None:
 
 
 def put(drawn: str, file: Path | None) -> None:
-    """Prints a drawing, or writes it to `file`. Raises UserError where that is impossible."""
+    """Prints a drawing, or writes it to `file`. Raises UserError if that is impossible."""
     if file is None:
         print(drawn)
         return
     require_place(file)
     try:
-        # A pipe that nobody reads is an error at once, and not something to wait for.
+        # O_NONBLOCK: opening a pipe that no process reads is an error at once, and does not block.
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666)
         with open(handle, "w", encoding="utf-8") as stream:
             os.set_blocking(handle, True)

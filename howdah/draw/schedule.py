@@ -5,9 +5,9 @@
     rank 1    F0F1    B0··F2B1··F3B2··  B3··
     rank 2      F0B0··F1B1··F2B2··F3B3··
 
-A box says what is computed: the kind and the micro-batch, with its token slice after a point. The
-stage follows from the rank where each rank has one. Where it has two, the letters of the second
-are small; where it has more, the stage stands before the letter, as an action is spelled.
+The label of a box is the action: its kind and micro-batch, with the token slice after a point. If
+each rank has one stage, the rank determines the stage. If it has two, the letters of the second
+stage are small. If it has more, the stage precedes the letter, as in the spelling of an action.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ NAMES = {
 
 
 class Box(NamedTuple):
-    """A computation as it is drawn: on the stage number `turn` of the `turns` of its rank."""
+    """A computation in the drawing; its stage is number `turn` of the `turns` of its rank."""
 
     rank: int
     turn: int
@@ -40,7 +40,7 @@ class Box(NamedTuple):
 
 
 def boxes(timeline: Timeline) -> Iterator[Box]:
-    """All computation that takes time, rank by rank, in order."""
+    """All computations that take time, rank by rank, in order."""
     for rank, spans in enumerate(timeline.spans):
         stages = sorted({action.stage for action in timeline.schedule.programs[rank]})
         for (verb, action, *_), start, end in spans:
@@ -58,7 +58,7 @@ def _label(action: Action, turn: int, turns: int) -> str:
 
 
 def title(schedule: Schedule) -> str:
-    """What is drawn: interleaved: 4 ranks of 2 stages, 8 micro-batches."""
+    """The title of the drawing, such as: interleaved: 4 ranks of 2 stages, 8 micro-batches."""
     ranks = len(schedule.programs)
     each = f" of {schedule.stages // ranks} stages" if schedule.stages > ranks else ""
     slices = f" of {schedule.slices} slices" if schedule.slices > 1 else ""
@@ -69,7 +69,7 @@ def title(schedule: Schedule) -> str:
 
 
 def figures(timeline: Timeline) -> str:
-    """The time of the step, and its bubble by both measures."""
+    """The line of main figures: time of the step, and its bubble by both measures."""
     return (
         f"{timeline.makespan:.4g} s, bubble {timeline.bubble:.1%} of all time, "
         f"{timeline.bubble_to_ideal:.1%} of the ideal"

@@ -5,9 +5,9 @@
     rank 1      |F0|F1|  |  B0  |F2|  B1  |
              0       5       10      15      20 s
 
-A box is a computation: its color says the kind, its shade which of the rank's stages, its number
-the micro-batch. A strip below is a collective, which passes by while the rank computes. Resting
-the pointer on either tells its name and seconds.
+A box is a computation: its color shows the kind, its shade the stage among those of the rank, and
+its number the micro-batch. A strip below is a collective, which runs while the rank computes.
+Resting the pointer on either shows its name and seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,12 @@ LEFT, PLOT, RIGHT = 76, 1180, 64  # pixels
 
 
 class Frame(NamedTuple):
-    """Where things lie: pixels per second, from lane to lane, and of a strip."""
+    """The scale of a drawing.
+
+    scale  pixels per second
+    pitch  pixels from one lane to the next
+    strip  pixels of a strip's height; 0 without strips
+    """
 
     scale: float
     pitch: float
@@ -63,13 +68,13 @@ class Frame(NamedTuple):
 
 
 def draw_svg(timeline: Timeline) -> str:
-    """The drawing with its axis in seconds, a legend and the figures of the timeline."""
+    """The drawing as SVG, with its axis in seconds, a legend and the figures of the timeline."""
     frame = _frame(timeline, timeline.makespan)
     return document(LEFT + PLOT + RIGHT, _height(timeline, frame), *_drawing(timeline, frame, ""))
 
 
 def draw_beside(parts: Sequence[tuple[str, Timeline]]) -> str:
-    """Several drawings of one scale below each other, each with its name."""
+    """Several drawings with the same time scale, one below the other, each with its name."""
     longest = max(timeline.makespan for _, timeline in parts)
     inside: list[str] = []
     top = 0.0
@@ -82,7 +87,7 @@ def draw_beside(parts: Sequence[tuple[str, Timeline]]) -> str:
 
 
 def _frame(timeline: Timeline, seconds: float) -> Frame:
-    """That in which `seconds` fill the width."""
+    """The frame in which `seconds` fill the width of the drawing."""
     pitch = min(44.0, max(20.0, 560 / len(timeline.spans)))
     strip = pitch / 7 if _verbs(timeline) & set(STRIPS) else 0.0
     return Frame(PLOT / (seconds or 1.0), pitch, strip)
@@ -111,7 +116,7 @@ def _head(timeline: Timeline, name: str) -> Iterator[str]:
 
 
 def _lanes(timeline: Timeline, frame: Frame) -> Iterator[str]:
-    """The ground of each lane, its name, and on the right how much the rank holds at most."""
+    """For each lane the background, its name, and on the right the most that the rank holds."""
     size = min(13.0, frame.pitch * 0.55)
     for rank in range(len(timeline.spans)):
         y, name = frame.y(rank), f"rank {rank}"
@@ -135,7 +140,7 @@ def _axis(timeline: Timeline, frame: Frame) -> Iterator[str]:
 
 
 def _boxes(timeline: Timeline, frame: Frame) -> Iterator[str]:
-    """The computations, with their numbers where the longest of them has room."""
+    """The computations; a box has its number if it has room for the longest number."""
     drawn = list(boxes(timeline))
     longest = max((len(_number(box)) for box in drawn), default=1)
     height = frame.pitch - 4 - frame.strip
@@ -159,7 +164,7 @@ def _boxes(timeline: Timeline, frame: Frame) -> Iterator[str]:
 
 
 def _number(box: Box) -> str:
-    """The micro-batch, with its slice after a point."""
+    """The micro-batch of a box as text, with the token slice after a point."""
     return box.label.lstrip("0123456789")[1:]
 
 

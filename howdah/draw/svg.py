@@ -1,9 +1,9 @@
-"""A picture as text: just enough SVG for drawings of plans.
+"""SVG as text: the few elements that drawings of plans need.
 
     document(100, 20, element("rect", x=0, y=0, width=50.125, height=20, fill="#eee"))
 
-An element is a string, so a drawing is built inside out. Text is escaped where it is made (`words`)
-and attributes where they are written, so nothing that a user named can break the picture.
+An element is a string, so inner elements are made before outer ones. Text is escaped in `words` and
+`hint`, attributes in `element`, so that names given by a user cannot break the drawing.
 """
 
 from xml.sax.saxutils import escape, quoteattr
@@ -12,7 +12,7 @@ FONT = "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 
 
 def element(tag: str, *inside: str, **attributes: str | float) -> str:
-    """<tag …>inside</tag>; `text_anchor` is written text-anchor."""
+    """The text <tag …>inside</tag>; an attribute `text_anchor` is written text-anchor."""
     written = "".join(
         f" {name.replace('_', '-')}={quoteattr(_spelled(value))}"
         for name, value in attributes.items()
@@ -21,17 +21,17 @@ def element(tag: str, *inside: str, **attributes: str | float) -> str:
 
 
 def words(x: float, y: float, text: str, **attributes: str | float) -> str:
-    """A line of text that begins at x, or ends or is centred there, on the baseline y."""
+    """A line of text on the baseline y; `text_anchor` is the point at x: start, middle or end."""
     return element("text", escape(text), x=x, y=y, **attributes)
 
 
 def hint(text: str) -> str:
-    """What is shown when the pointer rests on the element it stands in."""
+    """A text that is shown while the pointer rests on the element that contains the hint."""
     return element("title", escape(text))
 
 
 def document(width: float, height: float, *inside: str) -> str:
-    """A whole picture on a white ground; sizes are pixels, and it scales to fit."""
+    """A complete SVG document on a white background; sizes are pixels, and it scales to fit."""
     return element(
         "svg",
         element("rect", width="100%", height="100%", fill="#ffffff"),
@@ -45,7 +45,7 @@ def document(width: float, height: float, *inside: str) -> str:
 
 
 def blend(color: str, other: str, share: float) -> str:
-    """`color` with `share` of another one mixed in; both as #rrggbb.
+    """`color` with a fraction `share` of the `other` mixed in; both as #rrggbb.
 
     >>> blend("#000000", "#ffffff", 0.5)
     '#808080'
@@ -56,5 +56,5 @@ def blend(color: str, other: str, share: float) -> str:
 
 
 def _spelled(value: str | float) -> str:
-    """Numbers to a hundredth of a pixel, without trailing zeros."""
+    """An attribute as text; numbers to a hundredth of a pixel, without trailing zeros."""
     return value if isinstance(value, str) else f"{round(value, 2):g}"

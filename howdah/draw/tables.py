@@ -8,8 +8,9 @@ from howdah.base.quantities import spell
 from howdah.draw.mesh import stage_labels
 from howdah.machines.cluster import expected
 from howdah.plan.plan import Plan
+from howdah.shapes.parameters import parameters
 from howdah.shapes.products import conventions
-from howdah.shapes.shape import ModelShape, parameters
+from howdah.shapes.shape import ModelShape
 from howdah.sim.cost import hourly
 from howdah.sim.memory import peak
 from howdah.sim.predict import Prediction
@@ -21,7 +22,7 @@ GB = 1e9
 
 
 def show_model(name: str, shape: ModelShape, sequence: int) -> list[str]:
-    """Parameters, and flops per token as the four conventions count them."""
+    """The parameters of a model, and its flops per token by three conventions, as lines."""
     count, flops = parameters(shape), conventions(shape, sequence)
     active = f", {_count(count.active)} active" if count.active != count.total else ""
     about = f" ({_count(count.total)}{active})" if count.total >= 1e6 else ""
@@ -34,7 +35,7 @@ def show_model(name: str, shape: ModelShape, sequence: int) -> list[str]:
 
 
 def show_prediction(prediction: Prediction, *, why: bool = False) -> list[str]:
-    """The plan in a page; `why` adds where each number comes from."""
+    """The prediction as lines of text; `why` adds all stages and the source of each number."""
     plan = prediction.plan
     lines = [
         f"layout  {plan.layout} on {plan.layout.world:,} {_devices(prediction)}",
@@ -82,7 +83,7 @@ def _fit(prediction: Prediction) -> str:
 
 
 def _traffic(prediction: Prediction) -> Iterator[str]:
-    """Of the stage that sends most."""
+    """The traffic of the stage that sends most."""
     rows = max(prediction.traffic, key=lambda sent: sum(sent.values()))
     if not rows:
         yield "traffic none: one process"
@@ -121,7 +122,7 @@ def _time(prediction: Prediction, *, why: bool) -> Iterator[str]:
 
 
 def model_data(shape: ModelShape, sequence: int) -> dict[str, Any]:
-    """What is known of a model alone."""
+    """The numbers that depend on the model and the sequence alone."""
     count, flops = parameters(shape), conventions(shape, sequence)
     return {
         "parameters": count.total,
@@ -136,7 +137,10 @@ def model_data(shape: ModelShape, sequence: int) -> dict[str, Any]:
 
 
 def prediction_data(prediction: Prediction) -> dict[str, Any]:
-    """The whole prediction; bytes and seconds. Lists have an entry for each pipeline stage."""
+    """The whole prediction, in bytes and seconds.
+
+    Lists have an entry for each pipeline rank, but `stages` one for each stage.
+    """
     plan, time, cost = prediction.plan, prediction.time, prediction.cost
     data = {
         **model_data(plan.shape, plan.sequence),
@@ -175,7 +179,7 @@ def prediction_data(prediction: Prediction) -> dict[str, Any]:
 
 
 def _held_data(held: list[Any]) -> dict[str, int]:
-    """Bytes by component, with the home where it is not the device, and the device's peak."""
+    """Bytes by component, named component@home off the device; and the device's peak."""
     rows: Counter[str] = Counter()
     for row in held:
         rows[row.component if row.home == "device" else f"{row.component}@{row.home}"] += row.bytes
@@ -183,7 +187,7 @@ def _held_data(held: list[Any]) -> dict[str, int]:
 
 
 def _axes(prediction: Prediction) -> dict[str, int]:
-    """Of each axis, what the rank sends that sends most on it."""
+    """For each axis, the bytes of the rank that sends most on it."""
     total: dict[str, int] = {}
     for sent in prediction.traffic:
         axes: Counter[str] = Counter()

@@ -4,8 +4,8 @@
         all_gather      ib      6.057 GB   1.3%  ▊
     tp  all_gather      nvlink  161.6 GB  34.3%  ████████████████████
 
-Bars are linear, so that they can be added by eye: what cannot be seen does not matter, and gets
-a hairline, for it is not nothing.
+Bars are linear, so that they can be added by eye. A count that is too small for the scale has the
+thinnest bar, because it is not zero.
 """
 
 from collections import Counter
@@ -22,12 +22,12 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def draw_traffic(traffic: Mapping[Traffic, int], *, title: str = "sent in a step") -> str:
-    """The drawing as text; `traffic` is that of a rank, or the sum over several."""
+    """The drawing as text; `traffic` is that of one rank, or the sum over several ranks."""
     return "\n".join([title, figures(traffic), "", *_rows(traffic)]).rstrip()
 
 
 def figures(traffic: Mapping[Traffic, int]) -> str:
-    """All bytes, and how they share out over the classes of links."""
+    """The line of main figures: all bytes, and the percentage of each class of links."""
     total = sum(traffic.values())
     if not total:
         return "nothing is sent"
@@ -37,7 +37,7 @@ def figures(traffic: Mapping[Traffic, int]) -> str:
 
 
 def in_order(traffic: Mapping[Traffic, int]) -> list[Traffic]:
-    """Rows with any bytes: the axis that sends most first, and so its operations and links."""
+    """The rows with any bytes, largest axis first, then largest operation, then largest link."""
     axes = sums((row.axis, count) for row, count in traffic.items())
     operations = sums((row[:2], count) for row, count in traffic.items())
     return sorted(
@@ -47,7 +47,7 @@ def in_order(traffic: Mapping[Traffic, int]) -> list[Traffic]:
 
 
 def _rows(traffic: Mapping[Traffic, int]) -> Iterator[str]:
-    """A row for each link of an operation; the axis stands at its first."""
+    """A row for each link of an operation; only the first row of an axis names the axis."""
     rows, total = in_order(traffic), sum(traffic.values())
     scale = max(traffic.values(), default=0) / BAR
     cells = []
@@ -64,18 +64,18 @@ def _rows(traffic: Mapping[Traffic, int]) -> Iterator[str]:
 
 
 def _bar(length: float) -> str:
-    """As many letters, and an eighth at least."""
+    """A bar of `length` letters, but at least an eighth of a letter."""
     whole, eighths = divmod(max(1, round(length * 8)), 8)
     return ("█" * whole + EIGHTHS[eighths]).rstrip()
 
 
 def share(count: int, total: int) -> str:
-    """One part of `total`, in percent."""
+    """`count` as a percentage of `total`, as text."""
     return f"{count / total:.1%}"
 
 
 def sums(pairs: Iterable[tuple[K, int]]) -> Counter[K]:
-    """The counts of each key, added."""
+    """For each key, the sum of its counts."""
     added: Counter[K] = Counter()
     for key, count in pairs:
         added[key] += count

@@ -5,7 +5,7 @@
     dp  all_gather      |nvl|ib====|                  9.52 GB  17.0%
                         0        10        20 GB
 
-A color is a class of links. Resting the pointer on a bar tells its exact bytes.
+A color is a class of links. Resting the pointer on a bar shows its exact bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,13 @@ from howdah.draw.traffic import figures, in_order, share, sums
 from howdah.plan.recording import Traffic
 
 PLOT, RIGHT, LANE = 860, 160, 30  # pixels
-APART = 10  # between the lanes of two axes
+APART = 10  # pixels between the lanes of two axes
 
-Lanes = dict[tuple[str, str], float]  # (axis, operation): the top of its lane
+Lanes = dict[tuple[str, str], float]  # (axis, operation) → top of its lane, in pixels
 
 
 def draw_traffic_svg(traffic: Mapping[Traffic, int], *, title: str = "sent in a step") -> str:
-    """The drawing; `traffic` is that of a rank, or the sum over several."""
+    """The drawing as SVG; `traffic` is that of one rank, or the sum over several ranks."""
     rows = in_order(traffic)
     lanes, bottom = _lanes(rows)
     axes = 13 * LETTER * max((len(row.axis) for row in rows), default=0)
@@ -51,7 +51,7 @@ def draw_traffic_svg(traffic: Mapping[Traffic, int], *, title: str = "sent in a 
 
 
 def _lanes(rows: list[Traffic]) -> tuple[Lanes, float]:
-    """Where the lanes lie, and where they end."""
+    """The tops of the lanes, and the bottom of the last one."""
     lanes: Lanes = {}
     top, before = float(TOP), rows[0].axis if rows else ""
     for axis, operation, _ in rows:
@@ -63,7 +63,7 @@ def _lanes(rows: list[Traffic]) -> tuple[Lanes, float]:
 
 
 def _names(lanes: Lanes, left: float, wide: float) -> Iterator[str]:
-    """The ground of each lane and its operation; the axis at its first."""
+    """The background of each lane and its operation; an axis is named at its first lane."""
     named: set[str] = set()
     for (axis, operation), y in lanes.items():
         line = y + LANE / 2 + 4.5
@@ -77,7 +77,7 @@ def _names(lanes: Lanes, left: float, wide: float) -> Iterator[str]:
 def _bars(
     traffic: Mapping[Traffic, int], lanes: Lanes, left: float, colors: Mapping[str, str]
 ) -> Iterator[str]:
-    """The grid, a bar of a piece for each link, and to the right its bytes and share."""
+    """The grid; for each lane a bar with a piece for each link, and its bytes and percentage."""
     ends = sums((row[:2], count) for row, count in traffic.items())
     total, most = sum(traffic.values()), max(ends.values(), default=0)
     if not total:
@@ -93,7 +93,7 @@ def _bars(
             hint(f"{row.axis} {row.operation} over {row.link}: {count:,} bytes"),
             x=x[lane],
             y=lanes[lane] + 4,
-            width=max(width - 1, width * 0.8, 0.5),  # a gap to the next, and never nothing
+            width=max(width - 1, width * 0.8, 0.5),  # a gap to the next, and never 0
             height=LANE - 8,
             rx=min(2.5, width / 4),
             fill=colors[row.link],

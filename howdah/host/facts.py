@@ -115,6 +115,15 @@ def core_quota() -> float | None:
     return _tightest(map(parse_quota, texts))
 
 
+def usable_cores() -> int:
+    """Cores that this process gets: those it may run on, or fewer where the control group grants
+    less of their time. A quota of 2.5 counts as 2, one below 1 as 1.
+    """
+    quota = core_quota()
+    allowed = allowed_cores()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
 def memory() -> dict[str, int]:
     """Bytes by the names of /proc/meminfo; empty if the system has no such file."""
     return parse_sizes(_text(PROC / "meminfo"))
@@ -157,7 +166,7 @@ def disk(folder: Path) -> tuple[int, int] | None:
 
 
 def nearest_there(path: Path) -> Path:
-    """`path` itself or its nearest parent, whichever exists first."""
+    """`path` itself, or the nearest folder above it that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if os.path.exists(place))
 

@@ -195,7 +195,7 @@ class Cluster:
     nics: int = 1
     summary: str = ""
     rent: float | None = None
-    # pue and carbon: from arXiv 2302.13971 (LLaMA), section 6.
+    # pue, carbon: from the Llama model cards, arXiv 2302.13971 section 6.
     pue: float = 1.1
     carbon: float = 0.385
     efficiency: Efficiency = Efficiency()

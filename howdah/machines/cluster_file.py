@@ -1,12 +1,12 @@
-"""Cluster files: from TOML to a `Cluster`, and every way in which such a file can be wrong.
+"""Cluster files: reads a TOML file into a `Cluster`, and checks everything in it.
 
-    h100            a name: the file clusters/h100.toml beside this one
-    h100x64         64 devices of it: 8 nodes
-    rooms/ours.toml a file of your own; with x64 behind it as well
+    h100            a shipped cluster: the file clusters/h100.toml next to this file
+    h100x64         the same cluster with 64 devices: 8 nodes
+    rooms/ours.toml a file of the user; x64 may follow it too
 
-Quantities are strings with units (`units.py`). A file may say the same thing twice, by naming
-a link and giving its bandwidth, or giving a card's and the node's: then both must agree. Each
-problem is one UserError that names the file and the key.
+Quantities are strings with units (`base/quantities.py`). A file may give the same number twice,
+for example by naming a known link and giving its bandwidth, or by giving the bandwidth of a network
+card and of the node: then both must agree. Each problem is a UserError with the file and the key.
 """
 
 import re
@@ -41,10 +41,10 @@ LARGEST_FILE = 256 << 10  # bytes
 LONGEST_TEXT = 200  # characters of a name or a summary
 MOST_FACTOR = 1e6
 LONGEST_LIST = 100  # dims of a torus or mesh, its slices, levels of switches
-GRID = 1 << 16  # devices of a torus or mesh, whose groups are looked at one by one
+GRID = 1 << 16  # most devices of a torus or mesh, whose groups are computed one by one
 
-# What each table may say, and of which kind. A kind with a ! must be there, one with a + is more
-# than nothing: it divides.
+# The keys of each table, with the kind of their values. "!" marks a required key, "+" a number that
+# must be above 0 because something is divided by it.
 LINK = {"link": "text !", "bandwidth": "bytes/s +", "latency": "seconds"}
 KEYS: dict[str, dict[str, str]] = {
     "": {
@@ -96,7 +96,7 @@ SHAPES = {
     "torus": {"dims", "wraps", "slices"},
     "mesh": {"dims"},
 }
-MEASURABLE = {  # dotted names of [measured], with their kinds
+MEASURABLE = {  # the dotted names that [measured] may contain, with their kinds
     **{f"device.flops.{name}": kind for name, kind in KEYS["device.flops"].items()},
     "device.memory": "bytes +",
     "device.bandwidth": "bytes/s +",
@@ -108,15 +108,15 @@ MEASURABLE = {  # dotted names of [measured], with their kinds
 
 
 def cluster_names() -> list[str]:
-    """The names of the clusters that come with howdah."""
+    """The names of the clusters that are shipped with howdah, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
-    """The cluster that `text` names, with `devices` devices if that is given.
+    """Loads the cluster that `text` names, with `devices` devices if that is given.
 
-    Raises UserError for an unknown name, an unreadable or wrong file, a size that the cluster
-    does not come in, and two sizes that disagree.
+    Raises UserError for an unknown name, for an unreadable or wrong file, for a size in which the
+    cluster does not exist, and for two sizes that disagree.
     """
     name, size = _split(text)
     if devices is not None and size is not None and devices != size:
@@ -136,13 +136,16 @@ def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
 
 
 def _split(text: str) -> tuple[str, int | None]:
-    """The name and the size in `text`: a100-40x16 is 16 devices of a100-40."""
+    """The name and the size in `text`: a100-40x16 is 16 devices of a100-40. None without size."""
     match = re.fullmatch(r"(.+)x(\d{1,9})", text)
     return (match[1], int(match[2])) if match else (text, None)
 
 
 def parse_cluster(text: str, *, file: str) -> Cluster:
-    """The cluster that the TOML `text` describes; `file` is its name in what is said."""
+    """Parses the TOML `text` of a cluster file; `file` is its name in error messages.
+
+    Raises UserError for anything wrong in it.
+    """
     try:
         raw = parse_toml(text)
     except ValueError as error:
@@ -173,7 +176,9 @@ def parse_cluster(text: str, *, file: str) -> Cluster:
 
 
 def _table(raw: Any, table: str, file: str) -> dict[str, Any]:
-    """The values of one table, checked and in base units; what is not said is not there."""
+    """The values of one table, checked and in base units. Keys that are not in the file are not
+    in the result.
+    """
     keys, prefix = KEYS[table], f"{table}." if table else ""
     if not isinstance(raw, dict):
         raise UserError(f"{file}: {table} must be a table, [{table}]")
@@ -187,12 +192,12 @@ def _table(raw: Any, table: str, file: str) -> dict[str, Any]:
 
 
 def _word(key: str) -> str:
-    """A key of the user's as it is shown: in quotes where it is no word."""
+    """A key of the user's file as error messages show it: quoted unless it is a plain word."""
     return key if re.fullmatch(r"[\w.-]{1,60}", key) else shown(key)
 
 
 def _value(value: Any, kind: str, where: str) -> Any:
-    """A value in base units; `kind` with its marks."""
+    """A value, checked, in base units; `kind` is an entry of KEYS, with its marks."""
     kind, _, marks = kind.partition(" ")
     if kind in UNITS:
         return parse_quantity(value, kind, where=where, positive="+" in marks)
@@ -240,7 +245,7 @@ def _host(raw: Any, file: str) -> Host:
 
 
 def _measured(raw: Any, file: str) -> tuple[tuple[str, float], ...]:
-    """Dotted names and values, in the order of the file."""
+    """The (dotted name, value) pairs of [measured], in the order of the file."""
     found: list[tuple[str, float]] = []
 
     def walk(tree: Any, path: str) -> None:
@@ -261,7 +266,9 @@ def _measured(raw: Any, file: str) -> tuple[tuple[str, float], ...]:
 
 
 def _link(table: dict[str, Any], name: str, file: str) -> Link:
-    """Takes the link's three keys out of `table`. A known link needs no numbers."""
+    """Builds the link of table `name` and removes its three keys from `table`. A link with a name
+    in LINKS needs no numbers.
+    """
     said = {key: table.pop(key, None) for key in LINK}
     if said["link"] is None:
         raise UserError(f"{file}: {name}.link is missing")
@@ -284,7 +291,7 @@ def _link(table: dict[str, Any], name: str, file: str) -> Link:
 
 
 def _between(raw: Any, file: str) -> tuple[Link | None, int]:
-    """The link of one card and the number of cards; None when nodes stand alone."""
+    """The link of one network card and the number of cards; (None, 1) without [between]."""
     if raw is None:
         return None, 1
     table = _table(raw, "between", file)
@@ -300,7 +307,7 @@ def _between(raw: Any, file: str) -> tuple[Link | None, int]:
 
 
 def _inside(raw: Any, file: str, *, between: Link | None, network: Network) -> Link:
-    """The link of a node's devices; in a grid, that between all neighbours."""
+    """The link between the devices of a node; in a Grid, the link between neighbours."""
     if isinstance(network, Grid):
         if raw is not None or between is None:
             raise UserError(
@@ -361,7 +368,7 @@ def _levels(value: list[Any], file: str) -> tuple[Level, ...]:
 
 
 def _check_whole(cluster: Cluster, file: str, *, alone: bool) -> None:
-    """What only the whole can contradict."""
+    """Checks numbers of different tables against each other; `alone` means without [between]."""
     if cluster.devices > WORLD:
         raise UserError(
             f"{file}: {cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices are "

@@ -1,1 +1,1 @@
-"""Plain PyTorch that reads like the papers and knows nothing of devices or layouts."""
+"""The Transformer in plain PyTorch, close to the papers, without devices or layouts."""

@@ -1,14 +1,14 @@
-"""Attention inside documents: rotary positions, grouped queries, a cache for decoding.
+"""Attention inside documents: rotary embeddings, grouped queries, a key-value cache for decoding.
 
-Sequences are packed from documents, and a token attends to the earlier tokens of its own
-document only. How that mask is best applied depends on the device:
+Several documents are packed into a sequence, and a token attends only to earlier tokens of its own
+document. The fastest way to apply that mask depends on the device:
 
     every row is one document     one causal call for the whole micro-batch
-    on a CPU                      one causal call per document: nothing is computed for pairs
-                                  that the mask would drop (49 ms against 201 at 2048 tokens)
+    on a CPU                      one causal call per document: pairs of tokens that the mask
+                                  drops are not computed (49 ms instead of 201 at 2048 tokens)
     on an accelerator             one call with the mask as a tensor
 
-`cut_documents` decides that once per micro-batch; all blocks share its answer.
+`cut_documents` decides once per micro-batch; all blocks use its result.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,15 @@ from howdah.shapes.shape import ModelShape, RotaryScaling
 
 @dataclass(frozen=True)
 class Spans:
-    """Neighbouring rows that are cut alike: how many they are, and their documents' lengths.
+    """Groups of neighbouring rows whose documents have equal lengths.
 
-    rows     3  1  2        rows 0 to 2 are one document each, row 3 is cut, 4 and 5 are not
-    lengths  (8,) (5, 3) (8,)
+    rows     number of rows of each group
+    lengths  lengths of the documents in a row, for each group
+
+    For example, rows of 8 tokens, of which only row 3 holds two documents:
+
+    rows     3     1       2
+    lengths  (8,)  (5, 3)  (8,)
     """
 
     rows: tuple[int, ...]
@@ -41,9 +46,9 @@ Core = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
 
 
 def cut_documents(documents: Tensor, device: torch.device) -> Mask:
-    """The mask for a micro-batch. documents [b, s]: document numbers, on the host.
+    """The attention mask of a micro-batch on `device`. documents [b, s]: document numbers, on CPU.
 
-    None stands for plain causal attention over whole rows.
+    Returns None for plain causal attention over whole rows, Spans on a CPU, else a dense mask.
     """
     if bool((documents[:, 0] == documents[:, -1]).all()):
         return None
@@ -55,18 +60,20 @@ def cut_documents(documents: Tensor, device: torch.device) -> Mask:
 
 
 def dense_mask(documents: Tensor) -> Tensor:
-    """True where a query (row) may see a key (column): [b, 1, s, s]."""
+    """A mask [b, 1, s, s] that is True where a query (row) may attend to a key (column)."""
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 @dataclass
 class Cache:
-    """Keys and values of the tokens so far, one pair per layer: [b, k, s, d] each."""
+    """The key-value cache for decoding: (keys, values) of the tokens so far, [b, k, s, d] each, by
+    layer.
+    """
 
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def extend(self, layer: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends and returns all keys and values of `layer`."""
+        """Appends keys and values to those of `layer`; returns all of them."""
         if layer in self.pairs:
             old_key, old_value = self.pairs[layer]
             key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
@@ -88,13 +95,13 @@ class Attention(nn.Module):
         if shape.query_key_norm:
             self.q_norm = build_norm("rmsnorm", d, shape.epsilon)
             self.k_norm = build_norm("rmsnorm", d, shape.epsilon)
-        self.core: Core = attend  # what a layout puts another in place of
+        self.core: Core = attend  # some layouts replace it
 
     def forward(
         self, x: Tensor, turn: Tensor | None, mask: Mask, cache: Cache | None = None
     ) -> Tensor:
-        """Map x [b, s, h] → [b, s, h]; `turn` are the angles of `rotary_turns`."""
-        by_head = (-1, self.shape.d)  # how many heads, and tokens, is the layout's business
+        """Map x [b, s, h] → [b, s, h]; `turn` is the result of `rotary_turns`, or None."""
+        by_head = (-1, self.shape.d)  # the numbers of heads and tokens here depend on the layout
         q = self.q(x).unflatten(-1, by_head)
         k = self.k(x).unflatten(-1, by_head)
         v = self.v(x).unflatten(-1, by_head).transpose(1, 2)
@@ -112,7 +119,8 @@ class Attention(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """Causal attention inside documents. q [b, a, s, d], k and v [b, k, t, d] → [b, a, s, d].
 
-    With more keys than queries (t > s, decoding) the query is the last token: s must be 1.
+    With more keys than queries (t > s, decoding) the query is the last token: s must be 1, else
+    ValueError is raised.
     """
     if q.shape[2] not in (1, k.shape[2]):
         raise ValueError("a cache that holds tokens takes one more at a time")
@@ -127,10 +135,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
 
 
 def _knows_groups(q: Tensor, mask: Mask) -> bool:
-    """Whether torch's kernel should share the key-value heads itself, without copies of them.
+    """Whether to let torch's kernel share key-value heads (grouped queries) without copying them.
 
-    With a mask it may fall back to a slow kernel. In the half formats it sums the gradients of
-    a group's heads in that format: with 16 heads to a group their error was 2.4 times as large.
+    Not with a mask: torch may fall back to a slow kernel. Not in float16 and bfloat16: the kernel
+    sums the gradients of a group's heads in that format, and with 16 heads per group their error
+    was 2.4 times as large.
     """
     return not isinstance(mask, Tensor) and q.dtype.itemsize >= 4
 
@@ -141,10 +150,10 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
-    """One call for each document of neighbouring rows that are cut alike.
+    """One attention call for each document of each group of rows in `spans`.
 
-    Cutting and joining, forward and backward, are views and copies; picking rows by an index
-    would scatter gradients one element at a time.
+    Splitting and concatenating are views and copies, in the backward pass too; selecting rows by
+    index would scatter gradients one element at a time.
     """
     parts = (x.split(spans.rows) for x in (q, k, v))
     together = []
@@ -160,8 +169,8 @@ def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 def rotary_turns(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Cosines and sines of every position's angles: [2, b, 1, s, d/2] of `dtype`.
 
-    Computed anew for each micro-batch: a table kept as a buffer would need a home and a layout.
-    The angles are always float64: those of late positions have no digits to spare.
+    They are computed for each micro-batch: a stored table would need a device and a layout. Angles
+    are computed in float64: late positions would lose too many digits in float32.
     """
     d = shape.d
     steps = torch.arange(0, d, 2, device=positions.device, dtype=torch.float64) / d
@@ -173,16 +182,18 @@ def rotary_turns(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> Te
 
 
 def _stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Llama 3.1's scaling: long wavelengths are divided by the factor, short ones are kept."""
+    """Llama 3.1's scaling: frequencies of long wavelengths are divided by the factor, those of
+    short wavelengths are kept.
+    """
     turns = scaling.context * frequencies / (2 * torch.pi)
     blend = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / scaling.factor)
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + d/2]) of each head by their angles. x [b, heads, s, d].
+    """Rotate the pairs (x[i], x[i + d/2]) of each head by their angles; x [b, heads, s, d].
 
-    `turn` of at least float32 keeps the products in at least float32.
+    When `turn` is at least float32, the products are too; the result has the dtype of x.
     """
     cos, sin = turn.unbind()
     first, second = x.chunk(2, -1)

@@ -1,9 +1,9 @@
-"""The embedding: a table that is looked up, and whose gradient adds up in at least float32.
+"""The embedding: a table lookup whose gradient is summed in at least float32.
 
-A frequent token occurs hundreds of times in a micro-batch, and its row's gradient is the sum of
-as many rows. torch's own lookup adds them in the format of the weight: in bfloat16 the row of a
-token that occurs 230 times was 1.6 % off. Here they are added in float32, and rounded once if
-the weight's gradient is to be kept in bfloat16.
+A frequent token occurs hundreds of times in a micro-batch, and the gradient of its row is the sum
+of as many terms. torch's own lookup adds them in the dtype of the weight: in bfloat16 the row of a
+token that occurs 230 times had an error of 1.6 %. Here they are added in float32, and rounded once
+if the weight's gradient is stored in bfloat16.
 """
 
 from typing import Any, cast
@@ -28,13 +28,13 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (indices,) = ctx.saved_tensors
         wide = grad.to(promoted(grad.dtype))
-        # the operation behind torch's own lookup: adds in a fixed order, on any device
+        # the backward operation of torch's own lookup: it adds in a fixed order on any device
         total = torch.ops.aten.embedding_dense_backward(wide, indices, ctx.rows, -1, False)
         return total, None
 
 
 class Embedding(nn.Module):
-    """Row i of `weight` [rows, width] for each index i."""
+    """An embedding table: returns row i of `weight` [rows, width] for each index i."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from howdah.shapes.shape import ModelShape
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate x) · up x), or down(act(up x))."""
+    """The feed-forward layer of a block: down(silu(gate x) · up x), or down(act(up x))."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()

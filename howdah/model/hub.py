@@ -1,14 +1,14 @@
-"""The weights of Hugging Face folders: their names, and reading them one at a time.
+"""The weights of Hugging Face folders: names and layout of the tensors, and how to read them.
 
-GPT-2 stores its matrices [in, out] and keeps query, key and value side by side in one, so a
-table of names has to say more than names:
+"Theirs" are Hugging Face's tensors, "ours" those of howdah. GPT-2 stores its matrices [in, out],
+and query, key and value in one matrix, so the table holds more than names:
 
     theirs    h.0.attn.c_attn.weight [h, 3h]   =   (q over k over v) transposed
     ours      layers.0.attention.q.weight [h, h], and the same of k and of v
 
 Reading a folder opens each file's header, checks every name and shape, and returns a function
-that reads one tensor when it is asked for. Nothing of transformers is imported, and no pickle
-is opened: unpickling runs whatever code the file names.
+that reads one tensor per call. The library transformers is not imported, and pickle files are
+refused: unpickling runs any code that the file names.
 """
 
 from collections.abc import Callable
@@ -57,17 +57,20 @@ GPT2 = {
     "norm": "transformer.ln_f",
     "head": "lm_head",
 }
-STEMS = ("model.", "transformer.")  # missing where a model was saved without its head
+STEMS = ("model.", "transformer.")  # prefixes; missing when a model was saved without its head
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants in old files
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class HubTensor:
-    """One of their tensors: `ours` side by side along dim 0, then transposed or not.
+    """One tensor of a Hugging Face model: `ours` concatenated along dim 0, then maybe transposed.
 
-    shape  of their tensor
-    rows   of each of ours
+    name        of the Hugging Face tensor
+    shape       of the Hugging Face tensor
+    ours        names of the howdah weights in it
+    rows        number of rows of each weight in `ours`
+    transposed  whether the concatenation is stored transposed
     """
 
     name: str
@@ -78,9 +81,9 @@ class HubTensor:
 
 
 def names(shape: ModelShape) -> tuple[HubTensor, ...]:
-    """Their tensors for all weights of `shape`, in the order of `plan.sharding.weights`.
+    """The Hugging Face tensors for all weights of `shape`, in the order of `weights(shape)`.
 
-    Raises UserError when none of their classes describes the shape.
+    Raises UserError when no Hugging Face class describes the shape.
     """
     gpt2 = kind(shape) == "gpt2"
     groups: dict[str, list[Any]] = {}
@@ -97,7 +100,7 @@ def names(shape: ModelShape) -> tuple[HubTensor, ...]:
 
 
 def _their_name(ours: str, gpt2: bool) -> str:
-    """layers.7.attention.q.weight → model.layers.7.self_attn.q_proj.weight."""
+    """Translates a name: layers.7.attention.q.weight → model.layers.7.self_attn.q_proj.weight."""
     place, ending = ours.rsplit(".", 1)
     table, layers = (GPT2, "transformer.h") if gpt2 else (LLAMA, "model.layers")
     if not place.startswith("layers."):
@@ -111,7 +114,7 @@ def _their_name(ours: str, gpt2: bool) -> str:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor in a file of the folder."""
+    """A stored tensor: its file, and its name, shape and dtype there."""
 
     file: Path
     name: str
@@ -120,11 +123,11 @@ class _Stored:
 
 
 def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
-    """The sizes of the model in `folder`, and a function from our names to its tensors.
+    """Returns (sizes of the model in `folder`, function from howdah names to tensors).
 
-    The function reads from disk at each call, one tensor (or its part), in the stored dtype.
-    Raises UserError when the folder holds no safetensors, or not exactly the weights of a model
-    that can be computed here.
+    The function reads one weight from disk at each call, in the stored dtype.
+    Raises UserError when the folder has no safetensors files, or when they do not contain exactly
+    the weights of a model that howdah runs.
     """
     config = read_json(folder / "config.json")
     found_type = config.get("model_type")
@@ -158,7 +161,7 @@ def _read(stored: _Stored, rows: slice, transposed: bool) -> Tensor:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: one, or those that the index names."""
+    """The safetensors files of a folder: model.safetensors, or those that its index names."""
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if kind_of(one) == "file":
         return [one]
@@ -176,7 +179,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_name(name: object) -> bool:
-    """Whether it names a file beside the index, and nothing else."""
+    """Whether `name` is a plain file name, in the same folder as the index."""
     if not isinstance(name, str) or not name or path_problem(name):
         return False
     return name == Path(name).name and name.isprintable()
@@ -185,7 +188,7 @@ def _is_name(name: object) -> bool:
 def _headers(file: Path) -> list[_Stored]:
     found = []
     with _open(file) as opened:
-        for name in opened.keys():  # noqa: SIM118 (the library's object is no dict)
+        for name in opened.keys():  # noqa: SIM118 (the library's object is not a dict)
             part = opened.get_slice(name)
             found.append(_Stored(file, name, tuple(part.get_shape()), part.get_dtype()))
     return found
@@ -203,7 +206,10 @@ def _open(file: Path) -> Any:
 
 
 def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Stored:
-    """Their tensor, taken out of `stored`. Raises UserError if it is missing or of other size."""
+    """Removes the tensor `theirs` from `stored` and returns it.
+
+    Raises UserError when it is missing, or has another shape or a dtype that is not a float.
+    """
     name = theirs.name
     for stem in STEMS:
         name = name if name in stored else theirs.name.removeprefix(stem)
@@ -229,7 +235,7 @@ def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Store
 def _refuse_left(
     left: dict[str, _Stored], shape: ModelShape, *, folder: Path, embedding: _Stored
 ) -> None:
-    """Raises UserError when the folder holds a weight that this model would not compute with."""
+    """Raises UserError when a tensor in `left` is a weight that this model does not use."""
     for name, stored in left.items():
         if name.endswith(BUFFERS):
             continue

@@ -1,28 +1,28 @@
 """The head and its cross-entropy as one operation, in chunks of tokens.
 
-The logits of a long sequence are the largest tensor of a small model: s·V numbers, three times
-over with their softmax and gradient. Here they exist for one chunk at a time:
+The logits of a long sequence are the largest tensor of a small model: s·V numbers, and as many
+again for each of softmax and gradient. Here they exist for one chunk at a time:
 
     forward     chunk 0 | chunk 1 | ... | last chunk      only each token's log-sum-exp is kept,
                                           ^^^^^^^^^^      and the last chunk's exponentials
-    backward    last chunk first, from what was kept; the others compute their logits again
+    backward    last chunk first, from its exponentials; the others compute their logits again
 
-So the memory is one chunk's, and a sequence that fits in one chunk computes nothing twice.
-Softmax and gradient overwrite the logits: on a CPU a fresh tensor of that size costs as much
-time as the exponentials themselves.
+So the memory is that of one chunk, and a sequence that fits in one chunk computes nothing twice.
+Softmax and gradient overwrite the logits: on a CPU, allocating a new tensor of that size takes as
+long as the exponentials themselves.
 
-The loss is a *sum* over tokens (numerics: counted over the global batch and divided once). With
-logits x and their log-sum-exp L = log Σⱼ exp xⱼ over all V entries of the vocabulary:
+The loss is a *sum* over tokens; the training step divides it once, by the tokens of the global
+batch. With logits x and their log-sum-exp L = log Σⱼ exp xⱼ over all V entries of the vocabulary:
 
     loss = Σ over tokens with a label of  L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ + z·L²
     its gradient by xⱼ                    (1 + 2·z·L)·softmaxⱼ - (1 - ε)·[j is the label] - ε/V
 
-ε smooths labels (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567), z holds L near zero (de
-Brébisson and Vincent 2016, https://arxiv.org/abs/1604.08859); both are 0 if nothing is said.
+ε smooths labels (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567), z keeps L near zero (de
+Brébisson and Vincent 2016, https://arxiv.org/abs/1604.08859); the default of both is 0.
 
-The rows of the head may be shared out. Then each part knows the largest of its logits, their sum
-of exponentials, and its own terms of what is subtracted; three sums over the parts of a number
-for each token, and no logits travel (`VocabShards`).
+The rows of the head may be sharded over tp ranks (`VocabShards`). Then each rank computes, for each
+token, the maximum of its logits, their sum of exponentials, and its terms of what is subtracted
+from L. Three all-reduces of one number per token combine them; logits are not sent.
 """
 
 from collections.abc import Callable
@@ -39,75 +39,80 @@ from howdah.plan.batch import MASKED
 
 CHUNK = 2048  # tokens
 
-Add = Callable[[Tensor], object]  # adds a weight's gradient to a tensor of its shape
+Add = Callable[[Tensor], object]  # adds a gradient to a tensor of the weight's shape
 
 
 class Matrix(Protocol):
-    """A head that is no tensor of autograd: it is asked for its rows, and given their gradient."""
+    """A head weight that autograd does not see: it returns its rows and takes their gradient."""
 
     def value(self) -> Tensor:
-        """The rows that are here [V, h]."""
+        """The rows of the head on this rank: [V, h], or fewer rows when they are sharded."""
         ...
 
     def add(self, add: Add, *, now: bool = False) -> None:
-        """Part of their gradient, once for each chunk, in the backward pass: `now`, or when it
-        suits.
+        """Takes one term of the rows' gradient: `add` adds it to a tensor. The backward pass calls
+        this once for each chunk. With `now` the term must be added at once, else it may be
+        deferred.
         """
         ...
 
 
 class VocabShards(Protocol):
-    """Those who hold the rows of the head, each some of them."""
+    """The ranks over which the rows of the head are sharded, as one of these ranks sees them."""
 
     @property
     def first(self) -> int:
-        """The number of the first row that is here."""
+        """The number of this rank's first row."""
         ...
 
     @property
     def vocab(self) -> int:
-        """The rows of all parts together."""
+        """The number of rows of all ranks together."""
         ...
 
     @property
     def keeps(self) -> bool:
-        """What `whole` gave is kept for the backward pass; else it is asked for again."""
+        """Whether the result of `gather_in` is kept for the backward pass; else it is gathered
+        again there.
+        """
         ...
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
-        """`x` becomes the largest, or the sum, over the parts."""
+        """All-reduces `x` in place: the maximum or the sum over the ranks."""
         ...
 
     def gather_in(self, hidden: Tensor) -> Tensor:
-        """The hidden states of all positions, where only a slice of them is here."""
+        """The hidden states of all positions; `hidden` may be this rank's slice of them."""
         ...
 
     def reduce_out(self, gradient: Tensor) -> Callable[[], Tensor]:
-        """Starts to sum the gradient of what `whole` gave; the sum, or its slice, when called."""
+        """Starts to sum `gradient`, that of the result of `gather_in`, over the ranks. The function
+        that is returned waits, and returns the sum or this rank's slice of it.
+        """
         ...
 
 
 class WholeVocab:
-    """Every row is here, and so is every hidden state."""
+    """The VocabShards of a single rank: it holds all rows and all hidden states."""
 
     def __init__(self, vocab: int) -> None:
         self.first, self.vocab, self.keeps = 0, vocab, False
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def gather_in(self, hidden: Tensor) -> Tensor:
-        """As it is."""
+        """Returns `hidden`."""
         return hidden
 
     def reduce_out(self, gradient: Tensor) -> Callable[[], Tensor]:
-        """As it is."""
+        """Returns a function that returns `gradient`."""
         return lambda: gradient
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What is added to plain cross-entropy: `smoothing` is ε, `z` is z of the formula above."""
+    """The additions to plain cross-entropy: `smoothing` is ε, `z` is z of the formula above."""
 
     smoothing: float = 0.0
     z: float = 0.0
@@ -125,12 +130,14 @@ def cross_entropy_sum(
     terms: Terms = NONE,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """The summed loss of all tokens, a scalar of at least float32.
+    """The loss summed over all tokens, a scalar of at least float32.
 
-    hidden  [..., s, h] hidden states; where there are `parts`, maybe a slice of the positions
-    weight  [V, h] the head, or the rows of it that are here
+    hidden  [..., s, h] hidden states; with `parts`, possibly a slice of the positions
+    weight  [V, h] the head, or this rank's rows of it
     labels  [..., s] the token to predict, or MASKED
-    chunk   tokens whose logits exist at one time
+    parts   the ranks that hold the other rows of the head; None: this rank holds all rows
+    terms   label smoothing and z-loss
+    chunk   tokens whose logits are in memory at one time
     """
     if parts is None:
         parts = WholeVocab(len(weight if isinstance(weight, Tensor) else weight.value()))
@@ -140,12 +147,12 @@ def cross_entropy_sum(
 
 
 def chunks(tokens: int, chunk: int = CHUNK) -> list[slice]:
-    """The chunks in which so many tokens are worked on."""
+    """The slices of `chunk` tokens into which `tokens` tokens are cut."""
     return [slice(start, start + chunk) for start in range(0, tokens, chunk)]
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left [m, k] · right [k, n] to out [m, n], which may be wider than they are."""
+    """Adds left [m, k] · right [k, n] to out [m, n], which may have a wider dtype."""
     if out.dtype == left.dtype:
         out.addmm_(left, right)
     else:
@@ -154,14 +161,14 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _How:
-    """What the operation is told, beside its tensors."""
+    """The arguments of the operation that are not tensors."""
 
     parts: VocabShards
     terms: Terms
     chunk: int
 
     def states(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """WholeVocab hidden states, token by token [T, h], for sums that autograd does not see."""
+        """The hidden states of all T tokens, [T, h], detached from autograd."""
         return self.parts.gather_in(hidden.detach()).reshape(-1, hidden.shape[-1])
 
 
@@ -176,7 +183,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         largest, total, label_term = states.new_empty(3, len(flat), dtype=wide).unbind()
         kept = last = None
         for last in chunks(len(flat), how.chunk):
-            kept = None  # what the chunk before kept goes before this one's logits come
+            kept = None  # frees the previous chunk's memory before this chunk's logits are made
             logits = _logits(states[last], rows)
             label_term[last] = _label_term(logits, flat[last], how)
             largest[last] = logits.amax(-1)
@@ -208,7 +215,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         add: Add | None = None
         for part in reversed(chunks(len(flat), how.chunk)):
             _give(add, matrix, d_weight)
-            add = None  # its logits' gradient goes before the next logits come
+            add = None  # frees the gradient of these logits before the next logits are made
             if kept is None:
                 logits = _logits(states[part], rows)
                 kept = logits.sub_(normalisers[part, None]).exp_(), None
@@ -219,14 +226,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             add = partial(add_product, left=d_logits.T, right=states[part])
             del d_logits
         done = how.parts.reduce_out(d_states.view(*labels.shape, -1))
-        _give(add, matrix, d_weight)  # while the parts' gradients are summed
+        _give(add, matrix, d_weight)  # while the gradient of the hidden states is summed
         return done(), d_weight, None, None
 
 
 def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> None:
-    """Adds a chunk's part of the head's gradient where it is wanted."""
+    """Adds one chunk's term of the head's gradient to the matrix or to `d_weight`, if any."""
     if add and matrix:
-        matrix.add(add, now=True)  # kept for later, chunks would be all logits
+        matrix.add(add, now=True)  # deferred, it would keep the logits of all chunks in memory
     elif add and d_weight is not None:
         add(d_weight)
 
@@ -236,13 +243,16 @@ def _logits(states: Tensor, rows: Tensor) -> Tensor:
 
 
 def _places(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
-    """The row of each label [n] among those that are here, and whether it is; MASKED is not."""
+    """(index of each label's row among this rank's rows [n], whether this rank has that row [n]).
+
+    MASKED labels have no row.
+    """
     places = labels - how.parts.first
     return places.clamp(0, rows - 1), (labels != MASKED) & (places >= 0) & (places < rows)
 
 
 def _label_term(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
-    """What these logits take from each token's loss: (1 - ε)·x_label + ε/V·Σⱼ xⱼ."""
+    """What these logits subtract from each token's loss: (1 - ε)·x_label + ε/V·Σⱼ xⱼ."""
     places, here = _places(labels, logits.shape[1], how)
     smoothing = how.terms.smoothing
     label_term = torch.where(here, logits.gather(1, places[:, None])[:, 0], 0)
@@ -252,7 +262,11 @@ def _label_term(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
 
 
 def _combine(parts: VocabShards, largest: Tensor, total: Tensor, label_term: Tensor) -> Tensor:
-    """The log-sum-exp of each token over all parts; `label_term` becomes what all of them take."""
+    """The log-sum-exp of each token over all ranks; sums `label_term` over the ranks in place.
+
+    largest  the maximum of this rank's logits, for each token
+    total    the sum of exp(logit - largest) on this rank, for each token; overwritten
+    """
     most = largest.clone()
     parts.combine(most, "max")
     total.mul_((largest - most).exp_())
@@ -266,8 +280,10 @@ def _logit_gradient(
 ) -> Tensor:
     """The gradient of the loss by the logits of a chunk, zero where the label is masked.
 
-    kept  exponentials, and what they are to be scaled by to be the softmax; None stands for 1.
-          The exponentials are overwritten.
+    kept         (exponentials, factor that makes them the softmax; None: 1). The exponentials are
+                 overwritten.
+    normalisers  log-sum-exp of each token
+    of           (gradient of the loss, arguments of the operation)
     """
     exponentials, scale = kept
     grad, how = of

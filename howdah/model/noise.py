@@ -1,13 +1,13 @@
-"""Random numbers without state: a counter hash in torch operations.
+"""Random numbers without state: a hash of counters, in torch operations.
 
-Fresh weights and dropout masks are functions of a key and a counter, so any slice can be drawn
-alone, on any rank, after any resume, with equal bits. Nothing stores a generator. The hash is
-`plan.seeds.mix`, operation for operation, on int64 instead of uint64: additions and products
-wrap alike, and the shift is made logical by a mask.
+Initial weights and dropout masks are functions of a key and a counter, so any rank can draw any
+slice of them alone, also after a resume, with equal bits. No generator is stored. The hash is
+`base.seeds.mix`, operation for operation, on int64 instead of uint64: sums and products wrap
+around in the same way, and a mask makes the right shift logical.
 
-Normal numbers are sums of four 16-bit fields of one hash (Irwin-Hall): exact integers up to a
-last product, so that no logarithm can round differently on another machine. The tails end at
-3.46 deviations, as with the truncated normal that is usual for weights.
+Normal numbers are sums of four 16-bit fields of one hash (Irwin-Hall): exact integers up to the
+final product, so there is no logarithm that could round differently on another machine. The tails
+end at 3.46 standard deviations, similar to the truncated normal that is usual for weights.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from howdah.base.seeds import GOLDEN, MULTIPLIERS, SHIFTS, key
 
-CHUNK = 1 << 22  # elements drawn at a time, so that a large tensor needs little scratch
+CHUNK = 1 << 22  # elements drawn at a time, to limit temporary memory
 
 
 def _signed(word: int) -> int:
-    """The int64 with the bits of a uint64."""
+    """The int64 with the same bits as a uint64."""
     word &= (1 << 64) - 1
     return word - (1 << 64) if word >> 63 else word
 
 
 def mix(key: int, counters: Tensor) -> Tensor:
-    """64 random bits (int64, any shape) for each counter (int64)."""
+    """Returns 64 random bits for each counter (int64, any shape), as int64."""
     z = counters * _signed(GOLDEN) + _signed(key)
     for multiplier, shift in zip(MULTIPLIERS, SHIFTS, strict=False):
         z = (z ^ _shift(z, shift)) * _signed(multiplier)
@@ -41,7 +41,9 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def normal(key: int, places: Tensor) -> Tensor:
-    """Elements at `places` (int64) of the endless row of normal numbers named `key`: float32."""
+    """Standard normal numbers, float32: the elements at indices `places` (int64) of the infinite
+    sequence that `key` defines.
+    """
     bits = mix(key, places)
     total = sum((bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48))
     assert isinstance(total, Tensor)
@@ -58,9 +60,9 @@ def fill_normal(
     spread: float,
     places: Callable[[Tensor], Tensor] = lambda index: index,
 ) -> None:
-    """Fill a 1-D `out` with mean + spread · normal, cast at the end.
+    """Fill a 1-D `out` with mean + spread · normal, computed in float32 and then cast.
 
-    places  the place in the row of normal numbers of each index of `out`
+    places  maps indices of `out` to indices in the sequence of normal numbers
     """
     for first in range(0, out.numel(), CHUNK):
         part = out[first : first + CHUNK]
@@ -73,11 +75,13 @@ def fill_normal(
 
 @dataclass(frozen=True)
 class Noise:
-    """What the noise of one micro-batch depends on, beside the name of the place.
+    """What the dropout of one micro-batch depends on, besides the name of the dropout layer.
 
+    seed     the run's seed
+    step     the training step
     samples  [b] global sample number of each row
-    first    the position at which what is noised begins, where that is a slice of positions
-    length   of all positions; None: nothing is cut
+    first    first position of the rank's slice of the sequence
+    length   positions of the full sequence; None: the sequence is not sliced
     """
 
     seed: int
@@ -88,10 +92,10 @@ class Noise:
 
 
 def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tensor:
-    """Set `share` of the elements of x [b, s, h] to zero and scale the rest up.
+    """Dropout: set the fraction `share` of x [b, s, h] to zero and scale the rest by 1/(1 - share).
 
-    The mask depends on (seed, step, name, sample, position, feature): not on the layout, nor on
-    what else is in the micro-batch. Without noise (evaluation) or share, x itself.
+    The mask depends on (seed, step, name, sample, position, feature), not on the layout or on the
+    other samples of the micro-batch. Without noise (evaluation), or with share 0, returns x.
     """
     if noise is None or share == 0:
         return x

@@ -5,9 +5,10 @@
     block, norm before:  x + attention(norm x), then x + feedforward(norm x)
     block, norm after:   norm(x + attention x), then norm(x + feedforward x)
 
-It ends at the hidden states: the head and the loss are one operation (`loss.py`), because the
-logits of a long sequence should never exist whole. The model knows no ranks, no layouts and no
-random state. Weights are named as in `plan/sharding.py`, and a test holds the two together.
+The forward pass ends at the hidden states: the head and the loss are one operation (`loss.py`),
+because the logits of a long sequence should never be in memory all at once. The model knows no
+ranks, no layouts and no random state. Weights are named as in `shapes/weights.py`; a test compares
+the names.
 """
 
 from collections.abc import Collection
@@ -28,7 +29,13 @@ from howdah.shapes.weights import parts as all_parts
 
 @dataclass(frozen=True)
 class BlockContext:
-    """What all blocks of one forward pass share: angles, mask, noise and cache."""
+    """The inputs that all blocks of one forward pass share.
+
+    turn   rotary angles (`rotary_turns`), or None
+    mask   attention mask (`cut_documents`)
+    noise  of dropout; None turns dropout off
+    cache  keys and values for decoding, or None
+    """
 
     turn: Tensor | None
     mask: Mask
@@ -37,7 +44,7 @@ class BlockContext:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with its norm, its residual and its dropout."""
+    """One block: attention and feed-forward, each with norm, residual connection and dropout."""
 
     def __init__(self, shape: ModelShape, layer: str, dropout: float) -> None:
         super().__init__()
@@ -62,10 +69,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The model of a ModelShape. Build it on the meta device; whoever places it fills it.
+    """The model of a ModelShape. It is built on the meta device; `parallel` fills in the weights.
 
-    parts  of the model (`plan.weights.parts`) to build; None: all. A pipeline's rank builds its
-           own, under the names they have in the whole.
+    parts  the parts of the model (`shapes.weights.parts`) to build; None: all. A rank of a
+           pipeline builds its own parts, with the same names as in the full model.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix that turns hidden states into logits: [V, h]."""
+        """The matrix [V, h] that maps hidden states to logits."""
         return (self.embedding if self.shape.tied else self.head).weight
 
     def forward(
@@ -105,12 +112,12 @@ class Transformer(nn.Module):
         noise: Noise | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Hidden states [b, s, h] of tokens [b, s].
+        """The hidden states [b, s, h] of tokens [b, s].
 
-        positions  [b, s] of each token inside its document
-        documents  [b, s] document numbers on the host, rising along a row; None: one per row
-        noise      turns dropout on
-        cache      keeps keys and values between calls: first a prompt, then token by token
+        positions  [b, s] position of each token in its document
+        documents  [b, s] document numbers on the CPU, ascending in a row; None: one per row
+        noise      of dropout; None turns dropout off
+        cache      keeps keys and values between calls: first for a prompt, then one token each
         """
         x = self.embed(tokens, positions, noise=noise)
         around = self.around(x, positions, documents, noise=noise, cache=cache)
@@ -118,10 +125,10 @@ class Transformer(nn.Module):
             x = block(x, around)
         return self.final_norm(x)
 
-    # -- the pieces of a forward pass, for whoever runs them on several ranks
+    # -- the pieces of a forward pass, for layouts that run them on several ranks
 
     def embed(self, tokens: Tensor, positions: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """What the first block takes, [b, s, h], of tokens and positions [b, s]."""
+        """The input of the first block [b, s, h], for tokens and positions [b, s]."""
         x = self.embedding(tokens)
         if self.shape.positions == "learned":
             x = x + self.positions(positions)
@@ -136,7 +143,7 @@ class Transformer(nn.Module):
         noise: Noise | None = None,
         cache: Cache | None = None,
     ) -> BlockContext:
-        """What all blocks share, in the dtype and on the device of hidden states x."""
+        """The context of all blocks, in the dtype and on the device of hidden states x."""
         turn = None
         if self.shape.positions == "rotary":
             turn = rotary_turns(self.shape, positions, promoted(x.dtype))
@@ -144,9 +151,9 @@ class Transformer(nn.Module):
         return BlockContext(turn, mask, noise, cache)
 
     def final_norm(self, x: Tensor) -> Tensor:
-        """The hidden states that the head takes, of what the last block gives."""
+        """The input of the head, from the output x of the last block."""
         return cast(Tensor, self.norm(x)) if self.shape.norm_at == "before" else x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of a few hidden states [..., h], for decoding."""
+        """The logits [..., V] of a few hidden states [..., h], for decoding."""
         return F.linear(hidden, self.head_weight)

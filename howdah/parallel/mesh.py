@@ -70,8 +70,8 @@ class Mesh:
 
     @property
     def counts_batch(self) -> bool:
-        """Whether this rank counts its replica's tokens, which all stages and parts see alike."""
-        return self.place("pp") == self.place("tp") == 0
+        """Whether this rank counts the tokens of its samples, on which others compute as well."""
+        return self.place("pp") == self.place("cp") == self.place("tp") == 0
 
     def place(self, name: Axis) -> int:
         """Where this rank stands along an axis."""

@@ -17,6 +17,7 @@ longest bucket: one is filled while one is reduced, and some stay open for longe
 from collections.abc import Sequence
 
 from howdah.plan.flat_buffers import Buffer
+from howdah.plan.layout import family_of
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts, tied_stages
@@ -25,7 +26,6 @@ from howdah.plan.sharding import local_buffers, summed_over_tp
 from howdah.shapes.weights import parts_of
 
 BUCKET_BYTES = 4 << 20
-SPLIT = ("zb-h1", "zb-h2", "zb-v")  # backwards in two halves
 
 
 def fill_buckets(
@@ -82,7 +82,7 @@ def window_of(plan: Plan, rank: int) -> tuple[int, int]:
     names = {buffer.unit for bucket in buckets for buffer in bucket}
     heads = {"head", "tied"} & names
     stays_open = "tied" in names and _uses_twice(plan, rank)  # from the head to the embedding
-    early = (layout.schedule in SPLIT or plan.schedule is not None) and bool(heads)
+    early = (plan.schedule is not None or family_of(layout).split) and bool(heads)
     parts = layout.tp > 1 and any(
         len(summed_over_tp(plan.weight(name), plan, rank)) > 1
         for bucket in buckets

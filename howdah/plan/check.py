@@ -7,7 +7,8 @@ from howdah.base.errors import UserError, shown
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
-from howdah.shapes.shape import ModelShape, check_shape
+from howdah.shapes.check import check_shape
+from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
 
 LARGEST_STEP = 1 << 31  # tokens: beyond it, the bytes of a step would not fit in 64 bits

@@ -24,6 +24,8 @@ from typing import Literal, get_args
 
 from howdah.base.errors import UserError, nearest, shown
 from howdah.machines.cluster import WORLD
+from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
+from howdah.plan.schedule.registry import Family
 from howdah.shapes.activations import Recompute
 
 Home = Literal["device", "host", "disk"]
@@ -33,7 +35,7 @@ Inputs = Literal["sliced", "gathered"]
 Release = Literal["use", "step"]
 
 # Schedules that keep the result; those without a flush are a Method.
-SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "terapipe")
+SCHEDULES = tuple(name for name, family in FAMILIES.items() if family.keeps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,13 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def readers(self) -> int:
+        """Groups of ranks that read different samples, dp: ranks along cp, tp and pp compute on the
+        same ones. The layout must be resolved.
+        """
+        return self.replicas // self.cp
+
+    @property
     def world(self) -> int:
         """How many processes the layout needs; the layout must be resolved."""
         return self.pp * self.replicas * self.tp
@@ -122,6 +131,11 @@ def has_whole_norm(layout: Layout) -> bool:
 def needs_own(layout: Layout) -> bool:
     """Whether the model's operations must know their weights by handle (`parallel/ops.py`)."""
     return layout.tp > 1 or layout.pp > 1 or layout.zero == 3 or layout.recompute != "none"
+
+
+def family_of(layout: Layout) -> Family:
+    """The properties of the layout's schedule; without one, those of one stage on each rank."""
+    return FAMILIES.get(layout.schedule or "", FAMILIES["naive"])
 
 
 # -- words ---------------------------------------------------------------------
@@ -190,7 +204,7 @@ def _words(layout: Layout) -> Iterator[str]:
         yield "sp"
     if layout.schedule:
         yield layout.schedule
-    if layout.virtual != 1 and layout.schedule != "zb-v":
+    if layout.virtual != family_of(layout).stages:
         yield f"v{layout.virtual}"
     if layout.micros is not None:
         yield f"x{layout.micros}"
@@ -264,8 +278,8 @@ def _defaults(layout: Layout) -> dict[str, object]:
     if layout.schedule is None and layout.pp > 1:
         follows = {(True, False): "interleaved", (False, True): "terapipe"}
         values["schedule"] = follows.get((layout.virtual > 1, layout.slices > 1), "1f1b")
-    if layout.schedule == "zb-v" and layout.virtual == 1:
-        values["virtual"] = 2
+    if layout.virtual == 1:
+        values["virtual"] = family_of(layout).stages
     if layout.shard is not None and layout.dp is not None and layout.shard == layout.dp * layout.cp:
         values["shard"] = None
     return values
@@ -311,16 +325,21 @@ def _pipeline_problems(layout: Layout) -> Iterator[str]:
         return
     if schedule not in SCHEDULES:
         yield f"schedule {schedule!r} is unknown{nearest(str(schedule), SCHEDULES)}"
-    if schedule == "interleaved" and virtual == 1:
-        yield "interleaved needs two or more stages on each rank; add v2"
-    if schedule == "zb-v" and virtual != 2:
-        yield f"zb-v has two stages on each rank, not v{virtual}; drop v{virtual}"
-    if schedule not in ("interleaved", "zb-v") and virtual > 1:
-        yield f"{schedule} has one stage on each rank, not v{virtual}; use interleaved v{virtual}"
-    if (schedule == "terapipe") != (layout.slices > 1):
+        return
+    family = family_of(layout)
+    if family.takes == "virtual" and virtual == 1:
+        yield f"{schedule} needs two or more stages on each rank; add v2"
+    elif family.takes != "virtual" and virtual != family.stages:
         yield (
-            "terapipe needs token slices; add slices2 or more"
-            if schedule == "terapipe"
+            f"{schedule} has one stage on each rank, not v{virtual}; use interleaved v{virtual}"
+            if family.stages == 1
+            else f"{schedule} has {family.stages} stages on each rank, not v{virtual}; drop "
+            f"v{virtual}"
+        )
+    if (family.takes == "slices") != (layout.slices > 1):
+        yield (
+            f"{schedule} needs token slices; add slices2 or more"
+            if family.takes == "slices"
             else f"{schedule} does not cut tokens; use terapipe slices{layout.slices}"
         )
 

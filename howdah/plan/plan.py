@@ -11,7 +11,7 @@ from functools import cached_property
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
@@ -147,6 +147,6 @@ def make_stages(
     """
     costs = {part: float(part_flops(shape, part, sequence)) for part in parts(shape)}
     if where is None:
-        folded = layout.schedule == "zb-v"
+        folded = family_of(layout).folded
         where = v_shaped(layout.pp) if folded else looped(layout.pp, layout.virtual)
     return by_cost(costs, where)

@@ -1,1 +1,1 @@
-"""What to change: plans near one that does not fit, cuts of stages and of sequences."""
+"""Searches: layouts that fit their devices, cuts of a model into stages, and token slices."""

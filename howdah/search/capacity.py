@@ -1,8 +1,9 @@
-"""Whether this machine can hold a run, before anything of it is started.
+"""Whether a machine can hold a run, checked before any process of the run starts.
 
-Ranks on a CPU share the machine's memory: each holds what the plan says, the interpreter with its
-libraries, and while it saves a copy of what it saves. A machine that runs out of memory ends
-processes, and not always those that took it; one with many more ranks than cores crawls.
+Ranks on a CPU share the machine's memory. Each rank needs the memory that the plan predicts, the
+interpreter with its libraries, and, while it saves a checkpoint, a copy of what it saves. A machine
+that runs out of memory kills processes, and not always those that used it. A machine with many more
+ranks than cores becomes very slow.
 """
 
 from dataclasses import dataclass, replace
@@ -14,23 +15,23 @@ from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.support import unsupported
 from howdah.search.closest import closest
-from howdah.shapes.shape import parameters
+from howdah.shapes.parameters import parameters
 from howdah.sim.memory import Held, memory, peak
 from howdah.sim.predict import kernels_of
 
-PROCESS = 220 << 20  # bytes of a rank before its first weight
-SAVED = ("weights", "masters", "moments")  # components of which a checkpoint takes a copy
+PROCESS = 220 << 20  # bytes of a rank's process before its first weight
+SAVED = ("weights", "masters", "moments")  # components that a checkpoint copies while it is saved
 RANKS_PER_CORE = 16
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a machine has for a run.
+    """The resources that one machine has for a run.
 
-    memory  bytes that are free on the host; None where the system does not tell
-    cores   that may be used
-    device  bytes of an accelerator, which hold the tensors in the host's place; 0 has none
-    ranks   of the run that are on this machine
+    memory  free bytes of the host's memory; None if the system does not report them
+    cores   CPU cores that the run may use
+    ranks   number of the run's ranks on this machine
+    device  bytes of one accelerator, which then holds the tensors; 0 without an accelerator
     """
 
     memory: int | None
@@ -40,13 +41,13 @@ class Room:
 
 
 def refuse_too_large(plan: Plan, room: Room) -> None:
-    """Raises UserError when a machine cannot hold its ranks of `plan`."""
+    """Raises UserError if a machine cannot hold its ranks of `plan`."""
     if problems := lacks(plan, room):
         raise UserError(f"{several(problems)}; or try all the same with --force")
 
 
 def lacks(plan: Plan, room: Room) -> list[str]:
-    """Why a machine cannot hold its ranks of `plan`, and what it could; empty when it can."""
+    """Why a machine cannot hold its ranks of `plan`, and what would fit; empty if it can."""
     problems = []
     if room.ranks > RANKS_PER_CORE * room.cores:
         problems.append(
@@ -69,7 +70,7 @@ def _stages(plan: Plan) -> list[int]:
 
 
 def _takes(plan: Plan, layout: Layout) -> int:
-    """Bytes of the fullest rank on another layout with the same micro-batch."""
+    """Bytes of the rank that needs most, on another layout with the same micro-batch size."""
     batch = replace(plan.batch, global_batch=None)
     other = make_plan(plan.shape, layout, batch, sequence=plan.sequence, method=plan.method)
     return max(_rank_bytes(other, stage, on_host=True) for stage in _stages(other))
@@ -93,7 +94,7 @@ def _too_little(plan: Plan, each: int, there: int, where: str) -> str:
 
 
 def _what_would(plan: Plan, each: int, there: int) -> str:
-    other = closest(plan, max(there - PROCESS, 0) / 2)  # half: a save takes a copy of most of it
+    other = closest(plan, max(there - PROCESS, 0) / 2)  # half: a save copies most of it
     if other and not unsupported(plan.shape, other) and _takes(plan, other) <= there:
         return f"layout='{other}' would fit"
     fitting = parameters(plan.shape).total * max(there - PROCESS, 0) / each / 1e6

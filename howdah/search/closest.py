@@ -1,5 +1,7 @@
-"""The plan nearest to one that does not fit its device: the smallest change of layout, on the same
-devices, that does. Up to three changes are made at once, the cheapest first.
+"""The nearest plan to one that does not fit its device: the smallest change of layout that fits.
+
+The number of devices stays the same. Up to three changes are combined; the cheapest combinations
+are tried first.
 """
 
 from collections.abc import Iterator
@@ -14,31 +16,41 @@ from howdah.plan.plan import Plan, make_plan
 from howdah.sim.memory import memory, peak
 from howdah.sim.predict import kernels_of
 
-TRIES = 120  # sets of changes that are looked at
+TRIES = 120  # most combinations of changes that are tried
 
 
 class Change(NamedTuple):
-    """A change of a layout, and roughly what it costs: the order in which changes are tried."""
+    """One change of a layout.
+
+    cost    rough cost, which determines the order in which changes are tried
+    values  the changed fields of the layout, with their new values
+    """
 
     cost: int
     values: dict[str, object]
 
 
 def closest(plan: Plan, capacity: float) -> Layout | None:
-    """The layout on as many devices, with the least changed, whose stages stay in `capacity`."""
+    """The layout nearest to that of `plan`, on as many devices, that fits; None if none is found.
+
+    capacity  bytes of device memory that one rank of any stage may need
+    """
     found = list(_changes(plan.layout))
     sets = [chosen for count in range(1, 4) for chosen in combinations(found, count)]
     for chosen in sorted(sets, key=lambda s: sum(change.cost for change in s))[:TRIES]:
         values = {name: value for change in chosen for name, value in change.values.items()}
         if len(values) < sum(len(change.values) for change in chosen):
-            continue  # two of them change the same word
+            continue  # two of them change the same field
         if (other := _changed(plan, values)) and _fits(other, capacity):
             return other.layout
     return None
 
 
 def _changes(layout: Layout) -> Iterator[Change]:
-    """States shared out cost messages, tp more of them, pp a bubble, recomputation flops."""
+    """All single changes that reduce memory, with their costs.
+
+    Sharded states cost messages, tp costs more of them, pp costs a bubble, recomputation flops.
+    """
     for zero in range(layout.zero + 1, 4):
         yield Change(zero, {"zero": zero, "accumulate": None})
     if layout.recompute != "full":
@@ -55,7 +67,7 @@ def _changes(layout: Layout) -> Iterator[Change]:
 
 
 def _changed(plan: Plan, changes: dict[str, object]) -> Plan | None:
-    """The plan on the changed layout with the same micro-batch; None where that is no plan."""
+    """The plan on the changed layout, with the same micro-batch size; None if it is not valid."""
     try:
         layout = replace(plan.layout, **changes)  # type: ignore[arg-type]
         batch = replace(plan.batch, global_batch=None)
@@ -66,6 +78,6 @@ def _changed(plan: Plan, changes: dict[str, object]) -> Plan | None:
 
 
 def _fits(plan: Plan, capacity: float) -> bool:
-    """Whether every stage does; most that do not fit show it in the first."""
+    """Whether every stage needs at most `capacity` bytes; the first stage usually needs most."""
     stages = axis(plan.layout, "pp").group(0)
     return all(peak(memory(plan, rank, kernels_of(plan))) <= capacity for rank in stages)

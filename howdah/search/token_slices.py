@@ -1,16 +1,16 @@
-"""Token slices: one sequence cut into parts that follow each other through the pipeline.
+"""Token slices: one sequence cut into slices that follow each other through the pipeline.
 
-A causal model lets stage 1 begin with the first tokens while stage 0 takes the next ones
+In a causal model, stage 1 can start with the first tokens while stage 0 runs the next ones
 (TeraPipe, https://arxiv.org/abs/2102.07988). With K stages and slices that take t_1 … t_M on
-each, the longest slice is waited for on every further stage:
+each stage, every stage after the first waits for the longest slice:
 
     stage 0   |t1 | t2  |t3 |t4 |                       latency = Σ t_i + (K - 1)·max t_i
     stage 1       |t1 | t2  |t3 |t4 |
     stage 2             |t1 | t2  |t3 |t4 |             drawn: K = 3, t2 the longest
               <---- Σ t ----><- 2·max t ->
 
-A token attends to all before it, so later tokens cost more and equal slices are not equal
-work; short slices leave a device idle, long ones make a bubble. The best cut is somewhere
+A token attends to all tokens before it, so later tokens cost more, and slices of equal length do
+not take equal time. Short slices use a device badly, long slices make a bubble. The best cut is in
 between, and depends on t(length, prefix): the time of `length` tokens after `prefix` others.
 """
 
@@ -27,16 +27,17 @@ Time = Callable[[int, int], float]  # (length, prefix) → time on one stage, in
 
 
 def latency(lengths: tuple[int, ...], time: Time, *, stages: int) -> float:
-    """How long the slices take through all stages, in the unit of `time`."""
+    """Time in which slices of these lengths pass through all stages, in the unit of `time`."""
     prefixes = accumulate(lengths, initial=0)
     times = [time(length, prefix) for length, prefix in zip(lengths, prefixes, strict=False)]
     return sum(times) + (stages - 1) * max(times)
 
 
 def even_slices(sequence: int, slices: int) -> tuple[int, ...]:
-    """Lengths that differ by at most one; the longer ones come first, where attention is short.
+    """The lengths of `slices` slices of a sequence; they differ by at most one.
 
-    Raises UserError for more slices than tokens.
+    The longer slices are first, where a token attends to fewer tokens. Raises UserError for more
+    slices than tokens.
     """
     if slices > sequence:
         raise UserError(
@@ -50,11 +51,12 @@ def even_slices(sequence: int, slices: int) -> tuple[int, ...]:
 def best_slices(sequence: int, time: Time, *, stages: int, granularity: int = 1) -> tuple[int, ...]:
     """The lengths with the least latency, cut at multiples of `granularity` tokens.
 
-    TeraPipe's dynamic programme finds, for a bound on t, the slices with the least Σ t, and
-    tries every bound. Here each round's bound is the longest slice of the round before: no cut
-    between the two bounds has a smaller sum, so none is passed over. It ends when the sum alone
-    is worse than the best latency, or when no cut is left. With n places to cut, a round takes
-    n² steps, and there are at most n²/2 rounds; about 5·n where `time` is smooth.
+    TeraPipe's dynamic programme finds, for an upper bound on t, the slices with the least Σ t, and
+    tries every bound. Here the bound of a round is the longest slice of the previous round: cuts
+    between the two bounds have no smaller sum, so the best cut is not missed. The search ends when
+    the sum alone is not below the best latency, or when no cut is left. With n positions at which
+    to cut, a round takes n² operations, and there are at most n²/2 rounds; about 5·n if `time` is
+    smooth.
     """
     places = [*range(0, sequence, granularity), sequence]
     times = np.full((len(places), len(places)), inf)
@@ -73,9 +75,11 @@ def best_slices(sequence: int, time: Time, *, stages: int, granularity: int = 1)
 
 
 def _least_sum(times: npt.NDArray[np.float64]) -> tuple[float, list[int]]:
-    """The cheapest way from place 0 to the last and the places on it; inf when there is none.
+    """The least total time of slices from position 0 to the last, and the positions of the cuts.
 
-    times[a, b] is what the slice from place a to place b takes, inf where it is not allowed.
+    times  times[a, b] is the time of the slice from position a to b; inf if it is not allowed
+
+    The total time is inf if no cuts are allowed.
     """
     last = len(times) - 1
     sums, origin = np.zeros(last + 1), [0] * (last + 1)

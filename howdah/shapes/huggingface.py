@@ -20,14 +20,8 @@ from typing import Any
 
 from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, parse_json, read_file
-from howdah.shapes.shape import (
-    Experts,
-    FeedForward,
-    Latent,
-    ModelShape,
-    RotaryScaling,
-    require_shape,
-)
+from howdah.shapes.check import require_shape
+from howdah.shapes.shape import Experts, FeedForward, Latent, ModelShape, RotaryScaling
 
 Config = dict[str, Any]
 

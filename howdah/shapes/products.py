@@ -22,16 +22,18 @@ counted, nor what a flash kernel does twice inside its backward pass.
                feedforward.gate   token × width · width × ffn
                …
 
-A product has the name of its weight in `weights.py`; a test holds the two lists equal.
+The products are read off the table of weights: one for each matrix that is not looked up, with the
+name of the weight and its last two dims.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from howdah.shapes.activations import Recompute
-from howdah.shapes.dims import OF_SOURCE, Dim, Local, Per, Tokens, local
-from howdah.shapes.shape import ModelShape, parameters
-from howdah.shapes.weights import parts
+from howdah.shapes.dims import Dim, Local, Per, Tokens, local
+from howdah.shapes.parameters import parameters
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import part_kinds, part_weights
 
 
 @dataclass(frozen=True)
@@ -72,88 +74,40 @@ Operator = Product | Pairs
 
 def operators(shape: ModelShape, part: str) -> tuple[Operator, ...]:
     """The matrix products of a part's forward pass, in order; none where tokens are embedded."""
-    stack, _, layer = part.partition(".")
-    if stack == "head":
-        return tuple(_head(shape))
-    if not layer:
+    if part in ("embedding", "target"):
         return ()
-    sparse = stack == "layers" and shape.sparse(int(layer))
-    block = tuple(_block(shape, sparse=sparse))
-    if stack == "layers":
-        return block
-    # an encoder in front of a decoder: no cross attention, no mask, and other tokens
-    own = (operator for operator in block if not operator.name.startswith("cross"))
-    return tuple(_of_source(operator) for operator in own)
+    found = tuple(_read_off(shape, part))
+    if part == "head" and shape.tied:  # the one matrix that is looked up and multiplied with
+        head = Product("head", "token", Dim("vocab", shape.vocab), Dim("width", shape.width))
+        return (*found, head)
+    return found
 
 
-def _of_source(operator: Operator) -> Operator:
-    per = OF_SOURCE[operator.per]
-    if isinstance(operator, Pairs):
-        return replace(operator, per=per, causal=False)
-    return replace(operator, per=per)
+def _read_off(shape: ModelShape, part: str) -> Iterator[Operator]:
+    """A product for each matrix, and attention's pairs before the matrix of its output."""
+    encoder = part.startswith("encoder.")  # reads other tokens
+    for weight in part_weights(shape, part):
+        if not weight.decay:  # a norm or a bias
+            continue
+        name = weight.name.removesuffix(".weight").removeprefix(f"{part}.")
+        if name.endswith(".o"):
+            yield _pairs(shape, name.removesuffix(".o"), encoder=encoder)
+        *stacked, columns, inner = map(Dim, weight.dims, weight.shape)
+        per: Per = "source" if encoder or name in ("cross.k", "cross.v") else "token"
+        product = Product(name, per, columns, inner)
+        if stacked and shape.experts:
+            product = replace(product, copies=shape.experts.chosen, groups=shape.experts.number)
+        yield product
 
 
-def _block(shape: ModelShape, *, sparse: bool) -> Iterator[Operator]:
-    if shape.latent is None:
-        causal = shape.family != "encoder"
-        yield from _attention(shape, "attention", "token", "pair", causal=causal)
-    else:
-        yield from _latent(shape)
-    if shape.family == "encoder-decoder":
-        yield from _attention(shape, "cross", "source", "cross_pair", causal=False)
-    if shape.experts is None or not sparse:
-        yield from _feedforward(shape, "feedforward", Dim("ffn", shape.ffn))
-        return
-    choice, inner = Dim("choice", shape.experts.number), Dim("expert_ffn", shape.experts.ffn)
-    yield Product("router", "token", choice, Dim("width", shape.width))
-    if shape.experts.shared:
-        yield from _feedforward(shape, "shared", Dim("ffn", shape.experts.shared))
-    for product in _feedforward(shape, "experts", inner):
-        yield replace(product, copies=shape.experts.chosen, groups=shape.experts.number)
-
-
-def _attention(
-    shape: ModelShape, name: str, keys: Per, pair: Per, *, causal: bool
-) -> Iterator[Operator]:
-    width, heads = Dim("width", shape.width), Dim("heads", shape.heads)
-    query, key = Dim("query", shape.heads * shape.d), Dim("key", shape.k * shape.d)
-    yield Product(f"{name}.q", "token", query, width)
-    yield Product(f"{name}.k", keys, key, width)
-    yield Product(f"{name}.v", keys, key, width)
-    yield Pairs(name, pair, heads, shape.d, shape.d, causal)
-    yield Product(f"{name}.o", "token", width, query)
-
-
-def _latent(shape: ModelShape) -> Iterator[Operator]:
-    """As it is trained, with keys and values unfolded (https://arxiv.org/abs/2405.04434, 2.1)."""
-    latent, a, width = shape.latent, shape.heads, Dim("width", shape.width)
-    assert latent is not None
-    query, value = Dim("query", a * shape.d), Dim("query", a * latent.value)
-    if latent.query_rank:
-        yield Product("attention.q_down", "token", Dim("rank", latent.query_rank), width)
-        yield Product("attention.q_up", "token", query, Dim("rank", latent.query_rank))
-    else:
-        yield Product("attention.q", "token", query, width)
-    down, unfolded = latent.kv_rank + latent.rotary, a * (latent.plain + latent.value)
-    yield Product("attention.kv_down", "token", Dim("rank", down), width)
-    yield Product("attention.kv_up", "token", Dim("query", unfolded), Dim("rank", latent.kv_rank))
-    yield Pairs("attention", "pair", Dim("heads", a), shape.d, latent.value, causal=True)
-    yield Product("attention.o", "token", width, value)
-
-
-def _feedforward(shape: ModelShape, name: str, inner: Dim) -> Iterator[Product]:
-    width = Dim("width", shape.width)
-    if shape.gated:
-        yield Product(f"{name}.gate", "token", inner, width)
-    yield Product(f"{name}.up", "token", inner, width)
-    yield Product(f"{name}.down", "token", width, inner)
-
-
-def _head(shape: ModelShape) -> Iterator[Product]:
-    width = Dim("width", shape.width)
-    if shape.transform:
-        yield Product("transform", "token", width, width)
-    yield Product("head", "token", Dim("vocab", shape.vocab), width)
+def _pairs(shape: ModelShape, name: str, *, encoder: bool) -> Pairs:
+    """Latent attention is trained unfolded: https://arxiv.org/abs/2405.04434, section 2.1."""
+    heads, value = Dim("heads", shape.heads), shape.latent.value if shape.latent else shape.d
+    if name == "cross":
+        return Pairs(name, "cross_pair", heads, shape.d, value, causal=False)
+    if encoder:
+        return Pairs(name, "source_pair", heads, shape.d, value, causal=False)
+    return Pairs(name, "pair", heads, shape.d, value, causal=shape.family != "encoder")
 
 
 # -- counting ------------------------------------------------------------------
@@ -183,7 +137,10 @@ def forward_flops(shape: ModelShape, sequence: int, *, causal: bool) -> float:
 
     In an encoder-decoder that is a token of the target, with the work for one of the source.
     """
-    total = sum(part_flops(shape, part, sequence, causal=causal) for part in parts(shape))
+    total = sum(
+        number * part_flops(shape, part, sequence, causal=causal)
+        for part, number in part_kinds(shape).items()
+    )
     return total / sequence
 
 
@@ -193,8 +150,8 @@ def train_flops(
     """Operations of forward, backward (twice the forward) and recomputation, per token."""
     of = _one(shape, sequence)
     again = sum(
-        flops(operator, of, causal=causal)
-        for part in parts(shape)
+        number * flops(operator, of, causal=causal)
+        for part, number in part_kinds(shape).items()
         if part != "head"
         for operator in operators(shape, part)
         if recompute == "full" or (recompute == "selective" and isinstance(operator, Pairs))

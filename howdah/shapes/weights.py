@@ -113,14 +113,20 @@ def part_weights(shape: ModelShape, part: str) -> Iterable[Weight]:
     stack, _, layer = part.partition(".")
     if layer:
         return _block(shape, stack, int(layer))
-    return {"embedding": _embedding, "target": _target, "head": _head}[part](shape)
+    if part == "head":
+        return _unit("head", _head(shape))
+    return _embedding(shape) if part == "embedding" else _target(shape)
 
 
-def block_kinds(shape: ModelShape) -> dict[str, int]:
-    """A block of each kind, and how many are like it: {"layers.0": 3, "layers.3": 58}."""
+def part_kinds(shape: ModelShape) -> dict[str, int]:
+    """A part of each kind, and how many have the same rows but for their names.
+
+    DeepSeek-V3: {"embedding": 1, "layers.0": 3, "layers.3": 58, "head": 1}.
+    """
     sparse = [shape.sparse(layer) for layer in range(shape.layers)]
-    found = {f"layers.{sparse.index(kind)}": sparse.count(kind) for kind in dict.fromkeys(sparse)}
-    return {"encoder.0": shape.encoder_layers, **found} if shape.encoder_layers else found
+    blocks = {f"layers.{sparse.index(kind)}": sparse.count(kind) for kind in dict.fromkeys(sparse)}
+    encoder = {"encoder.0": shape.encoder_layers, "target": 1} if shape.encoder_layers else {}
+    return {"embedding": 1, **encoder, **blocks, "head": 1}
 
 
 def _embedding(shape: ModelShape) -> Iterator[Weight]:
@@ -154,10 +160,6 @@ def _relative_table(shape: ModelShape, stack: str) -> Iterator[Weight]:
 
 
 def _head(shape: ModelShape) -> Iterator[Weight]:
-    return _unit("head", _head_rows(shape))
-
-
-def _head_rows(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
     if shape.norm_at == "before":
         yield from _norm(shape, "norm")

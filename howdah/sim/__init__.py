@@ -1,1 +1,1 @@
-"""The same plan, priced: what a layout sends, holds and takes, by arithmetic."""
+"""What a plan sends, holds, takes and costs, computed by arithmetic before it runs."""

@@ -5,10 +5,10 @@
                                                    x  watts x PUE               energy
                                                    x  kg/kWh                    carbon
 
-Nothing here predicts: the throughput comes in. Energy follows the model cards of Llama
-(arXiv 2302.13971, 2307.09288): a device at its full board power, times the power usage
-effectiveness of the site (1.1), times the grid's carbon (0.385 kg/kWh). Hosts, switches and
-failed runs are left out, as they are there.
+The throughput is an input; this module does not predict it. Energy and carbon are computed as in
+the model cards of Llama (arXiv 2302.13971, 2307.09288): a device at its full board power, times
+the power usage effectiveness of the site (1.1), times the grid's carbon (0.385 kg/kWh). Hosts,
+switches and failed runs are left out, as in those model cards.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ HOURS_OF_A_YEAR = 8766.0
 
 @dataclass(frozen=True)
 class Rates:
-    """What one hour of one device takes.
+    """The power, price and carbon of one device while it runs.
 
-    watts   drawn on average; None is not published
-    price   USD per hour; None is not known
-    basis   where the price comes from, in words
-    pue     power of the site over that of the devices
+    watts   average power of the device; None if its power is not published
+    price   USD per hour; None if not known
+    basis   the source of the price, in words
+    pue     power of the whole site / power of its devices
     carbon  kg of CO2 equivalent per kWh
     """
 
@@ -38,10 +38,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Cost:
-    """A run's bill. What the cluster does not state is None.
+    """The time, money, energy and carbon of a run; None for numbers that the cluster lacks.
 
-    money   USD
-    tonnes  of CO2 equivalent
+    days          duration of the run
+    device_hours  hours, summed over all devices
+    money         USD
+    kwh           energy in kWh
+    tonnes        tonnes of CO2 equivalent
     """
 
     days: float
@@ -54,8 +57,9 @@ class Cost:
 def hourly(cluster: Cluster, *, use: float = 1.0, years: float = 5.0) -> Rates:
     """The rates of a cluster's devices.
 
-    use    share of the way from idle to full power that a run draws; model cards assume 1
-    years  over which a bought device pays off, where the cluster gives no rent
+    use    average power of a run, as a fraction of the range from idle (0) to full power (1);
+           model cards assume 1
+    years  years over which the price of a bought device is spread, if the cluster has no rent
     """
     device, price, basis = cluster.device, cluster.rent, "rent"
     if price is None and device.price is not None:
@@ -66,7 +70,7 @@ def hourly(cluster: Cluster, *, use: float = 1.0, years: float = 5.0) -> Rates:
 
 
 def cost(device_hours: float, *, devices: int, rates: Rates) -> Cost:
-    """The bill for `device_hours` spent on `devices` devices at once."""
+    """The cost of `device_hours` on `devices` devices that run in parallel."""
     kwh = None if rates.watts is None else device_hours * rates.watts * rates.pue / 1000
     return Cost(
         days=device_hours / devices / 24,
@@ -78,38 +82,39 @@ def cost(device_hours: float, *, devices: int, rates: Rates) -> Cost:
 
 
 def run_cost(tokens: float, *, tokens_per_second: float, devices: int, rates: Rates) -> Cost:
-    """The bill for training on `tokens`, at `tokens_per_second` over all devices."""
+    """The cost of training on `tokens` tokens, at `tokens_per_second` of all devices together."""
     hours = tokens / tokens_per_second / 3600
     return cost(hours * devices, devices=devices, rates=rates)
 
 
-# -- before there is a throughput ----------------------------------------------
+# -- estimates without a throughput --------------------------------------------
 
 
 def rough_flops(parameters: float, tokens: float) -> float:
     """6·P·T: the floating-point operations of a training run, without attention's scores.
 
-    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. `train_flops` of shapes/shape.py counts all.
+    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. `train_flops` of shapes/products.py counts
+    all matrix products.
     """
     return 6 * parameters * tokens
 
 
 def devices_needed(flops: float, *, attained: float, days: float) -> float:
-    """Devices that do `flops` in `days` when each attains `attained` FLOP/s; not rounded."""
+    """Number of devices that compute `flops` in `days`, at `attained` FLOP/s each; not rounded."""
     return flops / (attained * days * 86400)
 
 
 def throughput(
     attained: float, *, devices: int, parameters: float, scaling: float = 1.0, batch: float = 1.0
 ) -> float:
-    """Batches of `batch` tokens per second: tokens/s as it stands.
+    """Batches of `batch` tokens per second; with the default batch of 1, tokens per second.
 
-    The speed of one device (attained FLOP/s) x devices x the efficiency of scaling, over the
-    6·P operations of a token.
+    It is the speed of one device (`attained` FLOP/s) x devices x the efficiency of `scaling`,
+    divided by the 6·P operations of each token of a batch.
     """
     return attained * devices * scaling / rough_flops(parameters, batch)
 
 
 def gradient_bytes(parameters: float, *, replicas: int, width: int = 4) -> float:
-    """Bytes of the gradients that all replicas make in one step, `width` bytes each."""
+    """Bytes of the gradients of all replicas in one step, with `width` bytes for each element."""
     return float(parameters * replicas * width)

@@ -1,29 +1,31 @@
-"""What one rank holds, in bytes, by component, home and moment, before anything is allocated.
+"""The memory of one rank, in bytes, by component, home and moment, before anything is allocated.
 
-A step has two moments. In the *passes* activations come and go, in the *update* the optimizer
-works; what a rank needs is the larger. Ψ elements of the rank's own buffers, padding included,
-and N ranks that share out one copy of them, in bf16 with Adam:
+A step has two moments. In the *passes* (forward and backward) activations are allocated and freed;
+in the *update* the optimizer runs. A rank needs the larger of the two sums. With Ψ elements in the
+rank's own buffers, padding included, and N ranks that shard one copy of them, in bf16 with Adam:
 
     component    bytes                              moments
     weights      2Ψ   zero3: ÷N                     both
-    masters      4Ψ   from zero1 on ÷N              both     none where weights are wide
+    masters      4Ψ   from zero1 on ÷N              both     none if weights are in float32
     gradients    4Ψ   accumulate=shard: ÷N          both
-    moments      8Ψ   from zero1 on ÷N              both     the optimizer's, 4Ψ each
-    gathered     2Ψ of two units, in zero3          passes   the unit in use and the next
-    reduced      4Ψ of a few buckets, where shares  passes   before they are cut
-                 add (`plan/buckets.py`)
-    activations  those in flight, by the schedule   passes
-    recomputed   what one block keeps no longer     passes   while its backward pass runs
+    moments      8Ψ   from zero1 on ÷N              both     of the optimizer, 4Ψ each
+    gathered     2Ψ of two units, in zero3          passes   the unit in use and the next one
+    reduced      4Ψ of a few buckets, if gradients  passes   full gradients before the
+                 are kept as shares                          reduce-scatter (`plan/buckets.py`)
+    activations  micro-batches in flight            passes   by the schedule
+    recomputed   activations of one block           passes   while its backward pass runs
 
-A unit that is not cut (N = 1, or experts that live on one rank each) is neither gathered nor cut,
-and what lives on another home leaves the same windows on the device as what is shared out.
+The home of a component is the device, the host or the disk. A unit that is not sharded (N = 1, or
+experts that are on one rank each) needs no all-gather. A component whose home is not the device
+needs the same windows ("gathered", "reduced") on the device as a sharded one.
 
-Activations are the lists of `shapes/activations.py`; how many micro-batches are in flight is asked
-of the schedule itself. Frameworks that keep other formats are another `Width`; the table of the
-ZeRO paper (https://arxiv.org/abs/1910.02054, figure 1) is `states` with 2-byte gradients.
+The lists of `shapes/activations.py` give the activations of a micro-batch, and the schedule gives
+the number of micro-batches in flight. Frameworks that keep other formats have another `Width`; the
+table of the ZeRO paper (https://arxiv.org/abs/1910.02054, figure 1) is `states` with 2-byte
+gradients.
 
-Not counted: what a device takes before the first tensor, workspaces of kernels, and the gaps of
-an allocator. `bench/memory/` says how much those are in published runs.
+Not counted: memory that a device uses before the first tensor, workspaces of kernels, and the gaps
+of an allocator. `bench/memory/` lists how much those take in published runs.
 """
 
 from math import prod
@@ -31,7 +33,7 @@ from typing import Literal, NamedTuple
 
 from howdah.plan.buckets import window_of
 from howdah.plan.flat_buffers import Buffer, share
-from howdah.plan.layout import Home, Layout
+from howdah.plan.layout import Home, Layout, family_of
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of
@@ -44,15 +46,13 @@ Moment = Literal["passes", "update"]
 PASSES: tuple[Moment, ...] = ("passes",)
 BOTH: tuple[Moment, ...] = ("passes", "update")
 
-# Units that are whole on the device, of those that are not kept there: in use, and the next.
+# Units of gathered weights that are on the device at a time: the one in use, and the next.
 WINDOW = 2
 
-# What these hold no longer grows with the micro-batches from a few for each rank on.
-STEADY = ("naive", "1f1b", "zb-h1", "zb-h2", "zb-v", "terapipe")
 
 
 class Held(NamedTuple):
-    """One component on one rank: where it lives, when, and its bytes."""
+    """One component of a rank's memory: its home, the moments at which it is held, its bytes."""
 
     component: str
     home: Home
@@ -61,7 +61,7 @@ class Held(NamedTuple):
 
 
 class Width(NamedTuple):
-    """Bytes for each element of a component; 0 where there is none. `moments` are all together."""
+    """Bytes per element of each component; 0 if there is none. `moments` is the sum of them all."""
 
     weights: int
     masters: int
@@ -72,7 +72,7 @@ class Width(NamedTuple):
 
 
 def width_of(plan: Plan) -> Width:
-    """What howdah keeps: everything at least in float32, but weights as they are multiplied."""
+    """The formats of howdah: weights in the compute format, all else in float32 or wider."""
     narrow, wide = plan.compute_bytes, plan.master_bytes
     masters = 0 if narrow == wide else wide
     moments = wide * len(plan.method.optimizer.states)
@@ -80,10 +80,10 @@ def width_of(plan: Plan) -> Width:
 
 
 def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) -> list[Held]:
-    """Everything that `rank` holds; each component is one row, and those of no bytes are none.
+    """Everything that `rank` holds, with one row for each component and home that has any bytes.
 
     kernels  what the operations save for the backward pass
-    width    the formats of another framework; howdah's own if None
+    width    the formats of another framework; None for howdah's own
     """
     width = width or width_of(plan)
     cuts = [(b.length, _own(b, plan, rank)) for b in local_buffers(plan, rank)]
@@ -96,7 +96,7 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
 
 
 def states(whole: int, own: int, layout: Layout, width: Width) -> list[Held]:
-    """Weights, gradients and the optimizer's of `whole` elements of which `own` are the share."""
+    """Weights, gradients and optimizer states of `whole` elements; the rank's share has `own`."""
     sharded = own if layout.zero else whole
     parts = {
         "weights": (own if layout.zero == 3 else whole, layout.weights),
@@ -122,7 +122,7 @@ def peak(held: list[Held], home: Home = "device") -> int:
 
 
 def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
-    """The elements of the rank's share of a unit."""
+    """Number of elements in the rank's share of a unit's buffer."""
     experts = replicas_of(buffer.unit) == "expert_replicas"
     group = axis(plan.layout, "expert_shard" if experts else "shard")
     start, stop = share(buffer.length, group.size, group.place(rank))
@@ -130,7 +130,10 @@ def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
 
 
 def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -> list[Held]:
-    """Whole units that come and go on the device, beside shares and what lives elsewhere."""
+    """Full weights and gradients that are on the device for a time only, in the passes.
+
+    cuts  (length of a unit's buffer, length of the rank's share), for every unit
+    """
     layout = plan.layout
     gathered = _comes(cuts, layout.weights, layout.zero == 3)
     if layout.release == "use":
@@ -144,7 +147,7 @@ def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -
 
 
 def _comes(cuts: list[tuple[int, int]], home: Home, shared_out: bool) -> list[int]:
-    """Elements of the units that are not kept whole on the device, the largest first."""
+    """Lengths of the units that are not kept in full on the device, the largest first."""
     elsewhere = home != "device"
     found = [whole for whole, own in cuts if elsewhere or (shared_out and own < whole)]
     return sorted(found, reverse=True)
@@ -185,11 +188,14 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
 
 
 def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:
-    """The most bytes that the schedule holds at once on `rank`."""
+    """The most bytes of activations that `rank` holds at once, by the schedule.
+
+    per_stage  bytes of one micro-batch (and token slice) on each stage
+    """
     layout, micros = plan.layout, plan.micros
     if layout.schedule is None:
         return sum(per_stage)
-    if layout.schedule in STEADY and not plan.schedule:
+    if family_of(layout).steady and not plan.schedule:
         micros = min(micros, 4 * layout.pp * layout.virtual)
     schedule = schedule_of(plan, micros)
     return peak_held(schedule, axis(layout, "pp").place(rank), sizes=per_stage)

@@ -1,7 +1,8 @@
-"""Everything that is said of a plan before it runs, gathered: what `howdah plan` prints.
+"""Everything that is predicted for a plan before it runs: what `howdah plan` prints.
 
-One rank of every pipeline stage stands for the others of its stage, which do the same work; where
-sizes do not divide it is the first, and others may hold or send a few elements less.
+Memory and traffic are computed for one rank of every pipeline stage; the other ranks of the stage
+do the same work. It is the first rank: where sizes do not divide evenly, the others may hold or
+send a few elements less.
 """
 
 from dataclasses import dataclass, replace
@@ -20,12 +21,12 @@ from howdah.sim.traffic import step_traffic
 
 @dataclass(frozen=True)
 class Prediction:
-    """A plan, and what follows from it.
+    """A plan and everything that is predicted for it.
 
     memory   what one rank of each pipeline stage holds
-    traffic  what it sends in a step
-    time     of a step, where a cluster is given
-    cost     of the whole run, where its tokens are given too
+    traffic  bytes that the same ranks send in a step
+    time     time of a step; None without a cluster
+    cost     cost of the whole run; None without a cluster or without the tokens of the run
     """
 
     plan: Plan
@@ -42,13 +43,17 @@ class Prediction:
 
     @property
     def capacity(self) -> float | None:
-        """Bytes of a device that a run can use."""
+        """Bytes of a device's memory that a run can use; None without a cluster."""
         device = self.cluster.device if self.cluster else None
         return device.memory - device.reserved if device else None
 
 
 def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) -> Prediction:
-    """What is said of `plan`; time on `cluster`, and the cost of a run of `tokens` there."""
+    """The prediction for `plan`.
+
+    cluster  the machines; adds the time of a step
+    tokens   tokens of the whole run; with a cluster, adds the cost of the run
+    """
     stages = axis(plan.layout, "pp").group(0)
     wires = Wires()
     if cluster:
@@ -69,7 +74,7 @@ def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) ->
 
 
 def kernels_of(plan: Plan) -> Kernels:
-    """What the operations of this project's own model keep for the backward pass."""
+    """What the operations of howdah's own model save for the backward pass under `plan`."""
     noise, own = plan.method.dropout > 0, needs_own(plan.layout)
     kept = howdah(compute=plan.compute_bytes, dropout=noise, packed=True, own=own)
     return replace(kept, gathered=plan.layout.inputs == "gathered")

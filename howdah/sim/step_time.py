@@ -1,23 +1,25 @@
-"""How long a step takes, from stated efficiencies: a first answer, not a calibrated one.
+"""How long a step takes, from stated efficiencies: a first estimate, not a calibrated one.
 
-    compute     flops of a stage / (dense flop/s of the device · the share that is stated)
-    memory      what is no matrix product (norms, residuals, activations, softmax) passes over the
-                residual stream some PASSES times a block, and as often again for each gradient;
-                attention without a flash kernel SQUARE_PASSES times over its s² numbers a head
-    tp, cp, ep  bytes of the axis / bandwidth of its path + messages · latency, in the way of
-                computation: none of it is hidden
-    pp          a boundary, beside computation
-    dp          zero3 gathers unit by unit beside computation, and shares are reduced beside it:
-                a pass takes the longer of the two. Whole gradients are reduced unit by unit in
-                the last backward pass; what is longer than that, and the last unit, is waited for
+    compute     flops of a stage / (dense flop/s of the device · its stated efficiency)
+    memory      operations that are no matrix product (norms, residuals, activations, softmax) pass
+                over the residual stream PASSES times a block, and as often for each of the two
+                gradients; attention without a flash kernel also makes SQUARE_PASSES passes over the
+                s² numbers of a head
+    tp, cp, ep  bytes of the axis / bandwidth of its path + messages · latency; none of it
+                overlaps with computation
+    pp          a transfer at each stage boundary, overlapped with computation
+    dp          zero3 gathers weights unit by unit, and sharded gradients are reduced, both in
+                parallel with computation: a pass takes the longer of the two. Full gradients are
+                reduced unit by unit in the last backward pass; the step waits for what exceeds
+                that pass, and for the last unit
     update      bytes of gradients, masters, moments and weights / memory bandwidth, and for
                 zero1 and zero2 the all-gather of the new weights
     stragglers  the slowest of many nodes: 1 % more for every doubling of their number
 
-A stage's share of these becomes the seconds of its actions, and the event simulation of the
-lowered schedule puts them together: bubbles, and what communication does not hide, come out of
-it. The cluster's numbers are `attained`: measured where there are measurements, else nominal
-times a stated share.
+These times of a stage become the durations of its actions, and the event simulation of the lowered
+schedule combines them. Its result contains the bubbles and the communication that is not hidden.
+The cluster's numbers are `attained`: measured values where there are any, otherwise nominal values
+times a stated efficiency.
 """
 
 from collections import Counter
@@ -37,7 +39,7 @@ from howdah.shapes.products import conventions, part_flops
 from howdah.sim.timeline import Timeline, simulate
 from howdah.sim.traffic import step_traffic
 
-# Who talks along an axis of a traffic row, and in which pattern.
+# For each axis of a traffic row: the axis whose groups communicate, and in which pattern.
 GROUPS: dict[str, tuple[Axis, Pattern]] = {
     "tp": ("tp", "ring"),
     "cp": ("cp", "ring"),
@@ -46,20 +48,20 @@ GROUPS: dict[str, tuple[Axis, Pattern]] = {
     "pp": ("pp", "ring"),
 }
 
-# Of an eager implementation; a fused one makes about half as many.
+# In an eager implementation; a fused one makes about half as many.
 PASSES = 16
-# Scores written; scaled and masked, softmax, dropout each read and written; read for the values.
+# Scores: written; read and written by scale and mask, softmax, dropout; read to weight the values.
 SQUARE_PASSES = 8
 STRAGGLERS = 0.01
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of the full batch.
+    """The predicted time of one step of the full batch.
 
     seconds    from the first forward to the end of the update
-    timeline   of one pipeline, rank by rank
-    breakdown  seconds of the busiest pipeline rank by what they go to; they add up to `seconds`
+    timeline   simulated timeline of one pipeline, rank by rank
+    breakdown  seconds of the busiest pipeline rank by cause; they add up to `seconds`
     mfu        model flops (all pairs of tokens) per second over the dense peak of all devices
     """
 
@@ -74,12 +76,12 @@ class StepTime:
 class StageCost:
     """Seconds of one stage for one micro-batch (and token slice).
 
-    forward   of its matrix products
-    touch     of its passes over memory, forward
-    again     of what the backward pass recomputes
-    messages  of tp, cp and ep, in forward and backward together
-    gather    of its weights in one pass, zero3
-    reduce    of its gradients where they are reduced each time
+    forward   matrix products of the forward pass
+    touch     passes over memory of the forward pass
+    again     recomputation in the backward pass
+    messages  communication of tp, cp and ep, in forward and backward together
+    gather    all-gather of the weights for one pass, in zero3
+    reduce    reduce-scatter of the gradients, if it runs for every micro-batch
     """
 
     forward: float
@@ -90,7 +92,7 @@ class StageCost:
     reduce: float
 
     def seconds(self, kind: Kind) -> float:
-        """A split backward takes half each for inputs and weights."""
+        """Seconds of an action. I and W, the halves of a backward, take about one forward each."""
         forward, half = self.forward + self.touch, self.messages / 2
         return {
             Kind.FORWARD: max(forward + half, self.gather),
@@ -101,7 +103,7 @@ class StageCost:
 
 
 class Wire:
-    """Seconds on the wires of a cluster, as the groups of a layout see them."""
+    """Seconds of communication on a cluster, for the groups of a plan's layout."""
 
     def __init__(self, plan: Plan, counted: Cluster) -> None:
         self._links: dict[str, tuple[float, float]] = {}
@@ -113,7 +115,7 @@ class Wire:
                 self._links[name] = found.link.bandwidth, found.messages * found.link.latency
 
     def seconds(self, name: str, sent: float) -> float:
-        """Of a collective in which each rank of the axis sends `sent` bytes; 0 for none."""
+        """Seconds of a collective on axis `name` in which each rank sends `sent` bytes."""
         if not sent or name not in self._links:
             return 0.0
         bandwidth, latency = self._links[name]
@@ -121,11 +123,11 @@ class Wire:
 
 
 def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
-    """The predicted time of a step of `plan` on `cluster`, which has its devices.
+    """The predicted time of a step of `plan` on `cluster`, which must have enough devices.
 
-    flash  attention in a kernel that keeps the s² numbers of a head out of memory
+    flash  whether attention runs in a kernel that does not write the s² numbers of a head to memory
 
-    Raises UserError when the device has no arithmetic in the plan's precision.
+    Raises UserError if the device has no arithmetic in the plan's precision.
     """
     counted, layout = attained(cluster), plan.layout
     wire, ranks = Wire(plan, counted), axis(layout, "pp").group(0)
@@ -156,7 +158,7 @@ def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
 
 
 def _sent(plan: Plan, rank: int) -> Counter[tuple[str, str]]:
-    """Bytes of a step by axis and operation, and by axis under the operation ""."""
+    """Bytes that `rank` sends in a step, by (axis, operation); (axis, "") is the sum of an axis."""
     total: Counter[tuple[str, str]] = Counter()
     for row, count in step_traffic(plan, rank).items():
         total[row.axis, row.operation] += count
@@ -193,7 +195,7 @@ def _stage_cost(
 
 
 def _touch(plan: Plan, counted: Cluster, stage: int, *, flash: bool) -> float:
-    """Seconds of the passes over memory of a stage's blocks, forward, for one micro-batch."""
+    """Seconds of the passes over memory in a stage's blocks: one micro-batch, forward only."""
     of = local_of(plan, axis(plan.layout, "pp").group(0)[plan.stages.where[stage]])
     numbers = PASSES * of.counts["sp_token"] * plan.shape.width
     if not flash:
@@ -203,7 +205,7 @@ def _touch(plan: Plan, counted: Cluster, stage: int, *, flash: bool) -> float:
 
 
 def _boundary(plan: Plan) -> float:
-    """Bytes that a stage hands to the next for one micro-batch and slice."""
+    """Bytes that a stage sends to the next stage for one micro-batch and token slice."""
     layout = plan.layout
     tokens = plan.micro_batch * plan.sequence / (layout.cp * layout.slices)
     return tokens * plan.shape.width * plan.compute_bytes / (layout.tp if layout.sp else 1)
@@ -212,7 +214,7 @@ def _boundary(plan: Plan) -> float:
 def _last_reduce(
     plan: Plan, wire: Wire, cost: StageCost, stage: int, sent: Counter[tuple[str, str]]
 ) -> float:
-    """Seconds of a stage's reduction that its last backward pass does not hide."""
+    """Seconds of a stage's gradient reduction that its last backward pass does not hide."""
     if plan.layout.accumulate == "shard":
         return 0.0
     moved = sent["dp", "reduce_scatter"]
@@ -225,7 +227,11 @@ def _last_reduce(
 def _update(
     plan: Plan, counted: Cluster, wire: Wire, rank: int, sent: Counter[tuple[str, str]]
 ) -> float:
-    """Reads gradients, masters and moments, writes masters, moments and weights, of the share."""
+    """Seconds of a rank's update.
+
+    It reads gradients, masters and moments of the rank's share, and writes masters, moments and
+    weights; zero1 and zero2 then gather the weights.
+    """
     layout, states = plan.layout, len(plan.method.optimizer.states)
     own = sum(b.length for b in local_buffers(plan, rank)) / (layout.sharers if layout.zero else 1)
     touched = own * ((3 + 2 * states) * plan.master_bytes + plan.compute_bytes)

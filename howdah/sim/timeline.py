@@ -5,16 +5,17 @@
     rank 1   compute               |1F0|1F1|1F2| ···
              collectives                      |reduce 1B2|
 
-What is on one lane happens one after the other; lanes pass by each other.
+The spans of one lane run one after the other; different lanes run in parallel.
 
-A schedule is timed with messages that cost nothing: the papers' drawings. A lowered schedule is
-timed with everything: a message begins when both ends have posted it and the one before it has
-arrived, and a rank stands still only at a `wait`. Links are full-duplex here; the order in which
-ranks post is that of the strictest wire (`plan.schedule.messages`).
+A schedule that is not lowered is timed with messages that take no time, as in the papers' drawings.
+A lowered schedule is timed with all its communication: a message starts when both ranks have posted
+it and the previous message has arrived, and a rank idles only at a `wait`. Links are full-duplex in
+this model; the order in which ranks post is that of the strictest transport
+(`plan.schedule.messages`).
 
-Nothing has to be sorted by time: every moment is the latest of moments known before, so ranks may
-be run in any order, each until it waits for something that is not known yet. That is linear in
-the number of instructions.
+Events need not be sorted by time: every time is the maximum of times that are known before. So
+ranks may be simulated in any order, each until it waits for an event whose time is not known yet.
+The simulation is linear in the number of instructions.
 """
 
 from collections import defaultdict
@@ -30,9 +31,10 @@ from howdah.plan.schedule.lowering import VERBS, Instruction, Lowered, Verb
 
 @dataclass(frozen=True)
 class Timeline:
-    """spans[rank] in order of their start: all computation, and what else took any time.
+    """The result of a simulation or a measurement of one step.
 
-    A message is listed with its sender. Seconds and shares follow from the spans.
+    spans[rank] lists, in order of their start, all computation of the rank and all communication
+    that took any time. A message is listed with its sender.
     """
 
     schedule: Schedule
@@ -45,7 +47,7 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Seconds that each rank computes."""
+        """For each rank, the seconds in which it computes."""
         return tuple(
             sum(span.end - span.start for span in spans if span.instruction.verb in COMPUTES)
             for spans in self.spans
@@ -53,7 +55,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time in which they do not compute: idle / (idle + busy)."""
+        """The fraction of all ranks' time in which they do not compute: idle / (idle + busy)."""
         time = len(self.spans) * self.makespan
         return 1 - sum(self.busy) / time if time else 0.0
 
@@ -64,7 +66,7 @@ class Timeline:
 
     @cached_property
     def links(self) -> dict[tuple[int, int], float]:
-        """Seconds in which messages travel from one rank to another, by (from, to)."""
+        """For each pair (sender, receiver) of ranks, the seconds in which messages travel."""
         seconds: dict[tuple[int, int], float] = defaultdict(float)
         for rank, spans in enumerate(self.spans):
             for instruction, start, end in spans:
@@ -74,12 +76,12 @@ class Timeline:
 
     @property
     def peak_link(self) -> float:
-        """The share of the step in which the busiest direction of a pair carries a message."""
+        """The fraction of the step in which the busiest of `links` carries a message."""
         return max(self.links.values(), default=0.0) / (self.makespan or 1.0)
 
 
 def at_once(_: Instruction) -> float:
-    """Communication that takes no time."""
+    """A `transfer` for `simulate`: communication takes no time."""
     return 0.0
 
 
@@ -88,13 +90,13 @@ def simulate(
     seconds: Callable[[Action], float] = units,
     transfer: Callable[[Instruction], float] = at_once,
 ) -> Timeline:
-    """Times a step.
+    """The timeline of a step.
 
-    seconds   of an action of computation, updates included
-    transfer  seconds of a send, gather, reduce or tie; not asked for a schedule that is not
-              lowered, which has none
+    work      the schedule, or its lowered form
+    seconds   duration of an action, updates included
+    transfer  duration of a send, reduce or tie; not used for a schedule that is not lowered
 
-    Raises Deadlock, naming what each rank waits for, if the step cannot finish.
+    Raises Deadlock, which names what each stuck rank waits for, if the step cannot finish.
     """
     if isinstance(work, Lowered):
         return Timeline(work.schedule, _Simulation(work, seconds, transfer).run())
@@ -111,7 +113,7 @@ def simulate(
 
 
 class _Simulation:
-    """The moments known so far."""
+    """The state of a simulation: how far each rank is, and the times known so far."""
 
     def __init__(
         self,
@@ -123,10 +125,10 @@ class _Simulation:
         ranks = len(self.programs)
         self.at, self.now = [0] * ranks, [0.0] * ranks
         self.spans: list[list[Span]] = [[] for _ in range(ranks)]
-        self.free: dict[Hashable, float] = defaultdict(float)  # from when on, by lane
-        self.posted: dict[Hashable, tuple[Instruction, float]] = {}  # by the first of two ends
-        self.over: dict[Hashable, float] = {}  # when what was started ends
-        self.asleep: dict[Hashable, list[int]] = {}  # ranks, by what they wait for
+        self.free: dict[Hashable, float] = defaultdict(float)  # lane → time from which it is free
+        self.posted: dict[Hashable, tuple[Instruction, float]] = {}  # by the first rank
+        self.over: dict[Hashable, float] = {}  # communication → its end
+        self.asleep: dict[Hashable, list[int]] = {}  # communication → ranks that wait for it
 
     def run(self) -> tuple[tuple[Span, ...], ...]:
         ready = list(range(len(self.programs)))
@@ -140,7 +142,7 @@ class _Simulation:
         return tuple(tuple(sorted(spans, key=lambda span: span.start)) for spans in self.spans)
 
     def _advance(self, rank: int) -> list[int]:
-        """Runs a rank until it waits for what is not known yet. Returns the ranks this wakes."""
+        """Runs a rank until it waits for an unknown time. Returns the ranks that this wakes up."""
         program, at, now = self.programs[rank], self.at[rank], self.now[rank]
         woken: list[int] = []
         while at < len(program):
@@ -162,9 +164,10 @@ class _Simulation:
         return woken
 
     def _start(self, rank: int, instruction: Instruction, now: float) -> list[int]:
-        """Starts what passes by beside computation. Returns the ranks that slept for its end.
+        """Starts communication beside computation. Returns the ranks that waited for its end.
 
-        What has two ends begins when both are posted; its lane is that of the sender, or of both.
+        A message or tie starts when both ranks have posted it. A message uses a lane of its
+        sender, a tie a lane of each rank.
         """
         key = _key(rank, instruction)
         ends = [(rank, instruction)]
@@ -191,7 +194,7 @@ class _Simulation:
 
 
 def _key(rank: int, instruction: Instruction) -> Hashable:
-    """What names a thing on all ranks that take part in it: a message, by what made it."""
+    """The key of a communication, equal on all its ranks; of a message, the action that made it."""
     verb = instruction.started or instruction.verb
     if verb in (Verb.SEND, Verb.RECEIVE):
         return instruction.action

@@ -1,30 +1,32 @@
-"""What one rank sends in one training step, in bytes, before anything runs.
+"""Bytes that one rank sends in one training step, computed before anything runs.
 
-The promise that keeps the house honest: these numbers equal the bytes that `comm` counts in a
-real run, exactly, also for sizes that do not divide. A `Traffic` names a row of both tables.
+These numbers equal the bytes that `comm` counts in a real run, exactly, also for sizes that do not
+divide evenly: that is how the predictions are checked. A `Traffic` is the row name of both tables.
 
 Over a group of N ranks, a message of Ψ elements of w bytes is cut into shares, and every rank
-talks to every other directly:
+sends to every other rank directly:
 
-    reduce-scatter   (Ψ - |own|)·w       every rank's share but its own goes out
-    all-gather       (N - 1)·|own|·w     the own share goes to everyone else
+    reduce-scatter   (Ψ - |own|)·w       a rank sends every share but its own
+    all-gather       (N - 1)·|own|·w     a rank sends its own share to all others
     all-reduce       both, one after the other: 2Ψw(N - 1)/N where N divides Ψ
 
-The forms, A micro-batches a step, T tokens of a micro-batch on a rank, h the width:
+Messages by axis, with A micro-batches a step, T tokens of a micro-batch on a rank, and width h:
 
     replicas     zero0: reduce-scatter and all-gather of gradients, once
                  zero1: reduce-scatter of gradients, all-gather of updated weights
-                 zero2: the reduce-scatter A times, unless gradients accumulate whole
+                 zero2: the reduce-scatter A times, unless full gradients are accumulated
                  zero3: A times a reduce-scatter, and an all-gather of every unit in every
-                        pass that asks for its weights (`plan/gather_order.py`)
-                 shardG: all of it inside G ranks; then all-reduce of the shares across groups
-    tp           gradients of weights that tp does not cut, where its parts have parts of them;
+                        pass that uses its weights (`plan/gather_order.py`)
+                 shardG: all of these within G ranks; then all-reduce of the shares across groups
+    tp           all-reduce of the gradients of which each tp rank computes only a term (of
+                 weights that tp does not cut);
                  per sub-layer and micro-batch an all-reduce of T·h each way; with sp an
                  all-gather and a reduce-scatter each way, and the input gathered once more
-    cp           ring: keys and values of the others pass by, and again with their gradients
+    cp           ring: each rank forwards the others' keys and values, then with their gradients
     pp           T·h per boundary and direction; a tied weight's gradient between its stages
-    ep           tokens to their experts and back, each way; as counted for even routing
-    scalars      token count, stop flag, loss and (where a norm has parts) its square, to all
+    ep           tokens to their experts and back, each way, counted for even routing
+    scalars      token count, stop flag, loss, and the squared gradient norm if no rank has the
+                 full gradient, to all ranks
 
 `recompute=full` repeats the forward's messages of every block, `selective` those of attention.
 Rows that depend on the data (ep) are exact only for even routing.
@@ -57,14 +59,17 @@ SCALAR_BYTES = 8
 
 @dataclass
 class Sender:
-    """Adds up what `rank` sends, peer by peer."""
+    """Adds up the bytes that `rank` sends, by row of the traffic table."""
 
     rank: int
     wires: Wires
     sent: Counter[Traffic]
 
     def send(self, axis: str, operation: str, peers: Sequence[int], sizes: "Sizes") -> None:
-        """`sizes` bytes, one number for each of `peers`; what goes to itself is not sent."""
+        """Counts a message to each of `peers`; one to the rank itself is not sent.
+
+        sizes  bytes of each message: one number for all peers, or one for each
+        """
         wires = self.wires
         if isinstance(peers, range) and not wires.nodes:
             inside, between = _along(wires, self.rank, peers, sizes)
@@ -75,16 +80,16 @@ class Sender:
                 self.sent[Traffic(axis, operation, link)] += total
 
     def reduce_scatter(self, axis: str, group: Stride, sizes: "Sizes") -> None:
-        """`sizes` bytes is each member's share."""
+        """Counts a reduce-scatter; `sizes` is the bytes of each rank's share."""
         self.send(axis, "reduce_scatter", group.group(self.rank), sizes)
 
     def all_gather(self, axis: str, group: Stride, sizes: "Sizes") -> None:
-        """`sizes` bytes is each member's share; the own one goes to all others."""
+        """Counts an all-gather; `sizes` is the bytes of each rank's share."""
         own = sizes if isinstance(sizes, int) else int(sizes[group.place(self.rank)])
         self.send(axis, "all_gather", group.group(self.rank), own)
 
     def all_reduce(self, axis: str, group: Stride, elements: int, width: int) -> None:
-        """A message of `elements` of `width` bytes."""
+        """Counts an all-reduce of `elements` elements of `width` bytes."""
         sizes = shares(elements, group.size) * width
         self.reduce_scatter(axis, group, sizes)
         self.all_gather(axis, group, sizes)
@@ -94,7 +99,7 @@ Sizes = int | np.ndarray
 
 
 def _one_by_one(wires: Wires, rank: int, peers: Sequence[int], sizes: Sizes) -> tuple[int, int]:
-    """Bytes to peers on the own node, and to others."""
+    """Bytes that `rank` sends to peers on its own node, and to peers on other nodes."""
     to = np.fromiter(peers, np.int64)
     counts = np.broadcast_to(np.asarray(sizes, np.int64), to.shape)
     others, near = to != rank, wires.near(rank, to)
@@ -102,8 +107,8 @@ def _one_by_one(wires: Wires, rank: int, peers: Sequence[int], sizes: Sizes) -> 
 
 
 def _along(wires: Wires, rank: int, peers: range, sizes: Sizes) -> tuple[int, int]:
-    """The same of peers in even steps, of whom those on the own node are neighbours: a world of
-    many ranks is not looked at rank by rank.
+    """What `_one_by_one` returns, faster: for peers at a constant step, so that the peers on one
+    node are consecutive. Large worlds need no look-up for each rank.
     """
     first = rank // wires.node * wires.node
     start, stop = (
@@ -119,7 +124,7 @@ def _along(wires: Wires, rank: int, peers: range, sizes: Sizes) -> tuple[int, in
 
 
 def shares(length: int, parts: int) -> np.ndarray:
-    """How many of `length` elements each part owns."""
+    """Lengths of the shares of `length` elements that are cut into `parts` shares."""
     each, rest = divmod(length, parts)  # the product of two large numbers has more than 64 bits
     return each + np.diff(np.arange(parts + 1) * rest // parts)
 
@@ -158,8 +163,8 @@ def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
 
 
 def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
-    """Gradients of which each part of tp has a part, before they are reduced: a message for each
-    unit and group of parts.
+    """Gradients of which each tp rank has a term, summed before the reduction over the replicas:
+    one message for each unit and group of tp ranks.
     """
     boxes, tp = held(plan, rank), axis(plan.layout, "tp")
     elements: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -175,7 +180,7 @@ def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
 
 
 def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:
-    """The gradient of a weight that several stages hold, share by share."""
+    """Sums a unit's gradient over the stages that hold it; `own` is the length of the share."""
     pp, stages = axis(plan.layout, "pp"), plan.ranks_of_unit[unit]
     peers = [rank + (stage - pp.place(rank)) * pp.stride for stage in stages]
     sizes = shares(own, len(stages)) * plan.master_bytes
@@ -187,7 +192,7 @@ def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> No
 
 
 def _passes(plan: Plan, part: str) -> int:
-    """How often the forward of a block runs: once more where it is recomputed."""
+    """How often the forward of a block runs for a micro-batch: twice with full recomputation."""
     return 2 if plan.recompute[part] == "full" else 1
 
 
@@ -201,7 +206,7 @@ def _parts(plan: Plan, rank: int) -> list[str]:
 
 
 def _sublayers(plan: Plan, part: str) -> int:
-    """Attention and feed-forward; a decoder that looks at an encoder has one more attention."""
+    """Sub-layers of a block: attention, feed-forward, and cross attention in a decoder."""
     return 3 if part.startswith("layers.") and plan.shape.family == "encoder-decoder" else 2
 
 
@@ -247,13 +252,13 @@ def _context(plan: Plan, rank: int, sender: Sender) -> None:
 
 
 def _per_head(plan: Plan) -> tuple[int, int]:
-    """Numbers per token of one head's key and value."""
+    """Elements of one head's key and of its value, for each token."""
     latent = plan.shape.latent
     return (latent.plain + latent.rotary, latent.value) if latent else (plan.shape.d, plan.shape.d)
 
 
 def _ring(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None:
-    """Every block but the next rank's own passes through this rank; gradients travel too."""
+    """Ring attention: a rank sends all chunks but the next rank's own; gradients travel too."""
     group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
     ranks = list(group.group(rank))
     after = ranks[(group.place(rank) + 1) % group.size]
@@ -267,13 +272,13 @@ def _ring(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None
 
 
 def _all_to_all(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None:
-    """Sequence for heads: queries, keys and values out, results back; gradients the other way."""
+    """Trades sequence for heads: queries, keys, values out, results back; gradients in reverse."""
     group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
     shape, ways = plan.shape, tp.size * group.size
     key, value = _per_head(plan)
 
     def numbers(place: int) -> tuple[int, int]:
-        """Per token: of the inputs of attention, and of its output, for one rank's heads."""
+        """Elements of attention's inputs and output, for each token and one cp rank's heads."""
         part = tp.place(rank) * group.size + place
         first, last = heads(shape, ways, part)
         kv = last - first if shape.latent else np.diff(kv_heads(shape, ways, part))[0]
@@ -290,7 +295,7 @@ def _all_to_all(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -
 
 
 def _pipeline(plan: Plan, rank: int, sender: Sender) -> None:
-    """The output of every own stage to the next, the gradient of its input to the one before."""
+    """The output of each stage of the rank, and the gradient of its input, to their neighbours."""
     pp, where = axis(plan.layout, "pp"), plan.stages.where
     positions = tokens(plan, rank)
     if plan.layout.sp:
@@ -327,8 +332,8 @@ def _experts(plan: Plan, rank: int, sender: Sender) -> None:
 
 
 def scalars(plan: Plan) -> int:
-    """Numbers that every step sums over all ranks: token count, stop flag, loss; and the squared
-    norm of the gradient where no rank has the whole of it.
+    """How many numbers every step sums over all ranks: token count, stop flag and loss, and the
+    squared norm of the gradient if no rank has the full gradient.
     """
     return 3 if has_whole_norm(plan.layout) else 4
 

@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from howdah.plan.batch import MASKED, micro_steps
+from howdah.plan.layout import Layout
+from howdah.plan.mesh_axes import axis
 from howdah.text.order import Numbers, Order, locate, shares
 from howdah.text.tokens import Corpus, Tokens, require_samples
 
@@ -40,6 +42,11 @@ class Rows:
     micro: int
     replicas: int = 1
     replica: int = 0
+
+
+def rows_of(layout: Layout, rank: int, *, micro: int) -> Rows:
+    """The rows of `rank`; ranks that differ only along cp, tp or pp have the same rows."""
+    return Rows(micro, layout.readers, axis(layout, "dp").place(rank))
 
 
 @dataclass(frozen=True, eq=False)

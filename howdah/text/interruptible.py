@@ -22,7 +22,8 @@ def interruptible(call: Callable[[], T]) -> T:
         return call()
     results: list[T] = []
     errors: list[BaseException] = []
-    done = threading.Event()  # not join: Python takes a thread whose join was interrupted for ended
+    # An Event, not join: after an interrupted join, Python takes the thread for ended.
+    done = threading.Event()
 
     def run() -> None:
         try:

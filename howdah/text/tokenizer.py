@@ -22,7 +22,7 @@ END = "<|end|>"
 ENDS = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]")
 SMALLEST = 256 + 1  # entries: the bytes and the end token
 FILE = "tokenizer.json"
-LARGEST = 128 << 20  # bytes; the largest vocabularies have 35 MB
+LARGEST = 128 << 20  # bytes; files of the largest vocabularies have 35 MB
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:

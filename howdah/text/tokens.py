@@ -15,8 +15,8 @@ split. Many processes may ask for a cache at once: one builds it, in a folder of
 the others wait for a lock. The last action is a rename, so a folder named by a key is always
 complete. A builder that is killed leaves its unfinished folder behind; the next builder removes it.
 
-With `check`, a damaged cache is built again: it is only a copy of text that is still on disk.
-Training never uses a damaged cache that the check has found.
+With `check`, a damaged cache is built again rather than reported: it is only a copy of text that is
+still on disk. A cache that the check finds damaged is never trained on.
 """
 
 import fcntl

@@ -7,7 +7,7 @@ the held-out text in bits, over its size in bytes.
 from dataclasses import dataclass
 from math import exp, log
 
-from howdah.text.batches import Rows, held_out_micros
+from howdah.text.batches import held_out_micros, rows_of
 from howdah.text.tokens import Corpus
 from howdah.train.step import StepContext, held_out_loss
 
@@ -33,7 +33,7 @@ def evaluate(
     Of a part, bits per byte are estimated from the bytes per token of the whole.
     """
     mesh = context.mesh
-    rows = Rows(micro, mesh.layout.replicas, mesh.place("replicas"))
+    rows = rows_of(mesh.layout, mesh.rank, micro=micro)
     loss, tokens = held_out_loss(
         context, held_out_micros(corpus, rows, sequence=sequence, limit=limit)
     )

@@ -142,8 +142,8 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     """
     plan, predicted = job.plan, Counter[Traffic]()
     sizes = (job.batch.size(step) for step in range(job.train.steps - steps, job.train.steps))
-    replicas = plan.layout.replicas
-    taken = Counter(micro_steps(n, micro=plan.micro_batch, replicas=replicas) for n in sizes)
+    readers = plan.layout.readers
+    taken = Counter(micro_steps(n, micro=plan.micro_batch, replicas=readers) for n in sizes)
     for micros, times in taken.items():
         then = replace(plan, layout=replace(plan.layout, micros=micros))
         for row, count in step_traffic(then, mesh.rank, mesh.wires).items():

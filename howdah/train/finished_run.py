@@ -16,7 +16,8 @@ from howdah.host.measured import left
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import fill_masters, flatten
 from howdah.plan.flat_buffers import buffers
-from howdah.shapes.shape import ModelShape, parameters
+from howdah.shapes.parameters import parameters
+from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import weights
 from howdah.text import tokenizer as tokenizers
 from howdah.train.console import Say

@@ -18,7 +18,7 @@ from howdah.host.measured import peak_flops
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import DTYPES, ParallelModel, apply
 from howdah.parallel.mesh import Mesh, connect_mesh
-from howdah.text.batches import Micro, Rows, micros, order_of
+from howdah.text.batches import Micro, micros, order_of, rows_of
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.checkpointing import Checkpointer
@@ -191,7 +191,7 @@ def read_batches(
     """The micro-batches of this rank, step after step, prepared ahead."""
     order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     assert job.batch.micro_batch is not None
-    rows = Rows(job.batch.micro_batch, job.layout.replicas, mesh.place("replicas"))
+    rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
 
     def read(step: int) -> list[Micro]:  # ahead of its use: it may pass the end
         return micros(corpus, order, rows, first=first(step), size=job.batch.size(step))

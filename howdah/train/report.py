@@ -43,10 +43,10 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
             f"pipeline    {simulate(schedule_of(plan)).bubble:.0%} of all time is its bubble, if "
             "all stages take as long; more micro-batches (a larger x) shrink it"
         )
-    idle = plan.layout.replicas - (plan.batch.global_batch or 0)
+    idle = plan.layout.readers - (plan.batch.global_batch or 0)
     if idle > 0:
         lines.append(
-            f"idle        {idle} of {plan.layout.replicas} replicas have no sample in a batch of "
+            f"idle        {idle} of {plan.layout.readers} replicas have no sample in a batch of "
             f"{plan.batch.global_batch}; use a smaller dp, or a larger batch.global_batch"
         )
     return lines

@@ -50,7 +50,7 @@ class Case:
     @property
     def plan(self) -> Plan:
         """The case as the simulator takes it."""
-        most = -(-self.samples // self.layout.replicas)
+        most = -(-self.samples // self.layout.readers)
         batch = Batch(global_batch=self.samples, micro_batch=min(self.micro, most))
         plan = make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
         return with_schedule(plan, self.schedule) if self.schedule else plan
@@ -86,7 +86,7 @@ def miniature(job: Job, *, precision: Precision, steps: int) -> Case:
     """The run shrunk: see the top of this file."""
     layout = small_layout(job.layout, own_schedule=job.plan.schedule is not None)
     micro, sequence = 2, 24
-    rows = micro * layout.replicas * (layout.micros or 1)
+    rows = micro * layout.readers * (layout.micros or 1)
     shape = small_shape(job.shape, context=sequence)
     layout = replace(layout, tp=small_parts(job.layout.tp, job.shape, shape))
     return Case(

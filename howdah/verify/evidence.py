@@ -20,7 +20,7 @@ from howdah.parallel.full_tensors import full_gradient, full_parameter, paramete
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.shapes.weights import weights
-from howdah.text.batches import Micro, Rows, micros, order_of
+from howdah.text.batches import Micro, Rows, micros, order_of, rows_of
 from howdah.train.report import Bytes, measured_memory
 from howdah.train.step import StepContext, accumulate, counted, train_step
 from howdah.verify.case import Case, corpus_of
@@ -70,8 +70,8 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     placed = apply(case.plan, mesh=mesh, fill=fill)
     context = StepContext(placed, mesh, case.method, case.seed)
     context = mutate(context) if mutate else context
-    replica = mesh.place("replicas")
-    batches = [_batch(case, step, rank=replica) for step in range(case.steps)]
+    replica = mesh.place("dp")
+    batches = [_batch(case, step, rank=mesh.rank) for step in range(case.steps)]
     batches = [shift(batch, replica) if shift else batch for batch in batches]
 
     first = batches[0][0]
@@ -113,7 +113,7 @@ def rate_of(case: Case, step: int) -> float:
     return learning_rate(rate, step=rate.warmup_steps + step, steps=rate.warmup_steps + 1000)
 
 
-def rows_of(case: Case, step: int) -> Micro:
+def global_batch(case: Case, step: int) -> Micro:
     """The whole global batch of a step as one micro-batch, without padding."""
     corpus = corpus_of(case)
     order = order_of(corpus, sequence=case.sequence, seed=case.seed)
@@ -126,7 +126,7 @@ def rows_of(case: Case, step: int) -> Micro:
 def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
     corpus = corpus_of(case)
     order = order_of(corpus, sequence=case.sequence, seed=case.seed)
-    rows = Rows(case.plan.micro_batch, case.layout.replicas, rank)
+    rows = rows_of(case.layout, rank, micro=case.plan.micro_batch)
     return micros(corpus, order, rows, first=step * case.samples, size=case.samples)
 
 

@@ -21,7 +21,7 @@ from howdah.plan.method import Optimizer
 from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 from howdah.verify.case import Case
-from howdah.verify.evidence import Evidence, rate_of, rows_of
+from howdah.verify.evidence import Evidence, global_batch, rate_of
 
 
 def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evidence:
@@ -71,7 +71,7 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
 
 def _accumulate(model: Transformer, case: Case, step: int, *, backwards: bool) -> float:
     """Gradients of the mean loss over the batch's tokens, one sample at a time."""
-    batch = rows_of(case, step)
+    batch = global_batch(case, step)
     valid = int((batch.labels != MASKED).sum())
     model.zero_grad()
     total = 0.0

@@ -9,8 +9,8 @@ import pytest
 from howdah.base.bounds import BOUNDS, out_of_bounds
 from howdah.config.recipe import Run
 from howdah.plan.method import LearningRate, Method, Optimizer
+from howdah.shapes.check import check_shape
 from howdah.shapes.presets import PRESETS
-from howdah.shapes.shape import check_shape
 
 
 def numbers(kind, prefix=""):

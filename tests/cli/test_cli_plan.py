@@ -11,8 +11,8 @@ from howdah.comm.transport import SingleRank
 from howdah.config.recipe import load_run, resolved, save_run
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule
+from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import parameters
 from howdah.train.loop import train
 
 RECIPE = "recipes/laptop.toml"

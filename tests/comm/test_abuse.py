@@ -251,7 +251,7 @@ def grouped(transport):
         ("all_to_all", (torch.ones(4), torch.ones(4)), "sent", list(counts())),
         ("all_to_all", (torch.ones(4), torch.ones(4)), "received", list(counts())),
         ("sum_scalars", (), "values", [3, None, ["x"], [[1.0], [2.0]], [None], [1j]]),
-        ("own", (torch.ones(4),), "rank", [-1, 2, HUGE, 0.5, NAN, "0"]),
+        ("own_shard", (torch.ones(4),), "rank", [-1, 2, HUGE, 0.5, NAN, "0"]),
     ]
     for name, arguments, key, values in keywords:
         for bad in values:

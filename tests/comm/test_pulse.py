@@ -17,7 +17,7 @@ class Told:
 
 
 @pytest.fixture
-def recorder(monkeypatch):
+def clock(monkeypatch):
     """Seconds that only the test lets pass."""
     now = [0.0]
     monkeypatch.setattr(watch, "monotonic", lambda: now[0])

@@ -21,7 +21,7 @@ from howdah.plan.batch import MASKED
 from howdah.plan.program import tied_stages
 from howdah.plan.sharding import summed_over_tp
 from howdah.verify.compare import compare
-from howdah.verify.evidence import gather, rows_of
+from howdah.verify.evidence import gather, global_batch
 from howdah.verify.reference import reference
 from howdah.verify.verify import report, verify
 
@@ -66,7 +66,7 @@ def test_micro_batches_with_other_numbers_of_tokens_are_not_averaged(workers, la
     short ones weighed more, and accumulation changed the loss (torchtune #1875, torchtitan #2206).
     """
     case = case_of(layout)
-    labels = rows_of(case, 0).labels
+    labels = global_batch(case, 0).labels
     sizes = {int((labels[a : a + 2] != MASKED).sum()) for a in range(0, len(labels), case.micro)}
     assert len(sizes) > 1
     prove(case, workers)

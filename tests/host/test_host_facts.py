@@ -96,6 +96,18 @@ def test_limits_of_version_1_are_read(groups):
     assert machine.core_quota() == 0.5
 
 
+@pytest.mark.parametrize(
+    ("allowed", "quota", "usable"),
+    [(8, None, 8), (64, "200000", 2), (64, "250000", 2), (2, "800000", 2), (4, "50000", 1)],
+)
+def test_a_container_s_quota_bounds_the_cores(groups, monkeypatch, allowed, quota, usable):
+    """With two cores' worth of time on 64 cores, 32 threads a rank would wait for each other."""
+    monkeypatch.setattr(machine, "allowed_cores", lambda: allowed)
+    if quota:
+        groups("a/b/cpu.max", f"{quota} 100000")
+    assert machine.usable_cores() == usable
+
+
 def test_what_a_control_group_still_grants_is_what_is_free(groups):
     groups("meminfo", f"MemAvailable: {2**21} kB\n")
     assert machine.free_memory() == 2**31
@@ -115,7 +127,7 @@ def test_the_nearest_folder_that_exists(tmp_path):
 
 
 def test_this_machine_can_be_read():
-    assert 1 <= machine.allowed_cores() <= (os.cpu_count() or 1)
+    assert 1 <= machine.usable_cores() <= machine.allowed_cores() <= (os.cpu_count() or 1)
     size, free = machine.disk(machine.nearest_there(machine.PROC))
     assert 0 <= free <= size
     found = machine.interfaces()

@@ -101,10 +101,10 @@ class Part:
         self._meeting.wait()
         x.copy_(both.amax(0) if op == "max" else both.sum(0))
 
-    def whole(self, hidden):
+    def gather_in(self, hidden):
         return hidden
 
-    def sum(self, gradient):
+    def reduce_out(self, gradient):
         return lambda: gradient
 
 

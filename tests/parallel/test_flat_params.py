@@ -188,7 +188,7 @@ def checksum():
 
 def test_fresh_weights_do_not_depend_on_the_process():
     """Python's own `hash` of a name differs from process to process."""
-    script = "import test_flatten; print(test_flatten.checksum())"
+    script = "import test_flat_params; print(test_flat_params.checksum())"
     told = run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "4242"},

@@ -19,12 +19,12 @@ from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.train.step import StepContext, arrays_of, loss_of
-from howdah.verify.evidence import rows_of
+from howdah.verify.evidence import global_batch
 
 
 def first_micro(case):
     """The first two rows of the case's text, whose documents are of different length."""
-    rows = rows_of(case, 0)
+    rows = global_batch(case, 0)
     return replace(rows, **{name: array[:2].copy() for name, array in vars(rows).items()})
 
 
@@ -107,11 +107,11 @@ class Watched(TpRegion):
         super().__init__(group=None, length=length, sliced=sliced)
         object.__setattr__(self, "log", log)
 
-    def whole(self, x, *, now=False):
+    def gather_in(self, x, *, now=False):
         self.log.events.append("gather")
         return lambda: self.log.events.append("gathered") or x
 
-    def sum(self, x, *, now=False):
+    def reduce_out(self, x, *, now=False):
         self.log.events.append("sum")
         return lambda: self.log.events.append("summed") or x
 

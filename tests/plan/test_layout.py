@@ -98,7 +98,7 @@ def test_spellings(text, layout, printed):
         ("dp2 v2", "v2 needs pipeline stages; add pp2 or more, or drop it"),
         ("pp2 interleaved", "interleaved needs two or more stages on each rank; add v2"),
         ("pp2 gpipe v2", "gpipe has one stage on each rank, not v2; use interleaved v2"),
-        ("pp2 zb-v v3", "zb-v has two stages on each rank, not v3; drop v3"),
+        ("pp2 zb-v v3", "zb-v has 2 stages on each rank, not v3; drop v3"),
         ("pp2 terapipe", "terapipe needs token slices; add slices2 or more"),
         ("pp2 1f1b slices2", "1f1b does not cut tokens; use terapipe slices2"),
     ],

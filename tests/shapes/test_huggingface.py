@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from howdah.base.errors import UserError
+from howdah.shapes.check import check_shape
 from howdah.shapes.huggingface import FIXED, model_of, shape_from_config
+from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import Experts, RotaryScaling, check_shape, parameters, stated
+from howdah.shapes.shape import Experts, RotaryScaling, stated
 
 
 def llama(kind, sizes, heads, **rest):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from howdah.shapes.dims import Dim, Tokens, local
+from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS, preset
 from howdah.shapes.products import (
     Pairs,
@@ -18,7 +19,7 @@ from howdah.shapes.products import (
     part_flops,
     train_flops,
 )
-from howdah.shapes.shape import Experts, Latent, ModelShape, parameters
+from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts, weights
 
 SMALL = ModelShape(layers=2, width=12, heads=3, ffn=20, vocab=50, context=8)

@@ -5,8 +5,8 @@ from math import floor
 import pytest
 
 from howdah.machines.cluster_file import load_cluster
+from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import parameters
 from howdah.sim.cost import (
     Cost,
     Rates,

@@ -15,9 +15,9 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
+from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
 from howdah.shapes.products import conventions
-from howdah.shapes.shape import parameters
 from howdah.sim.step_time import step_time
 
 ALONE = 39e12  # flop/s that one GPU sustained, recomputation counted

@@ -1,6 +1,7 @@
 """Batches: the same samples for every layout, each token predicted once, documents marked."""
 
 import sys
+from collections import defaultdict
 from subprocess import run
 
 import numpy as np
@@ -9,7 +10,9 @@ from made_corpus import END, corpus, stream
 
 from howdah.base.errors import UserError
 from howdah.model import loss
-from howdah.text.batches import MASKED, Rows, held_out_micros, micros, order_of
+from howdah.plan.layout import parse_layout
+from howdah.plan.mesh_axes import axis
+from howdah.text.batches import MASKED, Rows, held_out_micros, micros, order_of, rows_of
 from howdah.text.order import locate
 
 
@@ -39,6 +42,19 @@ def test_every_layout_takes_the_same_samples_in_equal_shapes(replicas, micro, si
         rows = np.concatenate([getattr(one, name) for one in flat])
         np.testing.assert_array_equal(rows[:size], getattr(single, name))
     assert single.samples.tolist() == list(range(9, 9 + size))
+
+
+@pytest.mark.parametrize("words", ["dp2 cp2 tp2", "pp2 dp3 cp2", "cp4", "dp4 ep2 tp2"])
+def test_ranks_of_one_replica_read_the_same_samples(words):
+    """The ranks of cp hold the same weights, and yet read what their neighbours in cp read."""
+    layout, made = parse_layout(words), corpus(stream(400))
+    order, read = order_of(made, sequence=5, seed=3), defaultdict(set)
+    for rank in range(layout.world):
+        found = micros(made, order, rows_of(layout, rank, micro=2), first=0, size=12)
+        taken = tuple(int(n) for micro in found for n in micro.samples if n >= 0)
+        read[axis(layout, "dp").place(rank)].add(taken)
+    assert all(len(found) == 1 for found in read.values()) and len(read) == layout.dp
+    assert sorted(n for found in read.values() for n in next(iter(found))) == list(range(12))
 
 
 def test_rows_of_padding_count_for_nothing():

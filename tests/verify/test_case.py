@@ -9,8 +9,8 @@ from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.support import unsupported
+from howdah.shapes.check import check_shape
 from howdah.shapes.presets import PRESETS, preset
-from howdah.shapes.shape import check_shape
 from howdah.verify.case import (
     check_case,
     corpus_of,

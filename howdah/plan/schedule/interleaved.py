@@ -3,7 +3,7 @@
     stage     0  1  2  3  4  5        p = 3 ranks, v = 2 stages each:
     rank      0  1  2  0  1  2        stage s is on rank s mod p
 
-The stages that fill the pipeline are v times as short, so the bubble is v times as short.
+The stages that fill the pipeline are v times as short, so the bubble is too.
 Micro-batches run in groups: a rank runs all micro-batches of a group through its first stage, then
 all of them through its second stage, and so on. A group of at least p leaves no gap in between.
 

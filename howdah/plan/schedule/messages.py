@@ -3,7 +3,7 @@
 NCCL has no tags: it matches the messages between two ranks by their position, and both directions
 share one queue. So each pair of ranks needs **one agreed order of messages**. It is the order in
 which the messages are made when the schedule runs on the papers' clock (`clock`); of two messages
-made at the same time, the one from the lower rank comes first.
+made at the same time, the one from the lower rank is first.
 
     1F1B on two ranks                          the pair's order, read off the clock
     rank 0   F0F1    B0··F2B1··  B2··          0F0 0F1 1B0 0F2 1B1 1B2
@@ -89,7 +89,7 @@ def places(rank: int, program: Sequence[Action], queue: Sequence[Message]) -> It
     wanted = [m.made if m.source == rank else _before(program, m.used) for m in queue]
     latest = list(accumulate(reversed(wanted), min))[::-1]  # no start is after a later message's
     replies = [m for m in queue if m.target == rank]
-    turn = 0  # where receives that follow the sends so far can start at the earliest
+    turn = 0  # earliest start of a receive: after all sends before it in the queue
     for message, start in zip(queue, latest, strict=True):
         if message.target == rank:
             yield Place(message, max(start, turn), message.used)

@@ -1,0 +1,103 @@
+"""What is wrong with the sizes of a model, as sentences with a way out."""
+
+from collections.abc import Iterator
+
+from howdah.base.bounds import out_of_bounds
+from howdah.base.errors import UserError
+from howdah.shapes.parameters import parameters
+from howdah.shapes.shape import ModelShape
+
+LARGEST = 10**14  # parameters, ten times the most that was ever announced
+
+
+def check_shape(shape: ModelShape) -> list[str]:
+    """Everything that is wrong with the sizes, as sentences."""
+    if problems := [*out_of_bounds(shape, "model")]:
+        return problems
+    problems = [*_check_heads(shape), *_check_stacks(shape), *_check_experts(shape)]
+    if not problems and (count := parameters(shape).total) > LARGEST:
+        problems = [f"the model has {count:.2g} parameters; at most {LARGEST:.0e} are planned for"]
+    return problems
+
+
+def _check_heads(shape: ModelShape) -> Iterator[str]:
+    if shape.bias and shape.qkv_bias:
+        yield "model.bias has the biases of model.qkv_bias already; leave model.qkv_bias out"
+    if shape.latent is not None:
+        yield from _check_latent(shape)
+        return
+    if shape.head_size is None and shape.width % shape.heads:
+        fits = _nearest_divisor(shape.width, shape.heads)
+        yield (
+            f"model.width {shape.width} does not divide into {shape.heads} heads; "
+            f"use {fits} heads, or give model.head_size"
+        )
+    if shape.heads % shape.k:
+        fits = _nearest_divisor(shape.heads, shape.k)
+        yield f"model.kv_heads {shape.k} does not divide {shape.heads} heads; use {fits}"
+    scaling = shape.rotary_scaling
+    if scaling is not None and scaling.low >= scaling.high:
+        yield (
+            f"model.rotary_scaling.low {scaling.low:g} must be below model.rotary_scaling.high "
+            f"{scaling.high:g}"
+        )
+    if shape.positions == "rotary" and shape.d % 2:
+        yield f"rotary positions turn pairs, but a head has {shape.d} numbers; make it even"
+
+
+def _check_latent(shape: ModelShape) -> Iterator[str]:
+    assert shape.latent is not None
+    for name in ("kv_heads", "head_size", "bias", "qkv_bias", "query_key_norm"):
+        if getattr(shape, name):
+            yield f"model.latent is an attention without model.{name}; leave model.{name} out"
+    if shape.family != "decoder" or shape.positions != "rotary":
+        yield (
+            f"model.latent needs family decoder and rotary positions, not {shape.family} and "
+            f"{shape.positions}; leave model.latent out"
+        )
+    if shape.latent.rotary % 2:
+        yield (
+            f"rotary positions turn pairs, but model.latent.rotary is {shape.latent.rotary}; "
+            "make it even"
+        )
+
+
+def _check_stacks(shape: ModelShape) -> Iterator[str]:
+    both = shape.family == "encoder-decoder"
+    if both and not shape.encoder_layers:
+        yield "an encoder-decoder needs model.encoder_layers; give at least 1"
+    if shape.encoder_layers and not both:
+        yield (
+            f"model.encoder_layers is {shape.encoder_layers}, but model.family is {shape.family}, "
+            "whose blocks are model.layers; leave it out, or make the family encoder-decoder"
+        )
+    if both and shape.experts is not None:
+        yield "model.experts is for models of one stack; leave it out of an encoder-decoder"
+
+
+def _check_experts(shape: ModelShape) -> Iterator[str]:
+    experts = shape.experts
+    if experts is None:
+        return
+    if experts.chosen > experts.number:
+        yield (
+            f"model.experts.chosen {experts.chosen} is more than model.experts.number; "
+            f"use at most {experts.number}"
+        )
+    if shape.layers - experts.first < experts.every:
+        yield (
+            f"none of {shape.layers} layers has experts with model.experts.first {experts.first} "
+            f"and every {experts.every}; make one of the two smaller"
+        )
+    if shape.bias:
+        yield "model.bias is for dense models, experts have none; leave it out"
+
+
+def require_shape(shape: ModelShape) -> None:
+    """Raises UserError with the first sentence of `check_shape`, if there is one."""
+    for problem in check_shape(shape):
+        raise UserError(problem)
+
+
+def _nearest_divisor(total: int, wanted: int) -> int:
+    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - wanted))
