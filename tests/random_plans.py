@@ -41,7 +41,7 @@ def layouts(draw, *, star=True):
         slices=draw(st.integers(2, 4)) if schedule == "terapipe" else 1,
         accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
         recompute=recompute,
-        again=draw(st.none() | st.integers(1, 3)) if recompute != "none" else None,
+        recompute_layers=draw(st.none() | st.integers(1, 3)) if recompute != "none" else None,
         context=draw(st.sampled_from(["ring", "all-to-all"])) if cp > 1 else "ring",
         inputs=draw(st.sampled_from(["sliced", "gathered"])) if sp else "sliced",
         release=draw(st.sampled_from(["use", "step"])) if zero == 3 else "use",

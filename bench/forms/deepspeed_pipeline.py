@@ -59,11 +59,11 @@ class Blocks(nn.Module):
         rows = case.rows // case.micros
         positions = torch.arange(case.sequence).expand(rows, -1)
         x = torch.empty(rows, case.sequence, case.shape.width)
-        self.around: BlockContext = model.around(x, positions, torch.zeros_like(positions))
+        self.context: BlockContext = model.context(x, positions, torch.zeros_like(positions))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.model.layers.values():
-            x = block(x, self.around)
+            x = block(x, self.context)
         return self.model.final_norm(x) if self.last else x
 
 

@@ -140,7 +140,7 @@ def judge_compiler(found: Mapping[str, str | None]) -> Finding:
         if path is not None:
             return Finding("compiler", path)
     names = ", ".join(found)
-    lack = f"none of {names} was found: without a wheel that brings the engine, collectives go through gloo"
+    lack = f"none of {names} was found: unless a wheel brought the engine, gloo is used"
     return Finding("compiler", "none", f"{lack}; install gcc or clang")
 
 

@@ -98,9 +98,9 @@ class Attention(nn.Module):
         self.core: Core = attend  # some layouts replace it
 
     def forward(
-        self, x: Tensor, turn: Tensor | None, mask: Mask, cache: Cache | None = None
+        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: Cache | None = None
     ) -> Tensor:
-        """Map x [b, s, h] → [b, s, h]; `turn` is the result of `rotary_turns`, or None."""
+        """Map x [b, s, h] → [b, s, h]; `rotary` is the result of `rotary_angles`, or None."""
         by_head = (-1, self.shape.d)  # the numbers of heads and tokens here depend on the layout
         q = self.q(x).unflatten(-1, by_head)
         k = self.k(x).unflatten(-1, by_head)
@@ -108,8 +108,8 @@ class Attention(nn.Module):
         if self.shape.query_key_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-        if turn is not None:
-            q, k = rotate(q, turn), rotate(k, turn)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         out = self.core(q, k, v, mask)
@@ -166,7 +166,7 @@ def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 # -- rotary positions (Su et al. 2021, https://arxiv.org/abs/2104.09864) --------
 
 
-def rotary_turns(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def rotary_angles(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Cosines and sines of every position's angles: [2, b, 1, s, d/2] of `dtype`.
 
     They are computed for each micro-batch: a stored table would need a device and a layout. Angles
@@ -190,11 +190,11 @@ def _stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
     return frequencies * (blend + (1 - blend) / scaling.factor)
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """Rotate the pairs (x[i], x[i + d/2]) of each head by their angles; x [b, heads, s, d].
 
-    When `turn` is at least float32, the products are too; the result has the dtype of x.
+    When `rotary` is at least float32, the products are too; the result has the dtype of x.
     """
-    cos, sin = turn.unbind()
+    cos, sin = rotary.unbind()
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

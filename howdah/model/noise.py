@@ -77,17 +77,17 @@ def fill_normal(
 class Noise:
     """What the dropout of one micro-batch depends on, besides the name of the dropout layer.
 
-    seed     the run's seed
-    step     the training step
-    samples  [b] global sample number of each row
-    first    first position of the rank's slice of the sequence
-    length   positions of the full sequence; None: the sequence is not sliced
+    seed       the run's seed
+    step       the training step
+    samples    [b] global sample number of each row
+    positions  [s] those of the sequence that the rank computes on; None: all of them
+    length     positions of the full sequence; None: as many as x has
     """
 
     seed: int
     step: int
     samples: Tensor
-    first: int = 0
+    positions: Tensor | None = None
     length: int | None = None
 
 
@@ -100,7 +100,8 @@ def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tenso
     if noise is None or share == 0:
         return x
     _, s, h = x.shape
-    positions = torch.arange(noise.first, noise.first + s, device=x.device)
+    positions = torch.arange(s) if noise.positions is None else noise.positions
+    positions = positions.to(x.device)
     rows = noise.samples.to(x.device)[:, None] * (noise.length or s) + positions
     counters = rows[:, :, None] * h + torch.arange(h, device=x.device)
     bits = _shift(mix(key(noise.seed, "dropout", noise.step, name), counters), 32)

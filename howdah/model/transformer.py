@@ -18,7 +18,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from howdah.model.attention import Attention, Cache, Mask, cut_documents, rotary_turns
+from howdah.model.attention import Attention, Cache, Mask, cut_documents, rotary_angles
 from howdah.model.embedding import Embedding
 from howdah.model.feedforward import FeedForward
 from howdah.model.noise import Noise, dropout
@@ -31,13 +31,13 @@ from howdah.shapes.weights import parts as all_parts
 class BlockContext:
     """The inputs that all blocks of one forward pass share.
 
-    turn   rotary angles (`rotary_turns`), or None
+    rotary  angles (`rotary_angles`), or None
     mask   attention mask (`cut_documents`)
     noise  of dropout; None turns dropout off
     cache  keys and values for decoding, or None
     """
 
-    turn: Tensor | None
+    rotary: Tensor | None
     mask: Mask
     noise: Noise | None
     cache: Cache | None
@@ -54,18 +54,18 @@ class Block(nn.Module):
         self.feedforward_norm = build_norm(shape.norm, shape.width, shape.epsilon)
         self.feedforward = FeedForward(shape)
 
-    def forward(self, x: Tensor, around: BlockContext) -> Tensor:
+    def forward(self, x: Tensor, context: BlockContext) -> Tensor:
         """Map x [b, s, h] → [b, s, h]."""
         inside = self.attention_norm(x) if self.before else x
-        mixed = self.attention(inside, around.turn, around.mask, around.cache)
-        x = x + self._drop(mixed, "attention", around)
+        mixed = self.attention(inside, context.rotary, context.mask, context.cache)
+        x = x + self._drop(mixed, "attention", context)
         x = x if self.before else self.attention_norm(x)
         inside = self.feedforward_norm(x) if self.before else x
-        x = x + self._drop(self.feedforward(inside), "feedforward", around)
+        x = x + self._drop(self.feedforward(inside), "feedforward", context)
         return x if self.before else self.feedforward_norm(x)
 
-    def _drop(self, x: Tensor, place: str, around: BlockContext) -> Tensor:
-        return dropout(x, f"{self.name}.{place}", share=self.dropout, noise=around.noise)
+    def _drop(self, x: Tensor, place: str, context: BlockContext) -> Tensor:
+        return dropout(x, f"{self.name}.{place}", share=self.dropout, noise=context.noise)
 
 
 class Transformer(nn.Module):
@@ -120,9 +120,9 @@ class Transformer(nn.Module):
         cache      keeps keys and values between calls: first for a prompt, then one token each
         """
         x = self.embed(tokens, positions, noise=noise)
-        around = self.around(x, positions, documents, noise=noise, cache=cache)
+        context = self.context(x, positions, documents, noise=noise, cache=cache)
         for block in self.layers.values():
-            x = block(x, around)
+            x = block(x, context)
         return self.final_norm(x)
 
     # -- the pieces of a forward pass, for layouts that run them on several ranks
@@ -134,7 +134,7 @@ class Transformer(nn.Module):
             x = x + self.positions(positions)
         return dropout(x, "embedding", share=self.dropout, noise=noise)
 
-    def around(
+    def context(
         self,
         x: Tensor,
         positions: Tensor,
@@ -144,11 +144,11 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
     ) -> BlockContext:
         """The context of all blocks, in the dtype and on the device of hidden states x."""
-        turn = None
+        rotary = None
         if self.shape.positions == "rotary":
-            turn = rotary_turns(self.shape, positions, promoted(x.dtype))
+            rotary = rotary_angles(self.shape, positions, promoted(x.dtype))
         mask = None if documents is None else cut_documents(documents, x.device)
-        return BlockContext(turn, mask, noise, cache)
+        return BlockContext(rotary, mask, noise, cache)
 
     def final_norm(self, x: Tensor) -> Tensor:
         """The input of the head, from the output x of the last block."""

@@ -68,11 +68,13 @@ class _Again(torch.autograd.Function):
 def _block_again(
     forward: Callable[[Tensor, BlockContext], Tensor],
 ) -> Callable[[Tensor, BlockContext], Tensor]:
-    def block(x: Tensor, around: BlockContext) -> Tensor:
-        if around.turn is None:
-            return again(lambda x: forward(x, around), x)
+    def block(x: Tensor, context: BlockContext) -> Tensor:
+        if context.rotary is None:
+            return again(lambda x: forward(x, context), x)
         # the angles are kept too, once for all blocks: named, so that they are counted
-        return again(lambda x, turn: forward(x, replace(around, turn=turn)), x, around.turn)
+        return again(
+            lambda x, rotary: forward(x, replace(context, rotary=rotary)), x, context.rotary
+        )
 
     return block
 

@@ -53,9 +53,9 @@ def run_stage(model: Transformer, parts: tuple[str, ...], x: Tensor | None, give
     assert x is not None, f"{parts[0]} needs what the stage before makes"
     blocks = [part.removeprefix("layers.") for part in parts if part.startswith("layers.")]
     if blocks:
-        around = model.around(x, given.positions, given.documents, noise=given.noise)
+        context = model.context(x, given.positions, given.documents, noise=given.noise)
         for name in blocks:
-            x = cast(Block, model.layers[name])(x, around)
+            x = cast(Block, model.layers[name])(x, context)
     assert x is not None
     return model.final_norm(x) if "head" in parts else x
 

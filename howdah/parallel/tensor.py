@@ -33,7 +33,7 @@ from howdah.model.loss import add_product
 from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
-from howdah.parallel.tensor_border import TpRegion, TpVocabShards, noise_of_slices
+from howdah.parallel.tensor_border import TpRegion, TpVocabShards
 from howdah.plan.flat_buffers import share
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import tokens
@@ -63,12 +63,10 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
             Handle("embedding.weight", store), region, _first_row(plan, region)
         )
-    if region.sliced:
-        if hasattr(model, "positions"):
-            model.positions = SliceEmbedding(  # type: ignore[assignment]
-                Handle("positions.weight", store), region
-            )
-        noise_of_slices(model, region)
+    if region.sliced and hasattr(model, "positions"):
+        model.positions = SliceEmbedding(  # type: ignore[assignment]
+            Handle("positions.weight", store), region
+        )
 
 
 def region_of(plan: Plan, mesh: Mesh) -> TpRegion:

@@ -22,15 +22,13 @@ Slices are shares of the positions of each sample; their lengths may differ by o
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from howdah.comm.group import Group
-from howdah.model.noise import Noise
-from howdah.model.transformer import Transformer
 from howdah.plan.flat_buffers import share
 
 Pending = Callable[[], Tensor]  # waits for a tensor that is on its way
@@ -116,10 +114,6 @@ class TpRegion:
         start, stop = self.slice
         return x[:, start:stop]
 
-    def noise(self, noise: Noise | None) -> Noise | None:
-        """The same noise, for the positions that are here."""
-        return noise and replace(noise, first=self.slice[0], length=self.length)
-
     def _after(self, started: Future[None], give: Pending) -> Pending:
         def wait() -> Tensor:
             with self.waited.here():
@@ -153,16 +147,3 @@ class TpVocabShards:
     def reduce_out(self, gradient: Tensor) -> Pending:
         """As at the way in of any region."""
         return self.region.reduce_out(gradient)
-
-
-def noise_of_slices(model: Transformer, region: TpRegion) -> None:
-    """Makes the dropout of `model` drop, of the positions that are here, what one device drops."""
-    model.embed = _with_noise(model.embed, region)  # type: ignore[method-assign]
-    model.around = _with_noise(model.around, region)  # type: ignore[method-assign]
-
-
-def _with_noise(run: Callable[..., Any], region: TpRegion) -> Callable[..., Any]:
-    def with_noise(*given: Any, noise: Noise | None = None, **named: Any) -> Any:
-        return run(*given, noise=region.noise(noise), **named)
-
-    return with_noise

@@ -61,8 +61,12 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
             f"(embedding, blocks, head); use {_fitting_stages(layout, places)}"
         )
     blocks = sum("." in part for part in parts(shape))
-    if layout.again is not None and layout.again > blocks:
-        yield f"again{layout.again} is over the {blocks} blocks; use again{blocks}, or drop it"
+    if layout.recompute_layers is not None and layout.recompute_layers > blocks:
+        word = f"recompute={layout.recompute}"
+        yield (
+            f"{word}:{layout.recompute_layers} is over the {blocks} blocks; use {word}:{blocks}, "
+            f"or {word}"
+        )
     if problem := _head_problem(shape, layout.tp):
         yield f"tp{layout.tp} {problem}"
     elif layout.context == "all-to-all" and (

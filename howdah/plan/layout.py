@@ -57,7 +57,7 @@ class Layout:
     accumulate  gradients of several micro-batches: kept whole and reduced once, or reduced each
                 time and kept as a share (the default from zero2 on)
     recompute   activations computed again in the backward pass
-    again       the first blocks of each stage of which they are; None is all of them
+    recompute_layers  the first blocks of each stage that are recomputed; None is all of them
     context     how the parts of a sequence see each other: keys and values go round a ring, or
                 an all-to-all exchanges sequence for heads
     inputs      what linears keep of their input under sp: its slice, which is gathered again in
@@ -80,7 +80,7 @@ class Layout:
     slices: int = 1
     accumulate: Accumulate | None = None
     recompute: Recompute = "none"
-    again: int | None = None
+    recompute_layers: int | None = None
     context: Context = "ring"
     inputs: Inputs = "sliced"
     release: Release = "use"
@@ -151,7 +151,6 @@ NUMBERS = {
     "v": "virtual",
     "x": "micros",
     "slices": "slices",
-    "again": "again",
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "accumulate": get_args(Accumulate),
@@ -172,8 +171,8 @@ MEANING = {
     "v": "stages on each pipeline rank (v2)",
     "x": "micro-batches per step (x4)",
     "slices": "token slices of each micro-batch (slices4)",
-    "again": "blocks of each stage that are recomputed (again2)",
 }
+MOST_LAYERS = 1000  # that a stage recomputes
 # The most of each number. No machine has as many ranks, no run such numbers.
 MOST = {
     "pp": 256,
@@ -186,7 +185,6 @@ MOST = {
     "v": 256,
     "x": 1 << 14,
     "slices": 1024,
-    "again": 1000,
 }
 LONGEST = 500  # characters of a spelling: a word for each thing that can be said is half of it
 KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
@@ -214,9 +212,8 @@ def _words(layout: Layout) -> Iterator[str]:
         value = getattr(layout, word)
         default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
         if value != default:
-            yield f"{word}={value}"
-        if word == "recompute" and layout.again is not None:
-            yield f"again{layout.again}"
+            some = layout.recompute_layers if word == "recompute" else None
+            yield f"{word}={value}" + (f":{some}" if some is not None else "")
 
 
 def parse_layout(text: str) -> Layout:
@@ -240,6 +237,9 @@ def _read(word: str, text: str) -> dict[str, object]:
     """The fields that one word sets."""
     name, equals, value = word.partition("=")
     says = f"layout {shown(text)}:"
+    if name == "recompute" and re.fullmatch(r"\w+:[0-9]{1,9}", value):
+        how, _, layers = value.partition(":")
+        return {**_read(f"recompute={how}", text), "recompute_layers": int(layers)}
     if equals and name in CHOICES:
         if value not in CHOICES[name]:
             raise UserError(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
@@ -253,6 +253,8 @@ def _read(word: str, text: str) -> dict[str, object]:
     if word in NUMBERS:
         raise UserError(f"{says} {word!r} needs a number: {MEANING[word]}")
     match = re.fullmatch(r"([a-z]+)([0-9]+|\*)", word)
+    if match and match[1] == "again":
+        raise UserError(f"{says} {word} is spelled recompute=full:{match[2]} now")
     if match is None or match[1] not in NUMBERS:
         near = nearest(match[1] if match else word, KNOWN)
         raise UserError(f"{says} unknown word {shown(word)}{near}")
@@ -302,8 +304,8 @@ def _problems(layout: Layout) -> Iterator[str]:
         yield "accumulate=shard keeps shares of gradients, which begins with zero2"
     if layout.shard is not None and not layout.zero:
         yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
-    if layout.again is not None and layout.recompute == "none":
-        yield f"again{layout.again} says which blocks are recomputed; add recompute=full or drop it"
+    if layout.recompute_layers is not None:
+        yield from _recompute_problems(layout, layout.recompute_layers)
     if layout.inputs != "sliced" and not layout.sp:
         yield f"inputs={layout.inputs} keeps what sp gathers; add sp, or drop it"
     if layout.release != "use" and layout.zero != 3:
@@ -342,6 +344,14 @@ def _pipeline_problems(layout: Layout) -> Iterator[str]:
             if family.takes == "slices"
             else f"{schedule} does not cut tokens; use terapipe slices{layout.slices}"
         )
+
+
+def _recompute_problems(layout: Layout, layers: int) -> Iterator[str]:
+    if layout.recompute == "none":
+        yield f"recompute=none:{layers} recomputes nothing; use recompute=full:{layers}"
+    elif not 1 <= layers <= MOST_LAYERS:
+        word = f"recompute={layout.recompute}:{layers}"
+        yield f"{word} must have at least 1 and at most {MOST_LAYERS:,} blocks"
 
 
 def _division_problems(layout: Layout) -> Iterator[str]:

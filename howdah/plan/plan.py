@@ -73,7 +73,7 @@ class Plan:
     @cached_property
     def recompute(self) -> dict[str, Recompute]:
         """What is made again of each block; the other parts are not in it."""
-        first, how = self.layout.again, self.layout.recompute
+        first, how = self.layout.recompute_layers, self.layout.recompute
         blocks = ([part for part in parts if "." in part] for parts in self.stages.parts)
         return {
             part: how if first is None or place < first else "none"

@@ -165,6 +165,9 @@ def loss_of(placed: ParallelModel, given: Given, *, plain: bool = False) -> Tens
 def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
     """A micro-batch of a step as stages take it, with its noise."""
     noise = Noise(context.seed, step, torch.from_numpy(micro.samples))
+    region = context.placed.region
+    if region and region.sliced:  # dropout drops here what one device drops at these positions
+        noise = replace(noise, positions=torch.arange(*region.slice), length=region.length)
     return replace(arrays_of(micro, context.mesh.device), noise=noise)
 
 

@@ -39,7 +39,7 @@ FORMS = {
     **{name: f"pp2 {name}{' v2' * (FAMILIES[name].takes == 'virtual')}" for name in PIPES},
     "recompute": "recompute=full",
     "selective": "recompute=selective",
-    "one block": "recompute=full again1",
+    "one block": "recompute=full:1",
     "accumulation": "x3",
 }
 STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # one at a time

@@ -13,7 +13,7 @@ from howdah.model.attention import (
     attend,
     cut_documents,
     dense_mask,
-    rotary_turns,
+    rotary_angles,
     rotate,
 )
 from howdah.shapes.shape import RotaryScaling
@@ -148,7 +148,7 @@ def test_rotation_is_multiplication_by_complex_numbers():
     q, _, _ = draw_heads(2, 7)
     positions = torch.stack([torch.arange(7), torch.tensor([0, 1, 2, 0, 1, 0, 1])])
     shape = replace(LLAMA, head_size=8)
-    turned = rotate(q, rotary_turns(shape, positions, torch.float64))
+    turned = rotate(q, rotary_angles(shape, positions, torch.float64))
     pairs = torch.complex(q[..., :4], q[..., 4:])
     angles = positions[:, None, :, None] * 10_000.0 ** (-torch.arange(4) / 4)
     expected = pairs * torch.polar(torch.ones_like(angles), angles).to(pairs.dtype)
@@ -162,7 +162,7 @@ def test_scores_depend_on_the_distance_alone():
     shape = replace(LLAMA, head_size=8, rotary_scaling=STRETCHED)
 
     def score(at, of):
-        here, there = (rotary_turns(shape, torch.tensor([[n]]), torch.float64) for n in (at, of))
+        here, there = (rotary_angles(shape, torch.tensor([[n]]), torch.float64) for n in (at, of))
         return (rotate(q, here) * rotate(k, there)).sum(-1)
 
     torch.testing.assert_close(score(9, 4), score(30, 25), rtol=0, atol=1e-12)
@@ -173,9 +173,9 @@ def test_scaling_keeps_short_wavelengths_and_stretches_long_ones():
     scaling = RotaryScaling(factor=4.0, context=64)
     shape = replace(LLAMA, head_size=64, rotary_scaling=scaling)
     one = torch.tensor([[1]])
-    plain = rotary_turns(replace(shape, rotary_scaling=None), one, torch.float64)
-    scaled = rotary_turns(shape, one, torch.float64)
-    angles, stretched = (torch.atan2(turn[1], turn[0]).flatten() for turn in (plain, scaled))
+    plain = rotary_angles(replace(shape, rotary_scaling=None), one, torch.float64)
+    scaled = rotary_angles(shape, one, torch.float64)
+    angles, stretched = (torch.atan2(rotary[1], rotary[0]).flatten() for rotary in (plain, scaled))
     wavelengths = 2 * torch.pi / angles
     short = wavelengths < scaling.context / scaling.high
     long = wavelengths > scaling.context / scaling.low
@@ -190,10 +190,10 @@ def test_late_positions_lose_no_digits():
     """Angles in float32 would be off by 0.004 at position 100 000."""
     place, d = 100_003, 6
     shape = replace(LLAMA, head_size=d)
-    _, sines = rotary_turns(shape, torch.tensor([[place]]), torch.float64).flatten(1)
+    _, sines = rotary_angles(shape, torch.tensor([[place]]), torch.float64).flatten(1)
     expected = [sin(place * 10_000.0 ** (-i / d)) for i in range(0, d, 2)]
     torch.testing.assert_close(
         sines, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9
     )
-    narrow = rotary_turns(shape, torch.tensor([[place]]), torch.float32)[1].flatten()
+    narrow = rotary_angles(shape, torch.tensor([[place]]), torch.float32)[1].flatten()
     assert torch.equal(narrow, sines.float())

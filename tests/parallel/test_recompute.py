@@ -138,10 +138,14 @@ def test_without_a_graph_nothing_is_kept_and_nothing_runs_twice():
 
 
 def test_gradients_reach_the_inputs_that_want_them():
-    x, y, turn = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(3)
-    again(lambda x, y, turn: (x * y * turn * 3).sum(), x, y * 2, turn).backward()
+    x, y, rotary = (
+        torch.ones(3, requires_grad=True),
+        torch.ones(3, requires_grad=True),
+        torch.ones(3),
+    )
+    again(lambda x, y, rotary: (x * y * rotary * 3).sum(), x, y * 2, rotary).backward()
     assert torch.equal(x.grad, torch.full((3,), 6.0)) and torch.equal(y.grad, x.grad)
-    assert turn.grad is None
+    assert rotary.grad is None
 
 
 # -- bytes ---------------------------------------------------------------------------
@@ -195,9 +199,11 @@ def test_what_a_second_run_makes_is_what_the_plan_lists(form, kind, packed, prec
 
 def test_the_first_blocks_of_each_stage_can_be_all_that_is_made_again():
     shape = replace(FORMS["laptop"], layers=6)
-    plan = plan_of(shape, "pp2 recompute=selective again1 x2", Method())
+    plan = plan_of(shape, "pp2 recompute=selective:1 x2", Method())
     firsts = [next(p for p in parts if "." in p) for parts in plan.stages.parts]
     assert [p for p, how in plan.recompute.items() if how == "selective"] == firsts
     assert {how for p, how in plan.recompute.items() if p not in firsts} == {"none"}
-    with pytest.raises(UserError, match="again7 is over the 6 blocks; use again6, or drop it"):
-        plan_of(shape, "single x1 recompute=full again7", Method())
+    with pytest.raises(
+        UserError, match="recompute=full:7 is over the 6 blocks; use recompute=full:6, or"
+    ):
+        plan_of(shape, "single x1 recompute=full:7", Method())

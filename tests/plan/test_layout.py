@@ -91,7 +91,10 @@ def test_spellings(text, layout, printed):
         ("dp2 zero1 accumulate=shard", "which begins with zero2"),
         ("dp2 sp", "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"),
         ("dp2 context=all-to-all", "add cp2 or more"),
-        ("dp2 again2", "says which blocks are recomputed; add recompute=full or drop it"),
+        ("dp2 recompute=none:2", "recompute=none:2 recomputes nothing; use recompute=full:2"),
+        ("dp2 recompute=full:0", "recompute=full:0 must have at least 1 and at most 1,000 blocks"),
+        ("dp2 recompute=all:2", "recompute is 'all'; known are: full, none, selective"),
+        ("dp2 again2", "again2 is spelled recompute=full:2 now"),
         ("tp2 inputs=gathered", "inputs=gathered keeps what sp gathers; add sp, or drop it"),
         ("dp2 zero2 release=step", "keeps what zero3 gathers; add zero3, or drop it"),
         ("dp2 1f1b", "1f1b needs pipeline stages; add pp2 or more, or drop it"),
@@ -123,7 +126,7 @@ def test_no_text_at_all_gives_a_traceback(text):
 def test_every_word_is_explained_and_every_field_has_a_word():
     assert MEANING.keys() == NUMBERS.keys()
     assert all(MEANING.values())
-    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule"}
+    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_layers"}
     assert named == {field.name for field in fields(Layout)}
 
 

@@ -43,7 +43,7 @@ VARIANTS = {
 }
 
 
-# -- parameters ----------------------------------------------------------------
+# -- by hand -------------------------------------------------------------------
 
 
 def test_parameters_by_hand():
@@ -113,7 +113,7 @@ def closed_form(shape):
     found = Parameters(
         embedding=shape.vocab * h,
         positions=tables,
-        attention=(blocks + crossing) * of_attention(shape),
+        attention=(blocks + crossing) * attention_in_closed_form(shape),
         feedforward=(blocks - sparse) * dense + sparse * shared,
         router=sparse * router,
         experts=sparse * routed,
@@ -124,7 +124,7 @@ def closed_form(shape):
     return replace(found, active=found.total - sparse * (routed - chosen))
 
 
-def of_attention(shape):
+def attention_in_closed_form(shape):
     h, a, k, d = shape.width, shape.heads, shape.k, shape.d
     if (latent := shape.latent) is not None:
         query = h * a * d

@@ -1,0 +1,189 @@
+"""The names of Hugging Face's config.json: one table, which is read and written.
+
+    FAMILIES   for each model_type the setting of every field, what all its models have in common,
+               and which settings must have one value
+    SCALING    the settings of stretched rotary positions
+
+`huggingface.py` reads a config.json by it, `huggingface_written.py` writes one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Setting(NamedTuple):
+    """Where config.json has the value of one of our fields.
+
+    name    the setting
+    absent  what transformers takes where it is left out or null, or a function of the fields
+            before this one; None: it must be there
+    kind    the type of the value
+    also    another name, read where the first is left out
+    words   their words and ours, the usual one first
+    """
+
+    name: str
+    absent: Any = None
+    kind: type = int
+    also: str = ""
+    words: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a model_type means.
+
+    names    the setting of each field of ModelShape; `latent.rotary` is a field of its `latent`
+    says     fields that have one value in all models of the type
+    fixed    settings that change what is computed, with the value each must have where given
+    """
+
+    names: Mapping[str, Setting]
+    says: Mapping[str, Any]
+    fixed: Mapping[str, Any]
+
+
+def _sizes(width: str, layers: str, heads: str, context: str) -> dict[str, Setting]:
+    """What every family has, by its names."""
+    return {
+        "width": Setting(width),
+        "layers": Setting(layers),
+        "heads": Setting(heads),
+        "vocab": Setting("vocab_size"),
+        "context": Setting(context),
+        "tied": Setting("tie_word_embeddings", True, bool),
+    }
+
+
+USUAL = _sizes("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+GPT2 = _sizes("n_embd", "n_layer", "n_head", "n_positions") | {
+    "ffn": Setting("n_inner", lambda sizes: 4 * sizes["width"]),
+    "feedforward": Setting("activation_function", "gelu_new", str, words=GELU),
+    "epsilon": Setting("layer_norm_epsilon", 1e-5, float),
+}
+BLOOM = _sizes("n_embed", "n_layer", "n_head", "seq_length") | {
+    "width": Setting("n_embed", also="hidden_size"),
+    "layers": Setting("n_layer", also="num_hidden_layers"),
+    "heads": Setting("n_head", also="num_attention_heads"),
+    "context": Setting("seq_length", 2048),
+    "epsilon": Setting("layer_norm_epsilon", 1e-5, float),
+}
+OPT = USUAL | {"ffn": Setting("ffn_dim")}
+BERT = USUAL | {
+    "ffn": Setting("intermediate_size"),
+    "epsilon": Setting("layer_norm_eps", 1e-12, float),
+    "token_types": Setting("type_vocab_size"),
+}
+GATED = {"relu": "relu", "gated-gelu": "geglu"}
+T5 = {"encoder_layers": Setting("num_layers")}
+T5 |= _sizes("d_model", "num_decoder_layers", "num_heads", "n_positions") | {
+    "layers": Setting("num_decoder_layers", lambda sizes: sizes["encoder_layers"]),
+    "context": Setting("n_positions", 512),
+    "head_size": Setting("d_kv"),
+    "ffn": Setting("d_ff"),
+    "feedforward": Setting("feed_forward_proj", "relu", str, words=GATED),
+    "epsilon": Setting("layer_norm_epsilon", 1e-6, float),
+    "buckets": Setting("relative_attention_num_buckets", 32),
+}
+LLAMA = USUAL | {
+    "ffn": Setting("intermediate_size"),
+    "kv_heads": Setting("num_key_value_heads", lambda sizes: sizes["heads"]),
+    "head_size": Setting("head_dim", lambda sizes: sizes["width"] // max(sizes["heads"], 1)),
+    "epsilon": Setting("rms_norm_eps", 1e-6, float),
+    "rotary_base": Setting("rope_theta", 10_000.0, float),
+    "bias": Setting("attention_bias", False, bool),
+    "tied": Setting("tie_word_embeddings", False, bool),
+}
+QWEN3 = LLAMA | {"head_size": Setting("head_dim", 128)}
+MIXTRAL = LLAMA | {
+    "epsilon": Setting("rms_norm_eps", 1e-5, float),
+    "rotary_base": Setting("rope_theta", 1e6, float),
+    "experts.number": Setting("num_local_experts"),
+    "experts.chosen": Setting("num_experts_per_tok"),
+    "experts.ffn": Setting("intermediate_size"),
+}
+QWEN3_MOE = LLAMA | {
+    "experts.number": Setting("num_experts", also="num_local_experts"),
+    "experts.chosen": Setting("num_experts_per_tok"),
+    "experts.ffn": Setting("moe_intermediate_size"),
+    "experts.every": Setting("decoder_sparse_step", 1),
+}
+DEEPSEEK = LLAMA | {
+    "latent.kv_rank": Setting("kv_lora_rank"),
+    "latent.query_rank": Setting("q_lora_rank", 0),
+    "latent.plain": Setting("qk_nope_head_dim"),
+    "latent.rotary": Setting("qk_rope_head_dim"),
+    "latent.value": Setting("v_head_dim"),
+    "experts.number": Setting("n_routed_experts"),
+    "experts.chosen": Setting("num_experts_per_tok"),
+    "experts.ffn": Setting("moe_intermediate_size"),
+    "experts.shared": Setting("n_shared_experts", 0),
+    "experts.first": Setting("first_k_dense_replace"),
+}
+SCALING = {
+    "factor": Setting("factor", kind=float),
+    "low": Setting("low_freq_factor", kind=float),
+    "high": Setting("high_freq_factor", kind=float),
+    "context": Setting("original_max_position_embeddings"),
+}
+
+# -- families ------------------------------------------------------------------
+
+GPT_SAYS = {"norm": "layernorm", "positions": "learned", "bias": True}
+SILU = {"hidden_act": "silu"}
+NO_WINDOW = {"use_sliding_window": False}
+NO_BIAS = {"attention_bias": False}
+
+FAMILIES = {
+    "gpt2": Family(
+        GPT2,
+        says=GPT_SAYS,
+        fixed={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+    ),
+    "opt": Family(
+        OPT,
+        says=GPT_SAYS | {"feedforward": "relu"},
+        fixed={
+            "activation_function": "relu",
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+    ),
+    "bloom": Family(
+        BLOOM,
+        says=GPT_SAYS | {"feedforward": "gelu", "positions": "alibi", "embedding_norm": True},
+        fixed={"apply_residual_connection_post_layernorm": False},
+    ),
+    "bert": Family(
+        BERT,
+        says=GPT_SAYS
+        | {"family": "encoder", "feedforward": "gelu", "norm_at": "after"}
+        | {"embedding_norm": True, "transform": True},
+        fixed={"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
+    ),
+    "t5": Family(
+        T5,
+        says={"family": "encoder-decoder", "positions": "relative"},
+        fixed={"relative_attention_max_distance": 128},
+    ),
+    "llama": Family(LLAMA, says={}, fixed=SILU),
+    "mistral": Family(LLAMA, says={}, fixed=SILU),
+    "mixtral": Family(MIXTRAL, says={}, fixed=SILU | {"sliding_window": None}),
+    "qwen2": Family(LLAMA, says={"qkv_bias": True}, fixed=SILU | NO_WINDOW),
+    "qwen3": Family(QWEN3, says={"query_key_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
+    "qwen3_moe": Family(
+        QWEN3_MOE,
+        says={"query_key_norm": True},
+        fixed=SILU | NO_BIAS | NO_WINDOW | {"mlp_only_layers": []},
+    ),
+    "deepseek_v2": Family(DEEPSEEK, says={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
+    "deepseek_v3": Family(DEEPSEEK, says={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
+}
