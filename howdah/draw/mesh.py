@@ -17,7 +17,7 @@ matrices. For a large world, only the first and the last ranks are shown.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.stages import stages_of
+from howdah.shapes.part import Part
 
 # The axes, which are shown if they have more than one rank, and the meaning of their groups.
 MEANING: dict[Axis, str] = {
@@ -115,12 +116,11 @@ def _parts(plan: Plan, place: int) -> str:
     return "; ".join(", ".join(_runs(plan.stages.parts[stage])) for stage in mine)
 
 
-def _runs(parts: Sequence[str]) -> Iterator[str]:
+def _runs(parts: Sequence[Part]) -> Iterator[str]:
     """The layers of each stack as one range, other parts by their names."""
-    for stack in dict.fromkeys(part.partition(".")[0] for part in parts):
-        layers = [part for part in parts if part.startswith(f"{stack}.")]
-        first, last = (layers or [stack])[0], (layers or [stack])[-1]
-        yield first if first == last else f"{first} to {last.partition('.')[2]}"
+    for _, group in groupby(parts, key=lambda part: part.stack):
+        first, *rest = group
+        yield f"{first} to {rest[-1].layer}" if rest else first
 
 
 def axes(layout: Layout) -> dict[Axis, Stride]:

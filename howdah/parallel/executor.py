@@ -44,6 +44,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.program import forward_only, program_of, schedule_of, stage_parts
 from howdah.plan.schedule.actions import Action, Kind, Value, makes
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
+from howdah.shapes.part import Part
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # summed, of hidden states [b, s, h] and labels [b, s]
 GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
@@ -217,7 +218,7 @@ class StepRun:
             for add in queue:
                 add()
 
-    def _await_weights(self, parts: tuple[str, ...]) -> None:
+    def _await_weights(self, parts: tuple[Part, ...]) -> None:
         """Those of embedding and head, after an update elsewhere; blocks wait for their own."""
         gatherer = self.line.stages.gatherer
         for part in ("embedding", "head"):

@@ -28,16 +28,18 @@ from torch.autograd.function import once_differentiable
 from howdah.model.attention import Core, Mask
 from howdah.model.transformer import Block, BlockContext, Transformer
 from howdah.plan.plan import Plan
+from howdah.shapes.part import Part
 
 BlockFunction = Callable[..., Tensor]  # of tensors
 
 
 def recompute(model: Transformer, plan: Plan) -> None:
     """Makes the blocks of `model` keep what the plan says, and compute the rest twice."""
-    for number, block in cast(Iterable[tuple[str, Block]], model.layers.items()):
-        if plan.recompute[f"layers.{number}"] == "full":
+    for block in cast(Iterable[Block], model.layers.values()):
+        kind = plan.recompute[Part(block.name)]
+        if kind == "full":
             object.__setattr__(block, "forward", _block_again(block.forward))
-        elif plan.recompute[f"layers.{number}"] == "selective":
+        elif kind == "selective":
             block.attention.core = _core_again(block.attention.core)
 
 

@@ -20,6 +20,7 @@ from howdah.plan.flat_buffers import share
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
+from howdah.shapes.part import Part
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,22 @@ class Given:
     noise: Noise | None
 
 
-def own_parts(plan: Plan, rank: int) -> tuple[str, ...]:
+def own_parts(plan: Plan, rank: int) -> tuple[Part, ...]:
     """The parts of the model that `rank` runs, in forward order."""
     mine = stage_parts(plan, axis(plan.layout, "pp").place(rank))
     return tuple(part for parts in mine.values() for part in parts)
 
 
-def run_stage(model: Transformer, parts: tuple[str, ...], x: Tensor | None, given: Given) -> Tensor:
+def run_stage(
+    model: Transformer, parts: tuple[Part, ...], x: Tensor | None, given: Given
+) -> Tensor:
     """Hidden states [b, s, h] behind `parts`, from those in front of them; the first stage has
     none, and begins with the tokens.
     """
     if "embedding" in parts:
         x = model.embed(given.tokens, given.positions, noise=given.noise)
     assert x is not None, f"{parts[0]} needs what the stage before makes"
-    blocks = [part.removeprefix("layers.") for part in parts if part.startswith("layers.")]
+    blocks = [str(part.layer) for part in parts if part.is_block]
     if blocks:
         context = model.context(x, given.positions, given.documents, noise=given.noise)
         for name in blocks:

@@ -30,6 +30,7 @@ from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.buckets import window_of
 from howdah.plan.flat_buffers import gaps
 from howdah.plan.plan import Plan
+from howdah.shapes.part import Part
 
 
 class Window:
@@ -250,7 +251,7 @@ def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -
     last.
     """
     gatherer = UpdatedWeights(units, group)
-    blocks = {unit: model.get_submodule(unit) for unit in units if unit.startswith("layers.")}
+    blocks = {unit: model.get_submodule(unit) for unit in units if Part(unit).is_block}
     first = [unit for unit in units if unit in ("embedding", "tied")]
     last = [unit for unit in units if unit not in blocks and unit not in first]
     model.register_forward_pre_hook(lambda *_: gatherer.wait(*first))

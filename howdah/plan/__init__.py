@@ -1,1 +1,1 @@
-"""What runs where: data and arithmetic. No torch, no clock, no files on this floor."""
+"""Plans: which rank holds and computes what. Plain data and arithmetic, without torch."""

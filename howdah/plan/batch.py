@@ -1,13 +1,14 @@
-"""Batch sizes: any two of global batch, micro batch and accumulation give the third.
+"""Batch sizes: two of global batch, micro-batch and accumulation determine the third.
 
-Accumulation is the layout's micro-batches (x4). The global batch is what the optimizer sees and
-part of the mathematics; how it is cut is not. Where it does not divide, it is padded with masked
-samples, so that every rank makes the same calls:
+Accumulation is the layout's number of micro-batches per step (x4). The size of the global batch
+changes the result of training; how the batch is divided over ranks and micro-batches does not. A
+global batch that does not divide evenly is padded with masked samples, so that every rank makes the
+same calls:
 
     global 10, micro 2, dp 3        micro-step 0: 2 2 2     micro-step 1: 2 2 (2 masked)
 
-A ramp grows the global batch linearly over the first steps (GPT-3 from 32K to 3.2M tokens); then
-early steps have fewer micro-batches, and the layout's x is that of the full batch.
+A ramp grows the global batch linearly over the first steps (GPT-3: from 32K to 3.2M tokens). The
+early steps then have fewer micro-batches; the layout's x is that of the full batch.
 """
 
 from dataclasses import dataclass, replace
@@ -21,12 +22,12 @@ MASKED = -100  # the label of a token that is not to be predicted, as in torch's
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes in samples (sequences).
+    """The batch sizes of a run, in samples (sequences).
 
-    global_batch  samples per step over all ranks; None follows from the other two
-    micro_batch   samples that one rank runs at once; None follows from the other two
-    ramp_from     global batch of the first step; 0 has no ramp
-    ramp_steps    steps until the full global batch
+    global_batch  samples per step over all ranks; None: computed from the other two numbers
+    micro_batch   samples that one rank runs at once; None: computed from the other two numbers
+    ramp_from     global batch of the first step; 0: no ramp
+    ramp_steps    number of steps until the global batch is full
     """
 
     global_batch: int | None = None
@@ -35,7 +36,7 @@ class Batch:
     ramp_steps: int = 0
 
     def size(self, step: int) -> int:
-        """The global batch of a step; the batch must be resolved."""
+        """The global batch of step `step`, counted from 0. The batch must be resolved."""
         assert self.global_batch is not None
         if self.ramp_from == 0 or step >= self.ramp_steps:
             return self.global_batch
@@ -44,14 +45,15 @@ class Batch:
 
 
 def micro_steps(samples: int, *, micro: int, replicas: int) -> int:
-    """How many micro-batches each replica runs for a global batch of `samples`."""
+    """Number of micro-batches of `micro` samples that each replica runs for `samples` in all."""
     return -(-samples // (micro * replicas))
 
 
 def resolve_batch(batch: Batch, layout: Layout) -> tuple[Batch, Layout]:
-    """Both with all numbers filled in and agreeing. The layout's dp must be known.
+    """The batch and the layout, with all their numbers filled in. The layout's dp must be known.
 
-    Raises UserError when fewer than two are given, or when the three contradict.
+    If only one batch size is given, a missing x is 1. Raises UserError if neither is given, if a
+    number is out of bounds, or if the numbers contradict each other.
     """
     dp, micros = layout.dp, layout.micros
     assert dp is not None

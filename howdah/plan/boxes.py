@@ -1,7 +1,7 @@
 """Pieces of tensors and their intersections.
 
-A box is a corner and a size inside a tensor. A piece is a run of elements inside a box,
-because the flat buffers of data parallelism cut through tensors at any element:
+A box is a rectangle inside a tensor, given by its corner and its size. A piece is a contiguous run
+of a box's elements, because the flat buffers of data parallelism cut tensors at any element:
 
     tensor [4, 6]      box at (0, 3) of size (4, 3)      piece [2, 7) of the box
     . . . . . .        . . . a b c                       . . . . . c
@@ -9,10 +9,10 @@ because the flat buffers of data parallelism cut through tensors at any element:
     . . . . . .        . . . g h i                       . . . g . .
     . . . . . .        . . . j k l
 
-Elements of a box are counted row by row from 0. Checkpoints, resharding and `verify` all ask
-the same question, *which runs of this piece stand in that piece*, and `overlap` answers it.
-`reads` asks it of every holder, and makes the plan by which pieces of one layout are filled
-from those of another, each element once:
+Elements of a box are counted row by row from 0. Checkpoints, resharding and `verify` all need the
+runs of elements that two pieces have in common; `overlap` computes them. `reads` does so for every
+holder of pieces, and plans how the pieces of one layout are filled from those of another, with
+each element read once:
 
     wanted      |<---------- piece 0 ---------->|
     rank 0      |<-- held -->|
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
 
-Holder = TypeVar("Holder", bound=Hashable)  # a rank, a file: whoever has pieces
+Holder = TypeVar("Holder", bound=Hashable)  # a rank or a file that holds pieces
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Overlap:
-    """`length` elements that stand at offset `there` of one piece and `here` of another."""
+    """A run of `length` elements, at offset `there` of one piece and `here` of another."""
 
     there: int
     here: int
@@ -68,9 +68,12 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Read(Generic[Holder]):
-    """Elements of piece `source` of `holder` that belong in piece `piece` of the wanted ones.
+    """A run of elements to read from a holder's piece into a wanted piece.
 
-    `run.there` counts from the start of the source, `run.here` from that of the wanted piece.
+    piece   index of the wanted piece
+    holder  the rank or file to read from
+    source  index of the piece among the holder's pieces
+    run     the elements: `run.there` is the offset in the holder's piece, `run.here` in the wanted
     """
 
     piece: int
@@ -80,7 +83,7 @@ class Read(Generic[Holder]):
 
 
 class Missing(LookupError):
-    """A sentence that names the first element that nobody holds."""
+    """No holder has some element; the message names the first such element."""
 
 
 def whole(shape: tuple[int, ...]) -> Box:
@@ -94,7 +97,7 @@ def whole_piece(name: str, shape: tuple[int, ...]) -> Piece:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """The box that both share, or None."""
+    """The intersection of two boxes of one tensor; None if it is empty."""
     corner = tuple(max(x, y) for x, y in zip(a.corner, b.corner, strict=True))
     ends = (
         min(ca + sa, cb + sb)
@@ -107,8 +110,8 @@ def intersect(a: Box, b: Box) -> Box | None:
 def overlap(there: Piece, here: Piece) -> Iterator[Overlap]:
     """The runs of elements that two pieces of one tensor share, in row-by-row order.
 
-    Offsets count from each piece's `start`. Joins rows into one run where both pieces hold
-    them side by side, so that equal boxes give a single run.
+    Offsets count from each piece's `start`. Rows that are adjacent in both pieces are joined into
+    one run, so that equal boxes give a single run.
     """
     shared = intersect(there.box, here.box)
     if shared is None:
@@ -133,11 +136,11 @@ def _follows(first: Overlap, second: Overlap) -> bool:
 
 
 def _rows(shared: Box, a: Piece, b: Piece) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Positions in the tensor where rows of `shared` start, with the rows' length.
+    """The position in the tensor at which each row of `shared` starts, with the row's length.
 
-    Trailing dims in which the boxes and `shared` have equal extent are one row. Offsets in
-    both pieces grow from row to row, so the rows that lie before or behind one of them are
-    found by bisection: a small piece of a large box costs its own rows, not the box's.
+    Trailing dims in which both boxes and `shared` have equal size are joined into one row. Offsets
+    in both pieces grow from row to row, so bisection finds the rows that are inside both pieces:
+    the time for a small piece of a large box grows with the piece's rows, not with the box's.
     """
     inner = len(shared.size)
     while inner > 0 and shared.size[inner - 1] == a.box.size[inner - 1] == b.box.size[inner - 1]:
@@ -158,7 +161,10 @@ def _rows(shared: Box, a: Piece, b: Piece) -> Iterator[tuple[tuple[int, ...], in
 
 
 def _position(box: Box, dims: int, index: int) -> tuple[int, ...]:
-    """Where row `index` of the box starts, counting over its first `dims` dims."""
+    """The position in the tensor where row `index` of the box starts.
+
+    A row is one index of each of the first `dims` dims.
+    """
     position = list(box.corner)
     for dim in range(dims - 1, -1, -1):
         index, step = divmod(index, box.size[dim])
@@ -174,7 +180,7 @@ def _offset(box: Box, position: tuple[int, ...]) -> int:
 
 
 def _clip(there: Piece, here: Piece, position: tuple[int, ...], length: int) -> Overlap | None:
-    """The row as offsets into both pieces, cut to what both hold."""
+    """The part of a row that both pieces hold, as offsets into both; None if there is none."""
     a = _offset(there.box, position) - there.start
     b = _offset(here.box, position) - here.start
     skip = max(0, -a, -b)
@@ -182,7 +188,7 @@ def _clip(there: Piece, here: Piece, position: tuple[int, ...], length: int) -> 
     return Overlap(a + skip, b + skip, stop - skip) if stop > skip else None
 
 
-# -- who reads what from whom --------------------------------------------------
+# -- which piece is read from which holder -------------------------------------
 
 
 def reads(
@@ -191,12 +197,13 @@ def reads(
     *,
     local: Holder | None = None,
 ) -> list[Read[Holder]]:
-    """What to read from whom so that every element of every wanted piece is read exactly once.
+    """The reads that fill every element of every wanted piece exactly once.
 
-    Of several holders of an element `local` is asked first, then whoever has been asked for the
-    fewest elements by the pieces before, then the first in `held`. The reads of a piece stand
-    together, and those from one source follow its elements. Raises Missing, before anything is
-    read, when nobody holds some element of a tensor of that name and shape.
+    An element that several holders have is read from `local` if possible; otherwise from the holder
+    from which the pieces before read the fewest elements; among equals, from the first in `held`.
+    The reads of one piece are contiguous, and those from one source are in the order of its
+    elements. Raises Missing, before anything is read, if no holder has some element of a tensor of
+    that name and shape.
     """
     sources: dict[tuple[str, tuple[int, ...]], list[tuple[Holder, int, Piece]]] = {}
     for holder, theirs in held.items():
@@ -222,10 +229,10 @@ def reads(
 def _fill(
     gaps: list[tuple[int, int]], runs: Iterable[Overlap]
 ) -> tuple[list[Overlap], list[tuple[int, int]]]:
-    """The parts of `runs` that stand in the gaps [start, stop) of a piece; the gaps left then.
+    """The runs that fill gaps [start, stop) of a piece, cut to the gaps; and the gaps that remain.
 
-    Both are in order and walked once, side by side: a run may fill several gaps, and several
-    runs one.
+    Gaps and runs are both in order, and one loop walks both: one run may fill several gaps, and
+    several runs may fill one gap.
     """
     filled: list[Overlap] = []
     left: list[tuple[int, int]] = []
@@ -241,7 +248,7 @@ def _fill(
                 filled.append(Overlap(run.there + first - run.here, first, last - first))
                 start = last
             if end > stop:
-                break  # the rest of the run may stand in the next gap
+                break  # the rest of the run may fill the next gap
             run = next(ahead, None)
         left.append((start, stop))
     return filled, [(start, stop) for start, stop in left if start < stop]

@@ -1,17 +1,18 @@
-"""Buckets: which units' gradients go in one call.
+"""Buckets: the units whose gradients are reduced in one call.
 
-A call costs a latency however small it is; waiting to fill a large call wastes time in which
-bytes could already flow. Units are taken in the order in which backward finishes them, and a
-bucket is closed when it holds enough bytes.
+Every call costs a latency, however small its message; filling a large bucket delays gradients that
+could already be sent. Units are taken in the order in which the backward pass finishes them, and a
+bucket is closed as soon as it holds enough bytes.
 
     backward finishes   head  layers.5  layers.4  layers.3  ...  embedding
     buckets            [head  layers.5][layers.4  layers.3] ... [embedding]
 
-The stages of a pipeline's rank finish at different times, so each has buckets of its own, and so
+The stages of a pipeline rank finish at different times, so each stage has buckets of its own. So
 has a tied embedding whose two stages are on two ranks.
 
-Where gradients are kept as shares, whole ones exist in a window of a few slots, each as long as the
-longest bucket: one is filled while one is reduced, and some stay open for longer.
+Where a rank keeps only its share of the gradients, full gradients exist in a window of a few slots,
+each as long as the longest bucket. One slot is filled while another is reduced; the slots of some
+buckets stay open longer.
 """
 
 from collections.abc import Sequence
@@ -31,9 +32,11 @@ BUCKET_BYTES = 4 << 20
 def fill_buckets(
     buffers: Sequence[Buffer], *, element_bytes: int, least_bytes: int | None = None
 ) -> list[list[Buffer]]:
-    """Buffers given in forward order → buckets in the order in which they will be ready.
+    """The buckets of `buffers`, in the order in which the backward pass completes them.
 
-    Every bucket but the last holds at least `least_bytes`, or BUCKET_BYTES.
+    buffers        in forward order
+    element_bytes  bytes of one gradient element
+    least_bytes    every bucket but the last holds at least so many bytes; None: BUCKET_BYTES
     """
     least_bytes = BUCKET_BYTES if least_bytes is None else least_bytes
     buckets: list[list[Buffer]] = [[]]
@@ -46,8 +49,10 @@ def fill_buckets(
 
 
 def summed_together(plan: Plan, rank: int) -> dict[int, list[list[Buffer]]]:
-    """The buffers of a rank by the stage with whose gradients they are summed, in one group, or a
-    tied embedding apart. What several stages use goes with the one whose gradients come last.
+    """The buffers whose gradients `rank` reduces together: one list or two for each of its stages.
+
+    The second list holds a tied embedding whose stages are on two ranks. A buffer that several
+    stages use is reduced with the stage that computes its gradients last.
     """
     buffers = local_buffers(plan, rank)
     if plan.layout.pp == 1:
@@ -67,8 +72,9 @@ def summed_together(plan: Plan, rank: int) -> dict[int, list[list[Buffer]]]:
 
 
 def window_of(plan: Plan, rank: int) -> tuple[int, int]:
-    """The slots of the window for whole gradients, and the elements of each; 0 where whole
-    gradients are kept, or nobody shares them.
+    """The window for full gradients on `rank`: its number of slots, and the elements of a slot.
+
+    (0, 0) where the rank keeps full gradients, or where there is only one replica.
     """
     layout = plan.layout
     if layout.accumulate != "shard" or layout.replicas == 1:
@@ -81,7 +87,7 @@ def window_of(plan: Plan, rank: int) -> tuple[int, int]:
     ]
     names = {buffer.unit for bucket in buckets for buffer in bucket}
     heads = {"head", "tied"} & names
-    stays_open = "tied" in names and _uses_twice(plan, rank)  # from the head to the embedding
+    stays_open = "tied" in names and _uses_twice(plan, rank)  # between head and embedding
     early = (plan.schedule is not None or family_of(layout).split) and bool(heads)
     parts = layout.tp > 1 and any(
         len(summed_over_tp(plan.weight(name), plan, rank)) > 1
@@ -95,7 +101,7 @@ def window_of(plan: Plan, rank: int) -> tuple[int, int]:
 
 
 def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
-    """The weights that several stages of a rank use."""
+    """The names of the weights that several stages of `rank` use."""
     mine = stage_parts(plan, axis(plan.layout, "pp").place(rank))
     return frozenset(
         name
@@ -107,7 +113,7 @@ def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
 
 
 def _uses_twice(plan: Plan, rank: int) -> bool:
-    """Whether embedding and head of a tied weight are both on this rank."""
+    """Whether embedding and head, the two uses of a tied weight, are both on `rank`."""
     place = axis(plan.layout, "pp").place(rank)
     mine = {part for parts in stage_parts(plan, place).values() for part in parts}
     return {"embedding", "head"} <= mine

@@ -1,4 +1,4 @@
-"""Everything wrong with a plan, as sentences, all at once, before any device is touched."""
+"""Checks a plan before any device is used, and reports all its problems at once, as sentences."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,10 @@ LARGEST_STEP = 1 << 31  # tokens: beyond it, the bytes of a step would not fit i
 def check_plan(
     shape: ModelShape, layout: Layout, batch: Batch, method: Method, *, sequence: int
 ) -> list[str]:
-    """The problems of a run's model, layout, batch and method; empty when they fit together."""
+    """A sentence for each problem of a run's model, layout, batch and method; empty if none.
+
+    sequence  tokens per sample
+    """
     problems = check_shape(shape)
     if not problems:
         problems += [f"layout '{layout}': {problem}" for problem in _check_cuts(shape, layout)]
@@ -52,7 +55,7 @@ def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
 
 
 def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
-    """Whether every rank gets a part of what its axes cut."""
+    """The problems where an axis cuts something into more shards than it can be cut into."""
     stages, places = layout.pp * layout.virtual, len(parts(shape))
     if stages > places:
         each = f" with {layout.virtual} stages each" if layout.virtual > 1 else ""
@@ -60,7 +63,7 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
             f"pp{layout.pp}{each} makes {stages} stages, but the model has {places} parts "
             f"(embedding, blocks, head); use {_fitting_stages(layout, places)}"
         )
-    blocks = sum("." in part for part in parts(shape))
+    blocks = sum(part.is_block for part in parts(shape))
     if layout.recompute_layers is not None and layout.recompute_layers > blocks:
         word = f"recompute={layout.recompute}"
         yield (
@@ -84,7 +87,7 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
 
 
 def _fitting_stages(layout: Layout, places: int) -> str:
-    """The nearest stages that a model of so many parts can be cut into."""
+    """The closest pp or v of the layout that makes at most `places` stages, as words to write."""
     most = places // layout.pp
     if layout.schedule == "interleaved" and most > 1:
         return f"v{most}"
@@ -95,7 +98,10 @@ def _fitting_stages(layout: Layout, places: int) -> str:
 
 
 def _head_problem(shape: ModelShape, ways: int) -> str | None:
-    """Why the heads do not divide `ways` ways: key-value heads may be shared, but not cut."""
+    """Why the heads do not divide over `ways` ranks; None if they do.
+
+    Several ranks may hold the same key-value head, but a head is never cut.
+    """
     if _heads_divide(shape, ways):
         return None
     fits = min(
@@ -113,7 +119,7 @@ def _heads_divide(shape: ModelShape, ways: int) -> bool:
 
 
 def _check_tokens(shape: ModelShape, layout: Layout, sequence: int) -> Iterator[str]:
-    """Whether every rank gets some of the tokens."""
+    """The problems of cutting a sequence along its tokens: by cp, sp or token slices."""
     if layout.cp > 1 and sequence < 2 * layout.cp:
         yield (
             f"cp{layout.cp} cuts a sequence into {2 * layout.cp} chunks, but it has {sequence} "

@@ -1,16 +1,16 @@
-"""Flat buffers: the weights of a unit laid side by side, so that one message moves them all.
+"""Flat buffers: the weights of a unit side by side, so that one message moves them all.
 
     unit layers.0   |q.weight      |k.weight   |v.weight   |..pad|norm.weight|..pad|
                     <----------------- decay -------------------><--- no decay ---->
                                                                  ^ decay_stop
 
-Weights, gradients, master weights and moments of a unit all use one segment table, so an
-offset means the same thing in each. Segments start on multiples of ALIGN elements, which keeps
-matrix products fast; the padding between them is zero, and travels.
+Weights, gradients, master weights and moments of a unit all use one segment table, so an offset
+means the same element in each. Segments start at multiples of ALIGN elements, which keeps matrix
+products fast. The padding between segments is zero, and is sent with them.
 
-Decaying weights come first, so that the two groups of the optimizer are two ranges. A rank's
-share of a buffer is a range too (`share`), cut at any element. Where tensor or expert parallelism
-cuts a weight, the segment is the rank's box of it.
+The weights with weight decay come first, so that the optimizer's two parameter groups are two
+ranges. A rank's share of a buffer is a range too (`share`), cut at any element. Where tensor or
+expert parallelism cuts a weight, its segment holds the rank's box of the weight.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,9 +24,9 @@ ALIGN = 16  # elements: a cache line of float32
 
 @dataclass(frozen=True)
 class Segment:
-    """The elements [start, stop) of a buffer that are `box` of the tensor `name`, row by row.
+    """The elements [start, stop) of a buffer, which hold `box` of the tensor `name` row by row.
 
-    shape  of the whole tensor
+    shape  shape of the whole tensor
     """
 
     name: str
@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The segment table of one unit. [0, decay_stop) decays, [decay_stop, length) does not."""
+    """The segment table of one unit. Weight decay applies to [0, decay_stop), not to the rest."""
 
     unit: str
     segments: tuple[Segment, ...]
@@ -47,17 +47,17 @@ class Buffer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its weights, as they lie."""
+        """The names of the unit's weights, in the order of the buffer."""
         return tuple(segment.name for segment in self.segments)
 
 
 def buffers(
     weights: Iterable[Weight], boxes: Mapping[str, Box] | None = None
 ) -> tuple[Buffer, ...]:
-    """One buffer for each unit, in the order in which the forward pass first uses them.
+    """One buffer for each unit, in the order in which the forward pass first uses the units.
 
-    boxes  what a rank holds of each weight, by name; the weights that it does not name are not
-           held. None holds all of them whole.
+    boxes  by weight name, the box that a rank holds; a weight without a box is not held.
+           None: the rank holds all weights whole.
     """
     units: dict[str, list[tuple[Weight, Box]]] = {}
     for weight in weights:
@@ -70,7 +70,7 @@ def buffers(
 
 def _lay(unit: str, members: list[tuple[Weight, Box]]) -> Buffer:
     segments, end, decay_stop = [], 0, 0
-    for weight, box in sorted(members, key=lambda held: not held[0].decay):  # stable
+    for weight, box in sorted(members, key=lambda held: not held[0].decay):  # a stable sort
         segments.append(Segment(weight.name, weight.shape, box, end, end + box.elements))
         end += -(-box.elements // ALIGN) * ALIGN
         decay_stop = end if weight.decay else decay_stop
@@ -78,21 +78,24 @@ def _lay(unit: str, members: list[tuple[Weight, Box]]) -> Buffer:
 
 
 def share(length: int, parts: int, index: int) -> tuple[int, int]:
-    """The range [start, stop) that part `index` of `parts` owns; sizes differ by at most one."""
+    """Share `index` of `parts`, as a range [start, stop) of `length` elements.
+
+    The sizes of the shares differ by at most one element.
+    """
     return length * index // parts, length * (index + 1) // parts
 
 
 def gaps(buffer: Buffer) -> list[tuple[int, int]]:
-    """The ranges [start, stop) of a buffer that belong to no segment: its padding."""
+    """The padding of a buffer: the ranges [start, stop) that belong to no segment."""
     ends = [0, *(segment.stop for segment in buffer.segments)]
     starts = [*(segment.start for segment in buffer.segments), buffer.length]
     return [pair for pair in zip(ends, starts, strict=True) if pair[0] < pair[1]]
 
 
 def pieces(buffer: Buffer, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
-    """The named pieces inside [start, stop) of a buffer, each with its range in the buffer.
+    """The pieces of tensors inside [start, stop) of a buffer, each with its range in the buffer.
 
-    Padding belongs to no piece.
+    Padding is left out.
     """
     for segment in buffer.segments:
         first, last = max(start, segment.start), min(stop, segment.stop)

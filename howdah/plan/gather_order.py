@@ -1,11 +1,12 @@
-"""Which unit's weights a rank asks for, one after the other: what ZeRO-3 gather_counts.
+"""The order in which a rank needs the weights of its units, which ZeRO-3 all-gathers.
 
     forward    tied  layers.0  layers.1  head  tied ┐         head: the norm behind the last block
     backward         layers.0  layers.1  head  tied ┘         ← read from the right
 
-A unit that is asked for again before any other is still there: the one in which forward turns to
-backward is gathered once for both, here `tied`. The backward pass of an embedding adds rows of a
-gradient, and asks for no weight. A block that is computed again asks twice for the same unit.
+A unit that is needed twice in a row is gathered once, because its weights are still there. So the
+unit at which the forward pass turns into the backward pass is gathered once for both, here `tied`;
+and a recomputed block once for its second forward and its backward pass. The backward pass of an
+embedding adds rows to a gradient, and needs no weights.
 """
 
 from collections import Counter
@@ -16,13 +17,15 @@ from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts
 from howdah.plan.schedule.actions import Kind
+from howdah.shapes.part import Part
+from howdah.shapes.weights import relative_unit
 
 
 def gather_counts(plan: Plan, rank: int) -> Counter[str]:
-    """How often each unit is gathered in a step: once, where what was gathered stays."""
+    """How often `rank` gathers each unit in a step; once under release=step, which keeps units."""
     if plan.layout.release == "step":
         return Counter(set(_step(plan, rank)))
-    if plan.layout.pp == 1:  # a micro-batch begins where none ends: in the embedding
+    if plan.layout.pp == 1:  # no micro-batch starts with the unit with which the last one ended
         once = Counter(_runs(_micro(plan)))
         return Counter({unit: count * plan.micros for unit, count in once.items()})
     return Counter(_runs(_step(plan, rank)))
@@ -33,15 +36,16 @@ def _runs(units: Iterable[str]) -> Iterator[str]:
 
 
 def _micro(plan: Plan) -> Iterator[str]:
-    """Of one micro-batch, without a pipeline."""
+    """The units that one micro-batch needs, in order, without a pipeline."""
     every = [part for parts in plan.stages.parts for part in parts]
     yield from forward_units(plan, every)
     yield from backward_units(plan, every)
 
 
 def _step(plan: Plan, rank: int) -> Iterator[str]:
-    """Of a whole step, in the order of its schedule. What is left for the gradients of weights
-    needs no weight.
+    """The units that `rank` needs in a step, in the order of its schedule.
+
+    The weight half (W) of a split backward pass needs no weights.
     """
     place = axis(plan.layout, "pp").place(rank)
     stages = stage_parts(plan, place)
@@ -54,27 +58,25 @@ def _step(plan: Plan, rank: int) -> Iterator[str]:
             yield from back[action.stage]
 
 
-def forward_units(plan: Plan, parts: Iterable[str]) -> Iterator[str]:
-    """The units that the forward pass of some parts asks for."""
+def forward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
+    """The units that the forward pass of `parts` needs, in order."""
     for part in parts:
         yield from _units_at(plan, part)
 
 
-def backward_units(plan: Plan, parts: Iterable[str]) -> Iterator[str]:
-    """The same of their backward pass."""
+def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
+    """The units that the backward pass of `parts` needs, in order; `parts` are in forward order."""
     for part in reversed(list(parts)):
         if part not in ("embedding", "target"):
             units = _units_at(plan, part)
             yield from (unit for unit in reversed(units) if not unit.startswith("relative."))
 
 
-def _units_at(plan: Plan, part: str) -> list[str]:
-    """The units of one part, as its forward pass asks for them."""
-    if "." in part:
-        stack, _, layer = part.partition(".")
-        looks_both_ways = stack == "encoder" or plan.shape.family == "encoder"
-        relative = "relative.encoder" if looks_both_ways else "relative.decoder"
-        units = [relative if layer == "0" else "", part, f"{part}.experts"]
+def _units_at(plan: Plan, part: Part) -> list[str]:
+    """The units of one part, in the order in which its forward pass needs them."""
+    if part.is_block:
+        relative = relative_unit(part.stack, plan.shape) if part.layer == 0 else ""
+        units = [relative, part, f"{part}.experts"]
     else:
         units = ["head", "tied"] if part == "head" else ["tied", "embedding"]
         if part == "target" and "tied" in plan.ranks_of_unit:

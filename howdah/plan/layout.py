@@ -1,20 +1,18 @@
 """Layout: how one run is split over devices, without changing what it computes.
 
-A layout has one short, strict spelling, which is the flag, the log line and the table row:
+A layout has one short, strict spelling, on the command line, in logs and in tables:
 
     single                        one process
     dp2 x4                        two replicas, four micro-batches each per step
-    dp* zero3 recompute=full      as many replicas as there are processes, everything shared out
+    dp* zero3 recompute=full      as many replicas as there are processes, everything sharded
     pp2 dp4 tp2 zero1 1f1b x8     16 ranks: two stages, four replicas, matrices cut in two
     pp4 dp2 interleaved v3 x8     four ranks with three stages each
     dp8 ep4 zero2 shard4 x2       experts over 4 ranks, states over 4 of 8 replicas
 
-Parsing reverses printing. A word that is unknown or said twice is refused with the nearest
-word that is known. `dp*`, and a missing `x`, are open until `resolve` is told the world and
-the batch; everything that runs takes a resolved layout.
-
-What is left out takes its default, and what is the default is left out in print, so that equal
-layouts are spelled alike.
+Parsing reverses printing. An unknown word is refused, with the nearest known word as a suggestion;
+so is a field that is given twice. `dp*` is open until `resolve` gets the world size, and a missing
+`x` until `resolve_batch` gets the batch; everything that runs takes a resolved layout. A field that
+is left out has its default, and defaults are not printed: equal layouts have equal spellings.
 """
 
 import re
@@ -34,36 +32,34 @@ Context = Literal["ring", "all-to-all"]
 Inputs = Literal["sliced", "gathered"]
 Release = Literal["use", "step"]
 
-# Schedules that keep the result; those without a flush are a Method.
+# Schedules that keep the result; one without a flush changes it, and is no part of a layout.
 SCHEDULES = tuple(name for name, family in FAMILIES.items() if family.keeps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The choices that keep the result.
+    """How a run is split over ranks: the choices that do not change its result.
 
     pp, dp, cp, tp  ranks along each axis, slowest to fastest: pipeline stages, replicas, parts of
                 a sequence, parts of a matrix. A dp of None is `dp*`.
-    ep          ranks that share out the experts; they are neighbours of dp×cp
-    zero        what dp×cp shares out: 1 optimizer state, 2 also gradients, 3 also weights
-    shard       ranks of dp×cp over which a state is shared out; the groups hold copies of one
-                another. None is all of them.
-    sp          norms and residuals cut along the sequence between the parts of tp
+    ep          ranks over which the experts are divided; they are neighbours along dp×cp
+    zero        what is sharded over dp×cp: 1 optimizer state, 2 also gradients, 3 also weights
+    shard       ranks of dp×cp that shard one copy of the states; None: all of them
+    sp          whether the tp ranks divide norms and residuals along the sequence
     schedule    order of the pipeline's actions
     virtual     stages on each pipeline rank
-    micros      micro-batches that each replica takes per step (accumulation); None follows from
-                the batch
+    micros      micro-batches of each replica per step (accumulation); None: follows from the batch
     slices      token slices of each micro-batch
-    accumulate  gradients of several micro-batches: kept whole and reduced once, or reduced each
-                time and kept as a share (the default from zero2 on)
-    recompute   activations computed again in the backward pass
-    recompute_layers  the first blocks of each stage that are recomputed; None is all of them
-    context     how the parts of a sequence see each other: keys and values go round a ring, or
-                an all-to-all exchanges sequence for heads
-    inputs      what linears keep of their input under sp: its slice, which is gathered again in
-                the backward pass, or all of it
-    release     when zero3 lets go of a unit that was gathered: after each use, or after the step
-    weights, gradients, optimizer, activations   where each lives between uses
+    accumulate  gradients of several micro-batches: summed in full and reduced once, or reduced after
+                each micro-batch, so that a rank keeps its share (the default from zero2 on)
+    recompute   activations that the backward pass computes again
+    recompute_layers  blocks of each stage, from its first, that are recomputed; None: all of them
+    context     attention between cp ranks: keys and values are passed round a ring, or an
+                all-to-all exchanges sequence for heads
+    inputs      what linears save of their input under sp: the rank's slice, which is all-gathered
+                again in the backward pass, or the gathered input
+    release     when zero3 frees the gathered weights of a unit: after each use, or after the step
+    weights, gradients, optimizer, activations   the memory that holds each of them between uses
     """
 
     pp: int = 1
@@ -100,41 +96,41 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same dense weights, dp×cp; the layout must be resolved."""
+        """Number of ranks with the same dense weights, dp×cp; the layout must be resolved."""
         if self.dp is None:
             raise ValueError("dp* has no world until it is resolved")
         return self.dp * self.cp
 
     @property
     def readers(self) -> int:
-        """Groups of ranks that read different samples, dp: ranks along cp, tp and pp compute on the
-        same ones. The layout must be resolved.
+        """Number of groups of ranks that read different samples, dp. The ranks of a group, along
+        cp, tp and pp, compute on the same samples. The layout must be resolved.
         """
         return self.replicas // self.cp
 
     @property
     def world(self) -> int:
-        """How many processes the layout needs; the layout must be resolved."""
+        """World size: the processes that the layout needs; the layout must be resolved."""
         return self.pp * self.replicas * self.tp
 
     @property
     def sharers(self) -> int:
-        """Ranks over which a dense state is shared out: `shard`, or all replicas."""
+        """Number of ranks over which dense states are sharded: `shard`, or all replicas."""
         return self.shard or self.replicas
 
 
 def has_whole_norm(layout: Layout) -> bool:
-    """Whether each rank holds the whole gradient, and can tell its norm alone."""
+    """Whether each rank holds the whole gradient, and can compute its norm alone."""
     return layout.zero == 0 and layout.world == layout.replicas and layout.ep == 1
 
 
 def needs_own(layout: Layout) -> bool:
-    """Whether the model's operations must know their weights by handle (`parallel/ops.py`)."""
+    """Whether the model's operations must access weights by handle (`parallel/ops.py`)."""
     return layout.tp > 1 or layout.pp > 1 or layout.zero == 3 or layout.recompute != "none"
 
 
 def family_of(layout: Layout) -> Family:
-    """The properties of the layout's schedule; without one, those of one stage on each rank."""
+    """The properties of the layout's schedule; without a schedule, those of `naive`."""
     return FAMILIES.get(layout.schedule or "", FAMILIES["naive"])
 
 
@@ -172,8 +168,8 @@ MEANING = {
     "x": "micro-batches per step (x4)",
     "slices": "token slices of each micro-batch (slices4)",
 }
-MOST_LAYERS = 1000  # that a stage recomputes
-# The most of each number. No machine has as many ranks, no run such numbers.
+MOST_LAYERS = 1000  # blocks of a stage that are recomputed
+# The largest allowed value of each number, above those of any real machine or run.
 MOST = {
     "pp": 256,
     "dp": WORLD,
@@ -186,7 +182,7 @@ MOST = {
     "x": 1 << 14,
     "slices": 1024,
 }
-LONGEST = 500  # characters of a spelling: a word for each thing that can be said is half of it
+LONGEST = 500  # characters of a spelling; about twice as many as one word for every field
 KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
 
 
@@ -217,7 +213,7 @@ def _words(layout: Layout) -> Iterator[str]:
 
 
 def parse_layout(text: str) -> Layout:
-    """The layout that `text` spells. Raises UserError, naming the word that is wrong."""
+    """The layout that `text` spells. Raises UserError, which names the wrong word."""
     if len(text) > LONGEST:
         raise UserError(
             f"layout {shown(text)} has {len(text):,} characters; {LONGEST} are the most"
@@ -234,7 +230,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def _read(word: str, text: str) -> dict[str, object]:
-    """The fields that one word sets."""
+    """The fields that one word of the spelling `text` sets."""
     name, equals, value = word.partition("=")
     says = f"layout {shown(text)}:"
     if name == "recompute" and re.fullmatch(r"\w+:[0-9]{1,9}", value):
@@ -265,7 +261,7 @@ def _read(word: str, text: str) -> dict[str, object]:
     return {NUMBERS[match[1]]: None if match[2] == "*" else int(match[2])}
 
 
-# -- what follows, and what contradicts ------------------------------------------
+# -- defaults and contradictions -------------------------------------------------
 
 
 def _accumulation(zero: int) -> Accumulate:
@@ -273,7 +269,7 @@ def _accumulation(zero: int) -> Accumulate:
 
 
 def _defaults(layout: Layout) -> dict[str, object]:
-    """Fields that follow from the others."""
+    """The fields that follow from other fields."""
     values: dict[str, object] = {}
     if layout.accumulate is None:
         values["accumulate"] = _accumulation(layout.zero)
@@ -369,10 +365,10 @@ def _nearest_divisor(total: int, wanted: int) -> int:
 
 
 def resolve(layout: Layout, world: int | None) -> Layout:
-    """`layout` with `dp*` filled in from the `world`'s number of processes.
+    """`layout` with `dp*` filled in from the world size, `world`.
 
-    Raises UserError when the layout does not have exactly `world` ranks. A `world` of None
-    means that the layout decides how many processes are started; then `dp*` is refused.
+    A `world` of None means that the layout decides how many processes are started; then `dp*` is
+    refused. Raises UserError if `dp*` is refused, or the layout cannot have exactly `world` ranks.
     """
     if world is None:
         if layout.dp is None:

@@ -1,6 +1,6 @@
-"""Which ranks talk along an axis: every group is a size and a stride.
+"""Which ranks communicate along an axis: every group is given by a size and a stride.
 
-The mesh counts like a clock, slowest hand first, so that tp neighbours share the fastest wire:
+Ranks are numbered with pp slowest and tp fastest, so that tp neighbours share the fastest links:
 
     rank = ((pp·DP + dp)·CP + cp)·TP + tp          pp2 dp2 tp2:   0 1 | 2 3     stage 0
                                                                   4 5 | 6 7     stage 1
@@ -11,14 +11,15 @@ The mesh counts like a clock, slowest hand first, so that tp neighbours share th
     dp              DP          TP·CP        5 7
     pp              PP          TP·CP·DP     1 5
     replicas        DP·CP       TP           5 7       the same dense weights
-    ep              EP          TP           the same layers, other experts
+    ep              EP          TP           the same layers, different experts
     expert_replicas DP·CP/EP    TP·EP        the same experts
-    shard           G           TP           one copy of the shared-out states
+    shard           G           TP           one copy of the sharded states
     across          DP·CP/G     TP·G         the same share in every copy
-    expert_shard    …           TP·EP        the same two for the states of experts
+    expert_shard    …           TP·EP        shard and across, for the states of experts
     expert_across
 
-Experts fold into dp×cp: neighbours along it hold other experts, and still see other tokens.
+An ep group is made of neighbours along dp×cp: they hold different experts, and still process
+different tokens. G is the layout's `shard`, or DP·CP.
 """
 
 from functools import lru_cache
@@ -43,24 +44,24 @@ Axis = Literal[
 
 
 class Stride(NamedTuple):
-    """The ranks base, base + stride, … base + (size - 1)·stride."""
+    """Groups of the ranks base, base + stride, … base + (size - 1)·stride."""
 
     size: int
     stride: int
 
     def place(self, rank: int) -> int:
-        """The place of `rank` in its group."""
+        """The index of `rank` in its group."""
         return rank // self.stride % self.size
 
     def group(self, rank: int) -> range:
-        """The ranks of `rank`'s group, in order."""
+        """The ranks of the group that contains `rank`, in order."""
         base = rank - self.place(rank) * self.stride
         return range(base, base + self.size * self.stride, self.stride)
 
 
-@lru_cache(4096)  # asked for each weight and rank of large models
+@lru_cache(4096)  # called for each weight and rank of large models
 def axis(layout: Layout, name: Axis) -> Stride:
-    """Size and stride of an axis' groups; the layout must be resolved."""
+    """Size and stride of the groups of an axis; the layout must be resolved."""
     tp, cp, replicas, ep = layout.tp, layout.cp, layout.replicas, layout.ep
     shard, same = layout.sharers, replicas // ep
     expert_shard = gcd(same, max(shard // ep, 1))

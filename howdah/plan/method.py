@@ -1,7 +1,7 @@
-"""Method: what changes the mathematics of a run, as plain data.
+"""Method: the choices that change the mathematics of a run, as plain data.
 
-A Layout keeps the result; a Method is part of it. Two runs with the same model, data, seed and
-Method agree on every layout; change the Method and they are different trainings.
+A Layout does not change the result of training; a Method does. Two runs with the same model, data,
+seed and Method agree, whatever their layouts are.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import Literal
 
 Precision = Literal["float32", "bf16", "float64"]
 
-# What each optimizer keeps for every element, in torch's words; they name checkpoint pieces too.
+# The states that each optimizer keeps for every element, by torch's names, as in checkpoints.
 STATES = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "adam": ("exp_avg", "exp_avg_sq"),
@@ -26,7 +26,7 @@ class LearningRate:
     warmup_steps  steps of linear rise from 0
     schedule      constant; linear or cosine down to min_ratio·peak at the last step; inverse_sqrt;
                   wsd (warm-up, stable, decay): constant, then linear over the last decay_steps
-    min_ratio     the fraction of the peak that is left at the end
+    min_ratio     the fraction of the peak that is left at the last step
     decay_steps   steps of decay of the wsd schedule
     """
 
@@ -39,13 +39,13 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Which optimizer, with its constants.
+    """The optimizer and its constants.
 
     name          adamw, adam (decay as L2), sgd (momentum) or rmsprop
-    betas         of the first and second moment (adam, adamw); rmsprop uses the second
+    betas         decay rates of the first and second moment (adam, adamw); rmsprop uses the second
     momentum      of sgd and rmsprop
-    epsilon       added outside the root
-    weight_decay  for the weights that the table of weights marks
+    epsilon       added outside the square root
+    weight_decay  for the weights with `decay` in the table of weights (`shapes/weights.py`)
     """
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
@@ -56,7 +56,7 @@ class Optimizer:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """What it keeps for every element; without momentum there is no momentum buffer."""
+        """The states that it keeps for every element; without momentum, no momentum buffer."""
         names = STATES[self.name]
         if self.name in ("sgd", "rmsprop") and self.momentum == 0:
             return tuple(name for name in names if name != "momentum_buffer")
@@ -65,18 +65,18 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Method:
-    """Precision, optimizer, learning rate, dropout, and what is added to plain cross-entropy.
+    """Precision, optimizer, learning rate, dropout, and the terms added to plain cross-entropy.
 
     precision  of weights and compute. bf16 keeps float32 master weights, moments and gradients.
     lr         the learning rate
-    grad_clip  the largest global gradient norm; 0 does not clip
+    grad_clip  the largest global gradient norm; 0: no clipping
     dropout    the fraction of activations set to zero, in the residual stream
-    label_smoothing   ε: each label is 1 - ε of what is to be predicted, all V entries of the
-                      vocabulary together are ε. The loss of a token with logits x and their
+    label_smoothing   ε: the target distribution is 1 - ε on the label, plus ε spread evenly over
+                      the V entries of the vocabulary. The loss of a token with logits x and their
                       log-sum-exp L is L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ
-    z_loss            z: a token's loss has z·L² more, which holds L near zero
+    z_loss            z: adds z·L² to a token's loss, which keeps L near zero
 
-    Losses are summed over tokens and divided once, by the tokens of the global batch.
+    Losses are summed over tokens and divided once, by the number of tokens of the global batch.
     """
 
     precision: Precision = "float32"

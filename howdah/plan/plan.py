@@ -1,8 +1,8 @@
-"""Plan: a model, a layout and a batch that fit together, and the stages that follow.
+"""Plan: a model, a layout and a batch that fit together, and the stages that follow from them.
 
-Everything that is decided before a run, in one frozen object. The trainer, the simulator, the
-drawings and the checks read it; none of them adds to it. `make_plan` refuses what does not fit,
-with all its problems at once.
+A Plan holds everything that is decided before a run, in one frozen object. The trainer, the
+simulator, the drawings and the checks read it; none of them adds to it. `make_plan` refuses inputs
+that do not fit together, and reports all their problems at once.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
 from howdah.shapes.activations import Recompute
+from howdah.shapes.part import Part
 from howdah.shapes.products import part_flops
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight, parts, parts_of, weights
@@ -25,13 +26,13 @@ BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "float64": 8}
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs where.
+    """Everything that is decided before a run.
 
-    layout    resolved: its world and micro-batches are known
-    batch     resolved too, in samples
-    sequence  tokens of a sample
+    layout    resolved: its world size and its number of micro-batches are known
+    batch     resolved too; its sizes are in samples
+    sequence  tokens per sample
     stages    the parts of the model on each stage, and the pipeline rank of each stage
-    schedule  of one's own, in place of the one that the layout names (`plan/program.py`)
+    schedule  the user's own schedule, in place of the layout's (`plan/program.py`)
     """
 
     shape: ModelShape
@@ -56,7 +57,7 @@ class Plan:
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of an element that is kept at least in float32: masters, gradients, moments."""
+        """Bytes of an element of master weights, gradients and moments: at least float32."""
         return max(4, self.compute_bytes)
 
     @property
@@ -65,16 +66,16 @@ class Plan:
         return BYTES[self.method.precision]
 
     @cached_property
-    def rank_of_part(self) -> dict[str, int]:
+    def rank_of_part(self) -> dict[Part, int]:
         """The pipeline rank of each part of the model."""
         pairs = zip(self.stages.parts, self.stages.where, strict=True)
         return {part: rank for parts, rank in pairs for part in parts}
 
     @cached_property
-    def recompute(self) -> dict[str, Recompute]:
-        """What is made again of each block; the other parts are not in it."""
+    def recompute(self) -> dict[Part, Recompute]:
+        """By block, what the backward pass recomputes; parts that are no blocks are left out."""
         first, how = self.layout.recompute_layers, self.layout.recompute
-        blocks = ([part for part in parts if "." in part] for parts in self.stages.parts)
+        blocks = ([part for part in parts if part.is_block] for parts in self.stages.parts)
         return {
             part: how if first is None or place < first else "none"
             for stage in blocks
@@ -96,7 +97,7 @@ class Plan:
         return {rank: tuple(mine) for rank, mine in found.items()}
 
     def weight(self, name: str) -> Weight:
-        """The weight of that name."""
+        """The weight called `name`."""
         return self._by_name[name]
 
     @cached_property
@@ -105,31 +106,33 @@ class Plan:
 
     @cached_property
     def ranks_of_unit(self) -> dict[str, tuple[int, ...]]:
-        """The pipeline ranks that hold each unit: several where it is tied."""
+        """The pipeline ranks that hold each unit: several for a tied unit."""
         units = dict.fromkeys(weight.unit for weight in self.weights)
         return {
             unit: tuple(sorted({self.rank_of_part[part] for part in parts_of(unit, self.shape)}))
             for unit in units
         }
 
-    def sparse(self, part: str) -> bool:
+    def sparse(self, part: Part) -> bool:
         """Whether a part is a block with experts."""
-        stack, _, layer = part.partition(".")
-        return stack == "layers" and self.shape.sparse(int(layer))
+        return part.is_block and part.stack == "layers" and self.shape.sparse(part.layer)
 
     def boundary(self, stage: int) -> int:
-        """How many tensors of [tokens, width] the stage hands to the next: the residual stream,
-        and beside it an encoder's output, which rides through the decoder's stages.
+        """Number of tensors [tokens, width] that the stage sends to the next stage: the residual
+        stream, and between stages of a decoder also the encoder's output, which all of them use.
         """
         after = self.stages.parts[stage + 1][0]
-        inside = self.shape.family == "encoder-decoder" and after.startswith("layers.")
+        inside = self.shape.family == "encoder-decoder" and after.stack == "layers"
         return 2 if inside else 1
 
 
 def make_plan(
     shape: ModelShape, layout: Layout, batch: Batch, *, sequence: int, method: Method
 ) -> Plan:
-    """The plan of a run. `layout` must have its dp. Raises UserError with every problem."""
+    """The plan of a run on a layout whose dp is known. Raises UserError with every problem.
+
+    sequence  tokens per sample
+    """
     problems = check_plan(shape, layout, batch, method, sequence=sequence)
     if problems:
         raise UserError("; ".join(problems))
@@ -140,10 +143,10 @@ def make_plan(
 def make_stages(
     shape: ModelShape, layout: Layout, sequence: int, where: tuple[int, ...] | None = None
 ) -> Stages:
-    """The parts of each stage, so that the slowest takes as few flops as can be.
+    """The parts of each stage, chosen so that the slowest stage has as few FLOPs as possible.
 
-    Embedding and head are parts of their own cost. Each stage's rank is where[stage], or what the
-    layout's schedule says. Raises UserError for more stages than parts.
+    Embedding and head are parts with costs of their own. where[stage] is the pipeline rank of each
+    stage; None: the layout's schedule decides. Raises UserError for more stages than parts.
     """
     costs = {part: float(part_flops(shape, part, sequence)) for part in parts(shape)}
     if where is None:

@@ -1,11 +1,11 @@
-"""A plan's pipeline: the schedule that its layout names, and the stages that hold one embedding.
+"""A plan's pipeline: its schedule, the program of each rank, and the stages of a tied embedding.
 
 layout pp2 1f1b x3      rank 0   0F0 0F1 0B0 0F2 0B1 0B2       training
                         rank 1   1F0 1B0 1F1 1B1 1F2 1B2
                         rank 0   0F0 0F1 0F2                   evaluation: the forwards alone,
                         rank 1   1F0 1F1 1F2                   in the same order
 
-In place of the schedule that a layout names, a plan takes one of the user's own.
+A user's own schedule can replace the one that the layout names (`with_schedule`).
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,13 @@ from howdah.plan.schedule.actions import Kind, Schedule, rank_of_stage
 from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.lowering import Lowered, lower
 from howdah.plan.schedule.registry import build
+from howdah.shapes.part import Part
 
 
 def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
-    """The order of a step's actions, with the plan's micro-batches or fewer: the batch may grow
-    during a run.
+    """The order of a step's actions, for `micros` micro-batches; None: the plan's number.
+
+    A step has fewer micro-batches than the plan while a ramp of the batch size lasts.
     """
     layout, micros = plan.layout, plan.micros if micros is None else micros
     if plan.schedule:
@@ -37,8 +39,9 @@ def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
 
 
 def program_of(plan: Plan, micros: int | None = None) -> Lowered:
-    """Everything that each pipeline rank does in a training step. Weights that are shared out
-    are gathered unit by unit, inside of the actions.
+    """Everything that each pipeline rank does in a training step, in order.
+
+    The all-gathers of ZeRO-3 are not listed: they run unit by unit inside the actions.
     """
     return lower(
         schedule_of(plan, micros),
@@ -48,9 +51,9 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
 
 
 def with_schedule(plan: Plan, schedule: Schedule) -> Plan:
-    """The plan with a schedule of one's own, and the stages that it wants.
+    """The plan with a user's own schedule, and its stages on the ranks that the schedule uses.
 
-    Raises UserError with everything that is wrong with it, a sentence each.
+    Raises UserError with a sentence for each problem of the schedule.
     """
     problems = [*check_schedule(schedule), *_misfits(schedule, plan.layout)]
     if problems:
@@ -60,7 +63,7 @@ def with_schedule(plan: Plan, schedule: Schedule) -> Plan:
 
 
 def _misfits(schedule: Schedule, layout: Layout) -> Iterator[str]:
-    """Why a schedule that can run cannot run on this layout."""
+    """Why a schedule that is correct by itself does not fit this layout, as sentences."""
     ranks, stages = len(schedule.programs), layout.pp * layout.virtual
     if ranks != layout.pp:
         yield f"it has {ranks} ranks and the layout pp{layout.pp}; say pp{ranks}"
@@ -85,7 +88,10 @@ def _misfits(schedule: Schedule, layout: Layout) -> Iterator[str]:
 
 
 def _first(schedule: Schedule, micros: int) -> Schedule:
-    """The same for the first micro-batches alone: the others never waited for those left out."""
+    """The schedule without the micro-batches from `micros` on.
+
+    It still runs, because no action depends on an action of another micro-batch.
+    """
     programs = (
         tuple(action for action in program if action.micro < micros)
         for program in schedule.programs
@@ -94,7 +100,7 @@ def _first(schedule: Schedule, micros: int) -> Schedule:
 
 
 def forward_only(schedule: Schedule) -> Schedule:
-    """The same schedule without its backwards."""
+    """The schedule without its backward passes, for evaluation."""
     programs = (
         tuple(action for action in program if action.kind is Kind.FORWARD)
         for program in schedule.programs
@@ -103,7 +109,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 
 def tied_stages(plan: Plan) -> tuple[int, int] | None:
-    """The two stages that hold one embedding, if they are on two ranks."""
+    """The two stages that share a tied embedding, if they are on two ranks; otherwise None."""
     if not plan.shape.tied or len(plan.ranks_of_unit["tied"]) != 2:
         return None
     first, last = (
@@ -113,7 +119,7 @@ def tied_stages(plan: Plan) -> tuple[int, int] | None:
     return first, last
 
 
-def stage_parts(plan: Plan, place: int) -> dict[int, tuple[str, ...]]:
-    """The stages of the pipeline rank at `place`, each with its parts."""
+def stage_parts(plan: Plan, place: int) -> dict[int, tuple[Part, ...]]:
+    """The stages of pipeline rank `place`, each with its parts of the model."""
     pairs = zip(plan.stages.parts, plan.stages.where, strict=True)
     return {stage: parts for stage, (parts, home) in enumerate(pairs) if home == place}

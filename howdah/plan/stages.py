@@ -26,13 +26,14 @@ from itertools import accumulate, islice, pairwise
 from math import inf, lcm
 
 from howdah.base.errors import UserError
+from howdah.shapes.part import Part
 
 
 @dataclass(frozen=True)
 class Stages:
     """parts[stage] in forward order, and the pipeline rank that runs it, where[stage]."""
 
-    parts: tuple[tuple[str, ...], ...]
+    parts: tuple[tuple[Part, ...], ...]
     where: tuple[int, ...]
 
 
@@ -57,7 +58,7 @@ def stages_of(where: tuple[int, ...], rank: int) -> tuple[int, ...]:
 # -- which parts a stage has ---------------------------------------------------
 
 
-def even(parts: Sequence[str], where: tuple[int, ...]) -> Stages:
+def even(parts: Sequence[Part], where: tuple[int, ...]) -> Stages:
     """Numbers of layers that differ by at most one.
 
     Other parts go with the layer after them, the head with the last. Stages in the middle get
@@ -65,7 +66,7 @@ def even(parts: Sequence[str], where: tuple[int, ...]) -> Stages:
     last goes without: a head costs time, an embedding only memory.
     Raises UserError for more stages than layers.
     """
-    layers = [index for index, part in enumerate(parts) if "." in part]
+    layers = [index for index, part in enumerate(parts) if part.is_block]
     _check_enough(len(layers), where, "layers")
     size, more = divmod(len(layers), len(where))
     first = (len(where) - more) // 2
@@ -74,7 +75,7 @@ def even(parts: Sequence[str], where: tuple[int, ...]) -> Stages:
     return _cut(parts, [0, *inner, len(parts)], where)
 
 
-def by_cost(costs: Mapping[str, float], where: tuple[int, ...]) -> Stages:
+def by_cost(costs: Mapping[Part, float], where: tuple[int, ...]) -> Stages:
     """The stages whose costliest costs least; `costs` of all parts, in forward order, any unit.
 
     Of those the most even, by the sum of squares; of those again, the one with the shortest
@@ -145,7 +146,7 @@ def _most_even(ends: list[int], stages: int, most: int) -> list[int]:
     return cuts[::-1]
 
 
-def _cut(parts: Sequence[str], cuts: Sequence[int], where: tuple[int, ...]) -> Stages:
+def _cut(parts: Sequence[Part], cuts: Sequence[int], where: tuple[int, ...]) -> Stages:
     return Stages(tuple(tuple(parts[start:stop]) for start, stop in pairwise(cuts)), where)
 
 

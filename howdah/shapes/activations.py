@@ -29,6 +29,7 @@ from math import prod
 from typing import Literal
 
 from howdah.shapes.dims import OF_SOURCE, Dim, Local, Per
+from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
@@ -99,19 +100,19 @@ def howdah(
 
 
 def saved(
-    shape: ModelShape, part: str, kernels: Kernels, recompute: Recompute = "none"
+    shape: ModelShape, part: Part, kernels: Kernels, recompute: Recompute = "none"
 ) -> tuple[Saved, ...]:
     """What one part keeps. Recomputation is about blocks: `selective` drops the attention core,
     `full` all but the block's input.
     """
-    stack, _, layer = part.partition(".")
+    stack = part.stack
     if stack == "head":
         return tuple(_head(shape, kernels))
     selective = recompute == "selective"
-    if layer and recompute == "full":
+    if part.is_block and recompute == "full":
         listed = [Saved("block input", "sp_token", (_width(shape),))]
-    elif layer:
-        kept = _block(shape, stack, int(layer), kernels, selective=selective)
+    elif part.is_block:
+        kept = _block(shape, stack, part.layer, kernels, selective=selective)
         listed = [one for one in kept if not (one.core and selective)]
     else:
         listed = list(_embedding(shape, kernels))
@@ -123,7 +124,7 @@ def saved(
 
 
 def made_again(
-    shape: ModelShape, part: str, kernels: Kernels, recompute: Recompute
+    shape: ModelShape, part: Part, kernels: Kernels, recompute: Recompute
 ) -> tuple[Saved, ...]:
     """What the second run of one part makes, beside what was kept: it is there until the part's
     backward pass is done.

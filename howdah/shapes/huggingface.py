@@ -13,6 +13,8 @@ A setting that would change what a ModelShape says, and that it cannot say, is r
 name: a silent difference would only show as worse text, or as a plan for another model. What
 changes no size is not looked at in the families that are only planned: YaRN's stretching of
 DeepSeek's positions, its router's scores, and whether BERT's GELU is exact.
+
+`huggingface_names.py` has the names; here is how they are read, and what no name alone says.
 """
 
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, parse_json, read_file
 from howdah.shapes.check import require_shape
-from howdah.shapes.huggingface_names import FAMILIES, SCALING, Setting
+from howdah.shapes.huggingface_names import DEFAULTS, MODEL_TYPES, SCALING, Setting
 from howdah.shapes.shape import Experts, Latent, ModelShape, RotaryScaling
 
 Config = dict[str, Any]
@@ -65,18 +67,27 @@ def shape_from_config(config: Config) -> ModelShape:
     Raises UserError for a model type, or a setting, whose results would not be equal here.
     """
     found = config.get("model_type")
-    if not isinstance(found, str) or found not in FAMILIES:
+    if not isinstance(found, str) or found not in MODEL_TYPES:
         raise UserError(
-            f"config.json has model_type {shown(found)}; howdah reads {', '.join(FAMILIES)}: choose "
-            "one of these models"
+            f"config.json has model_type {shown(found)}; howdah reads {', '.join(MODEL_TYPES)}: "
+            "choose one of these models"
         )
     if found != "deepseek_v3":  # which was trained and given out in 8 bits
         _require(config, "quantization_config", None)
-    for setting, value in FAMILIES[found].fixed.items():
+    family = MODEL_TYPES[found]
+    for setting, value in family.fixed.items():
         _require(config, setting, value)
-    rules = {"opt": _opt, "bloom": _bloom, "t5": _t5}
-    if found in rules or found in ("gpt2", "bert"):
-    ...
+    config = DEFAULTS.get(found, {}) | config
+    if "rotary_base" in family.names:
+        config = _with_rope(config)
+    sizes: Config = {}
+    for field, place in family.names.items():
+        group, _, name = field.rpartition(".")  # such as "latent"
+        inside = sizes.setdefault(group, {}) if group else sizes
+        inside[name] = _get(config, place, sizes)
+    shape = ModelShape(**family.always | sizes | _beyond_names(config, sizes, found))
+    require_shape(shape)
+    return shape
 
 
 # -- one setting ---------------------------------------------------------------
@@ -89,3 +100,88 @@ def _require(config: Config, setting: str, value: object) -> None:
             f"{value!r}: choose another model"
         )
 
+
+def _get(config: Config, setting: Setting, sizes: Config) -> Any:
+    """The value of a setting, which must be of its kind, in our words.
+
+    sizes  those that were read before, for a setting that follows from them where it is absent
+    """
+    name, kind, absent = setting.name, setting.kind, setting.absent
+    given = [config[one] for one in (name, setting.also) if config.get(one) is not None]
+    value = given[0] if given else absent(sizes) if callable(absent) else absent
+    if kind is float and type(value) is int and abs(value) < 1 << 63:
+        return float(value)
+    if type(value) is not kind:
+        said = "has no" if value is None else f"has {shown(value)} for"
+        raise UserError(f"config.json {said} {name}; give it as {kind.__name__}")
+    if not setting.words:
+        return value
+    if value not in setting.words:
+        _require(config, name, absent)
+    return setting.words[value]
+
+
+# -- what a name alone does not say --------------------------------------------
+
+
+def _beyond_names(config: Config, sizes: Config, found: str) -> Config:
+    """Fields that follow from several settings, or from none."""
+    if "rotary_base" in sizes:
+        return _llama(config, sizes, found)
+    if found == "opt":
+        _require(config, "word_embed_proj_dim", sizes["width"])
+        return {"context": sizes["context"] + 2}  # rows before the first token's
+    if found == "bloom":
+        return {"ffn": 4 * sizes["width"]}
+    if found == "t5":
+        # 1.1 unties the head; transformers 5 writes that as a head whose input is not scaled
+        scaled = _get(config, Setting("scale_decoder_outputs", True, bool), sizes)
+        return {"tied": sizes["tied"] and scaled}
+    return {}
+
+
+def _llama(config: Config, sizes: Config, found: str) -> Config:
+    """Llama and its descendants. Key-value heads and a head's size are given where they differ
+    from what follows, and latent attention has neither.
+    """
+    layers = _get(config, Setting("layer_types", [], list), sizes)
+    if any(layer != "full_attention" for layer in layers):
+        _require(config, "layer_types", ["full_attention"])
+    if found == "llama":
+        _require({"mlp_bias": False} | config, "mlp_bias", sizes["bias"])
+    latent, experts = sizes.get("latent"), sizes.get("experts")
+    fields: Config = {"rotary_scaling": _scaling(config, "yarn" if latent else "llama3")}
+    if latent or sizes["kv_heads"] == sizes["heads"]:
+        fields["kv_heads"] = None
+    if latent or sizes["head_size"] * sizes["heads"] == sizes["width"]:
+        fields["head_size"] = None
+    if latent:
+        fields["latent"] = Latent(**latent)
+    if experts:  # the shared ones are counted in config.json, and each is as wide as the others
+        shared = experts.get("shared", 0) * experts["ffn"]
+        fields["experts"] = Experts(**experts | {"shared": shared})
+    if found == "mistral":  # inside the window, its attention is full
+        window = _get(config, Setting("sliding_window", sizes["context"]), sizes)
+        fields["context"] = min(sizes["context"], window)
+    return fields
+
+
+def _with_rope(config: Config) -> Config:
+    """Settings of rotary positions beside the others, from where transformers 5 or 4 has them."""
+    older = _get(config, Setting("rope_scaling", {}, dict), {})
+    newer = _get(config, Setting("rope_parameters", {}, dict), {})
+    return {**config, **(newer or older)}
+
+
+def _scaling(config: Config, stretched: str) -> RotaryScaling | None:
+    """How rotary positions are stretched; `stretched` is the one form that this model may have."""
+    _require(config, "partial_rotary_factor", 1.0)
+    form = config.get("rope_type", config.get("type", "default"))
+    if form not in ("default", stretched):
+        raise UserError(
+            f"config.json has rope_type {shown(form)}, and howdah computes default and "
+            f"{stretched}: choose another model"
+        )
+    if form != "llama3":  # yarn is passed over
+        return None
+    return RotaryScaling(**{field: _get(config, place, {}) for field, place in SCALING.items()})

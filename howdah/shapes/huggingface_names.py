@@ -1,8 +1,9 @@
 """The names of Hugging Face's config.json: one table, which is read and written.
 
-    FAMILIES   for each model_type the setting of every field, what all its models have in common,
-               and which settings must have one value
-    SCALING    the settings of stretched rotary positions
+    MODEL_TYPES  for each model_type the setting of every field, what all its models have in
+                 common, and which settings must have one value
+    SCALING      the settings of stretched rotary positions
+    DEFAULTS     what transformers takes where a setting is left out, if the others take another
 
 `huggingface.py` reads a config.json by it, `huggingface_written.py` writes one.
 """
@@ -25,23 +26,23 @@ class Setting(NamedTuple):
 
     name: str
     absent: Any = None
-    kind: type = int
+    kind: type[Any] = int
     also: str = ""
     words: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelType:
     """What a model_type means.
 
     names    the setting of each field of ModelShape; `latent.rotary` is a field of its `latent`
-    says     fields that have one value in all models of the type
+    always   fields that have one value in all models of the type
     fixed    settings that change what is computed, with the value each must have where given
     """
 
-    names: Mapping[str, Setting]
-    says: Mapping[str, Any]
-    fixed: Mapping[str, Any]
+    names: dict[str, Setting]
+    always: dict[str, Any]
+    fixed: dict[str, Any]
 
 
 def _sizes(width: str, layers: str, heads: str, context: str) -> dict[str, Setting]:
@@ -77,16 +78,19 @@ BERT = USUAL | {
     "token_types": Setting("type_vocab_size"),
 }
 GATED = {"relu": "relu", "gated-gelu": "geglu"}
-T5 = {"encoder_layers": Setting("num_layers")}
-T5 |= _sizes("d_model", "num_decoder_layers", "num_heads", "n_positions") | {
-    "layers": Setting("num_decoder_layers", lambda sizes: sizes["encoder_layers"]),
-    "context": Setting("n_positions", 512),
-    "head_size": Setting("d_kv"),
-    "ffn": Setting("d_ff"),
-    "feedforward": Setting("feed_forward_proj", "relu", str, words=GATED),
-    "epsilon": Setting("layer_norm_epsilon", 1e-6, float),
-    "buckets": Setting("relative_attention_num_buckets", 32),
-}
+T5 = (
+    {"encoder_layers": Setting("num_layers")}
+    | _sizes("d_model", "num_decoder_layers", "num_heads", "n_positions")
+    | {
+        "layers": Setting("num_decoder_layers", lambda sizes: sizes["encoder_layers"]),
+        "context": Setting("n_positions", 512),
+        "head_size": Setting("d_kv"),
+        "ffn": Setting("d_ff"),
+        "feedforward": Setting("feed_forward_proj", "relu", str, words=GATED),
+        "epsilon": Setting("layer_norm_epsilon", 1e-6, float),
+        "buckets": Setting("relative_attention_num_buckets", 32),
+    }
+)
 LLAMA = USUAL | {
     "ffn": Setting("intermediate_size"),
     "kv_heads": Setting("num_key_value_heads", lambda sizes: sizes["heads"]),
@@ -96,10 +100,7 @@ LLAMA = USUAL | {
     "bias": Setting("attention_bias", False, bool),
     "tied": Setting("tie_word_embeddings", False, bool),
 }
-QWEN3 = LLAMA | {"head_size": Setting("head_dim", 128)}
 MIXTRAL = LLAMA | {
-    "epsilon": Setting("rms_norm_eps", 1e-5, float),
-    "rotary_base": Setting("rope_theta", 1e6, float),
     "experts.number": Setting("num_local_experts"),
     "experts.chosen": Setting("num_experts_per_tok"),
     "experts.ffn": Setting("intermediate_size"),
@@ -129,26 +130,26 @@ SCALING = {
     "context": Setting("original_max_position_embeddings"),
 }
 
-# -- families ------------------------------------------------------------------
+# -- model types ----------------------------------------------------------------
 
-GPT_SAYS = {"norm": "layernorm", "positions": "learned", "bias": True}
+GPT_ALWAYS = {"norm": "layernorm", "positions": "learned", "bias": True}
 SILU = {"hidden_act": "silu"}
 NO_WINDOW = {"use_sliding_window": False}
 NO_BIAS = {"attention_bias": False}
 
-FAMILIES = {
-    "gpt2": Family(
+MODEL_TYPES = {
+    "gpt2": ModelType(
         GPT2,
-        says=GPT_SAYS,
+        always=GPT_ALWAYS,
         fixed={
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
             "add_cross_attention": False,
         },
     ),
-    "opt": Family(
+    "opt": ModelType(
         OPT,
-        says=GPT_SAYS | {"feedforward": "relu"},
+        always=GPT_ALWAYS | {"feedforward": "relu"},
         fixed={
             "activation_function": "relu",
             "do_layer_norm_before": True,
@@ -157,33 +158,38 @@ FAMILIES = {
             "layer_norm_elementwise_affine": True,
         },
     ),
-    "bloom": Family(
+    "bloom": ModelType(
         BLOOM,
-        says=GPT_SAYS | {"feedforward": "gelu", "positions": "alibi", "embedding_norm": True},
+        always=GPT_ALWAYS | {"feedforward": "gelu", "positions": "alibi", "embedding_norm": True},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
-    "bert": Family(
+    "bert": ModelType(
         BERT,
-        says=GPT_SAYS
+        always=GPT_ALWAYS
         | {"family": "encoder", "feedforward": "gelu", "norm_at": "after"}
         | {"embedding_norm": True, "transform": True},
         fixed={"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
     ),
-    "t5": Family(
+    "t5": ModelType(
         T5,
-        says={"family": "encoder-decoder", "positions": "relative"},
+        always={"family": "encoder-decoder", "positions": "relative"},
         fixed={"relative_attention_max_distance": 128},
     ),
-    "llama": Family(LLAMA, says={}, fixed=SILU),
-    "mistral": Family(LLAMA, says={}, fixed=SILU),
-    "mixtral": Family(MIXTRAL, says={}, fixed=SILU | {"sliding_window": None}),
-    "qwen2": Family(LLAMA, says={"qkv_bias": True}, fixed=SILU | NO_WINDOW),
-    "qwen3": Family(QWEN3, says={"query_key_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
-    "qwen3_moe": Family(
+    "llama": ModelType(LLAMA, always={}, fixed=SILU),
+    "mistral": ModelType(LLAMA, always={}, fixed=SILU),
+    "mixtral": ModelType(MIXTRAL, always={}, fixed=SILU | {"sliding_window": None}),
+    "qwen2": ModelType(LLAMA, always={"qkv_bias": True}, fixed=SILU | NO_WINDOW),
+    "qwen3": ModelType(LLAMA, always={"query_key_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
+    "qwen3_moe": ModelType(
         QWEN3_MOE,
-        says={"query_key_norm": True},
+        always={"query_key_norm": True},
         fixed=SILU | NO_BIAS | NO_WINDOW | {"mlp_only_layers": []},
     ),
-    "deepseek_v2": Family(DEEPSEEK, says={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
-    "deepseek_v3": Family(DEEPSEEK, says={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
+    "deepseek_v2": ModelType(DEEPSEEK, always={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
+    "deepseek_v3": ModelType(DEEPSEEK, always={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "qwen3": {"head_dim": 128},
 }

@@ -1,4 +1,4 @@
-"""A config.json of Hugging Face for a model of ours; `shapes/huggingface.py` reads them.
+"""A config.json of Hugging Face for a model of ours, by the table that `huggingface.py` reads with.
 
 Three of transformers' classes compute exactly what a ModelShape can describe:
 
@@ -13,54 +13,25 @@ would only show as worse text.
 from typing import Any
 
 from howdah.base.errors import UserError
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.huggingface_names import MODEL_TYPES, SCALING, ModelType
+from howdah.shapes.shape import ModelShape, stated
 
 Config = dict[str, Any]
 
-# What a shape must say for each class; a tuple lists what is allowed.
-NEEDS: dict[str, dict[str, tuple[object, ...]]] = {
-    "llama": {
-        "positions": ("rotary",),
-        "norm": ("rmsnorm",),
-        "norm_at": ("before",),
-        "feedforward": ("swiglu",),
-        "query_key_norm": (False,),
-    },
-    "qwen3": {
-        "positions": ("rotary",),
-        "norm": ("rmsnorm",),
-        "norm_at": ("before",),
-        "feedforward": ("swiglu",),
-        "bias": (False,),
-    },
-    "gpt2": {
-        "norm": ("layernorm",),
-        "norm_at": ("before",),
-        "feedforward": ("gelu", "relu"),
-        "bias": (True,),
-        "query_key_norm": (False,),
-    },
-}
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
-
-
-# What none of them has: forms that the planner knows and the model does not build yet.
-PLAIN: dict[str, tuple[object, ...]] = {
-    "family": ("decoder",),
-    "qkv_bias": (False,),
-    "embedding_norm": (False,),
-    "token_types": (0,),
-    "transform": (False,),
-    "latent": (None,),
-    "experts": (None,),
-}
+# Fields that decide whether a class computes the same; sizes are free.
+DECIDING = (
+    *("positions", "norm", "norm_at", "feedforward", "bias", "query_key_norm", "family"),
+    *("qkv_bias", "embedding_norm", "token_types", "transform", "latent", "experts"),
+)
 
 
 def kind(shape: ModelShape) -> str:
     """The model type that describes `shape`: llama, qwen3 or gpt2. Else raises UserError."""
     found = "gpt2" if shape.positions == "learned" else "llama"
     found = "qwen3" if shape.query_key_norm and found == "llama" else found
-    for field, allowed in (NEEDS[found] | PLAIN).items():
+    for field in DECIDING:
+        allowed = _allowed(MODEL_TYPES[found], field)
         if getattr(shape, field) not in allowed:
             raise UserError(
                 f"model.{field} is {getattr(shape, field)!r}, but {CLASSES[found]}, the nearest "
@@ -81,7 +52,14 @@ def kind(shape: ModelShape) -> str:
     return found
 
 
-# -- sizes to config.json ------------------------------------------------------
+def _allowed(of: ModelType, field: str) -> tuple[object, ...]:
+    """The values of a field that models of a type can have."""
+    setting = of.names.get(field)
+    if setting is None:
+        return (of.always.get(field, getattr(ModelShape, field)),)
+    if setting.name in of.fixed:
+        return (of.fixed[setting.name],)
+    return tuple(dict.fromkeys(setting.words.values())) or (False, True)
 
 
 def config(shape: ModelShape, *, end: int, dtype: str) -> Config:
@@ -94,57 +72,33 @@ def config(shape: ModelShape, *, end: int, dtype: str) -> Config:
     common: Config = {
         "architectures": [CLASSES[found]],
         "model_type": found,
-        "vocab_size": shape.vocab,
-        "tie_word_embeddings": shape.tied,
         "bos_token_id": end,
         "eos_token_id": end,
         "dtype": dtype,  # transformers 5
         "torch_dtype": dtype,  # transformers 4
     }
-    return common | (_gpt2_sizes(shape) if found == "gpt2" else _llama_sizes(shape, found))
+    full, sizes = stated(shape), {}
+    for field, setting in MODEL_TYPES[found].names.items():
+        value = getattr(full, field)
+        words = (word for word, ours in setting.words.items() if ours == value)
+        sizes[setting.name] = next(words, value)
+    return common | sizes | (_gpt2(shape) if found == "gpt2" else _llama(shape, found))
 
 
-def _gpt2_sizes(shape: ModelShape) -> Config:
-    return {
-        "n_layer": shape.layers,
-        "n_embd": shape.width,
-        "n_head": shape.heads,
-        "n_inner": shape.ffn,
-        "n_positions": shape.context,
-        "n_ctx": shape.context,
-        "activation_function": {"gelu": "gelu_new"}.get(shape.feedforward, shape.feedforward),
-        "layer_norm_epsilon": shape.epsilon,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-    }
+def _gpt2(shape: ModelShape) -> Config:
+    """What the table does not name: no dropout."""
+    dropout = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    return {"n_ctx": shape.context, **dropout}
 
 
-def _llama_sizes(shape: ModelShape, found: str) -> Config:
+def _llama(shape: ModelShape, found: str) -> Config:
     rope: Config = {"rope_type": "default"}
     if scaling := shape.rotary_scaling:
-        rope = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.context,
-        }
-    sizes = {
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.width,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.k,
-        "head_dim": shape.d,
-        "intermediate_size": shape.ffn,
-        "max_position_embeddings": shape.context,
+        sizes = {place.name: getattr(scaling, field) for field, place in SCALING.items()}
+        rope = {"rope_type": "llama3", **sizes}
+    more = {
         "hidden_act": "silu",
-        "rms_norm_eps": shape.epsilon,
-        "attention_bias": shape.bias,
         "rope_parameters": rope | {"rope_theta": shape.rotary_base},  # transformers 5
-        "rope_theta": shape.rotary_base,  # transformers 4, and the next line
-        "rope_scaling": rope if shape.rotary_scaling else None,
+        "rope_scaling": rope if shape.rotary_scaling else None,  # transformers 4, with rope_theta
     }
-    if found == "llama":
-        sizes["mlp_bias"] = shape.bias
-    return sizes
+    return more | ({"mlp_bias": shape.bias} if found == "llama" else {})

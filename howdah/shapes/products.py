@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from howdah.shapes.activations import Recompute
 from howdah.shapes.dims import Dim, Local, Per, Tokens, local
 from howdah.shapes.parameters import parameters
+from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import part_kinds, part_weights
 
@@ -72,7 +73,7 @@ class Pairs:
 Operator = Product | Pairs
 
 
-def operators(shape: ModelShape, part: str) -> tuple[Operator, ...]:
+def operators(shape: ModelShape, part: Part) -> tuple[Operator, ...]:
     """The matrix products of a part's forward pass, in order; none where tokens are embedded."""
     if part in ("embedding", "target"):
         return ()
@@ -83,9 +84,9 @@ def operators(shape: ModelShape, part: str) -> tuple[Operator, ...]:
     return found
 
 
-def _read_off(shape: ModelShape, part: str) -> Iterator[Operator]:
+def _read_off(shape: ModelShape, part: Part) -> Iterator[Operator]:
     """A product for each matrix, and attention's pairs before the matrix of its output."""
-    encoder = part.startswith("encoder.")  # reads other tokens
+    encoder = part.stack == "encoder"  # reads other tokens
     for weight in part_weights(shape, part):
         if not weight.decay:  # a norm or a bias
             continue
@@ -123,7 +124,7 @@ def flops(operator: Operator, of: Local, *, causal: bool) -> int:
     return half if causal and operator.causal else 2 * half
 
 
-def part_flops(shape: ModelShape, part: str, sequence: int, *, causal: bool = True) -> int:
+def part_flops(shape: ModelShape, part: Part, sequence: int, *, causal: bool = True) -> int:
     """Operations of a part's forward pass over one sequence.
 
     The source of an encoder-decoder is as long as its target.

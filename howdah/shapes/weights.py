@@ -35,6 +35,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod, sqrt
 
+from howdah.shapes.part import Part, block
 from howdah.shapes.shape import Experts, Latent, ModelShape
 
 SPREAD = 0.02  # standard deviation of fresh weights, GPT-2's
@@ -67,28 +68,28 @@ class Weight:
 # -- parts and units -----------------------------------------------------------
 
 
-def parts(shape: ModelShape) -> tuple[str, ...]:
+def parts(shape: ModelShape) -> tuple[Part, ...]:
     """The parts of the model in forward order; "target" is where the decoder's tokens enter."""
-    encoder = [f"encoder.{layer}" for layer in range(shape.encoder_layers)]
-    target = ["target"] if shape.family == "encoder-decoder" else []
-    layers = [f"layers.{layer}" for layer in range(shape.layers)]
-    return ("embedding", *encoder, *target, *layers, "head")
+    encoder = [block("encoder", layer) for layer in range(shape.encoder_layers)]
+    target = [Part("target")] if shape.family == "encoder-decoder" else []
+    layers = [block("layers", layer) for layer in range(shape.layers)]
+    return (Part("embedding"), *encoder, *target, *layers, Part("head"))
 
 
-def parts_of(unit: str, shape: ModelShape) -> tuple[str, ...]:
+def parts_of(unit: str, shape: ModelShape) -> tuple[Part, ...]:
     """The parts that use `unit`, in forward order."""
     several = {"embedding": ("embedding", "target"), "tied": ("embedding", "target", "head")}
     if unit not in several and not unit.startswith("relative."):
-        return (unit.removesuffix(".experts"),)
+        return (Part(unit.removesuffix(".experts")),)
     uses = several.get(unit, ())
     return tuple(
         part
         for part in parts(shape)
-        if part in uses or ("." in part and unit == _relative(part.split(".")[0], shape))
+        if part in uses or (part.is_block and unit == relative_unit(part.stack, shape))
     )
 
 
-def _relative(stack: str, shape: ModelShape) -> str:
+def relative_unit(stack: str, shape: ModelShape) -> str:
     """The unit with a stack's relative positions: those of an encoder look both ways."""
     looks_both_ways = stack == "encoder" or shape.family == "encoder"
     return "relative.encoder" if looks_both_ways else "relative.decoder"
@@ -104,29 +105,34 @@ def weights(shape: ModelShape) -> tuple[Weight, ...]:
     return tuple(weight for part in parts(shape) for weight in part_weights(shape, part))
 
 
-def part_weights(shape: ModelShape, part: str) -> Iterable[Weight]:
+def part_weights(shape: ModelShape, part: Part) -> Iterable[Weight]:
     """The rows of the table for one part.
 
     A stack's table of relative positions is with the tokens that enter the stack, and the norm
     behind the encoder with the target, so that all blocks of a kind have the same rows.
     """
-    stack, _, layer = part.partition(".")
-    if layer:
-        return _block(shape, stack, int(layer))
+    if part.is_block:
+        return _block(shape, part.stack, part.layer)
     if part == "head":
         return _unit("head", _head(shape))
     return _embedding(shape) if part == "embedding" else _target(shape)
 
 
-def part_kinds(shape: ModelShape) -> dict[str, int]:
+def part_kinds(shape: ModelShape) -> dict[Part, int]:
     """A part of each kind, and how many have the same rows but for their names.
 
     DeepSeek-V3: {"embedding": 1, "layers.0": 3, "layers.3": 58, "head": 1}.
     """
     sparse = [shape.sparse(layer) for layer in range(shape.layers)]
-    blocks = {f"layers.{sparse.index(kind)}": sparse.count(kind) for kind in dict.fromkeys(sparse)}
-    encoder = {"encoder.0": shape.encoder_layers, "target": 1} if shape.encoder_layers else {}
-    return {"embedding": 1, **encoder, **blocks, "head": 1}
+    kinds = dict.fromkeys(sparse)
+    blocks = {block("layers", sparse.index(kind)): sparse.count(kind) for kind in kinds}
+    encoder = {block("encoder", 0): shape.encoder_layers, Part("target"): 1}
+    return {
+        Part("embedding"): 1,
+        **(encoder if shape.encoder_layers else {}),
+        **blocks,
+        Part("head"): 1,
+    }
 
 
 def _embedding(shape: ModelShape) -> Iterator[Weight]:
@@ -155,7 +161,7 @@ def _target(shape: ModelShape) -> Iterator[Weight]:
 
 def _relative_table(shape: ModelShape, stack: str) -> Iterator[Weight]:
     if shape.positions == "relative":
-        unit, heads = _relative(stack, shape), ("query", shape.heads)
+        unit, heads = relative_unit(stack, shape), ("query", shape.heads)
         yield from _unit(unit, [_table(f"{unit}.weight", ("bucket", shape.buckets), heads)])
 
 

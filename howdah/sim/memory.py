@@ -41,6 +41,7 @@ from howdah.plan.schedule.held import peak_held
 from howdah.plan.sharding import local_buffers, local_of, replicas_of
 from howdah.plan.stages import stages_of
 from howdah.shapes.activations import Kernels, bytes_of, made_again, saved, shared
+from howdah.shapes.part import Part
 
 Moment = Literal["passes", "update"]
 PASSES: tuple[Moment, ...] = ("passes",)
@@ -48,7 +49,6 @@ BOTH: tuple[Moment, ...] = ("passes", "update")
 
 # Units of gathered weights that are on the device at a time: the one in use, and the next.
 WINDOW = 2
-
 
 
 class Held(NamedTuple):
@@ -160,11 +160,11 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     layout, of = plan.layout, local_of(plan, rank)
     mine = stages_of(plan.stages.where, axis(layout, "pp").place(rank))
 
-    def kept(part: str) -> int:
+    def kept(part: Part) -> int:
         recompute = plan.recompute.get(part, "none")
         return bytes_of(saved(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes)
 
-    def anew(part: str) -> int:
+    def anew(part: Part) -> int:
         recompute = plan.recompute.get(part, "none")
         return bytes_of(
             made_again(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes
@@ -174,7 +174,7 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     per_stage = [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]
-        blocks = any("." in part for part in parts)
+        blocks = any(part.is_block for part in parts)
         per_stage[stage] = sum(kept(part) for part in parts) + blocks * once
 
     elsewhere = layout.activations != "device"

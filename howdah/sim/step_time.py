@@ -178,7 +178,7 @@ def _stage_cost(
     layout, parts = plan.layout, plan.stages.parts[stage]
     speed = peak(counted.device, plan.method.precision) * layout.tp * layout.cp * layout.slices
     work = {part: plan.micro_batch * part_flops(plan.shape, part, plan.sequence) for part in parts}
-    blocks = [part for part in parts if "." in part]
+    blocks = [part for part in parts if part.is_block]
     again = [part for part in blocks if plan.recompute[part] == "full"]
     part_again = len(again) / len(blocks) if blocks else 0.0
     times = plan.micros * layout.virtual * layout.slices
@@ -200,7 +200,7 @@ def _touch(plan: Plan, counted: Cluster, stage: int, *, flash: bool) -> float:
     numbers = PASSES * of.counts["sp_token"] * plan.shape.width
     if not flash:
         numbers += SQUARE_PASSES * of.counts["pair"] * of.size(Dim("heads", plan.shape.heads))
-    blocks = sum("." in part for part in plan.stages.parts[stage])
+    blocks = sum(part.is_block for part in plan.stages.parts[stage])
     return blocks * numbers * plan.compute_bytes / counted.device.bandwidth
 
 

@@ -53,6 +53,7 @@ from howdah.plan.sharding import (
     summed_over_tp,
     tokens,
 )
+from howdah.shapes.part import Part
 
 SCALAR_BYTES = 8
 
@@ -191,23 +192,23 @@ def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> No
 # -- activations -----------------------------------------------------------------
 
 
-def _passes(plan: Plan, part: str) -> int:
+def _passes(plan: Plan, part: Part) -> int:
     """How often the forward of a block runs for a micro-batch: twice with full recomputation."""
     return 2 if plan.recompute[part] == "full" else 1
 
 
-def _blocks(plan: Plan, rank: int) -> list[str]:
-    return [part for part in _parts(plan, rank) if "." in part]
+def _blocks(plan: Plan, rank: int) -> list[Part]:
+    return [part for part in _parts(plan, rank) if part.is_block]
 
 
-def _parts(plan: Plan, rank: int) -> list[str]:
+def _parts(plan: Plan, rank: int) -> list[Part]:
     stage = axis(plan.layout, "pp").place(rank)
     return [part for part, home in plan.rank_of_part.items() if home == stage]
 
 
-def _sublayers(plan: Plan, part: str) -> int:
+def _sublayers(plan: Plan, part: Part) -> int:
     """Sub-layers of a block: attention, feed-forward, and cross attention in a decoder."""
-    return 3 if part.startswith("layers.") and plan.shape.family == "encoder-decoder" else 2
+    return 3 if part.stack == "layers" and plan.shape.family == "encoder-decoder" else 2
 
 
 def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
@@ -216,9 +217,9 @@ def _tensor(plan: Plan, rank: int, sender: Sender) -> None:
     group, parts = axis(plan.layout, "tp"), _parts(plan, rank)
     width, micros, samples = plan.shape.width, plan.micros, plan.micro_batch
     positions = tokens(plan, rank)
-    inner = sum(_sublayers(plan, part) for part in parts if "." in part)
-    forward = sum(_passes(plan, p) * _sublayers(plan, p) for p in parts if "." in p)
-    cross = sum(_sublayers(plan, part) == 3 for part in parts if "." in part)
+    inner = sum(_sublayers(plan, part) for part in parts if part.is_block)
+    forward = sum(_passes(plan, p) * _sublayers(plan, p) for p in parts if p.is_block)
+    cross = sum(_sublayers(plan, part) == 3 for part in parts if part.is_block)
     ends = sum(part in ("embedding", "target") for part in parts)
     head = int("head" in parts)
     for length in np.unique(shares(positions, plan.layout.slices), return_counts=True)[0]:

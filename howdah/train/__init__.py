@@ -1,1 +1,1 @@
-"""The loop and what surrounds it."""
+"""The training loop, and what a run does before, between and after its steps."""

@@ -1,7 +1,7 @@
-"""What a run does between steps: held-out evaluations and checkpoints.
+"""Held-out evaluations and checkpoints between steps.
 
-A checkpoint that falls on an evaluation is marked as the best when no evaluation before it had
-a lower loss; the best stays when older checkpoints go.
+A checkpoint of a step that is also evaluated is marked as the best if its loss is lower than that
+of all earlier ones. The best checkpoint is kept when older checkpoints are removed.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,15 @@ from howdah.train.run_folder import TOKENIZER
 from howdah.train.state import entries
 from howdah.train.step import StepContext
 
-RESCUE = 2.0  # seconds that a save in flight gets when a run breaks off
-REMOVE = 1.0  # seconds to remove what it has written, where a rank is gone
+RESCUE = 2.0  # seconds that a save in flight gets to finish after an error
+REMOVE = 1.0  # seconds to remove its files after that, if a rank is gone
 
 
 class Checkpointer:
     """Evaluates and saves when the run's settings ask for it. All ranks call together.
 
-    Saving goes on in the background; how it ended is agreed by all when the next one begins, and
-    at the end of the run, for a thread beside training must make no collectives.
+    A save continues in the background. Its thread must not run collectives, so the ranks agree on
+    its outcome when the next save begins, and at the end of the run.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Checkpointer:
         self.folder = job.folder / "checkpoints"
         self._start, self._records = start, records
         self._beside = OptionalOutput(say)
-        self._saving = self._saved = -1  # the step of the last save; of the last that went well
+        self._saving = self._saved = -1  # step of the last save; of the last good one
         saved = start.checkpoint.meta if start.checkpoint else {}
         self._best: float | None = saved.get("best_loss")
         mesh = context.mesh
@@ -68,7 +68,11 @@ class Checkpointer:
         return self._saved
 
     def between(self, step: int, *, samples: int) -> None:
-        """Evaluates and saves where `step` asks for it, and after the last."""
+        """Evaluates and saves after `step` if the settings ask for it; always saves after the last
+        step.
+
+        samples  number of samples used so far
+        """
         every = self.job.train
         last = step == every.steps
         evaluates = every.evaluate_every > 0 and (last or step % every.evaluate_every == 0)
@@ -78,9 +82,9 @@ class Checkpointer:
             self._save(step, samples, held_out)
 
     def stop(self, step: int, *, samples: int) -> None:
-        """Saves `step`, if it is not saved yet, and returns when it is on disk.
+        """Saves `step`, unless it is already saved, and waits until it is on disk.
 
-        Raises Unfinished when it is not: the run ends without it.
+        Raises Unfinished when it cannot be saved: the run ends without this checkpoint.
         """
         self._save(step, samples, None)
         self._settle()
@@ -93,7 +97,7 @@ class Checkpointer:
             )
 
     def _settle(self) -> None:
-        """The save in flight has ended, and all ranks know how."""
+        """Waits until the save in flight has ended; then all ranks know whether it succeeded."""
         world, saver = self.context.mesh.world, self._saver
         with self.context.mesh.counters.aside():
             (missing,) = world.sum_scalars([float(not saver.part())])
@@ -108,14 +112,16 @@ class Checkpointer:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Where a run breaks off, a save in flight may still become whole, or leaves nothing."""
+        """After an error, gives a save in flight some time to finish; if it does not, its files are
+        removed.
+        """
         if error:
             self._saver.wait(RESCUE)
             self._saver.cancel()
             self._saver.wait(REMOVE)
 
     def _write_laps(self) -> None:
-        """What this rank did in the last steps, for `howdah trace`."""
+        """Writes the trace of this rank's last steps, for `howdah trace`."""
         mesh = self.context.mesh
         if traces := [*self.context.recorder.steps]:
             about = RankTrace(str(mesh.layout), this_machine(), traces)
@@ -123,7 +129,7 @@ class Checkpointer:
                 write_trace(self.job.folder / FOLDER, mesh.rank, about)
 
     def evaluate(self, step: int, *, limit: int) -> HeldOut:
-        """The held-out loss; on all of the text when `limit` is 0."""
+        """Computes and logs the held-out loss of `limit` samples, or of all if `limit` is 0."""
         batch, data = self.job.batch, self.job.data
         assert batch.micro_batch is not None
         held_out = evaluate(
@@ -175,9 +181,10 @@ class Checkpointer:
 
 
 def keep_tokenizer(source: Path, to: Path) -> None:
-    """Copies the tokenizer into the run folder, whole or not at all, unless it is there already.
+    """Copies the tokenizer into the run folder, completely or not at all; an equal file is left
+    alone.
 
-    Raises UserError where that is impossible: what the run will learn could not be read without it.
+    Raises UserError when that fails: without the tokenizer the trained model could not be used.
     """
     try:
         content = source.read_bytes()

@@ -1,7 +1,7 @@
-"""What a person sees while a run works: a bar on a terminal, plain lines otherwise.
+"""What the user sees during a run: a progress bar on a terminal, plain lines otherwise.
 
-Only rank 0 shows anything. The bar carries the loss, the rate and the time left; a file or a
-pipe gets the log line instead, which parsers know.
+Only rank 0 shows anything. The bar shows the loss, the tokens per second and the time left; a file
+or a pipe gets the log lines instead, for which parsers exist.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,49 +24,49 @@ Say = Callable[[str], None]
 
 
 class Show(Protocol):
-    """Where messages and progress go."""
+    """An output for messages and progress."""
 
     def say(self, line: str) -> None:
-        """A line for the reader."""
+        """Shows a line."""
         ...
 
     def step(self, step: int) -> None:
-        """A step is done."""
+        """Shows that `step` is done."""
         ...
 
     def measured(self, measured: StepMetrics) -> None:
-        """A stretch of steps was measured."""
+        """Shows the measurements of a stretch of steps."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Ends the output."""
         ...
 
 
 class Silent:
-    """Ranks other than 0, and tests."""
+    """Shows nothing: for ranks other than 0, and for tests."""
 
     def say(self, line: str) -> None:
-        """Nobody listens."""
+        """Does nothing."""
 
     def step(self, step: int) -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
     def measured(self, measured: StepMetrics) -> None:
-        """Nobody reads."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
 
 class Lines(Silent):
-    """Plain lines, for a file or a pipe."""
+    """Prints plain lines, for a file or a pipe."""
 
     def __init__(self) -> None:
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
 
     def say(self, line: str) -> None:
-        """Prints it."""
+        """Prints the line."""
         self._console.print(line)
 
     def measured(self, measured: StepMetrics) -> None:
@@ -91,25 +91,25 @@ class Bar:
         self._progress.start()
 
     def say(self, line: str) -> None:
-        """Prints above the bar."""
+        """Prints the line above the bar."""
         self._progress.console.print(line, markup=False, highlight=False)
 
     def step(self, step: int) -> None:
-        """Moves the bar."""
+        """Moves the bar to `step`."""
         self._progress.update(self._task, completed=step)
 
     def measured(self, measured: StepMetrics) -> None:
-        """Shows the loss and the rate beside the bar."""
+        """Shows the loss and the tokens per second beside the bar."""
         state = f"loss {measured.loss:.4f}  {round(measured.tps):,} tokens/s per rank"
         self._progress.update(self._task, state=state)
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Stops the bar; its last state stays on the screen."""
         self._progress.stop()
 
 
 def open_show(rank: int, steps: int, done: int) -> Show:
-    """A bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
+    """The output of a rank: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
     if rank != 0:
         return Silent()
     return Bar(steps=steps, done=done) if Console().is_terminal else Lines()
@@ -117,7 +117,9 @@ def open_show(rank: int, steps: int, done: int) -> Show:
 
 @contextmanager
 def encoding_bar() -> Iterator[Callable[[float], None]]:
-    """Shows, on a terminal, which share of the text is tokenised; starts when it is first told."""
+    """Yields a function that takes the tokenised share of the text. On a terminal it shows the
+    share in a bar, which appears at the first call.
+    """
     if not Console().is_terminal:
         yield lambda share: None
         return

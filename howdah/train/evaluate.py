@@ -1,7 +1,7 @@
 """Held-out loss, perplexity and bits per byte.
 
-Bits per byte compare models with different tokenizers, and with compressors: the summed loss of
-the held-out text in bits, over its size in bytes.
+Bits per byte are the summed loss of the held-out text in bits, divided by the size of the text in
+bytes. They compare models with different tokenizers, and models with compressors.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,11 @@ from howdah.train.step import StepContext, held_out_loss
 
 @dataclass(frozen=True)
 class HeldOut:
-    """One evaluation: mean loss per token (nats), over `tokens` tokens."""
+    """The result of one evaluation.
+
+    loss    mean loss per token, in nats
+    tokens  number of tokens that were evaluated
+    """
 
     loss: float
     tokens: int
@@ -28,9 +32,13 @@ class HeldOut:
 def evaluate(
     context: StepContext, corpus: Corpus, *, sequence: int, micro: int, limit: int | None = None
 ) -> HeldOut:
-    """The loss on the held-out text, or on its first `limit` samples; all ranks call together.
+    """Evaluates on the held-out text, or on its first `limit` samples. All ranks call together.
 
-    Of a part, bits per byte are estimated from the bytes per token of the whole.
+    sequence  positions of a sample
+    micro     samples of a micro-batch
+
+    Bits per byte are computed with the bytes per token of all held-out text; with `limit` this is
+    an estimate.
     """
     mesh = context.mesh
     rows = rows_of(mesh.layout, mesh.rank, micro=micro)

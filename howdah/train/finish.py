@@ -1,7 +1,7 @@
-"""The end of a run: the last evaluation, a sample, an export, and a page that says it all.
+"""The end of a run: the last evaluation, a sample, an export, and a report.
 
-Bytes that were predicted before the run stand beside the bytes that were counted in it. They
-must be equal; where they are not, it is said.
+The report shows the bytes that were predicted before the run beside the bytes that were counted in
+it. They must be equal; a difference is reported.
 """
 
 from collections import Counter
@@ -27,15 +27,16 @@ from howdah.train.run_folder import EXPORT
 from howdah.train.sample import Draw, sample_text
 
 SAMPLE_TOKENS = 120
-SCALARS = "scalars"  # the operation
+SCALARS = "scalars"  # an operation of Traffic rows
 
 
 def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: Bytes) -> None:
-    """Evaluates on all held-out text, exports, and reports. All ranks call together.
+    """Evaluates on all held-out text; rank 0 also exports, samples and reports. All ranks call
+    together.
 
-    held  what rank 0 was measured to hold, by component; empty when no step was taken
+    held  bytes that rank 0 was measured to hold, by component; empty when no step was taken
 
-    Raises Unfinished where the checkpoint of the last step is no longer there.
+    Raises Unfinished when the checkpoint of the last step no longer exists.
     """
     held_out = checkpointer.evaluate(job.train.steps, limit=0)
     mesh = checkpointer.context.mesh
@@ -51,9 +52,9 @@ def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: By
 
 
 def open_last(job: Job, checkpointer: Checkpointer) -> FinishedRun:
-    """The run with what it has just saved: no older step passes for its end.
+    """Opens the run at the checkpoint that was just saved; an older one is not accepted as its end.
 
-    Raises Unfinished where somebody has removed or damaged it since.
+    Raises Unfinished when that checkpoint has been removed or damaged since.
     """
     stands = "no other one is"
     with suppress(UserError):
@@ -70,7 +71,9 @@ def open_last(job: Job, checkpointer: Checkpointer) -> FinishedRun:
 def _optional(
     name: str, make: Callable[[Job, FinishedRun], list[str]], job: Job, opened: FinishedRun
 ) -> list[str]:
-    """Makes something that is not training, whose end it must not spoil."""
+    """Makes an output that is not part of training. A failure becomes a line of the report, and
+    does not make the run fail.
+    """
     try:
         return make(job, opened)
     except (UserError, OSError, MemoryError) as error:
@@ -79,13 +82,13 @@ def _optional(
 
 
 def export(job: Job, opened: FinishedRun) -> list[str]:
-    """Writes the Hugging Face folder."""
+    """Writes the Hugging Face folder of the run."""
     opened.export(job.folder / EXPORT)
     return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelForCausalLM.from_pretrained"]
 
 
 def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
-    """The held-out loss, beside what compressors make of the same text."""
+    """The held-out loss, beside the bits per byte of compressors on the same text."""
     per_byte = {
         "gzip -9": 8 * corpus.held_out_gzip / corpus.held_out_bytes,
         "xz -9": 8 * corpus.held_out_xz / corpus.held_out_bytes,
@@ -99,7 +102,7 @@ def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
 
 
 def speed(job: Job, mesh: Mesh, monitor: SpeedMonitor) -> list[str]:
-    """Tokens per second, and bytes predicted beside bytes counted."""
+    """Tokens per second, and the bytes predicted beside the bytes counted."""
     if not monitor.last or not monitor.seconds:
         return []
     rate, world = monitor.tokens / monitor.seconds, mesh.layout.world
@@ -114,7 +117,7 @@ def speed(job: Job, mesh: Mesh, monitor: SpeedMonitor) -> list[str]:
 
 
 def sent(predicted: Mapping[Traffic, int], counted: Mapping[Traffic, int], steps: int) -> str:
-    """Bytes predicted beside bytes counted, in sum; and the first row in which they differ."""
+    """The total bytes predicted and counted, and the first row in which they differ."""
     sums = sum(predicted.values()), sum(counted.values())
     differ = (r for r in {*predicted, *counted} if predicted.get(r, 0) != counted.get(r, 0))
     verdict = "equal"
@@ -131,14 +134,16 @@ def sent(predicted: Mapping[Traffic, int], counted: Mapping[Traffic, int], steps
 
 
 def counted_bytes(mesh: Mesh) -> dict[Traffic, int]:
-    """What this rank has sent in the steps, without scalars: those also pass between the steps."""
+    """The bytes that this rank has sent in the steps, by row. Scalars are left out, because they
+    are also sent between steps.
+    """
     rows = mesh.counters.sent().items()
     return {row: count for row, count in rows if row.operation != SCALARS}
 
 
 def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
-    """What this rank sends in the run's last `steps` steps, by the simulator: where the batch
-    grows, with the micro-batches that each step has.
+    """The bytes that this rank sends in the run's last `steps` steps, as the simulator predicts
+    them. Where the batch grows, each step is predicted with its own number of micro-batches.
     """
     plan, predicted = job.plan, Counter[Traffic]()
     sizes = (job.batch.size(step) for step in range(job.train.steps - steps, job.train.steps))
@@ -166,7 +171,7 @@ def sample(job: Job, opened: FinishedRun) -> list[str]:
 
 
 def paths(job: Job, opened: FinishedRun) -> list[str]:
-    """What the run has left, and what to do next."""
+    """The files that the run has written, and a command to continue with."""
     run = _short(job.folder)
     lines = [
         f"checkpoint  {_short(opened.checkpoint.path)}",
@@ -176,19 +181,21 @@ def paths(job: Job, opened: FinishedRun) -> list[str]:
 
 
 def how_to_go_on(job: Job, step: int) -> str:
-    """What a stopped run says."""
+    """The last message of a run that was stopped before its last step."""
     run = _short(job.folder)
     return f"stopped after step {step} of {job.train.steps} and saved; go on: howdah train {run}"
 
 
 def how_to_finish(job: Job) -> str:
-    """What a run says that was stopped when its last step was saved already."""
+    """The last message of a run that was stopped when its last step was already saved."""
     run = _short(job.folder)
     return f"stopped after the last step, which is saved; for what follows it: howdah train {run}"
 
 
 def _short(path: Path) -> str:
-    """Relative to the current folder where it lies below it; that may have been removed."""
+    """`path` relative to the current folder if it is below it; unchanged if it is not, or if the
+    current folder was removed.
+    """
     with suppress(OSError, ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)

@@ -1,4 +1,4 @@
-"""A finished or stopped run, opened to be used: its weights, its tokenizer, its export."""
+"""A finished or stopped run, opened for use: its weights, its tokenizer, its export."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from howdah.train.run_folder import TOKENIZER
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run folder and one whole checkpoint of it."""
+    """A run folder, and one complete checkpoint of that run."""
 
     folder: Path
     checkpoint: Checkpoint
@@ -46,10 +46,10 @@ class FinishedRun:
         return tokenizers.load(self.folder / TOKENIZER)
 
     def model(self) -> Transformer:
-        """The model in float32 on the CPU, whatever layout saved it.
+        """The model in float32 on the CPU; any layout may have saved it.
 
-        Raises UserError where there is no room for it: the system kills a process that takes more
-        memory than there is, and at the end of a run that would be the run.
+        Raises UserError when too little memory is left. Otherwise the system would kill the process
+        that asks for it, which at the end of a run is the training process.
         """
         needed, there = 4 * parameters(self.shape).total, left()
         if there is not None and needed > there:
@@ -65,7 +65,7 @@ class FinishedRun:
         return model
 
     def export(self, to: Path) -> None:
-        """Writes a Hugging Face folder, one tensor at a time."""
+        """Writes the model as a Hugging Face folder, one tensor at a time."""
 
         def tensor(name: str) -> Tensor:
             return self.checkpoint.tensor("weight", name)
@@ -81,7 +81,7 @@ class FinishedRun:
 
 
 def open_run(folder: Path, *, say: Say, best: bool = False) -> FinishedRun:
-    """The newest whole checkpoint of a run folder, or its best.
+    """Opens a run folder at its newest complete checkpoint, or at its best one.
 
     Raises UserError when there is none.
     """

@@ -1,6 +1,6 @@
-"""What the training loop takes: a run with nothing left open.
+"""The input of the training loop: a run in which no setting is left open.
 
-`config/recipe.py` makes a Job from what the user wrote, once the number of processes is known. All
+`config/recipe.py` makes a Job from the user's settings, once the number of processes is known. All
 sizes agree, all names are resolved, all paths are absolute.
 """
 
@@ -18,16 +18,16 @@ from howdah.text.sources import Data
 
 @dataclass(frozen=True)
 class Training:
-    """How long a run is, and what happens on the way.
+    """The length of a run, and what it does besides training steps.
 
     steps             updates of the whole run; the learning rate's schedule spans them
     log_every         steps between log lines
     evaluate_every    steps between held-out evaluations; 0: only at the end
-    evaluate_samples  held-out samples of an evaluation on the way; 0: all. The last takes all.
+    evaluate_samples  held-out samples of an evaluation between steps; 0: all. The last takes all.
     save_every        steps between checkpoints; 0: only at the end
-    keep_last         newest checkpoints that are kept, beside the best
-    prompt            what the sample at the end goes on from; empty: no sample
-    export            write a Hugging Face folder at the end
+    keep_last         number of newest checkpoints to keep, besides the best
+    prompt            text that the sample at the end continues; empty: no sample
+    export            whether to write a Hugging Face folder at the end
     """
 
     steps: int = 1000
@@ -45,11 +45,11 @@ class Job:
     """One training run, ready to start on any rank.
 
     folder     the run folder
+    cache      folder of the token caches
     plan       model, layout, batch and method
-    cache      where tokenised text is kept
     init_from  a Hugging Face folder to start from, or None
-    threads    that torch uses in each process
-    compile    each block through torch.compile
+    threads    number of threads that torch uses in each process
+    compile    whether each block is compiled with torch.compile
     """
 
     name: str
@@ -66,20 +66,20 @@ class Job:
 
     @property
     def shape(self) -> ModelShape:
-        """The model's sizes."""
+        """The sizes of the model."""
         return self.plan.shape
 
     @property
     def layout(self) -> Layout:
-        """How it is split, with nothing left open."""
+        """The resolved layout: how the run is split over the ranks."""
         return self.plan.layout
 
     @property
     def batch(self) -> Batch:
-        """Its sizes in samples."""
+        """The batch sizes, in samples."""
         return self.plan.batch
 
     @property
     def method(self) -> Method:
-        """What changes the mathematics."""
+        """The settings that change the mathematics."""
         return self.plan.method

@@ -1,5 +1,5 @@
-"""Training, as one sentence: connect the mesh, find where to begin, apply the layout to a plain
-model, take batches, step, save, report.
+"""The training loop: connects the mesh, finds the start of the run, applies the layout to a plain
+model, takes batches, steps, saves and reports.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,16 @@ from howdah.train.run_folder import lock
 from howdah.train.state import restore_states
 from howdah.train.step import StepContext, StepResult, train_step
 
-NOTHING: Bytes = {}  # is held by a run that takes no step
+NOTHING: Bytes = {}  # measured by a run that takes no step
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the updates done, and the signal that stopped it early, or 0."""
+    """How a run ended.
+
+    step    number of updates done
+    signal  the signal that stopped the run early, or 0
+    """
 
     step: int
     signal: int
@@ -46,7 +50,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that is ready for its next step: what the loop works with."""
+    """A run that is ready for its next step: the objects that the loop works with.
+
+    start         the state that the run starts from
+    first_sample  step → index of its first sample in the order of samples
+    tell          shows a line to the user and appends it to log.txt
+    """
 
     context: StepContext
     start: Start
@@ -58,11 +67,11 @@ class Begun:
 
 
 def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
-    """Trains `job` on this rank, from wherever its run folder stands to its last step.
+    """Trains `job` on this rank, from the state of its run folder to its last step.
 
-    A stop signal is obeyed at once before the first step, and after the last one is on disk; in
-    between all ranks stop after the same step and save it. Raises Stopped in the first case,
-    Unfinished when the last step cannot be saved.
+    A stop signal takes effect at once before the first step, and again when the last step is on
+    disk. In between, all ranks stop after the same step and save it. Raises Stopped when the signal
+    arrives before the first step, and Unfinished when the last step cannot be saved.
     """
     torch.set_num_threads(job.threads)
     with listen() as request, ExitStack() as stack:
@@ -83,7 +92,9 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
 
 
 def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device) -> Begun:
-    """Connects the mesh, finds where to begin, and applies the layout; `stack` closes it all."""
+    """Connects the mesh, finds the start of the run, and applies the layout; `stack` closes what
+    this opens.
+    """
     mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
     if mesh.rank == 0:
         stack.enter_context(lock(job.folder))
@@ -110,8 +121,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
 
 
 def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool, Bytes]:
-    """Steps to the last, or until some rank was asked to stop. The updates done; whether it was;
-    and the bytes that this rank was measured to hold.
+    """Trains until the last step, or until some rank was asked to stop. Returns the number of
+    updates done, whether the run was stopped, and the bytes that this rank was measured to hold.
     """
     first = step = begun.start.step
     stopped, held = False, NOTHING
@@ -131,16 +142,16 @@ def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool,
 
 
 def device_of(job: Job, local_rank: int) -> torch.device:
-    """Where this rank computes. With more ranks than GPUs on a machine, they share them."""
+    """The device of this rank. If a machine has more ranks than GPUs, ranks share a GPU."""
     if job.device == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
-    """Raises UserError when the ranks do not all have the same tokens: machines may differ."""
-    # The folder's name is a hash of the contents. 32 bits of it: a float64 holds the exact sum of
-    # as many as there can be ranks, and equal numbers must add up to equal ones.
+    """Raises UserError unless all ranks have the same tokens: the text of machines may differ."""
+    # The folder's name is a hash of the contents. The ranks compare 32 bits of it by a sum, which
+    # a float64 holds exactly for up to 2²¹ ranks: equal numbers add up to a multiple of each.
     mine = float(int(corpus.folder.name[:8], 16))
     (total,) = mesh.world.sum_scalars([mine])
     if total != mine * mesh.world.size:
@@ -151,7 +162,7 @@ def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
 
 
 def refuse_divergence(result: StepResult, step: int) -> None:
-    """Raises UserError when training has blown up; nothing of it is saved."""
+    """Raises UserError when loss or gradient norm is not finite; such a step is not saved."""
     if not isfinite(result.norm + result.loss):
         raise UserError(
             f"training diverged: the gradient norm of step {step} is {result.norm}; go on from "
@@ -160,7 +171,7 @@ def refuse_divergence(result: StepResult, step: int) -> None:
 
 
 def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
-    """The model on its place in the layout, filled, with its optimizer state."""
+    """The model laid out for this rank, with weights and optimizer states filled from `start`."""
     if start.checkpoint:
         check_match(start.checkpoint, job, corpus)
     placed = apply(job.plan, mesh=mesh, fill=start.fill)
@@ -173,10 +184,12 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
 
 
 def first_samples(job: Job, start: Start) -> Callable[[int], int]:
-    """Where in the order of samples a step begins, for steps from `start.step` to the end."""
+    """Returns a function: step → index of its first sample in the order of samples, for steps from
+    `start.step` to the end.
+    """
     batch, last = job.batch, job.train.steps
     sizes = (batch.size(step) for step in range(min(batch.ramp_steps, last)))
-    ramp = [*accumulate(sizes, initial=0)]  # after which every batch has the same size
+    ramp = [*accumulate(sizes, initial=0)]  # cumulative; later batches all have one size
 
     def before(step: int) -> int:
         flat = max(step - len(ramp) + 1, 0)
@@ -188,19 +201,19 @@ def first_samples(job: Job, start: Start) -> Callable[[int], int]:
 def read_batches(
     job: Job, mesh: Mesh, corpus: Corpus, start: Start, first: Callable[[int], int]
 ) -> Prefetch[list[Micro]]:
-    """The micro-batches of this rank, step after step, prepared ahead."""
+    """Reads the micro-batches of this rank, step after step, ahead of their use."""
     order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     assert job.batch.micro_batch is not None
     rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
 
-    def read(step: int) -> list[Micro]:  # ahead of its use: it may pass the end
+    def read(step: int) -> list[Micro]:  # ahead of its use: may be past the last step
         return micros(corpus, order, rows, first=first(step), size=job.batch.size(step))
 
     return Prefetch(read, step=start.step)
 
 
 def telling(show: Show, records: MetricsWriter | None) -> Say:
-    """Says a line to the reader, and keeps it in log.txt."""
+    """Returns a function that shows a line to the user and appends it to log.txt."""
 
     def tell(line: str) -> None:
         show.say(line)

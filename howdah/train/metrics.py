@@ -1,14 +1,14 @@
-"""What a run writes down: log lines, metrics.jsonl and TensorBoard.
+"""The outputs of a run that grow while it works: log.txt, metrics.jsonl and TensorBoard files.
 
-The log line begins as torchtitan's, because people's parsers know it:
+The log line begins like torchtitan's, for which parsers exist:
 
     step: 10  loss:  5.61120  grad_norm:  1.2201  memory:  0.52GiB(2.21%)  tps: 4,310  tflops: 0.11
     mfu: 41.20%  lr: 3.00e-03  sent: 12.1MiB  exposed: 2.10%  data: 0.05%
 
-tps is tokens per second *per rank*. tflops and mfu count the full attention square, as
-torchtitan does; metrics.jsonl also has the causal count. TensorBoard keys are torchtitan's.
+tps is tokens per second *per rank*. tflops and mfu count the full attention square, as torchtitan
+does; metrics.jsonl also has the causal count. TensorBoard keys are torchtitan's.
 
-None of these files is needed to train: what cannot be written is said once, and training goes on.
+Training needs none of these files: if one cannot be written, the run reports it once and continues.
 """
 
 import json
@@ -29,15 +29,18 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One logged stretch of steps, as rank 0 saw it.
+    """The measurements of one logged stretch of steps, taken on rank 0.
 
-    step         the last step of the stretch, counted from 1
-    loss, norm   of that step: mean loss per token, gradient norm before clipping
-    tps          tokens per second and rank
-    tflops, mfu  full-square convention; mfu_causal counts the half that causal attention needs
-    sent         bytes that this rank sent per step
-    exposed      share of the time spent waiting for gradients after backward
-    waited       share of the time spent waiting for data
+    step          the last step of the stretch, counted from 1
+    loss, norm    of that step: mean loss per token, gradient norm before clipping
+    rate          learning rate of that step
+    tps           tokens per second and rank
+    tflops, mfu   full-square convention; mfu_causal counts the half that causal attention needs
+    memory        peak bytes of this process; memory_share is their share of all memory
+    sent          bytes that this rank sent per step
+    exposed       share of the time that computation waited for other ranks
+    waited        share of the time that the loop waited for data
+    seconds       duration of the stretch
     """
 
     step: int
@@ -66,7 +69,7 @@ class StepMetrics:
         )
 
     def scalars(self) -> dict[str, float]:
-        """The values under TensorBoard's keys."""
+        """The values, by TensorBoard key."""
         return {
             "loss_metrics/global_avg_loss": self.loss,
             "grad_norm": self.norm,
@@ -87,10 +90,10 @@ class StepMetrics:
 
 
 def append(path: Path, line: str) -> None:
-    """Adds a line to a text file. Raises OSError where that is impossible.
+    """Appends a line to a text file. Raises OSError when that is impossible.
 
-    The file is opened for every line: then one that was removed is noticed, and one that comes
-    back is used. A last line that was cut off, by a full disk or a power cut, is ended first.
+    The file is opened for every line: so the run notices when it was removed, and uses it when it
+    is back. A last line that was cut off, by a full disk or a power cut, is ended first.
     """
     with path.open("ab+", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -99,9 +102,8 @@ def append(path: Path, line: str) -> None:
 
 
 def sift(metrics: Path, keep: Callable[[str, int], bool]) -> int:
-    """Keeps the rows of metrics.jsonl whose kind and step are wanted.
-
-    Lines that are no rows go as well; returns how many there were.
+    """Keeps the rows of metrics.jsonl for which keep(kind, step) is true, and removes all other
+    lines. Returns how many of these were not rows at all.
     """
     if not metrics.is_file():
         return 0
@@ -116,7 +118,7 @@ def sift(metrics: Path, keep: Callable[[str, int], bool]) -> int:
 
 
 def _row(line: bytes) -> tuple[str, int] | None:
-    """Kind and step of a row; None where a power cut, a full disk or a hand has spoilt the line."""
+    """(kind, step) of a row; None if a power cut, a full disk or an editor damaged the line."""
     try:
         row = json.loads(line)
         kind, step = row["kind"], row["step"]
@@ -126,11 +128,11 @@ def _row(line: bytes) -> tuple[str, int] | None:
 
 
 class MetricsWriter:
-    """The files of a run folder that grow. A resumed run appends.
+    """Writes the files of a run folder that grow. A resumed run appends to them.
 
-    What was measured after `step`, from which the run goes on, is dropped first: those steps are
-    done again, and each step should stand there once. log.txt keeps all that was said. `say` is
-    told in a sentence what cannot be written, and log.txt as well.
+    step  the step from which the run resumes. Metrics of later steps are removed first: these steps
+          run again, and each step should be in the file once. log.txt keeps all lines
+    say   shows a sentence to the user when a file cannot be written; log.txt gets it, too
     """
 
     def __init__(self, folder: Path, *, step: int, say: Callable[[str], None]) -> None:
@@ -144,7 +146,7 @@ class MetricsWriter:
                 self._tell(f"{METRICS}: lines that cannot be read were left out: {spoilt}")
 
     def measured(self, measured: StepMetrics) -> None:
-        """A stretch of steps."""
+        """Writes the measurements of a stretch of steps."""
         with self._beside.writing(METRICS):
             self._add(TRAIN, asdict(measured))
         self.log(measured.line())
@@ -152,7 +154,7 @@ class MetricsWriter:
             self._board.add(measured.scalars(), measured.step)
 
     def held_out(self, *, step: int, loss: float, bits_per_byte: float) -> None:
-        """An evaluation. Of a step that is evaluated again, the last one stays."""
+        """Writes an evaluation. If a step is evaluated again, its last result is kept."""
         values = {"loss": loss, "bits_per_byte": bits_per_byte}
         with self._beside.writing(METRICS):
             if step <= self._evaluated:
@@ -163,7 +165,7 @@ class MetricsWriter:
             self._board.add({f"held_out/{name}": value for name, value in values.items()}, step)
 
     def log(self, line: str) -> None:
-        """A line of log.txt."""
+        """Appends a line to log.txt."""
         with self._beside.writing(LOG):
             append(self._folder / LOG, line)
 

@@ -1,7 +1,7 @@
-"""Watching a run: turns finished steps into log lines, files and a bar.
+"""Measures a run: turns finished steps into log lines, files and a progress bar.
 
-One stretch of `log_every` steps gives one line. Every figure of a line is of that stretch: the
-clock, the bytes sent, the time spent waiting for data and for gradients.
+One stretch of `log_every` steps gives one line. Every number in a line is about that stretch: the
+time, the bytes sent, the time spent waiting for data and for other ranks.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ from howdah.train.step import StepContext, StepResult
 
 
 class _Mark(NamedTuple):
-    """The running counts at the start of a stretch."""
+    """The running totals at the start of a stretch. `clock` is perf_counter(), `sent` is in bytes,
+    the others are in seconds.
+    """
 
     clock: float
     sent: float
@@ -29,10 +31,13 @@ class _Mark(NamedTuple):
 
 
 class SpeedMonitor:
-    """Sums up stretches of steps, shows them and writes them down.
+    """Measures stretches of steps, shows the results and writes them to the run's files.
 
-    `tokens` and `seconds` are of all the stretches so far: training alone, without saves and
-    evaluations. `peak` is in flop/s per rank, with the source of the number.
+    peak     peak flop/s per rank, and the source of the number
+    records  None on ranks other than 0
+
+    `steps`, `tokens` and `seconds` are totals of all stretches so far: of training alone, without
+    saves and evaluations.
     """
 
     def __init__(
@@ -66,14 +71,14 @@ class SpeedMonitor:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside (a save, an evaluation) is left out of the stretch under way."""
+        """Excludes the block (a save, an evaluation) from the current stretch."""
         before = self._now()
         yield
         passed = zip(self._mark, self._now(), before, strict=True)
         self._mark = _Mark(*(mark + now - then for mark, now, then in passed))
 
     def step(self, result: StepResult, *, step: int, rate: float) -> None:
-        """`step` (counted from 1) is done."""
+        """Counts the finished `step` (from 1); at the end of a stretch, reports the stretch."""
         self._steps += 1
         self._tokens += result.tokens
         self._show.step(step)

@@ -1,7 +1,9 @@
-"""What is written beside training: log, metrics, pictures, traces. It may fail; training goes on.
+"""Outputs that training does not depend on: log, metrics, pictures, traces. If one fails, training
+continues.
 
-A disk fills up, a folder is removed or becomes read-only. The first write of a kind that fails is
-said in a sentence; the later ones are tried as before, for space may come back, and say nothing.
+A disk fills up; a folder is removed or becomes read-only. The first write of a kind that fails is
+reported in a sentence. Later ones are tried as before, because space may become free, and are not
+reported if they fail.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +11,9 @@ from contextlib import contextmanager
 
 
 class OptionalOutput:
-    """Takes the errors of writes that training can do without; `say` is told of the first ones."""
+    """Suppresses the errors of optional writes; `say` gets a sentence for the first of each
+    kind.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -17,13 +21,13 @@ class OptionalOutput:
 
     @contextmanager
     def writing(self, kind: str) -> Iterator[None]:
-        """An OSError ends the block, and nothing else; so does a library that is not there."""
+        """Ends the block at an OSError or a missing library, and does not raise the error."""
         try:
             yield
         except (OSError, ImportError) as error:
             if kind in self._said:
                 return
-            self._said.add(kind)  # first: whoever is told may want to write it down, in vain
+            self._said.add(kind)  # first, because `say` may itself try to write, and fail
             self._say(
                 f"{kind} can no longer be written ({getattr(error, 'strerror', None) or error}): "
                 "training goes on without it"

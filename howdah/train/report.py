@@ -1,8 +1,8 @@
-"""What the plan says of a run before its first step, and what the run measures of it.
+"""The figures that the plan predicts before a run's first step, and the run's own measurements.
 
-Weights, masters, gradients and moments are tensors that can be asked for their size; what
-autograd keeps between forward and backward is counted once, in a forward pass of its own on the
-first micro-batch. Resident memory is not compared: it holds the interpreter and caches too.
+Weights, masters, gradients and moments are tensors, so their sizes are known exactly. What autograd
+keeps between forward and backward is counted once, in a separate forward pass on the first
+micro-batch. Resident memory is not compared, because it also holds the interpreter and caches.
 """
 
 from collections import Counter
@@ -30,7 +30,9 @@ Bytes = Mapping[str, int]  # by component
 
 
 def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
-    """The predicted memory of this rank, and what it sends in a step; and what stands idle."""
+    """Lines with the predictions for this rank: its memory by component, the bytes that it sends in
+    a step, the pipeline bubble, and how many replicas have no sample.
+    """
     held = predicted_memory(plan, mesh.rank)
     parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
     sent = sum(step_traffic(plan, mesh.rank, mesh.wires).values())
@@ -53,9 +55,9 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
 
 
 def predicted_memory(plan: Plan, rank: int, *, packed: bool = True) -> Bytes:
-    """Bytes of a rank by component, as the simulator has them.
+    """The bytes of a rank by component, as the simulator predicts them.
 
-    packed  some row of a micro-batch has several documents
+    packed  whether some row of the micro-batch has several documents
     """
     rows: Counter[str] = Counter()
     for held in memory(plan, rank, replace(kernels_of(plan), packed=packed)):
@@ -64,9 +66,11 @@ def predicted_memory(plan: Plan, rank: int, *, packed: bool = True) -> Bytes:
 
 
 def measured_memory(context: StepContext, micro: Micro) -> Bytes:
-    """The same, measured: on a model that has its optimizer state, with one micro-batch. All ranks
-    call together, for a forward pass may need what others have. Of a pipeline's stages each is
-    run by itself, and what is in flight at one time is the schedule's.
+    """The bytes of this rank by component, measured with one micro-batch on a model that has its
+    optimizer state. All ranks call together, because a forward pass may communicate.
+
+    With a pipeline, each of the rank's stages runs by itself, and the schedule determines which of
+    their activations are held at the same time.
     """
     placed, given = context.placed, to_device(context, micro, step=0)
     measure = _in_flight if placed.pipeline else _activations
@@ -90,7 +94,7 @@ def _tensors(placed: ParallelModel) -> dict[str, int]:
             value.nbytes
             for states in placed.optimizer.state.values()
             for value in states.values()
-            if value.ndim  # not the count of updates
+            if value.ndim  # a scalar is the number of updates
         ),
     }
     return {name: count for name, count in found.items() if count}
@@ -116,7 +120,7 @@ def _saved(placed: ParallelModel, run: Callable[[], Tensor]) -> int:
 
 
 def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:
-    """StepMetrics beside predicted, component by component."""
+    """A line with measured beside predicted bytes, component by component."""
     predicted = predicted_memory(plan, mesh.rank)
     parts = ", ".join(
         f"{name} {count / MIB:.1f} (predicted {predicted[name] / MIB:.1f})"

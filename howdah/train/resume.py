@@ -1,8 +1,8 @@
-"""Where a run begins: from its own newest checkpoint, from a folder of weights, or fresh.
+"""The start of a run: its own newest checkpoint, a folder of weights, or random weights.
 
-The run folder wins: what it has saved goes on, whatever layout saved it. Rank 0 looks, checks
-the checksums, and tells the others which step it chose; then every rank reads the pieces it
-holds.
+A checkpoint in the run folder is always resumed, whatever layout saved it. Rank 0 looks for it,
+verifies its checksums, and sends the chosen step to the other ranks. Then every rank reads the
+pieces that it holds.
 """
 
 import json
@@ -29,7 +29,7 @@ from howdah.text.tokens import Corpus
 from howdah.train.console import Say
 from howdah.train.job import Job
 
-# What the order of samples depends on, in the user's words.
+# What the order of samples depends on, and its name in messages to the user.
 ORDER = {
     "seed": "seed",
     "sequence": "data.sequence_length",
@@ -40,12 +40,12 @@ ORDER = {
 
 @dataclass(frozen=True)
 class Start:
-    """What training begins with.
+    """The state in which training starts.
 
-    fill        writes the first weights
-    checkpoint  what is resumed, or None
-    step        updates done so far
-    samples     samples of the order used so far
+    fill        writes the initial weights
+    checkpoint  the checkpoint that is resumed, or None
+    step        number of updates done so far
+    samples     number of samples of the order used so far
     """
 
     fill: Fill
@@ -55,7 +55,7 @@ class Start:
 
 
 def find_start(job: Job, mesh: Mesh, say: Say) -> Start:
-    """Where this run begins; all ranks call together and get the same."""
+    """Finds the start of this run. All ranks call together and return the same start."""
     checkpoints = job.folder / "checkpoints"
     chosen = -1
     if mesh.rank == 0:
@@ -73,10 +73,10 @@ def find_start(job: Job, mesh: Mesh, say: Say) -> Start:
 
 
 def choose(checkpoints: Path, say: Say) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None where nothing was ever saved.
+    """The newest checkpoint that is complete, or None if nothing was ever saved.
 
-    Raises UserError when all there are, are damaged: a run that began anew would write over
-    what might still be saved.
+    Raises UserError when there are checkpoints, but all are damaged: a run that started from
+    scratch would overwrite what might still be recovered.
     """
     found = newest(checkpoints, say)
     if found is None and numbered(checkpoints):
@@ -88,12 +88,15 @@ def choose(checkpoints: Path, say: Say) -> Checkpoint | None:
 
 
 def read_weights(checkpoint: Checkpoint) -> Fill:
-    """Fills pieces of weight from a checkpoint."""
+    """Returns a Fill that reads pieces of weights from a checkpoint."""
     return lambda piece, out: checkpoint.read("weight", piece, out)
 
 
 def read_folder(folder: Path, shape: ModelShape) -> Fill:
-    """Fills pieces of weight from a Hugging Face folder."""
+    """Returns a Fill that reads pieces of weights from a Hugging Face folder.
+
+    Raises UserError when the model in the folder is not of `shape`.
+    """
     found, tensor = read_hub(folder)
     mine = as_plain(stated(shape))
     if different := _different(mine, as_plain(stated(found))):
@@ -114,10 +117,12 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
 
 
 def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
-    """Raises UserError when `job` cannot go on from a checkpoint: it would be another training.
+    """Raises UserError when `job` cannot resume from a checkpoint: it would be a different
+    training.
 
     The checkpoint must not be past the job's last step. Model, tokenizer, order of samples and
-    optimizer must be those of the checkpoint; layout, batch, precision and rate may change.
+    optimizer must be those of the checkpoint; layout, batch, precision and learning rate may
+    change.
     """
     way_out = "restore it, or give another folder=PATH"
     if checkpoint.step > job.train.steps:
@@ -162,11 +167,11 @@ def _check_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -
 
 
 def _different(mine: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    """What is not the same."""
+    """The names whose values differ."""
     return [name for name in mine if mine[name] != saved[name]]
 
 
 def as_plain(facts: ModelShape | Order) -> dict[str, Any]:
-    """A dataclass as JSON gives it back: tuples are lists."""
+    """The fields of a dataclass as JSON returns them: tuples become lists."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(facts)))
     return plain

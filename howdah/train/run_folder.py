@@ -4,11 +4,11 @@ RUN/run.toml          the resolved run
     tokenizer.json    the tokenizer of its tokens
     log.txt           every log line
     metrics.jsonl     one object per logged step and evaluation
-    tensorboard/      the same for TensorBoard
+    tensorboard/      the same values for TensorBoard
     checkpoints/      step-00000100/ ...
     trace/            rank-0.json ...: what each rank did in its last steps
     export/           a Hugging Face folder, when asked for
-    lock              held by rank 0 while it lives; the kernel lets go when it dies
+    lock              held by rank 0 while it lives; the kernel releases it when the process dies
 """
 
 import fcntl
@@ -23,7 +23,7 @@ EXPORT = "export"
 
 
 def make_run_folder(folder: Path) -> None:
-    """Creates the folder. Raises UserError where it cannot be written."""
+    """Creates the run folder. Raises UserError when it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / "lock"
@@ -36,7 +36,9 @@ def make_run_folder(folder: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock. Raises UserError when another live run has it."""
+    """Holds the run folder's lock during the block. Raises UserError when another live run holds
+    it.
+    """
     make_run_folder(folder)
     with (folder / "lock").open("r+") as file:
         try:

@@ -1,14 +1,14 @@
-"""Text from a model: one token after another, the same ones for the same seed.
+"""Text from a model: samples one token after another; the same seed gives the same tokens.
 
     prompt → model → logits of the next token → keep the likely ones → draw → model → ...
 
-The prompt passes through the model once and leaves its keys and values in a cache; from then
-on each token is one row. The draw is a counter hash of (seed, place in the text), as all noise
-here is: no generator is kept, and a text that is cut and continued with the same seed continues
-as it would have.
+The prompt passes through the model once, which stores its keys and values in a cache. After that,
+each new token is one row. Each draw is a counter-based hash of (seed, position in the text), as is
+all noise in howdah: no generator has a state, and a text that is cut and continued with the same
+seed continues as it would have without the cut.
 
-Text ends at `length` tokens, at the end token, or at the model's context: there are no learned
-positions beyond it, and rotary ones were never trained.
+The text ends after `length` tokens, at the end token, or at the model's context length: there are
+no learned positions beyond it, and rotary ones were never trained there.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ class Draw:
     temperature  divides the logits; 0 takes the likeliest token
     top_k        only the k likeliest tokens (Fan et al. 2018); 0 keeps all
     top_p        only the likeliest tokens that together reach p (Holtzman et al. 2020)
-    seed         of the draws
+    seed         seed of the draws
     """
 
     temperature: float = 1.0
@@ -45,7 +45,7 @@ class Draw:
 
 
 def check_draw(draw: Draw) -> None:
-    """Raises UserError for a number that means nothing."""
+    """Raises UserError when a setting is out of range."""
     if not 0 <= draw.temperature < float("inf"):
         raise UserError(
             f"temperature is {draw.temperature}; it must be 0 (the likeliest token) or more"
@@ -59,9 +59,13 @@ def check_draw(draw: Draw) -> None:
 def generate(
     model: Transformer, tokens: list[int], *, length: int, draw: Draw, end: int | None
 ) -> Iterator[int]:
-    """The tokens that follow `tokens`, as they are made; `end` itself is not given out.
+    """Yields the tokens that follow `tokens`, one by one.
 
-    Raises UserError at once for a prompt that is empty, too long, or of unknown tokens.
+    length  most tokens to generate
+    end     the token that ends the text; it is not yielded. None: there is no such token
+
+    Raises UserError at the call when the prompt is empty, too long, or has tokens outside of the
+    vocabulary.
     """
     check_draw(draw)
     if length < 0:
@@ -99,9 +103,9 @@ def _continue(
 
 @torch.no_grad()
 def next_logits(model: Transformer, tokens: list[int], *, start: int, cache: Cache) -> Tensor:
-    """Logits [V] of the token after `tokens`, the first of which stands at position `start`.
+    """Logits [V] of the token after `tokens`, the first of which is at position `start`.
 
-    The tokens before `start` are in the cache, and these join them.
+    cache  keys and values of the tokens before `start`; those of `tokens` are added
     """
     device = model.embedding.weight.device
     row = torch.tensor([tokens], device=device)
@@ -111,23 +115,23 @@ def next_logits(model: Transformer, tokens: list[int], *, start: int, cache: Cac
 
 
 def choose(logits: Tensor, draw: Draw, *, place: int) -> int:
-    """The token at `place` of the text, drawn from `logits` [V] in float64.
+    """Draws the token at position `place` of the text from `logits` [V], in float64.
 
-    top_p counts in shares of what top_k has left.
+    The probabilities that are compared with top_p are relative to the tokens that top_k keeps.
     """
     if draw.temperature == 0:
         return int(logits.argmax())
     wide = logits.to("cpu", torch.float64)
     scaled, order = ((wide - wide.max()) / draw.temperature).sort(descending=True, stable=True)
     shares = scaled[: draw.top_k or None].softmax(0)
-    likelier = shares.cumsum(0) - shares  # how much stands before each token
+    likelier = shares.cumsum(0) - shares  # total probability of likelier tokens
     edges = shares[likelier < draw.top_p].cumsum(0)
     index = int(torch.searchsorted(edges, edges[-1] * uniform(draw.seed, place), right=True))
     return int(order[min(index, len(edges) - 1)])
 
 
 def uniform(seed: int, place: int) -> float:
-    """A number in [0, 1) that belongs to a place of the text: 53 bits of a counter hash."""
+    """A number in [0, 1) for a position of the text: 53 bits of a counter-based hash."""
     (bits,) = mix(key(seed, "sample"), np.array([place], dtype=np.uint64))
     return float(int(bits) >> 11) / 2**53
 
@@ -135,7 +139,7 @@ def uniform(seed: int, place: int) -> float:
 def sample_text(
     model: Transformer, tokenizer: Tokenizer, prompt: str, *, length: int, draw: Draw, end: int
 ) -> Iterator[str]:
-    """The text that follows `prompt`, piece by piece, each of whole characters.
+    """Yields the text that follows `prompt`, in pieces of whole characters.
 
     Raises UserError for a prompt that cannot be continued.
     """
@@ -144,10 +148,10 @@ def sample_text(
 
 
 def decode(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """The text of `tokens` as they come.
+    """Yields the text of `tokens`, piece by piece, as the tokens arrive.
 
-    A character may be spread over several tokens, and a decoder may treat the first token of a
-    text in its own way. So each piece is decoded together with the one before it:
+    A character may be spread over several tokens, and a decoder may treat the first token of a text
+    differently. So each piece is decoded together with the piece before it:
 
         tokens   | shown before | last piece | new |
                                 ^ start      ^ shown

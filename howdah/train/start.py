@@ -1,8 +1,8 @@
-"""What is found before training starts: text, checkpoint, folder of weights.
+"""Checks and preparations before training starts: text, checkpoint, folder of weights.
 
-Under `howdah train` the launching process does this alone, so that a mistake is one sentence from
-one process, and the ranks find the tokens built. Under torchrun, which has started the ranks
-already, all look for the tokens, and rank 0 alone for the rest.
+Under `howdah train`, the launching process does this before it starts the ranks: a mistake then
+gives one sentence from one process, and the ranks find the tokens built. Under torchrun the ranks
+are already running: all of them prepare the tokens, and rank 0 checks the rest.
 """
 
 from howdah.base.errors import UserError
@@ -15,9 +15,12 @@ from howdah.train.resume import check_match, choose, read_folder
 
 
 def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
-    """Builds the token cache, and with `check` compares one that is there with its checksums.
+    """The tokens of the run, from the token cache, which is built if it is missing.
 
-    Raises UserError when its text cannot feed the run, or the prompt is longer than the context.
+    check  compare an existing cache with its checksums
+
+    Raises UserError when the text is too short for the run, or when the prompt is longer than the
+    model's context.
     """
     with encoding_bar() as progress:
         corpus = prepare(
@@ -43,7 +46,9 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
 
 
 def prepare_start(job: Job, corpus: Corpus, say: Say) -> None:
-    """Checks what the run starts from. Raises UserError. The caller holds the run folder."""
+    """Checks what the run starts from: its newest checkpoint, or the folder of weights `init_from`.
+    Raises UserError when the run cannot start from it. The caller holds the lock of the run folder.
+    """
     checkpoint = choose(job.folder / "checkpoints", say)
     if checkpoint:
         check_match(checkpoint, job, corpus)

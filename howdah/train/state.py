@@ -1,13 +1,13 @@
-"""The state of a placed model as named pieces: what a rank saves, and how it is filled again.
+"""The state of a ParallelModel as named pieces: what a rank saves, and how it is restored.
 
-The ranks that hold copies of a unit share it out between them; each writes what it counts, so the
-whole is written once however many replicas there are:
+The ranks that hold copies of a unit divide it among themselves. Each rank writes the range that it
+counts, so every element is written once, however many replicas there are:
 
     unit layers.0   |q.weight      |k.weight   |v.weight   |norm.weight|
                     |<----- rank 0 ----->|<----- rank 1 ----->|
 
-Masters and optimizer states are cut alike. Reading asks for the pieces that this rank holds now,
-whoever wrote them.
+Masters and optimizer states are divided in the same way. To restore, a rank reads the pieces that
+it holds now, whichever ranks wrote them.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,10 @@ Entry = tuple[str, Piece, Tensor]
 
 
 def entries(placed: ParallelModel) -> Iterator[Entry]:
-    """What this rank saves: masters and optimizer states of all that it counts."""
+    """The pieces that this rank saves: masters and optimizer states of the ranges that it counts.
+    Yields (kind, piece, its elements in 1-D); the kind is "weight" or the name of an optimizer
+    state.
+    """
     counted = list(placed.counted())
     for unit, first, last in counted:
         for piece, start, stop in pieces(unit.buffer, first, last):
@@ -39,7 +42,7 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
 
 
 def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
-    """Fills every range's optimizer state from a checkpoint of the same optimizer."""
+    """Fills this rank's optimizer states from a checkpoint of the same optimizer."""
     for part, state, flat in _states(placed):
         for piece, start, stop in pieces(placed.units[part.unit].buffer, part.start, part.stop):
             checkpoint.read(state, piece, flat[start - part.start : stop - part.start])

@@ -1,14 +1,14 @@
-"""One training step, the same for every layout.
+"""One training step. Its phases are the same for every layout:
 
   1. count    the tokens of the global batch that have a label, over all ranks
   2. run      each micro-batch forward and backward; its summed loss is divided by that count,
               so gradients are sums to which every token adds equally
-  3. reduce   the gradients, mostly done while backward still ran
-  4. norm     of the whole gradient, each element once; clip
-  5. update   the masters, and publish them as weights, which other ranks may wait for
+  3. reduce   the gradients, mostly while backward still runs
+  4. norm     of the full gradient, each element counted once; then clip
+  5. update   the masters, and copy them to the weights, for which other ranks may wait
   6. report   the summed loss over all ranks
 
-Averages are never averaged: not over micro-batches, not over ranks.
+Averages are never averaged, neither over micro-batches nor over ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,19 +35,25 @@ from howdah.text.batches import Micro
 
 
 def count_tokens(micros: Sequence[Micro]) -> int:
-    """Tokens of this rank that have a label."""
+    """The number of tokens in micro-batches of this rank that have a label."""
     return sum(int((micro.labels != MASKED).sum()) for micro in micros)
 
 
 def counted(context: "StepContext", micros: Sequence[Micro]) -> int:
-    """The same, if this rank is the one of its replica that counts them; else none."""
+    """The number of labelled tokens that this rank adds to the global count: 0, except on the one
+    rank of each replica that counts the batch.
+    """
     return context.count(micros) if context.mesh.counts_batch else 0
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step needs. Two phases are functions of their own, so that `verify` can break
-    them on purpose and see that it notices.
+    """What a training step works on. `count` and `square` are fields, so that `verify` can break
+    them on purpose and check that it notices.
+
+    placed  the model, laid out for this rank
+    count   counts the labelled tokens of micro-batches
+    square  computes the squared norm of gradients
     """
 
     placed: ParallelModel
@@ -59,18 +65,18 @@ class StepContext:
 
     @property
     def recorder(self) -> Recorder:
-        """When this rank did what."""
+        """Records what this rank does at which time."""
         return self.mesh.counters.recorder
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured, equal on all ranks.
+    """What a step measured; equal on all ranks.
 
-    loss    mean over the global batch's tokens
-    norm    of the whole gradient, before clipping
-    tokens  that had a label
-    stop    some rank was asked to stop
+    loss    mean over the labelled tokens of the global batch
+    norm    of the full gradient, before clipping
+    tokens  number of labelled tokens in the global batch
+    stop    whether some rank was asked to stop
     """
 
     loss: float
@@ -82,7 +88,13 @@ class StepResult:
 def train_step(
     context: StepContext, micros: Sequence[Micro], *, step: int, rate: float, stop: bool = False
 ) -> StepResult:
-    """One update of the model from this rank's micro-batches of the global batch."""
+    """Updates the model once, from this rank's micro-batches of the global batch. All ranks call
+    together.
+
+    step  number of updates done before
+    rate  learning rate of this update
+    stop  whether this rank was asked to stop
+    """
     placed, world = context.placed, context.mesh.world
     tokens, stops = world.sum_scalars([counted(context, micros), float(stop)])  # 1
     with context.recorder.step(step + 1):
@@ -105,7 +117,7 @@ def _update(micros: int) -> Instruction:
 
 
 def _square(context: StepContext) -> float:
-    """The squared norm of the whole gradient."""
+    """The squared norm of the full gradient."""
     placed = context.placed
     if has_whole_norm(placed.plan.layout):
         return context.square(placed.gradients())
@@ -118,7 +130,10 @@ def _square(context: StepContext) -> float:
 
 
 def accumulate(context: StepContext, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
-    """Fills the gradients with those of the global batch; returns this rank's summed loss."""
+    """Sets the gradients to those of the global batch. Returns the summed loss of this rank.
+
+    tokens  number of labelled tokens in the global batch, by which the gradients are divided
+    """
     placed = context.placed
     for unit in placed.units.values():
         (unit.summed if unit.gradients is None else unit.gradients).zero_()
@@ -154,16 +169,17 @@ def _computing(context: StepContext, kind: Kind, micro: int) -> AbstractContextM
 
 
 def loss_of(placed: ParallelModel, given: Given, *, plain: bool = False) -> Tensor:
-    """The summed loss of one micro-batch. A pipeline's rank cannot compute it alone.
+    """The summed loss of one micro-batch. Not for pipeline ranks, which hold only some of the
+    stages.
 
-    plain  cross-entropy, whatever the method adds to it
+    plain  cross-entropy alone, without the terms that the method adds to it
     """
     hidden = placed.model(given.tokens, given.positions, given.documents, noise=given.noise)
     return (placed.plain_loss if plain else placed.loss)(hidden, given.labels)
 
 
 def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
-    """A micro-batch of a step as stages take it, with its noise."""
+    """A micro-batch as tensors on this rank's device, with the noise of `step`."""
     noise = Noise(context.seed, step, torch.from_numpy(micro.samples))
     region = context.placed.region
     if region and region.sliced:  # dropout drops here what one device drops at these positions
@@ -172,7 +188,7 @@ def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
 
 
 def arrays_of(micro: Micro, device: torch.device) -> Given:
-    """A micro-batch as tensors; documents stay on the host."""
+    """A micro-batch as tensors on `device`, without noise; documents stay on the host."""
     tokens, labels, positions = (
         torch.from_numpy(array).to(device, non_blocking=True)
         for array in (micro.tokens, micro.labels, micro.positions)
@@ -182,7 +198,9 @@ def arrays_of(micro: Micro, device: torch.device) -> Given:
 
 @torch.no_grad()
 def held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
-    """Mean loss over held-out tokens and their number, over all ranks; no noise."""
+    """Mean loss per token over held-out micro-batches without dropout, and the number of tokens.
+    Both are over all ranks, which call together.
+    """
     context.placed.sync_weights()
     with context.mesh.counters.aside():
         return _held_out_loss(context, micros)
@@ -200,13 +218,13 @@ def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float
                 given_one = arrays_of(some[0], context.mesh.device)
                 total += float(loss_of(placed, given_one, plain=True))
         tokens += count_tokens(some) if context.mesh.counts_batch else 0
-    total = total if context.mesh.place("tp") == 0 else 0.0  # all parts have the same
+    total = total if context.mesh.place("tp") == 0 else 0.0  # all tp ranks have the same
     total, count = context.mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)
 
 
 def chunks(micros: Iterable[Micro], size: int) -> Iterator[list[Micro]]:
-    """Runs of `size` micro-batches; the last may be shorter."""
+    """Yields lists of `size` micro-batches; the last may be shorter."""
     rest = iter(micros)
     while some := list(islice(rest, size)):
         yield some

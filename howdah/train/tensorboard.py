@@ -1,13 +1,13 @@
-"""TensorBoard's event files, written without its thread.
+"""TensorBoard's event files, written without a background thread.
 
-torch's SummaryWriter hands events to a thread. What goes wrong there is raised later and elsewhere,
-printed as a traceback, or never noticed. A run has a dozen scalars in every stretch of steps: here
-they are one record, which is appended to the file at once.
+torch's SummaryWriter passes events to a thread. An error there is raised later and elsewhere,
+printed as a traceback, or never noticed. A run has about a dozen scalars in every stretch of steps:
+here they are one record, which is appended to the file at once.
 
     RUN/tensorboard/events.out.tfevents.TIME.HOST.PROCESS.NUMBER    record | record | record ...
 
-A reader gives up a file at a record that is cut off. So after a write that failed, a new file is
-begun; TensorBoard reads all files of a folder, one after the other.
+TensorBoard stops reading a file at a record that is cut off. So after a failed write, a new file is
+started; TensorBoard reads all files of a folder, one after the other.
 """
 
 import os
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 
 class Board:
-    """The event files of one process. What an earlier one wrote of steps after `step` is purged."""
+    """The event files of one process. Values that an earlier process wrote for steps after `step`
+    are purged.
+    """
 
     def __init__(self, folder: Path, *, step: int) -> None:
         self._folder = folder
         self._purge: int | None = step + 1
-        self._file: Path | None = None  # whole so far
+        self._file: Path | None = None  # None after a failed write
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
-        """Appends the values of `step`. Raises OSError where that is impossible."""
-        # Here, not at the top: a third of a second that nobody waits for before the first step.
+        """Appends the values of `step`. Raises OSError when that is impossible."""
+        # Imported here because the import takes a third of a second, before the first step.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
@@ -43,7 +45,7 @@ class Board:
         self._file = self._begin(event) if file is None else _append(file, event)
 
     def _begin(self, first: "Event") -> Path:
-        """A new file with its head and an event; none is left behind where that fails."""
+        """Creates a file with its header and one event; removes it if that fails."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         events = [Event(wall_time=time(), file_version="brain.Event:2")]
@@ -65,7 +67,9 @@ class Board:
 
 
 def _append(file: Path, event: "Event") -> Path:
-    """To a file that is there: one that was removed is not made again without its head."""
+    """Appends to an existing file. A file that was removed is not created again, because its header
+    would be missing.
+    """
     with file.open("r+b", buffering=0) as stream:
         stream.seek(0, os.SEEK_END)
         write_all(stream, _record(event))
@@ -73,14 +77,16 @@ def _append(file: Path, event: "Event") -> Path:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Writes all of `data`: a raw file may take less than it is given, as when the disk is full."""
+    """Writes all of `data`: one write to a raw file may take less, for example when the disk is
+    full.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def _record(event: "Event") -> bytes:
-    """An event with its length and checksums."""
+    """The bytes of an event, with its length and checksums."""
     from tensorboard.summary.writer.record_writer import (  # type: ignore[import-untyped]
         RecordWriter,
     )

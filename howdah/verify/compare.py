@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from howdah.plan.method import Precision
+from howdah.shapes.part import Part
 from howdah.shapes.weights import weights
 from howdah.verify.case import Case
 from howdah.verify.evidence import Arrays, Evidence
@@ -96,10 +97,10 @@ def _gradient_bound(case: Case, theirs: Arrays, noise: Arrays) -> Callable[[str]
 
 def _depth(unit: str, case: Case) -> int:
     """0 for the embedding, 1 to L for the blocks, L + 1 for the head."""
-    kind, _, layer = unit.partition(".")
-    if kind == "layers":
-        return int(layer) + 1
-    return case.shape.layers + 1 if kind == "head" else 0
+    part = Part(unit)
+    if part.is_block:
+        return part.layer + 1
+    return case.shape.layers + 1 if part == "head" else 0
 
 
 def _norm(array: npt.NDArray[np.float64]) -> float:

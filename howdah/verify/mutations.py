@@ -50,6 +50,7 @@ from howdah.plan.program import schedule_of, tied_stages
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.messages import message_order
 from howdah.plan.sharding import placement, summed_over_tp
+from howdah.shapes.part import Part
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, count_tokens
 from howdah.verify.evidence import Mutate, Shift
@@ -163,7 +164,7 @@ def keep_a_unit(context: StepContext) -> StepContext:
 
 
 def _is_block(unit: str) -> bool:
-    return unit.startswith("layers.")
+    return Part(unit).is_block
 
 
 def run_otherwise_again(context: StepContext) -> StepContext:

@@ -15,6 +15,7 @@ from howdah.plan.stages import (
     stages_of,
     v_shaped,
 )
+from howdah.shapes.part import Part
 
 
 def cuts_into(length, stages):
@@ -50,7 +51,7 @@ def test_looped_stages_go_round_and_v_shaped_ones_come_back(ranks, virtual):
 
 
 def model(layers):
-    return ("embedding", *(f"layers.{n}" for n in range(layers)), "head")
+    return tuple(map(Part, ("embedding", *(f"layers.{n}" for n in range(layers)), "head")))
 
 
 @given(stages=st.integers(1, 20), more=st.integers(0, 60))
@@ -80,7 +81,8 @@ def test_the_middle_gets_the_layers_that_do_not_divide(layers, stages, counts):
 
 
 def test_the_layers_of_both_stacks_count():
-    parts = ("embedding", "encoder.0", "encoder.1", "target", "layers.0", "layers.1", "head")
+    names = ("embedding", "encoder.0", "encoder.1", "target", "layers.0", "layers.1", "head")
+    parts = tuple(map(Part, names))
     assert even(parts, looped(2)).parts == (parts[:3], parts[3:])
     assert even(parts, looped(3)).parts == (parts[:2], parts[2:5], parts[5:])
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from howdah.shapes.activations import CLASSIC, FLASH, bytes_of, howdah, saved, shared
 from howdah.shapes.dims import Tokens, local
+from howdah.shapes.part import Part
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts
@@ -46,7 +47,7 @@ def test_a_block_of_gpt_in_closed_form(b, s, heads, d, t):
     shape = replace(GPT, width=h, heads=a, kv_heads=a, ffn=4 * h)
 
     def block(recompute="none", **layout):
-        kept = saved(shape, "layers.1", CLASSIC, recompute)
+        kept = saved(shape, Part("layers.1"), CLASSIC, recompute)
         return bytes_of(kept, local(shape, Tokens(b, s), **layout))
 
     assert block() == s * b * (34 * h + 5 * a * s)
@@ -59,9 +60,9 @@ def test_a_block_of_gpt_in_closed_form(b, s, heads, d, t):
 def test_both_ends_of_gpt_in_closed_form():
     """Section 4.3: a mask behind the embedding; 4·s·b·h·(1 + V/h) in the head."""
     h, vocab = GPT.width, GPT.vocab
-    assert per_token(GPT, "embedding", CLASSIC) == h
-    assert per_token(GPT, "head", CLASSIC) == 4 * h + 4 * vocab
-    assert 4 * per_token(GPT, "head", CLASSIC, tp=4) == 4 * (4 * h) + 4 * vocab
+    assert per_token(GPT, Part("embedding"), CLASSIC) == h
+    assert per_token(GPT, Part("head"), CLASSIC) == 4 * h + 4 * vocab
+    assert 4 * per_token(GPT, Part("head"), CLASSIC, tp=4) == 4 * (4 * h) + 4 * vocab
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_batch_of_gpt_3_keeps_hundreds_of_terabytes(recompute, terabytes, digi
     shape = preset("gpt3-175b")
     of = local(shape, Tokens(1, 2048))
     rows = 3.2e6 / 2048
-    block = rows * bytes_of(saved(shape, "layers.0", CLASSIC, recompute), of)
+    block = rows * bytes_of(saved(shape, Part("layers.0"), CLASSIC, recompute), of)
     assert shape.layers * block == pytest.approx(terabytes * 1e12, abs=digit / 2 * 1e12)
     if recompute == "none":
         assert block == pytest.approx(4.48e12, abs=0.005e12)
@@ -90,22 +91,22 @@ def test_a_block_of_llama_with_flash_attention(t, sp):
     norms = 2 * h + 2 * h + 2 * h + 2 * h
     tokens = 2 * 8
     block = bytes_of(
-        saved(LLAMA, "layers.0", FLASH), local(LLAMA, Tokens(2, 16), tp=t, cp=2, sp=sp)
+        saved(LLAMA, Part("layers.0"), FLASH), local(LLAMA, Tokens(2, 16), tp=t, cp=2, sp=sp)
     )
     assert block == tokens * (norms // (t if sp else 1) + cut // t)
     eager = replace(FLASH, activated=True)
-    assert per_token(LLAMA, "layers.0", eager) == norms + cut + 2 * f
+    assert per_token(LLAMA, Part("layers.0"), eager) == norms + cut + 2 * f
 
 
 def test_heads_with_whole_logits_keep_them_three_times():
     """In 16 bits, in float32 for the softmax, and their gradient."""
-    assert per_token(LLAMA, "head", FLASH) == 2 * 16 + 2 * 16 + 40 * (2 + 4 + 4)
-    assert per_token(LLAMA, "head", FLASH, tp=4) == 2 * 16 + 2 * 16 + 10 * (2 + 4 + 4)
+    assert per_token(LLAMA, Part("head"), FLASH) == 2 * 16 + 2 * 16 + 40 * (2 + 4 + 4)
+    assert per_token(LLAMA, Part("head"), FLASH, tp=4) == 2 * 16 + 2 * 16 + 10 * (2 + 4 + 4)
 
 
 def test_experts_keep_a_copy_of_a_token_for_each_they_see():
     h, number, chosen, f, shared_f = 16, 8, 2, 6, 10
-    dense, sparse = (per_token(SPARSE, f"layers.{layer}", FLASH) for layer in range(2))
+    dense, sparse = (per_token(SPARSE, Part(f"layers.{layer}"), FLASH) for layer in range(2))
     router = 4 * number + (4 + 8) * chosen
     routed = chosen * (2 * h + 3 * 2 * f + 2 * h)
     assert sparse - dense == router + routed + 3 * 2 * shared_f - 3 * 2 * 24
@@ -114,8 +115,8 @@ def test_experts_keep_a_copy_of_a_token_for_each_they_see():
 def test_latent_attention_keeps_latents_and_what_unfolds_from_them():
     ranks = (8 + 8) + (6 + 2) + 6
     heads = 4 * ((4 + 2) + (4 + 2) + 3 + 3)
-    plain = per_token(LLAMA, "layers.0", FLASH)
-    assert per_token(LATENT, "layers.0", FLASH) - plain == 2 * (ranks + heads) - 2 * (
+    plain = per_token(LLAMA, Part("layers.0"), FLASH)
+    assert per_token(LATENT, Part("layers.0"), FLASH) - plain == 2 * (ranks + heads) - 2 * (
         16 * 2 + 8 * 2
     )
 
@@ -124,18 +125,18 @@ def test_an_encoder_decoder_counts_source_and_target_apart():
     h, f, a = 16, 24, 4
     block = 2 * (4 * h + 4 * h + 3 * f) + 4 * a
     of = local(T5, Tokens(1, 3, source=5))
-    assert bytes_of(saved(T5, "encoder.0", FLASH), of) == 5 * block
+    assert bytes_of(saved(T5, Part("encoder.0"), FLASH), of) == 5 * block
     cross = 3 * (2 * 2 * h + 2 * 2 * h + 4 * a) + 5 * 2 * 2 * h  # k and v are the source's
-    assert bytes_of(saved(T5, "layers.0", FLASH), of) == 3 * block + cross
-    normed = saved(replace(T5, query_key_norm=True), "layers.0", FLASH)
+    assert bytes_of(saved(T5, Part("layers.0"), FLASH), of) == 3 * block + cross
+    normed = saved(replace(T5, query_key_norm=True), Part("layers.0"), FLASH)
     more = 2 * h * (3 + 3 + 3 + 5)  # in front of q, k, cross q and (the source) cross k
     assert bytes_of(normed, of) == 3 * block + cross + more
     last_norm = 5 * 2 * h
-    assert bytes_of(saved(T5, "encoder.2", FLASH), of) == 5 * block + last_norm
+    assert bytes_of(saved(T5, Part("encoder.2"), FLASH), of) == 5 * block + last_norm
     assert bytes_of(shared(T5, FLASH), of) == 5 * 2 * h  # what every cross attention reads
     masked = replace(FLASH, dropout=True)
-    assert bytes_of(saved(T5, "embedding", masked), of) == 5 * h
-    assert bytes_of(saved(T5, "target", masked), of) == 3 * h
+    assert bytes_of(saved(T5, Part("embedding"), masked), of) == 5 * h
+    assert bytes_of(saved(T5, Part("target"), masked), of) == 3 * h
 
 
 def test_probabilities_between_source_and_target():
@@ -147,7 +148,7 @@ def test_probabilities_between_source_and_target():
                 for one in saved(T5, part, CLASSIC)
                 if one.core
             )
-            for part in ("encoder.0", "layers.0")
+            for part in map(Part, ("encoder.0", "layers.0"))
         }
         for source in (5, 6)
     )
@@ -157,8 +158,8 @@ def test_probabilities_between_source_and_target():
 
 def test_a_head_with_a_transform():
     """BERT: its input, the GELU's, the norm's, and the matrix'; no norm in front."""
-    assert per_token(BERT, "head", CLASSIC) == 4 * 2 * 16 + 4 * 40
-    assert per_token(BERT, "embedding", CLASSIC) == 2 * 16 + 16
+    assert per_token(BERT, Part("head"), CLASSIC) == 4 * 2 * 16 + 4 * 40
+    assert per_token(BERT, Part("embedding"), CLASSIC) == 2 * 16 + 16
 
 
 # -- all of them -----------------------------------------------------------------
@@ -193,7 +194,7 @@ def test_sequence_parallelism_leaves_no_tensor_whole(shape):
 
 def test_formats():
     """Probabilities stay narrow, statistics are float32 at least, masks are bytes."""
-    kept = {one.name: one for one in saved(GPT, "layers.0", howdah(compute=8, dropout=True))}
+    kept = {one.name: one for one in saved(GPT, Part("layers.0"), howdah(compute=8, dropout=True))}
     of = local(GPT, Tokens(1, 1))
     sizes = {
         name: [bytes_of([kept[name]], of, compute=compute) for compute in (2, 4, 8)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from howdah.shapes.dims import Dim, Tokens, local
 from howdah.shapes.parameters import parameters
+from howdah.shapes.part import Part
 from howdah.shapes.presets import PRESETS, preset
 from howdah.shapes.products import (
     Pairs,
@@ -65,7 +66,7 @@ def test_there_is_a_product_for_every_matrix_of_the_table(shape):
 
 
 def test_tokens_go_to_their_experts_alone():
-    products = {product.name: product for product in operators(SPARSE, "layers.2")}
+    products = {product.name: product for product in operators(SPARSE, Part("layers.2"))}
     assert (products["experts.up"].copies, products["experts.up"].groups) == (2, 8)
     assert (products["shared.up"].copies, products["shared.up"].groups) == (1, 1)
     assert "feedforward.up" not in products
@@ -197,7 +198,7 @@ def test_conventions_differ_by_what_they_say(shape):
     assert plain.model - plain.causal_model == pytest.approx(3 * (pairs[False] - pairs[True]))
     selective = conventions(shape, s, "selective").hardware
     assert selective - plain.hardware == pytest.approx(pairs[True])
-    blocks = forward_flops(shape, s, causal=True) - part_flops(shape, "head", s) / s
+    blocks = forward_flops(shape, s, causal=True) - part_flops(shape, Part("head"), s) / s
     assert conventions(shape, s, "full").hardware - plain.hardware == pytest.approx(blocks)
 
 

@@ -1,5 +1,6 @@
 """The table of weights: names, units, decay, dims, and the spread each weight starts with."""
 
+from collections import Counter
 from dataclasses import replace
 from math import sqrt
 
@@ -9,7 +10,7 @@ from random_shapes import shapes
 
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
-from howdah.shapes.weights import SPREAD, parts, parts_of, weights
+from howdah.shapes.weights import SPREAD, part_kinds, part_weights, parts, parts_of, weights
 
 SHAPE = ModelShape(layers=2, width=12, heads=6, kv_heads=2, ffn=20, vocab=50, context=8)
 T5 = replace(SHAPE, family="encoder-decoder", encoder_layers=3, positions="relative", kv_heads=None)
@@ -212,6 +213,18 @@ def test_the_order_is_that_of_the_forward_pass(shape):
 def test_units_are_used_at_parts_of_the_model_and_every_part_uses_some(shape):
     used = {part for weight in weights(shape) for part in parts_of(weight.unit, shape)}
     assert used == set(parts(shape))
+
+
+@given(shapes())
+def test_parts_of_a_kind_have_the_same_rows(shape):
+    def rows(part):
+        found = part_weights(shape, part)
+        return tuple(replace(row, name=row.name.removeprefix(part), unit="") for row in found)
+
+    counted = Counter()
+    for part, number in part_kinds(shape).items():
+        counted[rows(part)] += number
+    assert counted == Counter(map(rows, parts(shape)))
 
 
 # -- how weights start, and which decay ----------------------------------------
