@@ -21,8 +21,9 @@ the region of the region (`sequence.py`) and hide what they can:
     under sp it gathers the input once more while it computes that gradient, unless it was kept
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,35 +31,43 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model.loss import add_product
-from howdah.model.transformer import Transformer
+from howdah.model.transformer import Block, Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
 from howdah.parallel.tensor_border import TpRegion, TpVocabShards
 from howdah.plan.flat_buffers import share
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import tokens
-
-# The linears of a block that share an input, and the one that gives the sub-layer's output.
-COLUMNS = (("attention", ("q", "k", "v")), ("feedforward", ("gate", "up")))
-ROWS = (("attention", "o"), ("feedforward", "down"))
+from howdah.plan.sharding import CUT_BY_TP, tokens
+from howdah.shapes.part import Part
+from howdah.shapes.weights import part_weights
 
 Linear = tuple[Handle, Handle | None]  # weight and bias
 
 
 def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) -> None:
-    """Puts tensor-parallel operations in the place of the linears and embeddings of `model`."""
-    for number, block in model.layers.items():
-        for name, leaves in COLUMNS:
-            inside = getattr(block, name)
-            path, present = f"layers.{number}.{name}", [n for n in leaves if hasattr(inside, n)]
-            linears = [_linear(f"{path}.{leaf}", getattr(inside, leaf), store) for leaf in present]
-            together = Columns(linears, region)
-            for place, leaf in enumerate(present):
-                setattr(inside, leaf, Column(together, place))
-        for name, leaf in ROWS:
-            inside = getattr(block, name)
-            linear = _linear(f"layers.{number}.{name}.{leaf}", getattr(inside, leaf), store)
-            setattr(inside, leaf, Row(*linear, region))
+    """Replaces the linears and embeddings of `model` by tensor-parallel operations.
+
+    The table of weights says which dim of a matrix tp cuts. Those of one module that are cut along
+    their first dim share an input, and are computed together; one that is cut along its last dim
+    gives the output of its sub-layer.
+    """
+    for block in cast(Iterable[Block], model.layers.values()):
+        matrices = [w for w in part_weights(plan.shape, Part(block.name)) if len(w.dims) == 2]
+        for path, found in groupby(matrices, key=lambda weight: weight.name.rsplit(".", 2)[0]):
+            inside = model.get_submodule(path)
+            columns: list[str] = []
+            rows: list[str] = []
+            for weight in found:
+                leaf = weight.name.rsplit(".", 2)[1]
+                cut = [dim in CUT_BY_TP for dim in weight.dims]
+                if any(cut):
+                    (columns if cut[0] else rows).append(leaf)
+            linear = {leaf: _linear(f"{path}.{leaf}", inside, store) for leaf in columns + rows}
+            together = Columns([linear[leaf] for leaf in columns], region)
+            for index, leaf in enumerate(columns):
+                setattr(inside, leaf, Column(together, index))
+            for leaf in rows:
+                setattr(inside, leaf, Row(*linear[leaf], region))
     if hasattr(model, "embedding"):
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
             Handle("embedding.weight", store), region, _first_row(plan, region)
@@ -85,8 +94,9 @@ def _first_row(plan: Plan, region: TpRegion) -> int:
     return share(plan.shape.vocab, region.group.size, region.group.rank)[0]
 
 
-def _linear(path: str, plain: nn.Module, store: WeightStore) -> Linear:
-    bias = Handle(f"{path}.bias", store) if getattr(plain, "bias", None) is not None else None
+def _linear(path: str, inside: nn.Module, store: WeightStore) -> Linear:
+    plain = getattr(inside, path.rpartition(".")[2])
+    bias = Handle(f"{path}.bias", store) if plain.bias is not None else None
     return Handle(f"{path}.weight", store), bias
 
 

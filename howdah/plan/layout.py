@@ -50,12 +50,11 @@ class Layout:
     virtual     stages on each pipeline rank
     micros      micro-batches of each replica per step (accumulation); None: follows from the batch
     slices      token slices of each micro-batch
-    accumulate  gradients of several micro-batches: summed in full and reduced once, or reduced after
+    accumulate  gradients of several micro-batches: summed whole and reduced once, or reduced after
                 each micro-batch, so that a rank keeps its share (the default from zero2 on)
     recompute   activations that the backward pass computes again
     recompute_layers  blocks of each stage, from its first, that are recomputed; None: all of them
-    context     attention between cp ranks: keys and values are passed round a ring, or an
-                all-to-all exchanges sequence for heads
+    context     attention under cp: keys and values in a ring, or all-to-all of sequence for heads
     inputs      what linears save of their input under sp: the rank's slice, which is all-gathered
                 again in the backward pass, or the gathered input
     release     when zero3 frees the gathered weights of a unit: after each use, or after the step
@@ -103,8 +102,8 @@ class Layout:
 
     @property
     def readers(self) -> int:
-        """Number of groups of ranks that read different samples, dp. The ranks of a group, along
-        cp, tp and pp, compute on the same samples. The layout must be resolved.
+        """Number of groups that read different samples, dp: ranks along cp, tp and pp compute on
+        the same samples. The layout must be resolved.
         """
         return self.replicas // self.cp
 
@@ -168,7 +167,7 @@ MEANING = {
     "x": "micro-batches per step (x4)",
     "slices": "token slices of each micro-batch (slices4)",
 }
-MOST_LAYERS = 1000  # blocks of a stage that are recomputed
+MOST_LAYERS = 1000  # recomputed blocks of a stage
 # The largest allowed value of each number, above those of any real machine or run.
 MOST = {
     "pp": 256,
@@ -365,10 +364,9 @@ def _nearest_divisor(total: int, wanted: int) -> int:
 
 
 def resolve(layout: Layout, world: int | None) -> Layout:
-    """`layout` with `dp*` filled in from the world size, `world`.
+    """`layout` with `dp*` filled in from the world size; UserError if it cannot have `world` ranks.
 
-    A `world` of None means that the layout decides how many processes are started; then `dp*` is
-    refused. Raises UserError if `dp*` is refused, or the layout cannot have exactly `world` ranks.
+    If `world` is None, the layout decides how many processes are started, and `dp*` is refused.
     """
     if world is None:
         if layout.dp is None:

@@ -1,6 +1,6 @@
-"""What a step leaves behind, as records: who sent how much over which link, and what took how long.
+"""Records of a step: how many bytes each rank sent over which link, and when it did what.
 
-`comm` and `train` write them while a run goes on, `sim` predicts the same ones, `draw` shows both.
+`comm` and `train` write these records during a run, `sim` predicts them, and `draw` shows both.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ COMPUTES = (Verb.COMPUTE, Verb.UPDATE)
 
 
 class Traffic(NamedTuple):
-    """One row's name: what the dp axis sends in a reduce-scatter over tcp, say."""
+    """The key of a row in a table of traffic, such as (dp, reduce_scatter, tcp)."""
 
     axis: str
     operation: str
@@ -25,9 +25,9 @@ class Traffic(NamedTuple):
 class Wires(NamedTuple):
     """The class of link between ranks: `inside` a node of `node` ranks, or `between` nodes.
 
-    nodes  which node each rank is on, where a group has one transport for all of its messages:
-           what carries them `inside` if all of its ranks share a node. Left out, each message
-           takes the wire between its two ranks
+    nodes  the node of each rank, where a group uses one transport for all its messages: `inside`
+           if all ranks of the group are on one node, otherwise `between`. Empty: each message
+           uses the link between its two ranks
     """
 
     inside: str = "tcp"
@@ -36,7 +36,7 @@ class Wires(NamedTuple):
     nodes: tuple[int, ...] = ()
 
     def near(self, rank: int, group: np.ndarray) -> np.ndarray:
-        """Which messages of `rank` to the others of a group stay inside its node."""
+        """For each rank of `group`, whether a message from `rank` to it stays inside the node."""
         if not self.nodes:
             return np.asarray(group // self.node == rank // self.node)
         return np.full(len(group), len({self.nodes[r] for r in (rank, *group)}) == 1)
@@ -46,7 +46,7 @@ TCP = Wires()
 
 
 class Span(NamedTuple):
-    """What takes time, with the seconds from the start of the step at which it starts and ends."""
+    """An instruction that takes time. `start` and `end` are seconds after the start of the step."""
 
     instruction: Instruction
     start: float
@@ -54,7 +54,9 @@ class Span(NamedTuple):
 
     @property
     def lane(self) -> str:
-        """What is on one lane of a rank never overlaps: compute, collectives, to 1."""
+        """The lane of the rank that shows the span: `compute`, `collectives`, or `to 1` for a
+        message to rank 1. Spans of one lane never overlap.
+        """
         if self.instruction.verb in COMPUTES:
             return "compute"
         return (
@@ -63,7 +65,7 @@ class Span(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation of a group: its axis, and the bytes that this rank sent in it."""
+    """An operation of the group along `axis`, in which this rank sent `sent` bytes."""
 
     axis: str
     operation: str
@@ -74,11 +76,12 @@ class Call(NamedTuple):
 
 @dataclass
 class StepTrace:
-    """One step of one rank. Moments are seconds after `began`, by the clock of its machine.
+    """One step of one rank. The times of spans and calls are seconds after `began`.
 
-    number  of the step
-    spans   what it computed, what it waited for in the end, and when its messages travelled
-    calls   of its groups
+    number  the number of the step
+    began   the start of the step, in seconds, by the clock of the rank's machine
+    spans   its computations, its waits at the end of the step, and the sending of its messages
+    calls   the operations of its groups
     """
 
     number: int
@@ -88,10 +91,10 @@ class StepTrace:
 
 
 class RankTrace(NamedTuple):
-    """The last traces of one rank.
+    """The traces of the last steps of one rank.
 
-    layout   of the run, spelled
-    machine  the same for ranks that share a clock
+    layout   the spelling of the run's layout
+    machine  the name of a machine; ranks with equal names share a clock
     """
 
     layout: str
@@ -100,7 +103,9 @@ class RankTrace(NamedTuple):
 
 
 def common(traces: Sequence[RankTrace], number: int) -> list[StepTrace]:
-    """The traces of one step, by rank, with moments counted from where the first of them began."""
+    """The traces of step `number`, by rank. On one machine, all times are counted from the start of
+    the rank that started first; ranks on several machines keep their own starts.
+    """
     chosen = [next(step for step in one.steps if step.number == number) for one in traces]
     if len({one.machine for one in traces}) > 1:
         return chosen

@@ -1,30 +1,32 @@
-"""Who holds what: which axis cuts which named dim, and whose gradients are added.
+"""Which rank holds what: which axis cuts which named dim, and whose gradients are summed.
 
-`weights.py` lists every tensor with its dims by name; this file says what one rank has of it.
+`shapes/weights.py` lists every tensor with its named dims; this module computes a rank's box of it.
 
     dim          cut by   into runs of
     vocab        tp       rows
-    query        tp       query heads, those of one key-value head side by side
-    key          tp       key-value heads; shared by tp/k ranks where tp is larger
+    query        tp       query heads; those of one key-value head are adjacent
+    key          tp       key-value heads; where tp is larger, tp/k ranks hold the same head
     ffn          tp       columns
     expert       ep       experts
     expert_ffn   tp       columns of every expert
     all others   none
 
-and the units of a part of the model live on the pipeline rank that runs it, tied ones on several.
+The units of a part of the model are on the pipeline rank that runs the part; a tied unit is on
+several.
 
-What is summed follows from equal boxes, not from axes. Ranks that hold the same box of a weight
-either saw other tokens, or came to it through other heads: then each has a part of the gradient
-and the true gradient is their sum. Or they did the very same work, and hold the same gradient:
+Which gradients are summed follows from equal boxes, not from axes. Ranks that hold the same box of
+a weight are of two kinds. Either they used it with different tokens or for different heads: then
+the gradient of each is one term, and the true gradient is the sum. Or they did exactly the same
+work: then each has the true gradient.
 
     weight                    same box on             summed over
     a slice                   dp×cp                   dp×cp
     a shared key-value head   dp×cp, tp/k ranks       both
     norm, row bias            dp×cp, tp               dp×cp; tp too under sp, which cuts tokens
-    norm of each head         dp×cp, tp               both: other heads
-    latent projections        dp×cp, tp               both: gradients arrive from other heads
-    router                    dp×cp, tp               both: from other columns of the experts
-    an expert                 dp×cp÷ep                dp×cp÷ep: its tokens came from all of ep
+    norm of each head         dp×cp, tp               both: tp ranks have different heads
+    latent projections        dp×cp, tp               both: tp ranks have different heads
+    router                    dp×cp, tp               both: tp ranks have different expert columns
+    an expert                 dp×cp÷ep                dp×cp÷ep: its tokens come from all ep ranks
     a tied weight             dp×cp, its stages       both
 """
 
@@ -45,7 +47,8 @@ from howdah.shapes.weights import Weight
 
 Range = tuple[int, int]  # [start, stop)
 
-# Dims of weights that several ranks reach through other heads, latents or columns of experts.
+CUT_BY_TP = {"vocab", "query", "key", "ffn", "expert_ffn"}  # dims; see the table above
+# Dims of weights that tp ranks hold whole, and use for different heads or columns of experts.
 THROUGH_SLICES = {"head", "rank", "choice"}
 
 
@@ -53,10 +56,10 @@ THROUGH_SLICES = {"head", "rank", "choice"}
 class Placement:
     """What one rank holds of a weight.
 
-    box       the part of the tensor
-    holders   the ranks that hold this same box, in order
-    summed    those of them, this one included, whose gradients add up to the true gradient; the
-              other holders have copies of these sums
+    box       the rank's box of the tensor
+    holders   the ranks that hold the same box, in order
+    summed    the holders, this rank included, whose gradients add up to the true gradient; the
+              other holders compute copies of the same sum
     """
 
     box: Box
@@ -65,12 +68,12 @@ class Placement:
 
     @property
     def owner(self) -> int:
-        """The one holder that counts the box, in norms and files."""
+        """The one holder that counts the box in norms and files."""
         return self.holders[0]
 
 
 def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
-    """What `rank` holds of `weight`; None where another stage holds it."""
+    """What `rank` holds of `weight`; None if only other stages hold it."""
     stages = plan.ranks_of_unit[weight.unit]
     if axis(plan.layout, "pp").place(rank) not in stages:
         return None
@@ -82,7 +85,9 @@ def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
 
 
 def summed_over_tp(weight: Weight, plan: Plan, rank: int) -> tuple[int, ...]:
-    """The parts of tp whose gradients of `weight` add up to the true one; itself, if only it."""
+    """The tp ranks whose gradients of `weight` add up to the true gradient, `rank`'s tp rank
+    included; it is alone if its own gradient is the true one.
+    """
     same = _same_box(weight, plan.shape, plan.layout, rank)
     partial = _partial(weight, plan.layout, len(same))
     return same if partial else (_tp(plan.layout, rank),)
@@ -95,7 +100,7 @@ def held(plan: Plan, rank: int) -> dict[str, Box]:
 
 
 def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
-    """The flat buffers of `rank`."""
+    """The flat buffers of the weights that `rank` holds."""
     return buffers(plan.weights_at[axis(plan.layout, "pp").place(rank)], held(plan, rank))
 
 
@@ -105,16 +110,17 @@ def replicas_of(unit: str) -> Axis:
 
 
 def own_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
-    """What `rank` updates of a buffer: everything, or under ZeRO its share."""
+    """The range of a buffer that `rank` updates: all of it, or its share under ZeRO."""
     if layout.zero == 0:
         return 0, buffer.length
     return _cut_along(0, buffer.length, buffer, (layout, rank), "shard")
 
 
 def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
-    """What `rank` counts of a buffer, in norms and files: each element of the model is counted
-    by one rank. Copies share out what they hold; what parts of tp or stages hold alike, the first
-    of them counts.
+    """The ranges of a buffer that `rank` counts in norms and writes to files.
+
+    Each element of the model is counted by one rank: each replica counts its share, and of tp ranks
+    or stages that hold the same box, the first counts it.
     """
     place = plan.layout, rank
     start, stop = _cut_along(0, buffer.length, buffer, place, "shard")
@@ -144,7 +150,7 @@ def _cut_along(
 
 
 def _first(name: str, plan: Plan, rank: int) -> bool:
-    """Whether no earlier stage or part of tp holds the same box."""
+    """Whether no earlier stage or tp rank holds the same box of the weight `name`."""
     weight = plan.weight(name)
     tp, pp = axis(plan.layout, "tp"), axis(plan.layout, "pp")
     same = _same_box(weight, plan.shape, plan.layout, rank)
@@ -155,7 +161,9 @@ def _first(name: str, plan: Plan, rank: int) -> bool:
 
 
 def heads(shape: ModelShape, parts: int, part: int) -> Range:
-    """The query heads of one part of tp: whole groups, or a part of one key-value head's group."""
+    """The query heads of tp rank `part` of `parts`: those of whole key-value heads, or, where there
+    are more tp ranks than key-value heads, a range of the query heads of one of them.
+    """
     if shape.latent:
         return share(shape.heads, parts, part)
     group = shape.heads // shape.k
@@ -169,7 +177,7 @@ def heads(shape: ModelShape, parts: int, part: int) -> Range:
 
 
 def kv_heads(shape: ModelShape, parts: int, part: int) -> Range:
-    """The key-value heads of one part of tp; where there are more parts than heads, one head."""
+    """The key-value heads of tp rank `part` of `parts`; one head if there are more ranks."""
     if parts <= shape.k:
         return share(shape.k, parts, part)
     head = part // (parts // shape.k)
@@ -177,8 +185,8 @@ def kv_heads(shape: ModelShape, parts: int, part: int) -> Range:
 
 
 def tokens(plan: Plan, rank: int) -> int:
-    """Positions of one sample that `rank` works on. Each of cp takes an early and a late chunk,
-    so that all have as many keys to look at: chunks 0 and 3 | 1 and 2.
+    """Number of positions of one sample that `rank` works on. Each cp rank takes an early and a
+    late chunk, so that all attend to equally many keys; with cp2, chunks 0 and 3 | 1 and 2.
     """
     parts, part = plan.layout.cp, axis(plan.layout, "cp").place(rank)
     if parts == 1:
@@ -188,12 +196,14 @@ def tokens(plan: Plan, rank: int) -> int:
 
 
 def local_of(plan: Plan, rank: int) -> Local:
-    """What `rank` sees of a micro-batch, or of its longest token slice, and of each named dim."""
+    """The tokens (and pairs, …) of a micro-batch, or of its longest token slice, on `rank`, and the
+    rank's fraction of each named dim.
+    """
     layout, shape, samples = plan.layout, plan.shape, plan.micro_batch
     positions = -(-tokens(plan, rank) // layout.slices)
     first, last = share(positions, layout.tp, _tp(layout, rank)) if layout.sp else (0, positions)
     own, cut, pairs = (samples * n for n in (positions, last - first, positions * plan.sequence))
-    source = 1 if shape.family == "encoder-decoder" else 0  # as long as the target, and cut alike
+    source = 1 if shape.family == "encoder-decoder" else 0  # as long as the target, and cut like it
     counts: dict[Per, int] = {
         "token": own,
         "sp_token": cut,
@@ -209,7 +219,7 @@ def local_of(plan: Plan, rank: int) -> Local:
 
 
 def _shares(shape: ModelShape, parts: int, part: int) -> Iterator[tuple[str, Fraction]]:
-    """The share of every dim that tp cuts."""
+    """For every dim that tp cuts, its name and the fraction of it on tp rank `part` of `parts`."""
     for names, whole, (start, stop) in (
         (("heads", "query"), shape.heads, heads(shape, parts, part)),
         (("kv_heads", "key"), shape.k, kv_heads(shape, parts, part)),
@@ -224,7 +234,7 @@ def _shares(shape: ModelShape, parts: int, part: int) -> Iterator[tuple[str, Fra
 
 
 def _cut(dim: str, size: int, shape: ModelShape, layout: Layout, rank: int) -> Range:
-    """The range of one dim that `rank` holds."""
+    """The range of a dim of `size` elements that `rank` holds."""
     tp = layout.tp, _tp(layout, rank)
     if dim == "query":
         return _scale(heads(shape, *tp), size // shape.heads)
@@ -257,8 +267,8 @@ def _tp(layout: Layout, rank: int) -> int:
 
 
 def _same_box(weight: Weight, shape: ModelShape, layout: Layout, rank: int) -> tuple[int, ...]:
-    """The parts of tp that hold the same box as `rank`."""
-    if {"vocab", "query", "ffn", "expert_ffn"} & set(weight.dims):
+    """The tp ranks that hold the same box as `rank`."""
+    if (CUT_BY_TP - {"key"}) & set(weight.dims):
         return (_tp(layout, rank),)
     if "key" in weight.dims:
         sharers = max(layout.tp // shape.k, 1)
@@ -268,7 +278,9 @@ def _same_box(weight: Weight, shape: ModelShape, layout: Layout, rank: int) -> t
 
 
 def _partial(weight: Weight, layout: Layout, same: int) -> bool:
-    """Whether the parts of tp with the same box have parts of the gradient, or copies of it."""
+    """Whether the gradients of the `same` tp ranks that hold one box are terms of a sum, not
+    copies.
+    """
     through_heads = "key" in weight.dims or THROUGH_SLICES & set(weight.dims)
     return same > 1 and (bool(through_heads) or layout.sp)
 
@@ -276,7 +288,7 @@ def _partial(weight: Weight, layout: Layout, same: int) -> bool:
 def _ranks(
     weight: Weight, layout: Layout, rank: int, stages: tuple[int, ...], parts: tuple[int, ...]
 ) -> Iterator[int]:
-    """The ranks of these stages and parts of tp, over all copies of `rank`'s own."""
+    """The ranks at these stages and tp ranks, in every replica of `rank`'s weights."""
     pp, copies, tp = (axis(layout, name) for name in ("pp", replicas_of(weight.unit), "tp"))
     for stage, copy, part in product(stages, copies.group(rank), parts):
         yield copy + (stage - pp.place(rank)) * pp.stride + part - tp.place(rank)

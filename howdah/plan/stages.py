@@ -1,21 +1,22 @@
-"""Layers to pipeline stages: evenly, or by cost.
+"""Divides a model into pipeline stages, evenly or by cost.
 
-In forward order a model is a row of parts, and a stage is a run of them. Embedding and head are
-parts of their own cost, so stages may be uneven in layers: BLOOM's 70 on 12 stages
-(https://arxiv.org/abs/2211.05100), where each part counts the same:
+A model is a sequence of parts in forward order, and a stage is a contiguous range of them. The
+embedding and the head are parts with costs of their own, so stages may differ in their number of
+layers. BLOOM has 70 layers on 12 stages (https://arxiv.org/abs/2211.05100); every part costs the
+same:
 
     [embedding 0 1 2 3 4] [5 6 7 8 9 10] … [59 60 61 62 63 64] [65 66 67 68 69 head]
 
-A part is a place in the model, not a weight: a tied weight is used at both ends, and lives
-wherever "embedding" or "head" does.
+A part is a position in the model, not a weight: a tied weight is used at both ends, and the ranks
+of "embedding" and of "head" both hold it.
 
-`where` says which rank runs each stage. With three ranks:
+where[stage] is the rank that runs the stage. With three ranks:
 
     stage       0 1 2 3 4 5
-    looped      0 1 2 0 1 2     each round more makes the bubble shorter
+    looped      0 1 2 0 1 2     each further round makes the bubble shorter
                                 (https://arxiv.org/abs/2104.04473, section 2.2)
-    v_shaped    0 1 2 2 1 0     rank 0 has the first and the last stage, so activations
-                                take equal memory everywhere (https://arxiv.org/abs/2401.10241)
+    v_shaped    0 1 2 2 1 0     rank 0 has the first and the last stage, so activations take
+                                equal memory on all ranks (https://arxiv.org/abs/2401.10241)
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +32,7 @@ from howdah.shapes.part import Part
 
 @dataclass(frozen=True)
 class Stages:
-    """parts[stage] in forward order, and the pipeline rank that runs it, where[stage]."""
+    """The parts of each stage in forward order, parts[stage], and its rank, where[stage]."""
 
     parts: tuple[tuple[Part, ...], ...]
     where: tuple[int, ...]
@@ -41,12 +42,12 @@ class Stages:
 
 
 def looped(ranks: int, virtual: int = 1) -> tuple[int, ...]:
-    """Stage s on rank s mod ranks, `virtual` stages on each."""
+    """The rank of each stage: stage s is on rank s mod `ranks`, and each rank has `virtual`."""
     return tuple(range(ranks)) * virtual
 
 
 def v_shaped(ranks: int) -> tuple[int, ...]:
-    """Down the ranks and back up: stages r and 2·ranks - 1 - r on rank r."""
+    """The rank of each stage, down the ranks and back up: rank r has r and 2·ranks - 1 - r."""
     return (*range(ranks), *reversed(range(ranks)))
 
 
@@ -59,12 +60,12 @@ def stages_of(where: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 def even(parts: Sequence[Part], where: tuple[int, ...]) -> Stages:
-    """Numbers of layers that differ by at most one.
+    """Stages whose numbers of layers differ by at most one.
 
-    Other parts go with the layer after them, the head with the last. Stages in the middle get
-    the layer more, since the ends also have embedding and head. When all but one get it, the
-    last goes without: a head costs time, an embedding only memory.
-    Raises UserError for more stages than layers.
+    A part that is no layer joins the stage of the layer after it; the head joins the last stage.
+    If the layers do not divide evenly, the middle stages have one more, since the outer stages also
+    have embedding and head. If all stages but one have one more, the last has not: a head costs
+    time, an embedding only memory. Raises UserError for more stages than layers.
     """
     layers = [index for index, part in enumerate(parts) if part.is_block]
     _check_enough(len(layers), where, "layers")
@@ -76,16 +77,18 @@ def even(parts: Sequence[Part], where: tuple[int, ...]) -> Stages:
 
 
 def by_cost(costs: Mapping[Part, float], where: tuple[int, ...]) -> Stages:
-    """The stages whose costliest costs least; `costs` of all parts, in forward order, any unit.
+    """The division into stages whose costliest stage costs least.
 
-    Of those the most even, by the sum of squares; of those again, the one with the shortest
-    early stages, which hold the most micro-batches in flight. n parts on p stages take n·p·log n
-    steps. Raises UserError for more stages than parts.
+    costs  the cost of every part, in forward order, in any unit
+
+    Of several such divisions it takes the most even, with the least sum of squared costs; of those,
+    the one with the shortest early stages, which hold the most micro-batches in flight. For n parts
+    on p stages this takes n·p·log n steps. Raises UserError for more stages than parts.
     """
     _check_enough(len(costs), where, "parts")
     if not all(0 <= cost < inf for cost in costs.values()):
         raise ValueError(f"a cost is negative or not a number: {dict(costs)}")
-    # As whole numbers, or rounding would decide between stages that cost the same.
+    # Integers, because rounding errors of floats would decide between stages of equal cost.
     exact = [Fraction(cost) for cost in costs.values()]
     unit = lcm(*(cost.denominator for cost in exact))
     ends = list(accumulate((int(cost * unit) for cost in exact), initial=0))
@@ -94,7 +97,7 @@ def by_cost(costs: Mapping[Part, float], where: tuple[int, ...]) -> Stages:
 
 
 def _reach(ends: list[int], most: int) -> Iterator[int]:
-    """How many parts fit at most into 1, 2, ... stages that cost no more than `most` each.
+    """The most parts that fit into 1, 2, ... stages, each of which costs at most `most`.
 
     ends[n] is the cost of the first n parts.
     """
@@ -105,8 +108,8 @@ def _reach(ends: list[int], most: int) -> Iterator[int]:
 
 
 def _least_most(ends: list[int], stages: int) -> int:
-    """The least that the costliest of so many stages can cost."""
-    low = max(after - before for before, after in pairwise(ends))  # a stage has a part
+    """The lowest possible cost of the costliest of `stages` stages."""
+    low = max(after - before for before, after in pairwise(ends))  # a stage has at least one part
     high = ends[-1]
     while low < high:
         middle = (low + high) // 2
@@ -116,17 +119,17 @@ def _least_most(ends: list[int], stages: int) -> int:
 
 
 def _most_even(ends: list[int], stages: int, most: int) -> list[int]:
-    """The boundaries of the stages, none costlier than `most`, with the least sum of squares; of
-    equals the earliest, from the back.
+    """The boundaries of the stages with the least sum of squared costs, where no stage costs more
+    than `most`; among equals the earliest, compared from the last boundary back.
 
-    The best start of a last stage is not later for an earlier stop, for squares are convex. So
-    each half of the stops has its own half of the starts to look at.
+    If a stage stops earlier, its best start is never later, because squares are convex. So the
+    search splits: each half of the stops needs only its own half of the starts.
     """
     values, starts = {0: 0}, list[dict[int, int]]()
     for stage, reach in zip(range(stages), _reach(ends, most), strict=False):
         before, values = values, {}
         starts.append({})
-        last = min(reach, len(ends) - stages + stage)  # the stages to come have a part each
+        last = min(reach, len(ends) - stages + stage)  # a part for each later stage
         halves = [(stage + 1, last, stage, last)]
         while halves:
             low, high, first, latest = halves.pop()

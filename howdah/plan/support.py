@@ -1,7 +1,7 @@
-"""What of a plan this version can run, as sentences.
+"""Why this version cannot run a plan, as sentences.
 
-The deciding floors plan, price and draw more than the running floors can do yet. Whatever runs
-asks here first, so that a layout is either run as planned or refused by name.
+More can be planned, priced and drawn than can be run yet. Every command that runs a plan calls
+`unsupported` first, so that a layout is either run as planned, or refused by name.
 """
 
 from howdah.plan.layout import Layout, needs_own
@@ -9,10 +9,11 @@ from howdah.shapes.shape import ModelShape
 
 
 def unsupported(shape: ModelShape, layout: Layout, *, compiled: bool = False) -> list[str]:
-    """Why a model on a layout can be planned but not run; empty when it can.
+    """Why a model on a layout can be planned but not run; empty if it can be run.
 
-    compiled  blocks go through torch.compile, which knows parameters of torch alone: it would break
-              off at, or freeze, what our own operations ask the store of weights for
+    compiled  whether blocks go through torch.compile. It knows only parameters of torch: where
+              howdah's operations read the weight store, it would break the graph, or treat the
+              weights as constants
     """
     problems = [f"{what} can be planned, but not run yet" for what in _layout_words(layout)]
     if compiled and needs_own(layout):

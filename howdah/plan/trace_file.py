@@ -1,11 +1,11 @@
-"""RankTrace: what each rank did in a step, as its clock measured it, and their text.
+"""The files that hold a RankTrace: what a rank did in its last steps, by its own clock.
 
-RUN/trace/rank-0.json      the last traces of one rank, in one line of JSON
+RUN/trace/rank-0.json      the traces of one rank, in one line of JSON
     trace/rank-1.json
 
-A rank writes its own file, and whoever draws a step reads all of them. Where all ranks ran on one
-machine, their clocks are one; elsewhere a step's beginning is the common moment: it begins when all
-ranks have exchanged the step's number of tokens.
+Each rank writes its own file, and a drawing of a step needs all of them. Ranks on one machine share
+a clock. On several machines, the start of a step is the common moment: a step starts when all ranks
+have exchanged its number of tokens.
 """
 
 import json
@@ -27,7 +27,7 @@ LONGEST = 1000  # characters of a name
 
 
 def write_trace(folder: Path, rank: int, traces: RankTrace) -> None:
-    """Writes the file of `rank`; a reader sees the old one or the new one. Raises OSError."""
+    """Writes the file of `rank`; readers find either the old or the new file. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "layout": traces.layout,
@@ -44,7 +44,9 @@ def write_trace(folder: Path, rank: int, traces: RankTrace) -> None:
 
 
 def read_traces(folder: Path, layout: str, world: int) -> list[RankTrace]:
-    """Those of all ranks, of the steps that all have. Raises UserError where there is none."""
+    """The traces of all ranks, of the steps that every rank has. Raises UserError if there are no
+    such steps, or if a file is missing, damaged, or of another layout.
+    """
     found = [_read(_path(folder, rank)) for rank in range(world)]
     for rank, one in enumerate(found):
         if one.layout != layout:
@@ -88,11 +90,11 @@ def _read(path: Path) -> RankTrace:
         ) from None
 
 
-# -- what a file says, which anybody may have written --------------------------
+# -- validation: anyone may have written a file ----------------------------------
 
 
 def _step(plain: dict[str, Any]) -> StepTrace:
-    """A step of a step. It has at least as many spans as micro-batches."""
+    """One step of a file, which must have at least as many spans as micro-batches."""
     spans = [*map(_span, _list(plain["spans"]))]
     if not spans or max(span.instruction.action.micro for span in spans) >= len(spans):
         raise ValueError("a step has too few spans")
@@ -144,6 +146,3 @@ def _seconds(value: object) -> float:
     if type(value) not in (int, float) or not abs(value) <= MOST_SECONDS:  # type: ignore[arg-type]
         raise ValueError("a moment is no number of seconds")
     return float(value)  # type: ignore[arg-type]
-
-
-# -- the traces of one step ------------------------------------------------------

@@ -1,1 +1,1 @@
-"""A layout against one device: the same gradients, proved and not assumed."""
+"""Compares a layout with one device: proves that both compute the same gradients."""

@@ -1,15 +1,15 @@
-"""Holding a layout's evidence against the reference's, tensor by tensor.
+"""Compares the evidence of a layout with that of the reference, tensor by tensor.
 
 float64   ‖Δ‖ ≤ 1e-10·‖g‖ + 1e-13·‖g_all‖      gradients; the same for parameters. The second
                                                term is for gradients that are exactly zero in
                                                theory, such as a key's bias.
 float32   ‖Δ‖ ≤ C·4·1.03^(L+1-l)·ε·‖g‖ + 1e-9·‖g_all‖      form and growth factor from
                                                https://arxiv.org/abs/2506.09280; l is the depth
-bf16      ‖Δ‖ ≤ 4·‖noise‖ + ε·‖g‖               noise: the reference's own, with its samples
-                                               added up in the opposite order; with tp, how far
-                                               it is from itself in float32
+bf16      ‖Δ‖ ≤ 4·‖noise‖ + ε·‖g‖               noise: the difference between the reference and
+                                               the reference with its samples added up in the
+                                               opposite order, or, with tp, in float32
 
-C was measured on layouts that are right in float64, and is written down beside it.
+C was measured on layouts that are correct in float64; the comment at FLOAT32_C has the numbers.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from howdah.shapes.weights import weights
 from howdah.verify.case import Case
 from howdah.verify.evidence import Arrays, Evidence
 
-# C of layouts that are right in float64: at most 0.64 over dp 1 to 4, x1 and x3, of the
-# miniatures of four presets (laptop, GPT-2, Qwen 3, Llama 3). Three times that is allowed.
+# Measured C of layouts that are correct in float64: at most 0.64 over dp 1 to 4, x1 and x3, for the
+# miniatures of four presets (laptop, GPT-2, Qwen 3, Llama 3). About three times that is allowed.
 FLOAT32_C = 2.0
 LOSS_BOUND: dict[Precision, float] = {"float64": 1e-10, "float32": 1e-6, "bf16": 1e-2}
 EPSILON = {"float32": 2.0**-23, "bf16": 2.0**-8}
@@ -33,7 +33,12 @@ EPSILON = {"float32": 2.0**-23, "bf16": 2.0**-8}
 
 @dataclass(frozen=True)
 class Difference:
-    """One compared thing: how far apart, and how far it may be."""
+    """One compared value or tensor.
+
+    what   its name
+    apart  the difference: of a value, or the norm of that of a tensor
+    bound  the largest difference that is allowed
+    """
 
     what: str
     apart: float
@@ -41,7 +46,7 @@ class Difference:
 
     @property
     def used(self) -> float:
-        """The share of the bound that is used; over 1 fails."""
+        """The difference as a share of its bound; above 1 the comparison fails."""
         if self.bound:
             return self.apart / self.bound
         return 0.0 if self.apart == 0 else np.inf
@@ -50,13 +55,18 @@ class Difference:
 def compare(
     case: Case, mine: Evidence, theirs: Evidence, noise: Evidence | None
 ) -> list[Difference]:
-    """All differences between a layout (rank 0) and the reference, in the order of computing."""
+    """All differences between a layout and the reference, in the order of computation.
+
+    mine    evidence of the layout's rank 0
+    theirs  evidence of the reference
+    noise   for bf16: evidence of the reference with different rounding
+    """
     precision = case.method.precision
     found = []
     for step, (a, b) in enumerate(zip(mine.losses, theirs.losses, strict=True)):
         found.append(_scalar(f"loss of step {step + 1}", a, b, precision))
-    # Adam divides by a gradient's own size, so that after an update rounding is no longer small
-    # in every gradient: beyond float64 only the first step's norm has a bound.
+    # Adam divides by the size of a gradient. So after an update, rounding is no longer small in
+    # every gradient: in float32 and bf16 only the norm of the first step has a bound.
     steps = case.steps if precision == "float64" else 1
     for step in range(steps):
         a, b = mine.norms[step], theirs.norms[step]
@@ -96,7 +106,7 @@ def _gradient_bound(case: Case, theirs: Arrays, noise: Arrays) -> Callable[[str]
 
 
 def _depth(unit: str, case: Case) -> int:
-    """0 for the embedding, 1 to L for the blocks, L + 1 for the head."""
+    """Depth of a unit: 0 for the embedding, 1 to L for the blocks, L + 1 for the head."""
     part = Part(unit)
     if part.is_block:
         return part.layer + 1

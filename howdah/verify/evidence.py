@@ -1,7 +1,8 @@
-"""What one way of running leaves behind, to be held against another.
+"""The evidence of one run of a case, to be compared with that of another run.
 
-Gradients are taken before clipping: clipping would hide a factor that is wrong everywhere.
-Every rank hands in checksums of its weights: whoever holds the same boxes must hold equal bits.
+Gradients are taken before clipping, because clipping would hide a factor that is wrong in all of
+them. Every rank returns checksums of its weights: ranks that hold the same box of a weight must
+hold equal bits.
 """
 
 from collections.abc import Callable
@@ -32,15 +33,16 @@ Shift = Callable[[list[Micro], int], list[Micro]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of one rank, or of the one device.
+    """The results of one rank, or of the one device.
 
     losses, norms  of each step; norms before clipping
     gradients      of the first step, before clipping
     parameters     after the last step
-    sent           bytes that this rank sent in the steps, and over which wires
-    held           bytes that it held, by component; activations are those of the first pass,
-                   which was `packed` if a row of it had several documents
+    sent           bytes that this rank sent in the steps, by axis, operation and link
+    held           bytes that this rank held, by component; activations are those of the first pass
+    packed         whether some row of that pass had several documents
     checksums      of the boxes of weights after the last step, by name
+    wires          the classes of link between the ranks
     """
 
     losses: list[float]
@@ -57,9 +59,10 @@ class Evidence:
 def gather(
     transport: Transport, case: Case, mutate: Mutate | None = None, shift: Shift | None = None
 ) -> Evidence:
-    """Runs the case on this rank of its layout, as training would.
+    """Runs the case on this rank of its layout, as training would. Returns the evidence.
 
-    mutate, shift  break a part, or a batch (given the replica), on purpose
+    mutate  breaks the step context on purpose
+    shift   breaks the batches on purpose; it takes the batch and the replica
     """
     with connect_mesh(case.layout, transport, torch.device("cpu")) as mesh:
         return _gather(mesh, case, mutate, shift)
@@ -108,7 +111,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
 
 
 def rate_of(case: Case, step: int) -> float:
-    """The run's learning rate, past its warm-up, where updates are largest."""
+    """The run's learning rate, `step` steps after its warm-up, where updates are largest."""
     rate = case.method.lr
     return learning_rate(rate, step=rate.warmup_steps + step, steps=rate.warmup_steps + 1000)
 

@@ -1,12 +1,12 @@
-"""The parity matrix: which forms work together, asked of every pair of them.
+"""The parity matrix: which forms of parallelism work together, checked for every pair of them.
 
     form          the words of the layout that it adds          needs
     zero2         zero2                                         dp2
     tensor        tp2
     interleaved   pp2 interleaved v2                            more micro-batches
 
-A cell is the smallest layout that has both forms. It works, which means that `verify` proves it,
-or it is refused with a sentence before anything starts. There is no third case.
+A cell is the smallest layout that has both forms. Either `verify` proves that it works, or it is
+refused with a sentence before anything starts. There is no third case.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,8 @@ from howdah.shapes.presets import preset
 from howdah.verify.case import Case, small_shape
 
 SEQUENCE = 18
-PIPES = tuple(name for name in SCHEDULES if FAMILIES[name].takes != "slices")  # not run yet
+# Schedules of token slices are left out: they cannot run yet.
+PIPES = tuple(name for name in SCHEDULES if FAMILIES[name].takes != "slices")
 FORMS = {
     "dp": "dp2",
     "zero1": "dp2 zero1",
@@ -42,21 +43,21 @@ FORMS = {
     "one block": "recompute=full:1",
     "accumulation": "x3",
 }
-STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # one at a time
+STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # exclusive
 SLICES = ("tensor", "sequence", "sequence kept")
 AGAIN = ("recompute", "selective", "one block")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Forms together, and the words of the smallest layout that has them all."""
+    """Some forms, and the words of the smallest layout that has all of them."""
 
     forms: tuple[str, ...]
     words: str
 
 
 def pairs() -> Iterator[Cell]:
-    """Every form alone and every pair that is not two choices of one kind."""
+    """Yields every form alone, and every pair of forms that are not choices of the same kind."""
     for one, other in combinations_with_replacement(FORMS, 2):
         forms = (one,) if one == other else (one, other)
         if not _exclude(forms):
@@ -64,7 +65,9 @@ def pairs() -> Iterator[Cell]:
 
 
 def triples() -> Iterator[Cell]:
-    """Data, tensor and pipeline parallelism at once, in every choice of each."""
+    """Yields every three forms of three different kinds: ZeRO, tensor parallelism, pipeline
+    schedule, recomputation.
+    """
     for forms in combinations(FORMS, 3):
         kinds = [any(form in kind for form in forms) for kind in (STAGES, SLICES, PIPES, AGAIN)]
         if sum(kinds) == len(forms) and not _exclude(forms):
@@ -72,13 +75,13 @@ def triples() -> Iterator[Cell]:
 
 
 def _exclude(forms: tuple[str, ...]) -> bool:
-    """Whether two of the forms are choices of one kind."""
+    """Whether two of the forms are choices of the same kind."""
     kinds = (STAGES, SLICES, PIPES, AGAIN)
     return any(sum(form in kind for form in forms) > 1 for kind in kinds)
 
 
 def together(forms: tuple[str, ...]) -> str:
-    """The words of all forms; the larger where an axis is named twice.
+    """The words of all forms; where forms name the same axis, the larger size.
 
     >>> together(("hybrid", "tensor"))
     'dp4 zero2 shard2 tp2 x2'
@@ -95,9 +98,9 @@ def together(forms: tuple[str, ...]) -> str:
 
 
 def case_of(words: str) -> Case:
-    """A case on that layout, in float64, whose last micro-batch is one sample short.
+    """A case on the layout `words`, in float64; its last micro-batch is one sample short.
 
-    Raises UserError where the layout is refused.
+    Raises UserError when the layout is refused.
     """
     layout = parse_layout(words)
     shape = replace(small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn=28)

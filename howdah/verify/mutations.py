@@ -1,19 +1,19 @@
-"""Controls: breaks that a verification must notice, each the size of a real mistake.
+"""Controls: breaks that a verification must notice, each as large as a real mistake.
 
-A comparison that passes proves something only if it fails when it should. Each mutation breaks
-the working code at one place; `verify` runs them beside the real thing and is itself in doubt if
-one goes unnoticed.
+A comparison that passes proves something only if it fails when it should. Each mutation breaks the
+working code in one place. `verify` runs the case again with each of them; if one goes unnoticed,
+the verification itself is in doubt.
 
     a sum skipped         one weight's gradient is not summed over the replicas
     a wrong count         one token too many per rank divides the loss
     a norm counted twice  one unit's squares enter the global norm twice
     a shifted micro-batch the first replica's first micro-batch has its labels moved by one
 
-where states are shared out, and where blocks are computed again:
+where states are sharded, and where blocks are recomputed:
 
     a sum across groups skipped      each group of shardG keeps its own sum
-    a unit from before the update    zero3 goes on with what it first gathered of one unit
-    another second run               one block's attention is cut elsewhere when it runs again
+    a unit from before the update    zero3 keeps the weights that it first gathered of one unit
+    another second run               one block's attention is masked differently when recomputed
 
 where the model is cut into stages:
 
@@ -22,8 +22,8 @@ where the model is cut into stages:
 
 and where matrices are cut:
 
-    an input's sum skipped  the gradient behind one region is not summed over the parts of tp
-    a part left out         of one weight's gradient that each part has a part of
+    an input's sum skipped  the gradient of one region's input is not summed over the tp ranks
+    a part left out         of one weight's gradient, only the first tp rank's term is used
 """
 
 from collections.abc import Iterable, Iterator
@@ -58,7 +58,7 @@ from howdah.verify.evidence import Mutate, Shift
 
 @dataclass(frozen=True)
 class Mutation:
-    """A break, by name: of the context, or of the batch."""
+    """A break with its name: `mutate` breaks the step context, `shift` the batches."""
 
     name: str
     mutate: Mutate | None = None
@@ -66,8 +66,9 @@ class Mutation:
 
 
 def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
-    """The breaks that are possible on a plan, and that `steps` of it can show: a sum, where ranks
-    add to the first weight's; a late weight, where there is a step after an update.
+    """The mutations that are possible on a plan and that `steps` steps of it can show. A skipped
+    sum shows only where several ranks add to the first weight's gradient; a unit from before the
+    update only where a step follows an update.
     """
     found = [
         Mutation("a wrong count", mutate=count_one_more),
@@ -91,23 +92,23 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
 
 
 def _of_shares(plan: Plan, steps: int) -> Iterator[Mutation]:
-    """The breaks where several ranks share out states."""
+    """Yields the mutations for plans whose states are sharded over several ranks."""
     if axis(plan.layout, "shard").size == 1:
         return
     if axis(plan.layout, "across").size > 1:
         yield Mutation("a sum across groups skipped", mutate=skip_the_sum_across)
     if plan.layout.zero == 3 and steps > 1 and plan.method.precision == "float64":
-        # in others, what an update changes in a loss may be less than rounding
+        # in other precisions an update may change the loss by less than rounding does
         yield Mutation("a unit from before the update", mutate=keep_a_unit)
 
 
 def count_one_more(context: StepContext) -> StepContext:
-    """Every rank counts a token that is not there."""
+    """Every rank counts one token more than it has."""
     return replace(context, count=lambda micros: count_tokens(micros) + 1)
 
 
 def count_a_unit_twice(context: StepContext) -> StepContext:
-    """The first unit's squares enter the norm twice."""
+    """The squares of the first unit enter the norm twice."""
 
     def square(gradients: Iterable[Tensor]) -> float:
         every = list(gradients)
@@ -117,7 +118,9 @@ def count_a_unit_twice(context: StepContext) -> StepContext:
 
 
 def skip_a_sum(context: StepContext) -> StepContext:
-    """The first weight's gradient is rank 0's own: what the others would add is left out."""
+    """The first weight's gradient is rank 0's own term: the terms of the other ranks are left
+    out.
+    """
     rank, store = context.mesh.rank, context.placed.store
     if store:
         _leave_out(store, context.placed.plan.weights[0].name, rank)
@@ -128,7 +131,7 @@ def skip_a_sum(context: StepContext) -> StepContext:
 
 
 def _leave_out(store: UnitWeightStore, name: str, rank: int) -> None:
-    """On all ranks but 0, adds nothing to one weight's gradient."""
+    """Adds nothing to the gradient of the weight `name`, unless `rank` is 0."""
     kept, left_out = store.add, name
 
     def leave_out(name: str, add: Add, *, now: bool = False) -> None:
@@ -138,7 +141,7 @@ def _leave_out(store: UnitWeightStore, name: str, rank: int) -> None:
 
 
 def skip_the_sum_across(context: StepContext) -> StepContext:
-    """Each group that shares out a copy of the states has the sum of its own ranks alone."""
+    """Each group that shards a copy of the states has the sum over its own ranks only."""
 
     def skip(x: object, *, after: Future[None] = DONE, **_: object) -> Future[None]:
         return after
@@ -148,7 +151,7 @@ def skip_the_sum_across(context: StepContext) -> StepContext:
 
 
 def keep_a_unit(context: StepContext) -> StepContext:
-    """Of the first block of each rank, the weights stay what they were when first gathered."""
+    """The weights of the first block of each rank stay as they were when first gathered."""
     store, units = context.placed.store, context.placed.units
     assert store is not None, "weights that are shared out have a store"
     blocks = (unit.buffer.names for unit in units.values() if _is_block(unit.buffer.unit))
@@ -168,7 +171,7 @@ def _is_block(unit: str) -> bool:
 
 
 def run_otherwise_again(context: StepContext) -> StepContext:
-    """In the first block of each rank, attention sees other tokens when it runs again."""
+    """In the first block of each rank, attention masks other tokens when it is recomputed."""
     for block in cast(Iterable[Block], context.placed.model.layers.values()):
         block.attention.core = _recut(block.attention.core)
         break
@@ -185,7 +188,7 @@ def _recut(core: Core) -> Core:
 
 
 class _Recut(Spans):
-    """In the second run, which has a graph, every row is cut in its middle, and there alone."""
+    """Spans that, during recomputation (which has a graph), cut every row once, in its middle."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -195,7 +198,7 @@ class _Recut(Spans):
 
 
 def lose_a_gradient(context: StepContext) -> StepContext:
-    """The first gradient of a step that one stage sends to another is zeros."""
+    """The first gradient of a step that one stage sends to another is all zeros."""
     line, plan = context.placed.pipeline, context.placed.plan
     assert line is not None, "stages have a pipeline"
     every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
@@ -213,14 +216,14 @@ def lose_a_gradient(context: StepContext) -> StepContext:
 
 
 def skip_the_tie(context: StepContext) -> StepContext:
-    """The stages of the embedding and of the head each keep their own gradient of it."""
+    """The stages of the embedding and of the head do not sum their gradients of the tied weight."""
     assert context.placed.pipeline is not None, "stages have a pipeline"
     context.placed.pipeline.sums.tie = lambda: DONE  # type: ignore[method-assign]
     return context
 
 
 def skip_an_input_s_sum(context: StepContext) -> StepContext:
-    """Every part keeps its own term of the gradient behind its first region."""
+    """Every tp rank keeps its own term of the gradient of its first region's input."""
     columns = (m for m in context.placed.model.modules() if isinstance(m, Column))
     for column in columns:
         region = column.together.region
@@ -230,14 +233,14 @@ def skip_an_input_s_sum(context: StepContext) -> StepContext:
 
 
 class _Deaf(TpRegion):
-    """Hears nothing of the other parts' terms."""
+    """A region that leaves out the terms of the other tp ranks."""
 
     def reduce_out(self, x: Tensor, *, now: bool = False) -> Pending:
         return lambda: self.own_slice(x).contiguous()
 
 
 def leave_a_part_out(context: StepContext) -> StepContext:
-    """Of one weight's gradient, only what the first part of tp adds is there."""
+    """One weight's gradient is the term of the first tp rank only."""
     store, plan = context.placed.store, context.placed.plan
     assert store is not None, "parts of tp have a store"
     _leave_out(store, _partial(plan)[0], context.mesh.place("tp"))
@@ -245,12 +248,12 @@ def leave_a_part_out(context: StepContext) -> StepContext:
 
 
 def _partial(plan: Plan) -> list[str]:
-    """The weights of whose gradients each part of tp has a part."""
+    """The names of the weights whose gradients are sums of terms of several tp ranks."""
     return [w.name for w in plan.weights if len(summed_over_tp(w, plan, 0)) > 1]
 
 
 def shift_first_micro(batch: list[Micro], replica: int) -> list[Micro]:
-    """Labels of one micro-batch of replica 0, moved by one."""
+    """Shifts the labels of the first micro-batch of replica 0 by one position."""
     if replica != 0:
         return batch
     first = batch[0]

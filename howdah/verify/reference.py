@@ -1,8 +1,9 @@
-"""The one device: the same training in plain PyTorch, with nothing of ours but the model.
+"""The one device: the same training in plain PyTorch; of howdah's training code it uses only the
+model.
 
-No flat buffers, no buckets, no ranks, no padding, no chunks: parameters are parameters, the
-whole batch is walked sample by sample, the head is a matrix product and torch's cross-entropy,
-the norm is torch's, and so is the optimizer. Whatever `parallel` and `train` do must agree.
+There are no flat buffers, buckets, ranks, padding or chunks. Parameters are ordinary parameters,
+the batch is processed sample by sample, the head is a matrix product and torch's cross-entropy, and
+the norm and the optimizer are torch's. The results of `parallel` and `train` must agree with it.
 """
 
 import numpy as np
@@ -25,10 +26,10 @@ from howdah.verify.evidence import Evidence, global_batch, rate_of
 
 
 def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evidence:
-    """Runs the case on one device. What differs is rounding alone, if it is run
+    """Runs the case on one device. Both options change only the rounding:
 
-    backwards  with the samples added up in the opposite order
-    wide       with the same weights, but everything computed in at least float32
+    backwards  add up the samples in the opposite order
+    wide       use the same weights, but compute everything in at least float32
     """
     dtype = DTYPES[case.method.precision]
     dtype = promoted(dtype) if wide else dtype
@@ -54,7 +55,7 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
 
 
 def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
-    """Fresh weights, and their masters in at least float32."""
+    """Fills the model with random weights. Returns their masters, by name, in at least float32."""
     masters = {}
     parameters = dict(model.named_parameters())
     for weight in weights(case.shape):
@@ -70,7 +71,9 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
 
 
 def _accumulate(model: Transformer, case: Case, step: int, *, backwards: bool) -> float:
-    """Gradients of the mean loss over the batch's tokens, one sample at a time."""
+    """Computes the gradients of the mean loss over the batch's tokens, one sample at a time.
+    Returns that loss.
+    """
     batch = global_batch(case, step)
     valid = int((batch.labels != MASKED).sum())
     model.zero_grad()

@@ -1,8 +1,8 @@
-"""`verify`: proves that a layout computes the gradients of one device.
+"""`verify`: proves that a layout computes the same gradients as one device.
 
 1. the layout runs the case on its ranks; plain PyTorch runs it on one device
 2. losses, norms, every gradient, and the parameters after k steps must agree
-3. the ranks must hold equal bits
+3. ranks that hold the same box of a weight must hold equal bits of it
 4. the bytes that each rank sent and held must equal the bytes that were predicted
 5. every mutation must be noticed: a comparison that cannot fail proves nothing
 """
@@ -25,16 +25,16 @@ from howdah.verify.evidence import Evidence, gather
 from howdah.verify.mutations import mutations
 from howdah.verify.reference import reference
 
-WORST = 5  # tensors that the report names
+WORST = 5  # number of tensors that the report lists
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verification found.
+    """The result of a verification.
 
-    differences  all comparisons, in the order of computing
+    differences  all comparisons, in the order of computation
     problems     what is wrong, as sentences; empty when the layout is proved
-    controls     each mutation's name, and by which comparison it was noticed (None: it was not)
+    controls     each mutation's name, and the comparison that noticed it (None: it was not noticed)
     """
 
     case: Case
@@ -50,9 +50,11 @@ class Verdict:
 def verify(
     case: Case, workers: Workers, *, controls: bool = True, transport: Kind | None = None
 ) -> Verdict:
-    """Runs the case on `workers`, which are at least as many as the layout's ranks.
+    """Runs the case on the layout and on one device, and compares the results.
 
-    transport  what carries their collectives, by default the best there is
+    workers    processes, at least as many as the layout's ranks
+    controls   whether to run the mutations, too
+    transport  what carries the collectives; None: the best one that is available
     """
     run = partial(workers.run, gather, case, ranks=case.layout.world, transport=transport)
     theirs = reference(case)
@@ -74,20 +76,21 @@ def verify(
 
 
 def _noise(case: Case) -> Evidence:
-    """The reference, rounded otherwise. Parts of tp round parts of inner products, which is noise
-    of all of the arithmetic; elsewhere only the order of samples differs.
+    """The reference with different rounding. With tp, ranks round partial inner products, which
+    changes all of the arithmetic, so the reference is computed in float32; without tp, only the
+    order of the samples differs.
     """
     return reference(case, wide=True) if case.layout.tp > 1 else reference(case, backwards=True)
 
 
 def _worst_failing(differences: list[Difference]) -> Difference | None:
-    """The comparison that fails worst, or None."""
+    """The failing comparison that is furthest above its bound, or None."""
     failing = [d for d in differences if not d.used <= 1]
     return max(failing, key=lambda difference: difference.used, default=None)
 
 
 def _diverged(differences: list[Difference]) -> Iterator[str]:
-    """The first thing that differs, and how many do."""
+    """Yields a sentence with the first comparison that fails, and how many fail."""
     failing = [difference for difference in differences if not difference.used <= 1]
     if failing:
         first = failing[0]
@@ -102,7 +105,7 @@ def _diverged(differences: list[Difference]) -> Iterator[str]:
 
 
 def _equal_bits(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
-    """Those who hold the same box of a weight hold the same bits of it."""
+    """Yields a sentence for ranks that hold the same box of a weight with different bits."""
     first: dict[tuple[str, Box], int] = {}
     for rank, evidence in enumerate(ranks):
         others = {
@@ -116,7 +119,7 @@ def _equal_bits(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
 
 
 def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
-    """Bytes predicted equal bytes counted, row by row."""
+    """Yields a sentence for each rank whose bytes sent, row by row, are not those predicted."""
     for rank, evidence in enumerate(ranks):
         expected = step_traffic(case.plan, rank, evidence.wires)
         predicted = {row: count * case.steps for row, count in expected.items() if count}
@@ -126,7 +129,9 @@ def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
 
 
 def _memory(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
-    """Bytes held, component by component, activations included."""
+    """Yields a sentence for each component, activations included, of which a rank holds other bytes
+    than predicted.
+    """
     for rank, evidence in enumerate(ranks):
         predicted = predicted_memory(plan, rank, packed=evidence.packed)
         for component, count in evidence.held.items():
@@ -138,7 +143,7 @@ def _memory(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
 
 
 def report(verdict: Verdict) -> Iterator[str]:
-    """The verdict for a reader, line by line."""
+    """Yields the lines of the verdict for the user."""
     case = verdict.case
     yield (
         f"{case.layout} against one device: {case.method.precision}, {case.steps} steps of "
@@ -160,7 +165,7 @@ def report(verdict: Verdict) -> Iterator[str]:
 
 
 def _worst(differences: list[Difference]) -> list[Difference]:
-    """One loss, one norm, then the tensors that use most of their bound."""
+    """The worst loss, the worst norm, then the tensors that use most of their bound."""
     scalars = [d for d in differences if d.what.startswith(("loss", "gradient norm"))]
     tensors = [d for d in differences if d not in scalars]
     kinds = (
