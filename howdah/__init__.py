@@ -1,7 +1,7 @@
 """howdah: plan, verify, train and resume transformer language models on more than one device.
 
-The names below are what a script needs; each is loaded when it is first asked for, so that
-`import howdah` costs nothing and loads no torch.
+The names below are those that a script needs. Each is imported at its first use, so that
+`import howdah` is fast and does not load torch.
 """
 
 from importlib import import_module
@@ -30,7 +30,7 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 (a list of strings, made where the nam
 
 
 def __getattr__(name: str) -> Any:
-    """The name's object, from the floor where it lives."""
+    """The object called `name`, imported from its module. Raises AttributeError."""
     if name not in _HOMES:
         raise AttributeError(f"module 'howdah' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

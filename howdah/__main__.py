@@ -1,4 +1,4 @@
-"""`python -m howdah`."""
+"""Runs the `howdah` command as `python -m howdah`."""
 
 from howdah.cli.main import main
 

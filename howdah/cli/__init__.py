@@ -1,1 +1,1 @@
-"""The commands. The environment is read here."""
+"""The commands of the command line, and the environment variables that they read."""

@@ -1,7 +1,7 @@
 """The commands that measure this machine: `howdah bench collectives`.
 
-What is asked for is checked before any process is started. Then the ranks are started here, or,
-under torchrun, are those that it has started; rank 0 prints.
+All options are checked before any process is started. Then the command starts the ranks itself;
+under torchrun, the ranks are those that torchrun has started. Rank 0 prints.
 """
 
 import sys
@@ -73,12 +73,12 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
 
 
 def _launched() -> int:
-    """How many ranks a launcher has started this process among; 0: none has."""
+    """The world size of the launcher that has started this process; 0 if none has."""
     return number_in("WORLD_SIZE") if launched() else 0
 
 
 def _show(rows: Iterator[Row]) -> list[Row]:
-    """Prints each row as it comes."""
+    """Prints each row as soon as it is measured, then the verdict; returns the rows."""
     shown: list[Row] = []
     for row in rows:
         if not shown:
@@ -91,7 +91,7 @@ def _show(rows: Iterator[Row]) -> list[Row]:
 
 
 def _started(request: Request) -> Iterator[Row]:
-    """On ranks of this machine that are started here, an operation after the other."""
+    """The rows measured by ranks that are started here, one operation after the other."""
     from howdah.bench.collectives import measure
     from howdah.comm.build import NoCompiler, engine_library
     from howdah.comm.settings import read_settings
@@ -109,7 +109,7 @@ def _started(request: Request) -> Iterator[Row]:
 
 
 def _joined(request: Request) -> Iterator[Row]:
-    """On the ranks that torchrun started. All measure; only rank 0 tells."""
+    """The rows measured by the ranks that torchrun has started; empty on all ranks but rank 0."""
     from howdah.bench.collectives import rows
     from howdah.comm.rendezvous import join
 

@@ -1,4 +1,4 @@
-"""The commands by name, and the files that hold them."""
+"""The table of commands: registers the functions of the other modules under their names."""
 
 import typer
 

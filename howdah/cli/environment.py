@@ -1,6 +1,6 @@
-"""What the environment of a command says: who started it, where caches lie, what torch may do.
+"""The environment variables of a command: its launcher, the cache folder, settings of torch.
 
-Only files at the top read it; everything below is told.
+Commands read them here, and pass them on as arguments.
 """
 
 import os
@@ -13,7 +13,7 @@ from howdah.base.errors import UserError
 from howdah.config.recipe import Machine
 from howdah.host.facts import usable_cores
 
-TORCH_BYTES = 1 << 30  # of addresses that its build for CPUs and a run's few threads take at least
+TORCH_BYTES = 1 << 30  # of address space: the least for torch's CPU build and a run's threads
 MOST_RANKS = 1 << 20
 
 
@@ -23,10 +23,11 @@ def launched() -> bool:
 
 
 def ready_torch() -> Path:
-    """What must be so before torch is loaded; the cache folder. Raises UserError.
+    """Prepares the environment for loading torch; returns howdah's cache folder.
 
-    torch keeps what it compiles in a folder of a name that everybody can guess, below /tmp, and
-    runs what it finds there: here it is the user's own.
+    By default torch keeps compiled code in a folder below /tmp whose name anyone can guess, and
+    runs the code that it finds there. This function sets a folder of the user's own instead. Raises
+    UserError if others can write to that folder, or if the address space is too small for torch.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= limit < TORCH_BYTES:
@@ -38,7 +39,7 @@ def ready_torch() -> Path:
     cache = (Path(base) if base else Path.home() / ".cache") / "howdah"
     if "torch" not in sys.modules:
         own = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
-        with suppress(OSError):  # found to be so when somebody needs it
+        with suppress(OSError):  # reported by torch when it needs the folder
             Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
             found = os.stat(own)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -50,9 +51,9 @@ def ready_torch() -> Path:
 
 
 def this_machine(*, among: bool = False) -> Machine:
-    """What must be known of where a run starts.
+    """The facts of this machine that `resolve_run` needs. Raises UserError.
 
-    among  as one of the ranks that a launcher has started
+    among  whether this process is one of several ranks that a launcher has started
     """
     cache = ready_torch()
     import torch
@@ -67,9 +68,9 @@ def this_machine(*, among: bool = False) -> Machine:
 
 
 def number_in(name: str, *, least: int = 1) -> int:
-    """The number that a launcher gives in the variable of this name; `least` where it gives none.
+    """The number in the environment variable `name` of a launcher; `least` if it is not set.
 
-    Raises UserError.
+    Raises UserError if it is not a whole number from `least` to MOST_RANKS.
     """
     word = os.environ.get(name, str(least))
     if not (word.isascii() and word.isdigit() and least <= int(word[:9]) <= MOST_RANKS):

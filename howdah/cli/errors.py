@@ -1,4 +1,4 @@
-"""How what goes wrong in processes of a command is said: a sentence, or a defect's traceback."""
+"""How a failure in the processes of a command is reported: as a sentence, or with a traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,9 @@ from howdah.base.errors import Unfinished, UserError
 
 @contextmanager
 def in_words() -> Iterator[None]:
-    """What the machine or a peer does to a command is Unfinished, whoever noticed it; a mistake is
-    UserError. A defect keeps its traceback.
+    """Converts the exceptions of its block, whichever process raised them: a mistake of the user to
+    UserError, a failure of the machine or of another rank to Unfinished. A defect is raised again,
+    with its traceback.
     """
     from howdah.comm.launch import explain
     from howdah.comm.spawn import WorkerError

@@ -1,12 +1,12 @@
-"""The way in: takes stop signals, calls a command, and says how it ended.
+"""The entry point: handles stop signals, calls a command, and returns its exit code.
 
-    0          the command has done what it says
-    1          it could not, for no fault of the user's: one sentence, or a defect's traceback
-    2          a mistake of the user's: one sentence
-    128 + n    asked to stop by signal n: 130 is Ctrl-C, 143 SIGTERM
+    0          success
+    1          failure without a mistake of the user: one sentence, or a defect's traceback
+    2          a mistake of the user: one sentence
+    128 + n    stopped by signal n: 130 is Ctrl-C, 143 SIGTERM
 
-Signals are taken before anything else is loaded, so that an impatient Ctrl-C is answered with a
-sentence, too. `cli_commands.py` lists the commands.
+Signals are handled before anything else is loaded, so that even an early Ctrl-C ends with one
+sentence. `cli/commands.py` lists the commands.
 """
 
 import os
@@ -14,10 +14,10 @@ import sys
 
 
 def main() -> None:
-    """The entry point."""
+    """Runs the command of this process, and exits with its exit code."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the next two are loaded: no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the next two are loaded
     from howdah.base.output import lasting_output
     from howdah.base.signals import listen, name_of, stop_behind
 
@@ -25,14 +25,14 @@ def main() -> None:
     with listen(last=True) as request:
         try:
             code = run()
-            sys.stdout.flush()  # while a signal still ends the wait for a reader
-            request.patient = True  # it has ended; whoever asks now is too late
+            sys.stdout.flush()  # while a signal can still end a blocked write
+            request.patient = True  # the command has ended; later signals are ignored
         except BaseException as error:
             if not (stopped := stop_behind(error)):
                 raise
             code = 128 + stopped.number
             say(f"stopped by {name_of(stopped.number)}")
-    if "RANK" in os.environ:  # other threads of a launcher's rank may be inside of torch
+    if "RANK" in os.environ:  # a launcher's rank may have threads inside torch
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def run() -> int:
-    """Calls the command that the words of the command line name; its exit code."""
+    """Calls the command that the command line names; returns its exit code."""
     try:
         from howdah.base.errors import Unfinished, UserError
         from howdah.cli.commands import app
@@ -52,7 +52,7 @@ def run() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except UserError as mistake:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's ranks, one for each machine
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun, one rank of each machine
             say(str(mistake))
         return 2
     except (Unfinished, MemoryError, OSError) as reason:
@@ -62,7 +62,7 @@ def run() -> int:
 
 
 def words_of(reason: Exception) -> str:
-    """What the machine does not let a command finish. A defect among errors is raised again."""
+    """The sentence for a failure of the machine. An OSError that is a defect is raised again."""
     if isinstance(reason, OSError):
         if not reason.strerror:
             raise reason
@@ -71,7 +71,7 @@ def words_of(reason: Exception) -> str:
 
 
 def say(sentence: str) -> None:
-    """A sentence on standard error."""
+    """Prints a sentence on standard error."""
     print(f"howdah: {sentence}", file=sys.stderr)
 
 

@@ -1,6 +1,7 @@
-"""The commands that decide: plan, simulate, draw, cluster, check. None of them loads torch.
+"""The commands that run nothing: plan, simulate, check, trace, draw, cluster. None loads torch.
 
-Each turns words into plain data, asks one function of the deciding floors, and prints.
+Each command converts its options to plain data, calls one function of the packages that plan,
+simulate or draw, and prints the result.
 """
 
 import json
@@ -129,13 +130,13 @@ def check(
 ) -> None:
     """Say everything that keeps RECIPE from running here; exit code 2 if anything does."""
     run = load_run(recipe, overrides or [])
-    # any number of processes will do for dp*; the smallest stands for it
+    # dp* may be any number of replicas; the check uses one
     words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
     run = replace(run, layout=" ".join(words))
     if problems := problems_of(run, None):
         raise UserError(several(problems))
     plan = plan_of(run, parse_layout(run.layout))
-    if not force and run.device != "cuda":  # what a card holds is known when torch is loaded
+    if not force and run.device != "cuda":  # only torch knows a GPU's memory
         refuse_too_large(plan, Room(free_memory(), len(os.sched_getaffinity(0)), plan.layout.world))
     print(
         f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
@@ -192,7 +193,9 @@ def draw_schedule(  # noqa: PLR0913, PLR0917
 
 
 def _own_schedule(path: Path) -> Schedule:
-    """A user's own. What is wrong with it is drawn, and raised as UserError."""
+    """The user's own schedule in a file. If it is wrong, prints where it stops, and raises
+    UserError.
+    """
     schedule = read_schedule(path)
     problems = check_schedule(schedule)
     if problems:

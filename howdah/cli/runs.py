@@ -1,4 +1,4 @@
-"""The commands that use what runs have left, and the one that looks at the machine."""
+"""The commands that use a run's checkpoints, and `doctor`, which examines the machine."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
 """The commands that start processes: `train` and `verify`.
 
-Everything that can be wrong with a run is checked before a process is started; then a mistake is
-one sentence and exit code 2. `train` starts its ranks itself, or is one of those that torchrun
-has started: then the environment says which.
+A run is checked before any process is started, so that a mistake ends with one sentence and exit
+code 2. `train` starts its ranks itself, or is one of the ranks that torchrun has started, which
+has set environment variables.
 """
 
 import os
@@ -45,7 +45,7 @@ def train(
     """Train RECIPE: start its processes, or join those that torchrun has started."""
     run = load_run(recipe, overrides or [])
     if launched():
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun ends with its ranks, and they with it
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # if torchrun dies, so does this rank
             die_with_parent(SIGTERM)
         machine = this_machine(among=True)
         job = resolve_run(run, machine)
@@ -58,18 +58,18 @@ def train(
     code: int | None = None
     try:
         _make_ready(run, job, first=True)
-        with listen(patient=True):  # training takes stop signals by itself
+        with listen(patient=True):  # training handles stop signals itself
             here = job.layout.world > 1 or restarts
             code = _train_here(job, restarts) if here else _train_alone(job)
     except Stopped as stopped:
-        if code is None:  # otherwise it is too late
+        if code is None:  # otherwise training has ended already
             _say(EARLY)
             code = 128 + stopped.number
     sys.exit(code)
 
 
 def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
-    """Raises UserError when this machine cannot hold its ranks, unless the user knows better."""
+    """Raises UserError if this machine is too small for its ranks, unless `force` is set."""
     import torch
 
     ranks, device = machine.local_world or job.layout.world, 0
@@ -82,14 +82,17 @@ def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
 
 
 def _make_ready(run: Run, job: Job, *, first: bool) -> None:
-    """Whatever can be wrong is found here; the `first` process writes the run down."""
-    from howdah.train.console import Silent
+    """Prepares a run's tokens, which finds its remaining mistakes.
+
+    The `first` process also prepares the start, and writes run.toml into the run folder.
+    """
+    from howdah.train.console import RunConsole
     from howdah.train.run_folder import lock
     from howdah.train.start import prepare_start, prepare_tokens
 
-    say = print if first else Silent().say
+    say = RunConsole(rank=0 if first else 1).say
     with lock(job.folder) if first else nullcontext():
-        # Of the ranks of a machine one is enough to look at what all of them will read.
+        # One rank of each machine checks the files that all its ranks will read.
         corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
         if first:
             prepare_start(job, corpus, say)
@@ -97,7 +100,7 @@ def _make_ready(run: Run, job: Job, *, first: bool) -> None:
 
 
 def _train_alone(job: Job) -> int:
-    """In this process."""
+    """Trains in this process; returns the run's exit code."""
     from howdah.comm.transport import SingleRank
 
     with in_words():
@@ -105,7 +108,7 @@ def _train_alone(job: Job) -> int:
 
 
 def _train_here(job: Job, restarts: int) -> int:
-    """In processes of this machine, which are started here; the run's exit code."""
+    """Trains in processes that are started on this machine; returns the run's exit code."""
     from howdah.comm.launch import Terms, launch
 
     terms = Terms(
@@ -127,24 +130,24 @@ def _say(sentence: str) -> None:
 
 
 def train_rank(seat: "Seat", job: Job) -> int:
-    """A rank that this program has started: its exit code."""
+    """Trains as a rank that this program has started; returns the rank's exit code."""
     from howdah.comm.rendezvous import choose
 
     lasting_output()
     with listen(last=True) as request:
         transport = choose(seat.store, rank=seat.rank, size=seat.size)
-        request.patient = True  # training takes stop signals by itself
+        request.patient = True  # training handles stop signals itself
         return _train(job, transport, local_rank=seat.rank)
 
 
 def _train_launched(job: Job) -> int:
-    """A rank that torchrun has started: its exit code."""
+    """Trains as a rank that torchrun has started; returns the rank's exit code."""
     from howdah.comm.rendezvous import join
     from howdah.comm.transport import SingleRank
 
     with in_words(), listen() as request:
         transport = join() if job.layout.world > 1 else SingleRank()
-        request.patient = True  # training takes stop signals by itself
+        request.patient = True  # training handles stop signals itself
         return _train(job, transport, local_rank=number_in("LOCAL_RANK", least=0))
 
 

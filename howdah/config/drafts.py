@@ -1,7 +1,8 @@
-"""Drafts: the plan of a model of which little is said, as `howdah plan` and `draw` ask for one.
+"""Drafts: a plan from a model and a few options, for `howdah plan` and `howdah draw`.
 
-A model is a preset, a recipe, or a config.json of Hugging Face; what is left open takes what the
-model or the recipe says. No data, no folder and no train are asked for: nothing will run.
+A model is a preset, a recipe, or a config.json of Hugging Face. An option that is not given follows
+from the model or the recipe. Data, a run folder and the settings of training are not needed,
+because nothing is run.
 """
 
 from dataclasses import dataclass, replace
@@ -20,12 +21,16 @@ from howdah.shapes.huggingface import model_of
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape
 
-LONGEST = 8192  # tokens of a sample where nobody says: contexts of 131072 are for reading
+LONGEST = 8192  # tokens per sample at most, if not given: contexts of 131072 are for inference
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a user says of a plan; what is empty or 0 follows from the model or the recipe."""
+    """The options for a plan. Those that are empty or 0 follow from the model or the recipe.
+
+    sequence                   tokens per sample
+    micro_batch, global_batch  in samples
+    """
 
     layout: str = ""
     sequence: int = 0
@@ -36,7 +41,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A model with a name, and its plan where enough was said for one."""
+    """A model with its name, and its plan; None if there is neither a layout nor a cluster."""
 
     name: str
     shape: ModelShape
@@ -45,9 +50,9 @@ class Drafted:
 
 
 def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
-    """The plan of `model` (a preset, recipe, config.json, or a Run) on so many devices.
+    """The plan of `model` (a preset, recipe, config.json, or a Run) on `devices` devices.
 
-    A model alone, without a layout and without devices, has no plan. Raises UserError.
+    A preset or config.json has no plan if neither a layout nor devices are given. Raises UserError.
     """
     _check_draft(wanted)
     if isinstance(model, str):
@@ -75,7 +80,10 @@ def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
 
 
 def _check_draft(wanted: Draft) -> None:
-    """Raises UserError in the words of the command line, where 0 leaves a number open."""
+    """Raises UserError, which names the command-line option, if a number is out of bounds.
+
+    A number of 0 is open, and allowed.
+    """
     keys = {
         "sequence": "data.sequence_length",
         "micro_batch": "batch.micro_batch",
@@ -90,7 +98,7 @@ def _check_draft(wanted: Draft) -> None:
 
 
 def option(name: str) -> str:
-    """The option of the command line that says a field of a Draft."""
+    """The command-line option that sets the field `name` of a Draft."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -1,13 +1,13 @@
-"""Run: one configured training as a user writes it, and how it becomes a Job.
+"""Run: one configured training as the user writes it, and how it becomes a Job.
 
-A recipe is a TOML file. What it leaves out takes the default; the command line changes single
-values by their dotted name:
+A recipe is a TOML file. Values that it leaves out have their defaults; the command line changes
+single values by their dotted names:
 
     howdah train recipes/laptop.toml layout="dp2 x4" method.lr.peak=2e-3
 
-A Run may leave things open: `dp*`, a third batch number, a preset's sizes, `device = "auto"`.
-`resolve` closes them, once the number of processes is known, and refuses what cannot work. Every
-table is a frozen dataclass of the floor that uses it; unknown keys are errors with a suggestion.
+A Run may leave values open: `dp*`, the third batch number, `device = "auto"`. `resolve_run` fills
+them in once the number of processes is known, and refuses a run that cannot work. Every table is a
+frozen dataclass of the package that uses it; unknown keys are errors with a suggestion.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,8 +37,8 @@ from howdah.train.job import Job, Training
 
 Table = dict[str, Any]
 
-LARGEST_TOML = 256 << 10  # bytes; a parser of TOML takes a second for a few of these
-RENAMED = {  # keys that recipes once had
+LARGEST_TOML = 256 << 10  # bytes; the TOML parser needs a second for a few times as many
+RENAMED = {  # keys of older recipes, and their names now
     "pace": "train",
     "train.keep": "train.keep_last",
     "data.sequence": "data.sequence_length",
@@ -52,22 +52,22 @@ RENAMED = {  # keys that recipes once had
     "method.optimizer.clip": "method.grad_clip",
 }
 MOST_HERE = 512  # processes that one command starts on one machine
-MOST_THREADS = 8  # of a process, for each core of the machine
+MOST_THREADS = 8  # of one process, for each core of the machine
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run as it was written.
+    """A training run as the user wrote it.
 
-    model      a ModelShape, or `preset = NAME` with the sizes that differ from it; left out,
-               it is that of init_from
-    layout     how it is split, such as "dp2 x4"
-    schedule   a file with a pipeline schedule of one's own, in place of the layout's
-    device     auto takes CUDA where there is some
-    threads    of torch in each process; 0 shares the cores out
-    compile    blocks through torch.compile
-    folder     the run folder; None is runs/NAME
-    init_from  a Hugging Face folder whose weights to start from
+    model      in a recipe, the sizes of a ModelShape, or `preset = NAME` with the sizes that
+               differ from it; if left out, the model is that of init_from
+    layout     how the run is split, such as "dp2 x4"
+    schedule   a file with the user's own pipeline schedule, in place of the layout's
+    device     auto takes CUDA if every process has a device
+    threads    of torch in each process; 0: the cores, divided by the processes
+    compile    whether blocks go through torch.compile
+    folder     the run folder; None: runs/NAME
+    init_from  a Hugging Face folder that holds the initial weights
     """
 
     name: str
@@ -88,13 +88,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Machine:
-    """What `resolve` must know of where the run starts.
+    """What `resolve_run` must know of the machine on which a run starts.
 
-    world        processes that a launcher has started; None: the layout decides
-    local_world  of those, how many on this machine
-    cores        that this process may use
-    cuda         CUDA devices
-    cache        where tokenised text is kept
+    world        number of processes that a launcher has started; None: the layout decides
+    local_world  number of those processes on this machine
+    cores        number of cores that this process may use
+    cuda         number of CUDA devices
+    cache        the folder for tokenised text
     """
 
     world: int | None
@@ -110,7 +110,7 @@ class Machine:
 def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     """The run of a recipe, or of a run folder that holds a run.toml, with overrides applied.
 
-    Raises UserError naming the file, or every key and value that is wrong.
+    Raises UserError, which names the file, or every key and value that is wrong.
     """
     in_folder = kind_of(recipe) == "folder"
     path = recipe / "run.toml" if in_folder else recipe
@@ -122,15 +122,15 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
         raise UserError(f"{named(path)} is not TOML: {error}") from error
     table.setdefault("name", path.stem)
     if in_folder:
-        table["folder"] = str(recipe)  # a folder that was moved goes on where it is now
+        table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
     for override in overrides:
         _override(table, override)
     return parse_run(table)
 
 
 def parse_run(table: Table) -> Run:
-    """A Run from nested tables. Raises UserError with all that cannot be read, and what each value
-    that can be read says wrongly for itself.
+    """A Run from nested tables. Raises UserError with every key and value that cannot be read, and
+    every value that can be read but is wrong by itself.
     """
     table, problems = _filled(table)
     found = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
@@ -167,7 +167,10 @@ def _override(table: Table, override: str) -> None:
 
 
 def _filled(table: Table) -> tuple[Table, list[str]]:
-    """The table with what its short forms stand for: a preset's sizes, a source's path alone."""
+    """The table with its short forms written out, and the problems that this finds.
+
+    The short forms are a preset instead of its sizes, and a path instead of a source.
+    """
     table, problems = dict(table), []
     try:
         table["model"] = _model(table)
@@ -182,7 +185,7 @@ def _filled(table: Table) -> tuple[Table, list[str]]:
 
 
 def _model(table: Table) -> object:
-    """The sizes: those of the [model] table, or those of the folder that the run starts from."""
+    """The model's sizes: those of the [model] table, or those of the folder init_from."""
     if "model" not in table:
         if not isinstance(table.get("init_from"), str):
             raise UserError("model is missing; write model.preset=laptop, or a table of its sizes")
@@ -204,9 +207,9 @@ def _model(table: Table) -> object:
 
 
 def save_run(run: Run, path: Path) -> None:
-    """Writes a run as a recipe that `load_run` reads back, whole or not at all.
+    """Writes `run`, atomically, as a recipe that `load_run` can read.
 
-    Raises UserError where that is impossible; a file that says the same already is left alone.
+    A file that has this content already is not written. Raises UserError if writing fails.
     """
     text = tomli_w.dumps(_plain(asdict(run)))
     try:
@@ -220,7 +223,7 @@ def save_run(run: Run, path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Values that TOML has; open ones (None) are left out."""
+    """`value` in the types that TOML has; fields that are None (open) are left out."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -256,7 +259,7 @@ def problems_of(run: Run, world: int | None) -> list[str]:
 
 
 def _check_each(run: Run) -> Iterator[str]:
-    """What is wrong with a value whatever the others are."""
+    """The problems of single values, which do not depend on other values."""
     yield from out_of_bounds(run)
     yield from check_sources(run.data)
     if not run.layout.strip():
@@ -301,10 +304,10 @@ def resolve_run(run: Run, machine: Machine) -> Job:
 
 
 def resolved(run: Run, job: Job) -> Run:
-    """The run with what its job has decided, as the run folder keeps it to go on from anywhere.
+    """`run` with the decisions of its job, as the run folder stores it to resume from anywhere.
 
-    Paths no longer depend on the current folder. Device, threads and micro-batch stay as they
-    were written: they belong to the machine, and the next one may be another.
+    Paths are absolute. Device, threads and micro-batch stay as the user wrote them: they depend on
+    the machine, and the run may be resumed on another one.
     """
     tokenizer = run.data.tokenizer
     sources = tuple(replace(s, path=_absolute(s.path)) for s in run.data.sources)
@@ -322,6 +325,6 @@ def resolved(run: Run, job: Job) -> Run:
 
 
 def _absolute(name: str) -> str:
-    """A path made absolute; a name that is no path stays."""
+    """The absolute path of `name`; a name that is no existing path is returned unchanged."""
     there = name != STDLIB and kind_of(Path(name)) != "does not exist"
     return str(Path(name).absolute()) if there else name

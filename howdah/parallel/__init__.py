@@ -1,1 +1,1 @@
-"""Forms of parallelism, each done to a plain model from outside, in one visible order."""
+"""Forms of parallelism, each applied to a plain model from outside, in one visible order."""

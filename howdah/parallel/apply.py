@@ -1,18 +1,18 @@
-"""The one place that knows the order in which a layout is applied to a plain model.
+"""Applies a layout to a plain model. Only this file knows the order in which that is done:
 
-1. build the model on the meta device: no weight exists yet, so none is ever whole in vain
-2. lay what this rank holds of its weights in flat units
-3. fill them: fresh, or from a checkpoint or a folder
-4. hand the masters to the optimizer, range by range
-5. make it a replica: gradients are summed over the parts of tp and over dp, whole or share by
+1. build the model on the meta device: a weight that this rank does not hold never takes memory
+2. allocate what this rank holds of the weights, in flat units
+3. fill them: at random, or from a checkpoint or a folder
+4. pass the masters to the optimizer, range by range
+5. make the model a replica: gradients are summed over the tp ranks and over dp, whole or share by
    share, in a pipeline stage by stage
-6. tell those sums when a gradient is ready: parameters of torch do, where they will do; else own
-   operations take their place, cut for tp, with a store that knows who has the weights
-7. make blocks keep for the backward pass what the layout says
-8. where each replica updates its share alone, gather weights
+6. notify those sums when a gradient is ready. Hooks of torch parameters do so where possible;
+   otherwise own operations replace those of torch, cut for tp, with a store that has the weights
+7. make blocks keep for the backward pass what the layout selects (recomputation)
+8. where each replica updates only its share, gather the weights
 9. where there are stages, make them a pipeline
 
-Parameters of torch stay where nothing but dp is asked for: `torch.compile` knows them.
+Where the layout has only dp, parameters stay those of torch, which `torch.compile` supports.
 """
 
 from collections.abc import Iterator
@@ -55,19 +55,19 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """A model on its place in the layout, ready to train.
+    """A model laid out for this rank, ready to train.
 
     plan      what runs where
-    mesh      where it is
+    mesh      the groups of this rank
     units     the flat tensors, unit by unit
-    ranges    what this rank's optimizer updates
-    reducer   sums gradients over the parts of tp and the replicas; None where there is neither
+    ranges    the ranges that this rank's optimizer updates
+    reducer   sums gradients over the tp ranks and the replicas; None without these sums, or with pp
     gatherer  brings updated weights to all replicas, once in a step or unit by unit when they are
-              used; None where each updates everything
-    window    room for whole gradients where shares are kept
-    store    knows the weights of own operations; None where they are parameters of the model
-    region    between what each part of tp has of all tokens, and what all have; None without tp
-    pipeline  runs the stages, and sums their gradients in the reducer's place; None without pp
+              used; None where each replica updates everything
+    window    memory for whole gradients where only shares are kept
+    store     has the weights of own operations; None where they are parameters of the model
+    region    communicates at the boundary of tensor-parallel regions; None without tp
+    pipeline  runs the stages, and sums their gradients in place of the reducer; None without pp
     """
 
     plan: Plan
@@ -85,8 +85,8 @@ class ParallelModel:
 
     @property
     def exposed(self) -> float:
-        """Seconds that computation has waited for others, over the whole run: for gradients and
-        weights, at the borders of tp, and in a pipeline for messages.
+        """Seconds that computation has waited for other ranks, over the whole run: for gradients
+        and weights, at the boundaries of tp regions, and in a pipeline for messages.
         """
         line = self.pipeline
         parts = (self.reducer, self.gatherer, self.region, line, line.sums if line else None)
@@ -94,12 +94,14 @@ class ParallelModel:
 
     @property
     def multiplied(self) -> list[Tensor]:
-        """The tensors that hold what the model multiplies with."""
+        """The tensors that hold the weights with which the model multiplies."""
         window = [self.gatherer.window] if isinstance(self.gatherer, ShardedWeights) else []
         return [*window, *(unit.weights for unit in self.units.values())]
 
     def whole(self, unit: FlatUnit) -> Tensor:
-        """All weights of a unit, from other ranks where they are shared out; all call together."""
+        """All weights of a unit in one flat tensor. Sharded weights are gathered from the other
+        ranks. All ranks call together.
+        """
         if not unit.shared_out:
             return unit.weights
         flat = unit.weights.new_empty(unit.buffer.length)
@@ -108,7 +110,9 @@ class ParallelModel:
 
     @contextmanager
     def in_pass(self, kind: str) -> Iterator[None]:
-        """Inside, forward and backward passes run, as they always do for this `kind`."""
+        """Forward and backward passes run inside this block. All passes of one `kind` must use the
+        weights in the same order.
+        """
         if not isinstance(self.gatherer, ShardedWeights):
             yield
             return
@@ -117,17 +121,19 @@ class ParallelModel:
         self.gatherer.end()
 
     def sync_weights(self) -> None:
-        """The weights are those of the last update, on every rank, when this returns."""
+        """Waits until the weights on this rank are those of the last update."""
         if self.gatherer:
             self.gatherer.wait()
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The summed loss of hidden states [b, s, h], as the method has it; labels [b, s]."""
+        """The summed loss of hidden states [b, s, h] and labels [b, s], with all terms of the
+        method.
+        """
         method = self.plan.method
         return self._loss(hidden, labels, Terms(method.label_smoothing, method.z_loss))
 
     def plain_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy alone: what held-out text is judged by."""
+        """The summed cross-entropy alone, which measures held-out text."""
         return self._loss(hidden, labels, Terms())
 
     def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
@@ -138,20 +144,22 @@ class ParallelModel:
         return cross_entropy_sum(hidden, self.model.head_weight, labels, terms=terms)
 
     def counted(self) -> Iterator[tuple[FlatUnit, int, int]]:
-        """What this rank counts: ranges of units, in which each element of the model is once, over
-        all ranks.
+        """Yields (unit, start, stop) for the ranges that this rank counts. Over all ranks, they
+        contain each element of the model once.
         """
         for unit in self.units.values():
             for start, stop in counted_ranges(unit.buffer, self.plan, self.mesh.rank):
                 yield unit, start, stop
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of what this rank updates."""
+        """The gradients of the ranges that this rank updates, one flat tensor for each unit."""
         return [unit.summed for unit in self.units.values()]
 
 
 def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
-    """The model of a plan, laid out and filled. `fill` writes each piece of weight."""
+    """The model of a plan, laid out for this rank and filled. `fill` writes each piece of
+    weight.
+    """
     layout, rank, method = plan.layout, mesh.rank, plan.method
     # 1
     with torch.device("meta"):
@@ -159,7 +167,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
     # 2
     replicas = Replicas(mesh.shard, mesh.across)
     shares = layout.accumulate == "shard" and not replicas.alone
-    cut = layout.zero == 3 and mesh.shard.size > 1  # weights, too
+    cut = layout.zero == 3 and mesh.shard.size > 1  # weights are sharded, too
     units = flatten(
         model,
         local_buffers(plan, rank),
@@ -210,7 +218,9 @@ def _store(
     sums: StageSums | Reducer | ShareReducer | PartSums | None,
     gathering: ShardedWeights | None,
 ) -> UnitWeightStore:
-    """Who tells own operations their weights, and `sums`, if there are any, of the gradients."""
+    """The store that gives own operations their weights, and notifies `sums`, if any, of
+    gradients.
+    """
     target = sums.target if sums else whole_gradients(units).__getitem__
     ready = sums.ready if sums else lambda _: None
     value = gathering.value if gathering else None
@@ -224,7 +234,7 @@ def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> ShardedWei
 def _reducer(
     plan: Plan, mesh: Mesh, units: dict[str, FlatUnit], window: Window | None
 ) -> Reducer | ShareReducer | PartSums | None:
-    """What sums gradients over the parts of tp, then over the replicas; None where neither is."""
+    """The sum of gradients over the tp ranks, then over the replicas; None if there are neither."""
     replicas = Replicas(mesh.shard, mesh.across)
     over: Reducer | ShareReducer | None = None
     if window:
@@ -235,7 +245,7 @@ def _reducer(
 
 
 def _ranges(unit: FlatUnit) -> list[Range]:
-    """The own range of a unit, in two decay groups."""
+    """The own range of a unit in two parts: with and without weight decay."""
     turn = min(max(unit.buffer.decay_stop, unit.start), unit.stop)
     cuts = [(unit.start, turn, True), (turn, unit.stop, False)]
     return [

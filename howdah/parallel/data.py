@@ -1,23 +1,24 @@
-"""Data parallelism: equal weights on every rank, gradients summed once per step.
+"""Data parallelism: all ranks have equal weights, and gradients are summed once per step.
 
-The idea (Goyal et al. 2017; Li et al. 2020, https://arxiv.org/abs/2006.15704): every rank runs
-its own part of the global batch, and gradients, which are sums over tokens, are summed over the
-ranks. The loss was divided by the *global* token count before backward, so nothing is divided
-here.
+The idea (Goyal et al. 2017; Li et al. 2020, https://arxiv.org/abs/2006.15704): every rank computes
+on its own rows of the global batch, and gradients, which are sums over tokens, are summed over the
+ranks. The loss was divided by the *global* token count before backward, so nothing is divided here.
 
     backward   head ── layers.5 ── layers.4 ── ... ── embedding ─┐
     progress        [  bucket 0  ][  bucket 1  ] ... [ bucket n ]┴─ finish
 
 Phases of a step:
-  1. The micro-batches but the last only add to the flat gradients.
-  2. `arm` before the last backward: from now on, a parameter that got its gradient is counted.
+  1. All micro-batches but the last only add to the flat gradients.
+  2. `arm` is called before the last backward. From then on, parameters that got their gradient are
+     counted.
   3. When a bucket has all of its gradients, its all-reduce starts on the progress thread. Buckets
      start in one fixed order, so that all ranks agree on it.
-  4. `finish` starts what backward never reached and waits for everything.
+  4. `finish` starts the buckets that backward did not reach, and waits for all of them.
 
-Under ZeRO-1 the all-reduce is its first half alone, the reduce-scatter; `zero.py` has the rest.
-Where several groups each share out a copy of the states, a rank's share is then summed over those
-who hold the same one (hybrid shards, Zhao et al. 2023, https://arxiv.org/abs/2304.11277).
+Under ZeRO-1, only the first half of the all-reduce is done here, the reduce-scatter; `zero.py` has
+the rest. Where several groups each shard a copy of the states, a rank's share is then summed over
+the ranks with the same share in other groups (hybrid shards, Zhao et al. 2023,
+https://arxiv.org/abs/2304.11277).
 """
 
 from collections.abc import Callable
@@ -36,18 +37,20 @@ from howdah.plan.flat_buffers import Buffer
 
 @dataclass(frozen=True)
 class Replicas:
-    """The ranks over which gradients are summed: `shard` in one copy, then `across` copies."""
+    """The ranks over which gradients are summed: `shard` within one copy of the states, then
+    `across` the copies.
+    """
 
     shard: Group
     across: Group
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to sum with."""
+        """Whether there is only one replica, so that there is nothing to sum."""
         return self.shard.size == self.across.size == 1
 
     def sum_share(self, flats: list[Tensor]) -> Future[None]:
-        """Starts to make the own shares of `flats` those of the sum."""
+        """Starts to replace this rank's shares of `flats` by those of the sum over the replicas."""
         inside = self.shard.reduce_scatter(flats, async_op=True)
         if self.across.size == 1:
             return inside
@@ -55,14 +58,15 @@ class Replicas:
         return self.across.all_reduce(owns, async_op=True, after=inside)
 
     def sum_whole(self, flats: list[Tensor]) -> Future[None]:
-        """Starts to make `flats` the sum."""
+        """Starts to replace `flats` by the sum over the replicas."""
         return self.shard.all_reduce(flats, async_op=True)
 
 
 class Reducer:
     """Sums the whole gradients of flat units over the replicas while backward still runs.
 
-    scatter  only the own share of the sum is wanted (ZeRO-1)
+    scatter       whether only this rank's share of the sum is needed (ZeRO-1)
+    bucket_bytes  least size of a bucket; None: the default
     """
 
     def __init__(
@@ -84,26 +88,30 @@ class Reducer:
         self.exposed = 0.0  # seconds that `finish` has waited, over the whole run
 
     def arm(self) -> None:
-        """The next backward is the step's last: reduce buckets as they become ready."""
+        """Announces the last backward of the step: from now on, buckets are reduced once they are
+        ready.
+        """
         self._missing = [sum(len(u.segments) for u in bucket) for bucket in self.buckets]
         self._started = []
 
     def target(self, name: str) -> Tensor:
-        """Where the gradient of `name` is added."""
+        """The tensor to which the gradient of `name` is added."""
         return self._views[name]
 
     def take(self, name: str, parameter: Tensor) -> None:
-        """Backward has added to the parameter's gradient, which lies where it belongs."""
+        """Called after backward has added to `parameter.grad`, which is a view of the flat
+        gradient.
+        """
         self.ready(name)
 
     def ready(self, name: str) -> None:
-        """The gradient of `name` is complete for this micro-batch."""
+        """Called when the gradient of `name` is complete for this micro-batch."""
         if self._missing:
             self._missing[self._of[name]] -= 1
             self._start(whole=False)
 
     def finish(self) -> None:
-        """All gradients are summed when this returns."""
+        """Waits until all gradients are summed."""
         self._start(whole=True)
         self._missing = []
         began = perf_counter()
@@ -126,13 +134,13 @@ def buckets_of(units: dict[str, FlatUnit], least_bytes: int | None = None) -> li
 
 
 def whole_gradient(unit: FlatUnit) -> Tensor:
-    """The gradients that backward adds to; the unit must keep them whole."""
+    """The flat gradient to which backward adds; the unit must keep it whole."""
     assert unit.gradients is not None, "only shares of gradients are kept"
     return unit.gradients
 
 
 def whole_gradients(units: dict[str, FlatUnit]) -> dict[str, Tensor]:
-    """The views, by name, of the gradients that units keep whole."""
+    """Views of the gradients, by name, of units that keep them whole."""
     views: dict[str, Tensor] = {}
     for unit in units.values():
         views |= unit.views(whole_gradient(unit))
@@ -140,16 +148,16 @@ def whole_gradients(units: dict[str, FlatUnit]) -> dict[str, Tensor]:
 
 
 def listen_to_parameters(model: nn.Module, reducer: "TakesGradients") -> None:
-    """Makes every backward through the parameters of `model` tell the reducer."""
+    """Makes every parameter of `model` notify the reducer when backward has added its gradient."""
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(_tell(reducer, name))
 
 
 class TakesGradients(Protocol):
-    """A reducer, as a parameter's hook sees it."""
+    """A reducer, as the hook of a parameter sees it."""
 
     def take(self, name: str, parameter: Tensor) -> None:
-        """The gradient of `parameter` is complete for this micro-batch."""
+        """Called when the gradient of `parameter` is complete for this micro-batch."""
         ...
 
 

@@ -1,25 +1,26 @@
 """Pipeline parallelism: runs the lowered program of a schedule on one rank.
 
     program     receive 0F1 · wait 0F0 · 1F0 · send 1F0 · wait 0F1 · 1F1 · …  · reduce · update
-    values      what has come or was made, and the next action takes      activations, gradients
+    values      received or computed here, input of a later action        activations, gradients
     held        what a forward keeps for its backward: its input and the graph
-    late        weight gradients that I has put off until W
+    late        weight gradients that an I action has deferred to its W action
 
-The decisions are all in the list (`plan/schedule/lowering.py`); here each verb is one small
+The program contains all decisions (`plan/schedule/lowering.py`); here each verb is one small
 function. A stage's forward is a plain autograd graph from its input, a leaf, to its output. Its
-backward starts from the gradient that the next stage sends, and leaves the gradient for the stage
-before at the leaf:
+backward starts from the gradient that the next stage sends. Afterwards the leaf has the gradient
+for the stage before:
 
-    F    x = leaf(values) → out; held: x and the edge of out's graph; out is handed on, not kept
-    B    backward(edge, gradient) → x.grad is handed back; held lets go
-    I    the same, but the store holds what it would add to weight gradients
-    W    … which is added now
+    F    x = leaf(values) → out; held: x and the edge of out's graph; out is sent on, not kept
+    B    backward(edge, gradient) → x.grad is sent back; the entry of held is freed
+    I    as B, but the store defers what it would add to weight gradients
+    W    adds what the store has deferred
 
-A receive is posted before it is needed, and waits on a thread of its own: `receive 2F0 · compute
-0F0 · send 0F0` on one rank, whose 2F0 is made from that 0F0 elsewhere, stands still nowhere.
+A receive is posted before its value is needed, and waits on a thread of its own. So `receive 2F0 ·
+compute 0F0 · send 0F0` on one rank, whose 2F0 is computed elsewhere from that 0F0, does not
+deadlock.
 
-Sums over replicas begin with a stage's last gradients (`stage_sums.py`). The update itself waits
-for the norm of the whole gradient, and is the training step's.
+Sums over replicas start with a stage's last gradients (`stage_sums.py`). The update needs the norm
+of the full gradient, so the training step does it.
 """
 
 from collections import Counter
@@ -51,8 +52,12 @@ GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of
 
 
 class Stages(NamedTuple):
-    """What a rank runs its stages with: its modules, in the dtype of computing, and who keeps and
-    brings their weights.
+    """What a rank runs its stages with.
+
+    model     the parts of the model that this rank holds
+    dtype     the compute dtype
+    store     has the weights, and adds to their gradients
+    gatherer  brings updated weights from other ranks; None where nothing is gathered
     """
 
     model: Transformer
@@ -62,8 +67,11 @@ class Stages(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a forward keeps: the leaf that it began with, None at the first stage; its end; how
-    often it used each weight.
+    """What a forward keeps for its backward.
+
+    x     the leaf that it started from; None at the first stage
+    end   the edge of the graph at its output
+    uses  how often it used each weight
     """
 
     x: Tensor | None
@@ -72,17 +80,21 @@ class Held(NamedTuple):
 
 
 class DeferredGrads(NamedTuple):
-    """What I leaves for W: additions to the gradients of weights, and how often each was used."""
+    """What an I action leaves for its W action.
+
+    queue  additions to the gradients of weights
+    uses   how often each weight was used
+    """
 
     queue: list[Callable[[], None]]
     uses: Counter[str]
 
 
 class Pipeline:
-    """The stages of a rank, step after step.
+    """The stages of a rank, which run step after step.
 
-    exposed  seconds that it has waited for messages, over the whole run
-    peak     (stage, micro-batch) that it held at one time, at most, in the last pass
+    exposed  seconds that this rank has waited for messages, over the whole run
+    peak     the most pairs (stage, micro-batch) that it held at one time in the last pass
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, stages: Stages, sums: StageSums) -> None:
@@ -94,7 +106,7 @@ class Pipeline:
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
 
     def train(self, given: Sequence[Given], loss: Loss, *, tokens: float) -> float:
-        """Adds the gradients of all micro-batches of a step, and sums them over the ranks.
+        """Computes the gradients of all micro-batches of a step, and sums them over the ranks.
 
         Returns the summed loss on the last stage, 0 on others. `tokens` divides the gradients.
         """
@@ -109,7 +121,9 @@ class Pipeline:
         return float(work.total)
 
     def alone(self, stage: int, given: Given, loss: Loss) -> Tensor:
-        """The forward pass of one own stage, to be looked at: what it begins with is made up."""
+        """The output of one of this rank's stages, run by itself for a measurement; its input is
+        zeros.
+        """
         work = StepRun(self, [given], loss, tokens=1.0)
         if stage > 0:
             size = boundary(self.plan, self.mesh.rank, given)
@@ -130,9 +144,9 @@ class Pipeline:
 
 
 class StepRun:
-    """One pass through a program: a step's gradients, or an evaluation.
+    """One run of a program: the gradients of a step, or an evaluation.
 
-    total  the summed loss of the micro-batches so far, where the last stage is
+    total  the summed loss of the micro-batches so far, on the rank of the last stage
     """
 
     def __init__(
@@ -145,11 +159,11 @@ class StepRun:
         self.held: dict[tuple[int, int], Held] = {}
         self.late: dict[tuple[int, int], DeferredGrads] = {}
         self.moving: dict[tuple[Verb, Action], tuple[Future[None], Tensor]] = {}
-        self.last: dict[int, Action] = {}  # of each stage: what completes its gradients
+        self.last: dict[int, Action] = {}  # by stage: the action that completes its gradients
         self.tie: Future[None] | None = None
 
     def run(self, program: Sequence[Instruction]) -> None:
-        """Carries out the instructions, one after the other."""
+        """Executes the instructions, one after the other."""
         for instruction in program:
             if instruction.verb is Verb.COMPUTE and instruction.action.kind in GRADIENTS:
                 self.last[instruction.action.stage] = instruction.action
@@ -181,7 +195,9 @@ class StepRun:
             self.held[action.stage, action.micro] = Held(x, get_gradient_edge(out), uses)
 
     def output(self, action: Action) -> tuple[Tensor | None, Tensor]:
-        """What a stage begins with, and what it makes of it: hidden states, or the summed loss."""
+        """Runs a stage forward. Returns its input, and its output: hidden states, or the summed
+        loss.
+        """
         stage, micro = action.stage, action.micro
         given, parts = self.given[micro], self.line.parts[stage]
         x = self.values.pop(Value("activation", stage - 1, micro)) if stage > 0 else None
@@ -208,7 +224,7 @@ class StepRun:
         store, held = self.line.stages.store, self.held.pop((action.stage, action.micro))
         store.defer()
         self._back(action, held)
-        uses = held.uses + store.set_aside()  # what was computed again
+        uses = held.uses + store.set_aside()  # plus what was recomputed
         self.late[action.stage, action.micro] = DeferredGrads(store.take_deferred(), uses)
 
     def weight_half(self, action: Action) -> None:
@@ -219,7 +235,9 @@ class StepRun:
                 add()
 
     def _await_weights(self, parts: tuple[Part, ...]) -> None:
-        """Those of embedding and head, after an update elsewhere; blocks wait for their own."""
+        """Waits for the weights of embedding and head after an update on other ranks; blocks wait
+        for their own.
+        """
         gatherer = self.line.stages.gatherer
         for part in ("embedding", "head"):
             if gatherer and part in parts:
@@ -273,7 +291,7 @@ class StepRun:
         self.tie = self.line.sums.tie()
 
     def skip(self, _: Instruction) -> None:
-        """The update is the training step's: it waits for the norm of the whole gradient."""
+        """Does nothing: the training step updates, after it has the norm of the full gradient."""
 
 
 VERBS: dict[Verb, Callable[[StepRun, Instruction], None]] = {

@@ -1,20 +1,20 @@
-"""Laying a model's weights in flat buffers, one per unit.
+"""Moves a model's weights into flat buffers, one per unit.
 
-A model is built on the meta device, where it costs nothing. `flatten` allocates the buffers of
+A model is built on the meta device, where it takes no memory. `flatten` allocates the buffers of
 the plan and makes every parameter a view into them:
 
-    weights     compute dtype        what the model multiplies with: whole, or the own range, and
-                                     whole only while they are used (`zero3.py`)
+    weights     compute dtype        what the model multiplies with: whole, or only the own range,
+                                     and whole only while they are used (`zero3.py`)
     masters     at least float32     what this rank's optimizer updates: its own range of the unit.
-                                     Where the weights are wide, a view of them
+                                     If weights are at least float32, too, a view of them
     gradients   at least float32     what backward adds to, whole; parameter.grad is a view of it
     summed      at least float32     the own range of the sum over the replicas: a view of
-                                     `gradients`, or, where shares add up, all that is kept
+                                     `gradients`, or, where only shares are kept, a tensor itself
 
-so that a reduction, an optimizer step or a checkpoint works on runs of memory, and never on
-some hundred small tensors. bf16 weights get float32 gradients through `Tensor.grad_dtype`.
+So a reduction, an optimizer step or a checkpoint works on contiguous ranges of memory, and not on
+hundreds of small tensors. bf16 weights get float32 gradients through `Tensor.grad_dtype`.
 
-The own range is everything where each replica updates everything; ZeRO makes it a share.
+The own range is the whole unit where each replica updates everything; with ZeRO it is a share.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Own = Callable[[Buffer], tuple[int, int]]  # the range [start, stop) that this r
 
 
 class Whole(NamedTuple):
-    """What is kept whole; of the rest, the own range alone is kept."""
+    """Which tensors are kept whole; of the others, only the own range is kept."""
 
     gradients: bool = True
     weights: bool = True
@@ -48,10 +48,11 @@ ALL = Whole()
 
 @dataclass(frozen=True)
 class FlatUnit:
-    """The flat tensors of one unit: whole ones, and those of the own range from `start` on.
+    """The flat tensors of one unit. Some are whole, others hold only the own range, from `start`
+    on.
 
-    weights     whole, or the own range alone
-    gradients   None where only the own share is kept between micro-batches
+    weights     whole, or only the own range
+    gradients   whole; None where only the own range is kept between micro-batches
     """
 
     buffer: Buffer
@@ -63,20 +64,20 @@ class FlatUnit:
 
     @property
     def stop(self) -> int:
-        """Where the own range ends."""
+        """The end of the own range."""
         return self.start + len(self.masters)
 
     @property
     def shared_out(self) -> bool:
-        """Whether weights are the own range alone."""
+        """Whether `weights` holds only the own range."""
         return len(self.weights) < self.buffer.length
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named tensors inside one of the unit's whole flat tensors."""
+        """The named tensors inside `flat`, which is one of the unit's whole flat tensors."""
         return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
 
     def copy_to_weights(self) -> None:
-        """Casts the masters to the own range of the weights, after an update or a load."""
+        """Casts the masters into the own range of the weights, after an update or a load."""
         if self.weights.dtype != self.masters.dtype:
             whole = not self.shared_out
             own = self.weights[self.start : self.stop] if whole else self.weights
@@ -84,7 +85,7 @@ class FlatUnit:
 
 
 def everything(buffer: Buffer) -> tuple[int, int]:
-    """The own range of a rank that updates all."""
+    """The own range of a rank that updates the whole buffer."""
     return 0, buffer.length
 
 
@@ -97,9 +98,12 @@ def flatten(
     own: Own = everything,
     whole: Whole = ALL,
 ) -> dict[str, FlatUnit]:
-    """Moves a model from the meta device into flat units, in forward order; not yet filled.
+    """Moves a model from the meta device into flat units, in forward order; does not fill them.
 
-    Without whole weights, what is cut stays behind on the meta device, as names alone.
+    own    the own range of each buffer
+    whole  which tensors are kept whole
+
+    Parameters whose weights are not whole stay on the meta device, where only their names are used.
     """
     units: dict[str, FlatUnit] = {}
     names: set[str] = set()
@@ -145,8 +149,8 @@ def _replace(
 
 
 def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
-    """Fills masters and weights piece by piece; weights of other ranks' ranges too where they are
-    kept, so that nothing has to be sent before the first step.
+    """Fills masters and weights piece by piece. Whole weights are also filled outside of the own
+    range, so that nothing has to be sent before the first step.
     """
     for unit in units.values():
         masters = unit.masters
@@ -163,7 +167,9 @@ def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
 
 
 def random_init(weights: tuple[Weight, ...], seed: int) -> Fill:
-    """Fills pieces with fresh weights: a function of (seed, name, place in the tensor) alone."""
+    """A Fill with random initial weights: a function of (seed, name, position in the tensor)
+    only.
+    """
     table = {weight.name: weight for weight in weights}
 
     def fill(piece: Piece, out: Tensor) -> None:
@@ -175,7 +181,9 @@ def random_init(weights: tuple[Weight, ...], seed: int) -> Fill:
 
 
 def places_of(piece: Piece) -> Callable[[Tensor], Tensor]:
-    """Where in the whole tensor, row by row, the elements of a piece stand (int64, 1-D)."""
+    """A function: index within a piece → position in the whole tensor, row by row (both int64,
+    1-D).
+    """
     corner, size = piece.box.corner, piece.box.size
     strides = [prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
 
@@ -186,7 +194,7 @@ def places_of(piece: Piece) -> Callable[[Tensor], Tensor]:
             rest = rest // length
         return found
 
-    if size[1:] == piece.shape[1:]:  # whole rows follow each other
+    if size[1:] == piece.shape[1:]:  # whole rows are contiguous
         offset = piece.start + (corner[0] * strides[0] if corner else 0)
         return lambda index: index + offset
     return places

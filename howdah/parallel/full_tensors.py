@@ -1,11 +1,12 @@
-"""Whole tensors by name, whatever the layout, for inspection, tests and `verify`.
+"""Whole tensors by name, for any layout; for inspection, tests and `verify`.
 
     full_parameter(placed, "layers.0.attention.q.weight")     the master weight
     full_gradient(placed, ...)                                summed over the ranks, after a step
     full_state(placed, ..., "exp_avg")                        optimizer state
 
-Each returns a fresh tensor of the global shape. All ranks of the layout call together: every
-element is counted by one rank, so each writes what it counts into zeros, and the sum is the whole.
+Each function returns a new tensor of the global shape. All ranks of the layout call together. Every
+element is counted by one rank: each rank writes the elements that it counts into zeros, and the sum
+over all ranks is the whole tensor.
 """
 
 from collections.abc import Callable
@@ -22,12 +23,12 @@ Own = Callable[[FlatUnit], Tensor]  # a tensor of the unit's own range
 
 
 def full_parameter(placed: ParallelModel, name: str) -> Tensor:
-    """The master weight `name`, at least float32."""
+    """The master weight `name`, in at least float32."""
     return _whole(placed, name, lambda unit: unit.masters)
 
 
 def full_gradient(placed: ParallelModel, name: str) -> Tensor:
-    """The gradient of the global batch for `name`, at least float32; after clipping."""
+    """The gradient of the global batch for `name`, in at least float32; after clipping."""
     return _whole(placed, name, lambda unit: unit.summed)
 
 
@@ -66,5 +67,5 @@ def _whole(placed: ParallelModel, name: str, own: Own) -> Tensor:
 
 
 def parameter_names(placed: ParallelModel) -> list[str]:
-    """All names, in forward order."""
+    """The names of all weights, in forward order."""
     return [weight.name for weight in placed.plan.weights]

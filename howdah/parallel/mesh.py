@@ -1,12 +1,12 @@
-"""The mesh: this process's place in the layout, and a group for each axis.
+"""The mesh: the position of this rank in the layout, and a communication group for each axis.
 
     layout dp4 zero1 shard2        rank 0 ── shard ── rank 1        one copy of the states
                                      │ across           │
                                    rank 2 ── shard ── rank 3        the other
     world    0 1 2 3
 
-Which ranks talk along an axis is decided in `plan/mesh_axes.py`; here they are joined. An axis that
-spans all ranks under the same label is the world itself.
+`plan/mesh_axes.py` decides which ranks communicate along an axis; this file connects them. For an
+axis that spans all ranks under the same label, the world group itself is used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,19 +21,20 @@ from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, axis
 from howdah.plan.recording import Wires
 
-# What talks along an axis is counted under its label: the two cuts of dp are its own.
-# Stages have links of their own, pair by pair (`links.py`).
+# The label under which the traffic of an axis is counted: `shard` and `across` are both dp.
+# Pipeline stages have links of their own, pair by pair (`stage_links.py`).
 LABELS: Mapping[Axis, str] = {"tp": "tp", "shard": "dp", "across": "dp"}
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A resolved layout seen from one rank.
+    """A resolved layout as one rank sees it.
 
-    world       all ranks
-    groups      along each axis
-    transports  those that were joined for the groups
-    among       joins some of all ranks in a transport of their own
+    world       the group of all ranks
+    groups      the group along each axis
+    transports  the transports that were connected for the groups
+    among       connects some of the ranks with a transport of their own
+    joined      the groups that `join` has made, with their transports
     """
 
     layout: Layout
@@ -48,38 +49,40 @@ class Mesh:
 
     @property
     def tp(self) -> Group:
-        """The ranks with other parts of the same blocks."""
+        """The tp ranks, which hold the other slices of the same blocks."""
         return self.groups["tp"]
 
     @property
     def shard(self) -> Group:
-        """The ranks that share out one copy of the states of data parallelism: without ZeRO, or
-        without shardG, all replicas, and `across` is this rank alone.
+        """The ranks over which one copy of the states of data parallelism is sharded. Without ZeRO,
+        or without shardG, these are all replicas, and `across` is this rank alone.
         """
         return self.groups["shard"]
 
     @property
     def across(self) -> Group:
-        """The ranks that hold the same share in other copies."""
+        """The ranks that hold the same share in the other copies."""
         return self.groups["across"]
 
     @property
     def wires(self) -> Wires:
-        """The classes of link that the counters tell apart."""
+        """The classes of link that the counters distinguish."""
         return self.among.wires
 
     @property
     def counts_batch(self) -> bool:
-        """Whether this rank counts the tokens of its samples, on which others compute as well."""
+        """Whether this rank counts the tokens of its samples: one rank does so for all ranks along
+        pp, cp and tp that compute on the same samples.
+        """
         return self.place("pp") == self.place("cp") == self.place("tp") == 0
 
     def place(self, name: Axis) -> int:
-        """Where this rank stands along an axis."""
+        """The index of this rank along an axis."""
         return axis(self.layout, name).place(self.rank)
 
     def join(self, ranks: Sequence[int], *, label: str) -> Group:
-        """A group of these ranks beside those of the axes, counted under `label`; they all call
-        together, and those who are in several groups join them in one order.
+        """A group of `ranks` in addition to those of the axes, counted under `label`. All of these
+        ranks call together; ranks that share several groups must join them in the same order.
         """
         transport = self.among(ranks)
         group = Group(transport, axis=label, counters=self.counters)
@@ -90,8 +93,8 @@ class Mesh:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Closes. Where an error leaves, the others are told first: they may wait for this rank,
-        and its own progress threads for them.
+        """Closes the mesh. After an error, the other ranks are notified first: they may wait for
+        this rank, and this rank's progress threads may wait for them.
         """
         if error:
             for group in self._every():
@@ -102,7 +105,7 @@ class Mesh:
         return {self.world, *self.groups.values(), *(group for group, _ in self.joined)}
 
     def close(self) -> None:
-        """Ends the groups' progress threads, and lets go of what joined them."""
+        """Ends the progress threads of the groups, and closes the transports."""
         for group in self._every():
             group.close()
         for transport in (*self.transports, *(transport for _, transport in self.joined)):
@@ -110,7 +113,7 @@ class Mesh:
 
 
 def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> Mesh:
-    """The mesh of `layout` over the ranks that `transport` connects; all call together."""
+    """The mesh of `layout` over the ranks that `transport` connects. All ranks call together."""
     assert layout.world == transport.size, f"{layout} on {transport.size} ranks"
     counters, rank = Counters(), transport.rank
     label = "dp" if layout.world == layout.replicas else "world"

@@ -1,19 +1,21 @@
-"""Own operations: linear, embedding and norm that know their weight by a handle, not by tensor.
+"""Own operations: linear, embedding and norm that refer to their weight by a handle, not a tensor.
 
-A tensor that autograd has saved cannot be let go, cannot be replaced by a newer version, and gets
-its gradient when autograd likes. A handle can: it names the weight, and whoever keeps the weights
-is asked for the numbers when they are needed, and told what to add to the gradient.
+A tensor that autograd has saved cannot be freed, cannot be replaced by a newer version, and gets
+its gradient when autograd decides. With a handle all of this is possible: it only names the weight.
+The store of the weights supplies the values when they are needed, and receives what is to be added
+to the gradient.
 
-    forward     weight = handle.value()                      gathered, if it was let go
+    forward     weight = handle.value()                      gathered, if it was released
                 y = x · weightᵀ                              saved: x and the handle
     backward    dx = dy · handle.value()
                 handle.add(out ↦ out += dyᵀ · x)             at once, or later
 
-One mechanism serves ZeRO-3 (weights come and go), zero-bubble pipelines (weight gradients wait),
-pipelines with several versions of a weight, and layers on the host: each is a WeightStore.
+One mechanism serves ZeRO-3 (weights are gathered and released), zero-bubble pipelines (weight
+gradients are deferred), pipelines with several versions of a weight, and layers on the host: each
+is a WeightStore.
 
-The weight gradient is added right where it is kept, in at least float32; no tensor of its size is
-made for it where the formats agree.
+The weight gradient is added directly to the tensor that keeps it, in at least float32. Where the
+dtypes agree, no other tensor of its size is made.
 """
 
 from dataclasses import dataclass
@@ -30,24 +32,26 @@ from howdah.model.norm import LayerNorm, RMSNorm, promoted, rms_norm, rms_norm_b
 
 
 class WeightStore(Protocol):
-    """Whoever keeps weights and their gradients."""
+    """An object that has weights and their gradients."""
 
     def value(self, name: str) -> Tensor:
-        """The weight, in the dtype of computing; valid until the operation ends."""
+        """The weight `name`, in the compute dtype; valid until the operation ends."""
         ...
 
     def expect_gradient(self, name: str) -> None:
-        """A forward pass has used the weight: one more `add` will come."""
+        """Records that a forward pass has used the weight: one more `add` will follow."""
         ...
 
     def add(self, name: str, add: Add, *, now: bool = False) -> None:
-        """Part of the weight's gradient is known: `add` adds it, `now` or when it suits."""
+        """Adds a term to the weight's gradient: calls `add` with the gradient, at once if `now`,
+        otherwise at once or later.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Handle:
-    """A weight by name."""
+    """A weight, by its name in a store."""
 
     name: str
     store: WeightStore
@@ -74,14 +78,14 @@ def linear(x: Tensor, weight: Handle, bias: Handle | None = None) -> Tensor:
 def embedding(tokens: Tensor, weight: Handle, anchor: Tensor) -> Tensor:
     """Rows of weight [V, h] for tokens [...] → [..., h].
 
-    anchor  any tensor that requires a gradient: tokens do not, and backward would not come here
+    anchor  any tensor that requires a gradient: tokens do not, and autograd would skip the backward
     """
     _note_use(anchor, weight)
     return _Embedding.apply(anchor, tokens, weight)
 
 
 def norm(x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tensor:
-    """RMSNorm of x [..., h], or with a bias LayerNorm."""
+    """RMSNorm of x [..., h]; with a bias, LayerNorm."""
     _note_use(x, weight, bias)
     if bias:
         return _LayerNorm.apply(x, weight, bias, epsilon)
@@ -98,15 +102,18 @@ def head_loss(
 ) -> Tensor:
     """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...].
 
-    parts  who holds the other rows of the weight; None: nobody
+    parts  the ranks that hold the other rows of the weight; None: this rank holds all rows
+    terms  what is added to the cross-entropy
     """
-    for _ in chunks(labels.numel()):  # each adds its part of the gradient
+    for _ in chunks(labels.numel()):  # each chunk adds a term to the gradient
         _note_use(hidden, weight)
     return cross_entropy_sum(hidden, weight, labels, parts=parts, terms=terms)
 
 
 def add_bias(bias: Handle, rows: Tensor) -> None:
-    """Adds the sum of rows [n, out] to a gradient, of which nothing else is kept until then."""
+    """Adds the sum of `rows` [n, out] to the gradient of a bias; until then, only the sum is
+    kept.
+    """
     total = rows.sum(0, dtype=promoted(rows.dtype))
     bias.add(lambda out: out.add_(total))
 
@@ -193,18 +200,18 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def _note_use(through: Tensor, *handles: Handle | None) -> None:
-    """Tells the keepers, where a backward pass will follow."""
+    """Notifies the stores that the weights are used, if a backward pass will follow."""
     if torch.is_grad_enabled() and through.requires_grad:
         for handle in handles:
             if handle:
                 handle.expect_gradient()
 
 
-# -- modules, in the place of those of a plain model ---------------------------------
+# -- modules that replace those of a plain model --------------------------------------
 
 
 class OwnLinear(nn.Module):
-    """Takes the place of nn.Linear."""
+    """Replaces nn.Linear."""
 
     def __init__(self, weight: Handle, bias: Handle | None) -> None:
         super().__init__()
@@ -216,7 +223,7 @@ class OwnLinear(nn.Module):
 
 
 class OwnEmbedding(nn.Module):
-    """Takes the place of Embedding."""
+    """Replaces Embedding."""
 
     def __init__(self, weight: Handle) -> None:
         super().__init__()
@@ -229,7 +236,7 @@ class OwnEmbedding(nn.Module):
 
 
 class OwnNorm(nn.Module):
-    """Takes the place of RMSNorm and LayerNorm."""
+    """Replaces RMSNorm and LayerNorm."""
 
     def __init__(self, weight: Handle, bias: Handle | None, epsilon: float) -> None:
         super().__init__()
@@ -241,8 +248,8 @@ class OwnNorm(nn.Module):
 
 
 def own_operations(model: nn.Module, store: WeightStore) -> None:
-    """Puts own operations in the place of all linears, embeddings and norms of `model`, which then
-    has no parameters; `store` knows their weights by the names they had.
+    """Replaces all linears, embeddings and norms of `model` by own operations. The model then has
+    no parameters; `store` has their weights under the names that they had.
     """
     for path, module in list(model.named_modules()):
         own = _own(path, module, store)

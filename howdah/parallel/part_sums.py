@@ -1,16 +1,17 @@
-"""Gradients of which each part of tp has a part, such as Megatron-LM's of layer norms under
-sequence slices and of shared key-value heads: they are summed before those of the replicas.
+"""Sums over tp ranks of gradients of which each tp rank has a term, such as Megatron-LM's of layer
+norms under sequence parallelism and of shared key-value heads. They precede the sums over replicas.
 
-What tp does not cut, all of its parts hold alike. Most of that they also reached by the same
-work, and have the same gradient. But a key-value head that several parts share was asked by other
-query heads on each, a norm of every head saw other heads, and under sp norms and biases saw
-other tokens: there the true gradient is the sum (`plan/sharding.py`, `summed_over_tp`).
+Weights that tp does not cut are equal on all tp ranks. For most of them the tp ranks do the same
+work, and have the same gradient. But several tp ranks that share a key-value head use it for
+different query heads; a norm of every head is applied to different heads; and under sp, norms and
+biases see different tokens. Then the true gradient is the sum (`plan/sharding.py`,
+`summed_over_tp`).
 
-    backward   … layers.5 ready ─┐ layers.4 …            a message for each unit and group of parts
+    backward   … layers.5 ready ─┐ layers.4 …            a message for each unit and set of tp ranks
     tp thread              [sum] │
-                                 └ when layers.4 is ready: landed, handed on to the replicas' sum
+                                 └ when layers.4 is ready: sum complete, passed to the replicas' sum
 
-Forgetting one of these sums shifts no loss at first: it is among the errors that stay silent.
+If one of these sums is missing, no loss changes at first: such an error stays silent.
 """
 
 from collections.abc import Callable
@@ -30,12 +31,12 @@ from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import summed_over_tp
 
-Key = tuple[str, tuple[int, ...]]  # a unit, and the parts of tp whose gradients add up
+Key = tuple[str, tuple[int, ...]]  # a unit, and the tp ranks whose gradients add up
 
 
 @dataclass
 class _Flying:
-    """A sum on its way."""
+    """A sum in flight."""
 
     key: Key
     flat: Tensor
@@ -48,8 +49,8 @@ def sum_parts(
     units: dict[str, FlatUnit],
     after: Reducer | ShareReducer | None,
 ) -> "PartSums | Reducer | ShareReducer | None":
-    """Puts the sums over parts of tp before those of the replicas, `after`; None where there are
-    no replicas. Where nothing is to be summed, that is `after` itself. All ranks call together.
+    """Puts the sums over tp ranks before those over the replicas, `after`, which is None if there
+    are no replicas. Returns `after` itself if tp has nothing to sum. All ranks call together.
     """
     names: dict[Key, list[str]] = {}
     for unit in units.values():
@@ -71,10 +72,11 @@ def _group(plan: Plan, mesh: Mesh, parts: tuple[int, ...]) -> Group:
 
 
 class PartSums:
-    """Sums gradients over parts of tp, then has them summed over the replicas, if there are any.
+    """Sums gradients over tp ranks, then has them summed over the replicas, if there are any.
 
-    names   what is summed in one message, by unit and parts
-    groups  the parts, joined
+    names   the weights whose gradients are summed in one message, by unit and tp ranks
+    groups  the group of each set of tp ranks
+    after   sums over the replicas, or None
     """
 
     def __init__(
@@ -86,7 +88,8 @@ class PartSums:
     ) -> None:
         self._names, self._groups, self._after = names, groups, after
         self._of = {name: key for key, listed in names.items() for name in listed}
-        self._each = isinstance(after, ShareReducer)  # micro-batch; else the last of a step
+        # Sums after every micro-batch; otherwise only after the last of a step.
+        self._each = isinstance(after, ShareReducer)
         self._views = {} if after else whole_gradients(units)
         self._last = False
         self._missing = self._counts()
@@ -95,21 +98,21 @@ class PartSums:
 
     @property
     def exposed(self) -> float:
-        """Seconds that this rank has waited, over the whole run."""
+        """Seconds that this rank has waited for sums, over the whole run."""
         return self._waited + (self._after.exposed if self._after else 0.0)
 
     def arm(self) -> None:
-        """The next backward is the step's last."""
+        """Announces the last backward of the step."""
         self._last = True
         if self._after:
             self._after.arm()
 
     def target(self, name: str) -> Tensor:
-        """Where the gradient of `name` is added."""
+        """The tensor to which the gradient of `name` is added."""
         return self._after.target(name) if self._after else self._views[name]
 
     def ready(self, name: str) -> None:
-        """The gradient of `name` is complete for this micro-batch."""
+        """Called when the gradient of `name` is complete for this micro-batch."""
         key = self._of.get(name)
         if key is None or not (self._last or self._each):
             self._hand_on(name)
@@ -120,16 +123,16 @@ class PartSums:
             self._start(key)
 
     def take(self, name: str, parameter: Tensor) -> None:
-        """Backward has added to the parameter's gradient, which lies where it belongs."""
+        """Never called: with tp, weights are not parameters of torch."""
         raise AssertionError("parts of tp have no parameters of torch")
 
     def finish(self) -> None:
-        """All gradients are summed when this returns; between micro-batches whose gradients add
-        up here, nothing is.
+        """Waits until all gradients are summed. Between micro-batches whose gradients add up
+        locally, nothing is summed.
         """
         if self._last or self._each:
             for key, missing in self._missing.items():
-                if missing:  # backward never came there
+                if missing:  # backward did not reach some of its weights
                     self._start(key)
         self._land(lambda flying: True)
         self._missing, self._last = self._counts(), False
@@ -149,7 +152,7 @@ class PartSums:
         self._flying.append(_Flying(key, flat, future))
 
     def _land(self, due: Callable[[_Flying], bool]) -> None:
-        """Waits for those that are due, and puts the sums where the terms were."""
+        """Waits for the sums that are due, and writes them over the terms."""
         landing = [flying for flying in self._flying if due(flying)]
         self._flying = [flying for flying in self._flying if flying not in landing]
         for flying in landing:

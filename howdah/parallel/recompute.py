@@ -1,20 +1,22 @@
-"""Recomputation (activation checkpointing): what backward needs is made again, and not kept.
+"""Recomputation (activation checkpointing): what backward needs is computed again instead of kept.
 
     recompute=full        forward    x0 ─ block 0 ─ x1 ─ block 1 ─ x2        kept: x0, x1
                           backward            x1 ─ block 1 again ─ its backward
                                      x0 ─ block 0 again ─ its backward
 
-    recompute=selective   kept: q, k, v and the output of attention; not what lies between them
+    recompute=selective   kept: q, k, v and the output of attention; not the tensors between them
 
-Full keeps a block's input alone and costs a third more of its flops (Chen et al. 2016,
-https://arxiv.org/abs/1604.06174). Selective drops what attention keeps inside, which is much for
-few flops (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+Full keeps only a block's input, and costs a third more of the block's flops (Chen et al. 2016,
+https://arxiv.org/abs/1604.06174). Selective drops what attention keeps inside, which is much memory
+for few flops (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 
-With `againN` only the first N blocks of each stage do so, which may be all that memory asks for.
+With `recompute=full:N` only the first N blocks of each stage are recomputed, which may save enough
+memory.
 
-The first run is without a graph, so that own operations await no gradient for it; the second, in
-backward, has one. Noise is a function of places (`model/noise.py`): the second run drops what the
-first did, and no state is put back. What a run sends to other ranks, the second sends again.
+The first run has no graph, so own operations expect no gradient for it; the second run, in
+backward, has one. Noise is a function of positions (`model/noise.py`), so the second run drops the
+same elements as the first, and no generator state is restored. Messages that the first run sends to
+other ranks are sent again by the second.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,11 +32,13 @@ from howdah.model.transformer import Block, BlockContext, Transformer
 from howdah.plan.plan import Plan
 from howdah.shapes.part import Part
 
-BlockFunction = Callable[..., Tensor]  # of tensors
+BlockFunction = Callable[..., Tensor]  # takes tensors
 
 
 def recompute(model: Transformer, plan: Plan) -> None:
-    """Makes the blocks of `model` keep what the plan says, and compute the rest twice."""
+    """Makes the blocks of `model` keep what the plan selects, and recompute the rest in
+    backward.
+    """
     for block in cast(Iterable[Block], model.layers.values()):
         kind = plan.recompute[Part(block.name)]
         if kind == "full":
@@ -44,7 +48,7 @@ def recompute(model: Transformer, plan: Plan) -> None:
 
 
 def again(run: BlockFunction, *tensors: Tensor) -> Tensor:
-    """run(*tensors), which keeps nothing but them: it runs a second time in backward."""
+    """Returns run(*tensors) and keeps only `tensors`: `run` runs a second time in backward."""
     return _Again.apply(run, *tensors)
 
 
@@ -73,7 +77,7 @@ def _block_again(
     def block(x: Tensor, context: BlockContext) -> Tensor:
         if context.rotary is None:
             return again(lambda x: forward(x, context), x)
-        # the angles are kept too, once for all blocks: named, so that they are counted
+        # the angles are kept, too, once for all blocks: as an argument, so that they are counted
         return again(
             lambda x, rotary: forward(x, replace(context, rotary=rotary)), x, context.rotary
         )

@@ -1,17 +1,17 @@
-"""Measuring activations: the memory that autograd holds between forward and backward.
+"""Measures activations: the memory that autograd holds between forward and backward.
 
-A tensor that an operation saves is often a view, and two operations often save the same one, so
-what is counted is unique *storages*, each with all of its bytes. Parameters are no activations.
+A tensor that an operation saves is often a view, and two operations often save the same one. So
+unique *storages* are counted, each with all of its bytes. Parameters are not activations.
 
     with SavedTensorMeter(model.parameters()) as kept:
         loss = ...
     kept.count(loss)
     loss.backward()
 
-Two ways lead to what is held. Operations that say what they save pass it through a hook. A
-custom function may also put a tensor on its context, as the head does with the exponentials of
-its last chunk; those are found by walking the graph from the loss. `shapes/activations.py`
-predicts the same number.
+There are two ways to find what is held. Operations that declare what they save pass it through a
+hook. A custom function may also keep a tensor on its context, as the head does with the
+exponentials of its last chunk; such tensors are found in the graph, which is walked from the loss.
+`shapes/activations.py` predicts the same number.
 """
 
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 
 
 class SavedTensorMeter:
-    """Counts what a forward pass saves, while it is entered; results are not changed.
+    """Counts what a forward pass saves inside the `with` block; results are not changed.
 
-    besides  tensors that do not count, nor anything that shares memory with them
+    besides  tensors that are not counted, with everything that shares memory with them
     """
 
     def __init__(self, besides: Iterable[Tensor]) -> None:
         self._besides = {tensor.untyped_storage().data_ptr() for tensor in besides}
-        # the storages themselves, so that none is freed and its address given to another
+        # the storages themselves, so that none is freed and its address used by another
         self._seen: dict[int, UntypedStorage] = {}
         self._hooks = saved_tensors_hooks(self._pack, _unpack)
 
@@ -41,9 +41,10 @@ class SavedTensorMeter:
         self._hooks.__exit__(*exception)
 
     def count(self, loss: Tensor) -> int:
-        """Bytes held for the backward pass of `loss`, which has not begun yet. Call it once.
+        """Bytes held for the backward pass of `loss`, which must not have started yet. Call it
+        once.
 
-        It lets go of the storages, so that measuring holds no memory that backward frees.
+        It releases the storages, so that the measurement keeps no memory that backward frees.
         """
         for node in _nodes(loss.grad_fn):
             for value in getattr(node, "__dict__", {}).values():
@@ -69,7 +70,7 @@ def _unpack(tensor: Tensor) -> Tensor:
 
 
 def _nodes(root: Node | None) -> Iterable[Any]:
-    """Every node of the graph behind `root`, once."""
+    """Yields every node of the graph behind `root` once."""
     waiting, met = [root], set()
     while waiting:
         node = waiting.pop()

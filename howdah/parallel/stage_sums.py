@@ -1,17 +1,17 @@
-"""Gradient sums of a pipeline's rank: over the replicas stage by stage, and over the two stages
-that hold one embedding.
+"""Gradient sums of a pipeline rank: over the replicas, stage by stage, and over the two stages that
+hold a tied embedding.
 
     program    … 0B1 0F3 0B2     0B3
     stage 0                      [buckets][tied] └ wait, tie, update
-                                  ^ armed before the stage's last gradients: they start as they come
+                                  ^ armed before the stage's last gradients: buckets start when full
 
-Each stage has a reducer of its own, for stages finish at different times, and those of a rank
-that has several must not wait for each other. Where shares add up, every micro-batch is reduced
-as soon as the stage has gone through with it.
+Each stage has a reducer of its own, because stages finish at different times, and the stages of one
+rank must not wait for each other. When shares are accumulated, every micro-batch is reduced as soon
+as its backward through the stage has ended.
 
-A tied embedding whose two stages live on two ranks has a reducer of its own too. Each rank takes
-a share of the sum over its replicas, the shares of both stages are added, and, where weights are
-updated whole, all replicas get the result: two of the three messages carry a share.
+A tied embedding whose two stages are on two ranks also has a reducer of its own. Each of these
+ranks gets a share of the sum over its replicas, the shares of both stages are added, and, where
+weights are updated whole, all replicas gather the result: two of the three messages carry a share.
 
     stage 0   replicas 0 1    reduce-scatter │ sum with stage 3, share by share │ all-gather
     stage 3   replicas 0 1    reduce-scatter │                                  │ all-gather
@@ -37,7 +37,7 @@ Sums = Reducer | ShareReducer | PartSums
 
 
 class StageSums:
-    """Sums what the stages of this rank add to their gradients."""
+    """Sums the gradients of this rank's stages."""
 
     def __init__(self, plan: Plan, mesh: Mesh, units: Units, window: Window | None) -> None:
         self._plan, self._mesh, self._units = plan, mesh, units
@@ -60,45 +60,49 @@ class StageSums:
     # -- for the store of weights
 
     def target(self, name: str) -> Tensor:
-        """Where the gradient of `name` is added."""
+        """The tensor to which the gradient of `name` is added."""
         return self._of[name].target(name) if self._each else self._views[name]
 
     def ready(self, name: str) -> None:
-        """The gradient of `name` is complete, for all that has gone forward so far."""
+        """Called when the gradient of `name` is complete for all forwards so far."""
         if name in self._of:
             self._of[name].ready(name)
 
     # -- for the executor
 
     def arm(self, stage: int) -> None:
-        """The next gradients of `stage` are its last in this step."""
+        """Announces the last gradients of `stage` in this step."""
         for reducer in self._by_stage.get(stage, ()):
             reducer.arm()
 
     def passed(self, stage: int) -> None:
-        """A micro-batch, not the last, has given `stage` all of its gradients."""
+        """Called when a micro-batch, not the last, has added all of its gradients to `stage`."""
         if self._each:
             for reducer in self._by_stage.get(stage, ()):
                 reducer.finish()
 
     def finish(self, stage: int) -> None:
-        """The gradients of `stage` are summed over the replicas when this returns."""
+        """Waits until the gradients of `stage` are summed over the replicas."""
         for reducer in self._by_stage.get(stage, ()):
             reducer.finish()
 
     def tie(self) -> Future[None]:
-        """Starts to sum the embedding's gradients over its two stages."""
+        """Starts to sum the tied embedding's gradients over its two stages, if they are on two
+        ranks.
+        """
         return self._tie.all_reduce([self._tied_share()], async_op=True) if self._tie else DONE
 
     def tied(self) -> None:
-        """They are summed: every replica that updates all of the embedding gets all of them."""
+        """Called when the sum of `tie` is done. Where replicas update the whole embedding, each
+        gathers all of its gradient.
+        """
         if self._plan.layout.zero == 0 and self._mesh.shard.size > 1:
             self._mesh.shard.all_gather([whole_gradient(self._units["tied"])])
 
     # -- how they are made
 
     def _reducer(self, units: Units, *, tied: bool) -> Sums | None:
-        """None where there is nobody to sum with."""
+        """The sums for some units; None where there is only one replica and no tp."""
         copies: Reducer | ShareReducer | None = None
         if self._window:
             copies = ShareReducer(units, self._replicas, self._window)
@@ -114,7 +118,9 @@ class StageSums:
         return reducer
 
     def _join_tie(self) -> Group | None:
-        """The two ranks that hold the embedding of this rank's replica, if it is one of them."""
+        """The group of the two ranks that hold this replica's tied embedding; None on other
+        ranks.
+        """
         places = self._plan.ranks_of_unit["tied"] if tied_stages(self._plan) else ()
         if self._mesh.place("pp") not in places:
             return None

@@ -1,12 +1,12 @@
-"""Cutting a model into stages: what a pipeline's rank builds, and what it runs for one of them.
+"""Cuts a model into pipeline stages: which parts of it a pipeline rank builds, and how a stage
+runs.
 
     stage 0   embedding layers.0 layers.1       tokens → x          rank 0 builds these parts
     stage 1   layers.2 layers.3                      x → x          rank 1
     stage 2   layers.4 head                          x → loss       rank 2
 
-From stage to stage goes the residual stream x [b, s, h] and nothing else. What all blocks need
-beside it (positions, documents, angles, masks, noise) follows from the batch, which every stage
-reads for itself.
+Only the residual stream x [b, s, h] is sent from stage to stage. The other inputs of the blocks
+(positions, documents, angles, masks, noise) follow from the batch, which every stage reads itself.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ from howdah.shapes.part import Part
 
 @dataclass(frozen=True)
 class Given:
-    """What every stage is given of a micro-batch of b rows of s positions.
+    """The inputs that every stage has, for a micro-batch of b rows of s positions.
 
     tokens, labels, positions  [b, s], on the device
     documents                  [b, s], on the host
-    noise                      turns dropout on
+    noise                      the noise of dropout; None turns dropout off
     """
 
     tokens: Tensor
@@ -48,8 +48,9 @@ def own_parts(plan: Plan, rank: int) -> tuple[Part, ...]:
 def run_stage(
     model: Transformer, parts: tuple[Part, ...], x: Tensor | None, given: Given
 ) -> Tensor:
-    """Hidden states [b, s, h] behind `parts`, from those in front of them; the first stage has
-    none, and begins with the tokens.
+    """Runs `parts` of the model and returns the hidden states [b, s, h] after them.
+
+    x  the hidden states before `parts`; None for the first stage, which starts from the tokens
     """
     if "embedding" in parts:
         x = model.embed(given.tokens, given.positions, noise=given.noise)
@@ -64,7 +65,7 @@ def run_stage(
 
 
 def boundary(plan: Plan, rank: int, given: Given) -> tuple[int, ...]:
-    """The shape of x between stages on `rank`; under sp, its part of the positions."""
+    """The shape of x between stages on `rank`; under sp, of this rank's positions only."""
     rows, positions = given.tokens.shape
     if plan.layout.sp:
         tp = axis(plan.layout, "tp")

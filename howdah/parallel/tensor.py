@@ -1,7 +1,7 @@
-"""Tensor parallelism: every matrix of a block is cut, and its parts work on the same tokens.
+"""Tensor parallelism: every matrix of a block is cut, and the tp ranks compute on the same tokens.
 
 (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053.) The first matrices of a sub-layer are cut
-by columns of their output, the last by rows of its input, so that nothing is exchanged between:
+by columns of their output, the last by rows of its input, so that nothing is sent between them:
 
     attention       q, k, v: some heads        →  attend  →  o: those heads      → sum
     feed-forward    gate, up: some columns     →  act     →  down: those columns → sum
@@ -9,16 +9,17 @@ by columns of their output, the last by rows of its input, so that nothing is ex
     f   forward: nothing       backward: all-reduce of the gradient of the input
     g   forward: all-reduce    backward: nothing
 
-Embedding and head are cut by rows of the vocabulary. A token's row is here, or zero, and the
-parts are summed; of the logits only the head's loss sees parts (`model/loss.py`).
+Embedding and head are cut by rows of the vocabulary. Each tp rank looks up the tokens whose rows it
+holds, with zeros for the others, and the results are summed. The logits stay sharded: only the
+head's loss uses them (`model/loss.py`).
 
-What each rank holds is decided in `plan/sharding.py`; a weight lies in its unit as that box. The
-model stays plain: `split` puts operations in the place of its linears and embeddings, which know
-the region of the region (`sequence.py`) and hide what they can:
+`plan/sharding.py` decides what each rank holds; a weight is stored in its unit as that box. The
+model stays plain: `split` replaces its linears and embeddings by operations that communicate at the
+boundary of the region (`tensor_border.py`), and hide that communication where they can:
 
     q, k, v (gate and up) are one operation (column-parallel linears): one message serves them all
-    their backward starts the sum of the input's gradient, and adds those of the weights meanwhile
-    under sp it gathers the input once more while it computes that gradient, unless it was kept
+    its backward starts the sum of the input's gradient, and meanwhile adds those of the weights
+    under sp it gathers the input again while it computes that gradient, unless it was kept
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,12 +46,7 @@ Linear = tuple[Handle, Handle | None]  # weight and bias
 
 
 def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) -> None:
-    """Replaces the linears and embeddings of `model` by tensor-parallel operations.
-
-    The table of weights says which dim of a matrix tp cuts. Those of one module that are cut along
-    their first dim share an input, and are computed together; one that is cut along its last dim
-    gives the output of its sub-layer.
-    """
+    """Replaces the linears and embeddings of `model` by tensor-parallel operations."""
     for block in cast(Iterable[Block], model.layers.values()):
         matrices = [w for w in part_weights(plan.shape, Part(block.name)) if len(w.dims) == 2]
         for path, found in groupby(matrices, key=lambda weight: weight.name.rsplit(".", 2)[0]):
@@ -79,18 +75,18 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
 
 
 def region_of(plan: Plan, mesh: Mesh) -> TpRegion:
-    """The region of all regions of this rank."""
+    """The boundary of the tensor-parallel regions of this rank."""
     keeps = plan.layout.inputs == "gathered"
     return TpRegion(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps)
 
 
 def vocab_shards(plan: Plan, region: TpRegion) -> TpVocabShards:
-    """Who holds the other rows of the head."""
+    """The tp ranks as the holders of the rows of the head."""
     return TpVocabShards(region, _first_row(plan, region), plan.shape.vocab)
 
 
 def _first_row(plan: Plan, region: TpRegion) -> int:
-    """Of the vocabulary, the first that is here."""
+    """The first row of the vocabulary that this rank holds."""
     return share(plan.shape.vocab, region.group.size, region.group.rank)[0]
 
 
@@ -140,7 +136,7 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         pending = ctx.region.gather_in(gradient)
-        if ctx.bias:  # added behind the sum: its gradient is that of the positions that are here
+        if ctx.bias:  # added after the sum: its gradient is that of this rank's positions
             add_bias(ctx.bias, gradient.flatten(0, -2))
         whole = pending()
         d_x = whole @ ctx.weight.value()
@@ -149,7 +145,7 @@ class _Row(torch.autograd.Function):
 
 
 class _VocabEmbedding(torch.autograd.Function):
-    """Row t - first of the weight for a token t, or zero where another part has it."""
+    """Row t - first of the weight for a token t, or zero where another tp rank holds the row."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor, of: "VocabEmbedding") -> Tensor:
@@ -175,14 +171,14 @@ class _VocabEmbedding(torch.autograd.Function):
 
 
 def _places(tokens: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The rows of tokens, and which of them are not among those that are here."""
+    """The local row of each token, and a mask of the tokens whose rows other tp ranks hold."""
     places = tokens - first
     elsewhere = (places < 0) | (places >= rows)
     return places.masked_fill(elsewhere, 0), elsewhere
 
 
 def _input_gradient(rows: Sequence[Tensor], linears: Sequence[Linear]) -> Tensor:
-    """What each of `linears` gives to the gradient of their input, together."""
+    """The gradient of the input that `linears` share: the sum of a term from each."""
     first, *others = zip(rows, linears, strict=True)
     total = first[0] @ first[1][0].value()
     for row, (weight, _) in others:
@@ -196,7 +192,7 @@ def _add_gradients(weight: Handle, bias: Handle | None, rows: Tensor, inputs: Te
     weight.add(lambda out: add_product(out, rows.T, inputs))
 
 
-# -- modules, in the place of those of a plain model ---------------------------------
+# -- modules that replace those of a plain model --------------------------------------
 
 
 class Columns:
@@ -207,7 +203,9 @@ class Columns:
         self._outs: dict[int, Tensor] = {}
 
     def take(self, place: int, x: Tensor) -> Tensor:
-        """The output of the linear at `place`; each is taken once for every input."""
+        """The output of the linear with index `place`; each output is taken once for every
+        input.
+        """
         if not self._outs:
             if torch.is_grad_enabled() and x.requires_grad:
                 for weight, bias in self.linears:
@@ -217,8 +215,8 @@ class Columns:
 
 
 class Column(nn.Module):
-    """Takes the place of one of the linears of a shared input: [b, s, in] → [b, S, out]; under sp
-    from a slice of the positions to all.
+    """Replaces one of the linears that share an input: [b, s, in] → [b, S, out]. Under sp the input
+    is a slice of the positions (s), and the output has all of them (S).
     """
 
     def __init__(self, together: Columns, place: int) -> None:
@@ -227,13 +225,14 @@ class Column(nn.Module):
         self.weight, self.bias = together.linears[place]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The columns of this rank."""
+        """The columns of the output that this rank computes."""
         return self.together.take(self.place, x)
 
 
 class Row(nn.Module):
-    """Takes the place of a linear whose input is cut: [b, S, in] → [b, s, out], summed over the
-    parts; under sp from all positions to a slice. The bias is added once.
+    """Replaces a linear whose input is cut: [b, S, in] → [b, s, out], summed over the tp ranks.
+    Under sp the input has all positions (S), and the output a slice of them (s). The bias is added
+    once.
     """
 
     def __init__(self, weight: Handle, bias: Handle | None, region: TpRegion) -> None:
@@ -241,14 +240,14 @@ class Row(nn.Module):
         self.weight, self.bias, self.region = weight, bias, region
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum over the parts."""
+        """The output, summed over the tp ranks."""
         if torch.is_grad_enabled() and x.requires_grad:
             _use(self.weight, self.bias)
         return _Row.apply(x, self.weight, self.bias, self.region)
 
 
 class VocabEmbedding(nn.Module):
-    """Takes the place of the embedding of tokens; `first` is the first row that is here."""
+    """Replaces the embedding of tokens; `first` is this rank's first row of the vocabulary."""
 
     def __init__(self, weight: Handle, region: TpRegion, first: int) -> None:
         super().__init__()
@@ -263,7 +262,9 @@ class VocabEmbedding(nn.Module):
 
 
 class SliceEmbedding(nn.Module):
-    """Takes the place of an embedding that is whole here, for the positions that are here."""
+    """Replaces an embedding that every tp rank holds whole; it looks up this rank's positions
+    only.
+    """
 
     def __init__(self, weight: Handle, region: TpRegion) -> None:
         super().__init__()
@@ -276,7 +277,7 @@ class SliceEmbedding(nn.Module):
 
 
 def _use(weight: Handle, bias: Handle | None) -> None:
-    """Tells the store that a backward pass will follow."""
+    """Notifies the store that a backward pass will follow."""
     weight.expect_gradient()
     if bias:
         bias.expect_gradient()

@@ -1,9 +1,9 @@
-"""The region of a tensor-parallel region: where tokens meet the parts of matrices; Megatron-LM's
-f and g, under sequence slices g and its conjugate.
+"""The boundary of a tensor-parallel region, where tokens meet the slices of matrices: Megatron-LM's
+f and g; with sequence parallelism (`sp`), g and its conjugate.
 
-Between the matrices of a block every part of tp has a part of the columns of all tokens. Around
-them (norms, dropout, residuals) either every part holds all tokens alike, or, under `sp`, each
-holds a slice of the positions (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198):
+Inside a region, between the matrices of a block, every tp rank has some of the columns of all
+tokens. Around it (norms, dropout, residuals), every tp rank has all tokens or, under `sp`, a slice
+of the positions (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198):
 
              around          in                  between          out                  around
     tp       all tokens      as they are         columns          all-reduce           all tokens
@@ -12,9 +12,9 @@ holds a slice of the positions (Korthikanti et al. 2022, https://arxiv.org/abs/2
     backward runs it from right to left: an all-reduce, or reduce-scatter, at the way in, and
     nothing, or an all-gather, at the way out
 
-So `sp` sends what `tp` sends, in two halves at other places; it sends a quarter more because the
-slice is kept, and not what was gathered: the backward pass gathers it once more. With
-`inputs=gathered` it is kept, and nothing is sent twice.
+So `sp` sends the same bytes as `tp`, in two halves at different points, plus a quarter: only the
+slice of the input is kept, so the backward pass gathers the input again. With `inputs=gathered` the
+gathered input is kept, and nothing is sent twice.
 
 Slices are shares of the positions of each sample; their lengths may differ by one.
 """
@@ -31,18 +31,18 @@ from torch import Tensor
 from howdah.comm.group import Group
 from howdah.plan.flat_buffers import share
 
-Pending = Callable[[], Tensor]  # waits for a tensor that is on its way
+Pending = Callable[[], Tensor]  # waits for a tensor that is being communicated, and returns it
 
 
 @dataclass
 class Waited:
-    """Seconds that computation has stood still at a region, over the whole run."""
+    """Seconds that computation has waited at the boundary of regions, over the whole run."""
 
     seconds: float = 0.0
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """What is done inside is waiting."""
+        """Adds the duration of the block."""
         began = perf_counter()
         yield
         self.seconds += perf_counter() - began
@@ -50,13 +50,13 @@ class Waited:
 
 @dataclass(frozen=True)
 class TpRegion:
-    """A rank's place at the region.
+    """The boundary of the tensor-parallel regions, as one rank sees it.
 
-    group   the parts of tp
+    group   the tp ranks
     length  positions of a sample
-    sliced  each part holds a slice of them (sp)
-    keeps   what is gathered is kept for the backward pass (inputs=gathered)
-    waited  at this region
+    sliced  whether each tp rank has a slice of the positions outside of regions (sp)
+    keeps   whether the gathered input is kept for the backward pass (inputs=gathered)
+    waited  time spent waiting here
     """
 
     group: Group
@@ -71,7 +71,11 @@ class TpRegion:
         return self.waited.seconds
 
     def gather_in(self, x: Tensor, *, now: bool = False) -> Pending:
-        """Starts to bring x [b, s, h] of all positions here; it is there if it is wanted `now`."""
+        """Starts to gather x [b, s, h], a slice of the positions under sp, to all S positions.
+        Returns a function that waits for the result.
+
+        now  communicate on the calling thread; the result is then ready at once
+        """
         if not self.sliced:
             return lambda: x
         rows = x.movedim(1, 0)
@@ -81,10 +85,12 @@ class TpRegion:
         return self._after(started, lambda: out.movedim(0, 1).contiguous())
 
     def reduce_out(self, x: Tensor, *, now: bool = False) -> Pending:
-        """Starts to sum x [b, s, h] over the parts: the sum, or this rank's slice of it. It is
-        there if it is wanted `now`, on the thread that asks.
+        """Starts to sum x [b, S, h] over the tp ranks. Returns a function that waits for the
+        result: the sum, or under sp this rank's slice of it.
 
-        `x` must be of its own memory: it may become the sum.
+        now  communicate on the calling thread; the result is then ready at once
+
+        `x` must own its memory, because the sum may be written into it.
         """
         if not self.sliced:
             with self.waited.here():
@@ -98,19 +104,19 @@ class TpRegion:
         return self._after(started, lambda: out.movedim(0, 1).contiguous())
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
-        """`x` becomes the largest, or the sum, over the parts."""
+        """All-reduces `x` in place: the maximum or the sum over the tp ranks."""
         with self.waited.here():
             self.group.all_reduce(x, op=op)
 
     @property
     def slice(self) -> tuple[int, int]:
-        """The positions [start, stop) that are here, between the regions."""
+        """The positions [start, stop) that this rank has outside of regions."""
         if not self.sliced:
             return 0, self.length
         return share(self.length, self.group.size, self.group.rank)
 
     def own_slice(self, x: Tensor) -> Tensor:
-        """Of x [b, s], the same on all parts, the positions that are here."""
+        """Of x [b, S], which is equal on all tp ranks, the positions of this rank."""
         start, stop = self.slice
         return x[:, start:stop]
 
@@ -125,7 +131,11 @@ class TpRegion:
 
 @dataclass(frozen=True)
 class TpVocabShards:
-    """The parts of tp as those who hold the rows of the head (`model/loss.py`)."""
+    """The tp ranks as the holders of the rows of the head (`VocabShards` in `model/loss.py`).
+
+    first  this rank's first row
+    vocab  number of rows of all ranks together
+    """
 
     region: TpRegion
     first: int
@@ -133,17 +143,17 @@ class TpVocabShards:
 
     @property
     def keeps(self) -> bool:
-        """What `whole` gave is kept, and not asked for again."""
+        """Whether the result of `gather_in` is kept; else it is gathered again in backward."""
         return self.region.keeps
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
-        """Over the parts of tp; a number for each token."""
+        """All-reduces `x`, a number for each token, over the tp ranks."""
         self.region.combine(x, op)
 
     def gather_in(self, hidden: Tensor) -> Tensor:
-        """Gathered, where slices are here."""
+        """The hidden states of all positions; under sp, `hidden` is a slice of them."""
         return self.region.gather_in(hidden, now=True)()
 
     def reduce_out(self, gradient: Tensor) -> Pending:
-        """As at the way in of any region."""
+        """Starts to sum the gradient of the hidden states over the tp ranks, as TpRegion does."""
         return self.region.reduce_out(gradient)

@@ -1,19 +1,19 @@
-"""The store of weights for own operations: here what is the same whoever has the weights.
+"""UnitWeightStore: the weights of own operations. It also counts the gradients that will follow.
 
-    used   layers.0.attention.q.weight      1    a gradient will come
-    add    layers.0.attention.q.weight      0    it has: ready
+    expect   layers.0.attention.q.weight      1    a gradient will follow
+    add      layers.0.attention.q.weight      0    it was added: the weight is ready
 
-A tied weight is used twice in a forward pass and is ready after both gradients. A pipeline that
-computes weight gradients apart from those of its inputs holds them back:
+A tied weight is used twice in a forward pass, and is ready after both gradients. A pipeline that
+computes weight gradients apart from input gradients defers them:
 
-    store.defer()          backward leaves what it would add in a queue
-    queue = store.take_deferred()   … which whoever called runs when it suits
+    store.defer()                   backward leaves what it would add in a queue
+    queue = store.take_deferred()   … which the caller runs later
 
-What would have to keep much until then is added at once all the same; the weight is ready when its
-turn in the queue comes.
+An addition that would keep much memory until then is made at once all the same; the weight is ready
+when its entry in the queue runs.
 
-A pipeline goes forward several times before it first goes backward. What each forward awaits is
-set aside, and expected again when its own backward begins: so a weight is ready after each.
+A pipeline runs several forwards before its first backward. The gradients that each forward expects
+are set aside, and expected again when its own backward begins: so a weight is ready after each.
 
     uses = store.set_aside()      … store.expect_again(uses)
 """
@@ -32,12 +32,12 @@ Ready = Callable[[str], None]
 
 
 class UnitWeightStore:
-    """Knows where all weights of `units` are, and where their gradients go.
+    """Has all weights of `units`, and knows where their gradients are added.
 
-    target  where the gradient of a weight is added, by name
-    ready   is called with the name of a weight whose gradients have all come
-    value   gives a weight, by name, where units have shares of theirs; None: they lie in the units
-    shared  weights that several stages of this rank use, whose gradients are awaited together
+    target  name of a weight → the tensor to which its gradient is added
+    ready   called with the name of a weight when all expected gradients of it were added
+    value   name → weight, for units that hold only shares of theirs; None: units hold them whole
+    shared  weights that several stages of this rank use; their gradients are expected together
     """
 
     def __init__(
@@ -56,47 +56,51 @@ class UnitWeightStore:
         self._ready = ready
 
     def value(self, name: str) -> Tensor:
-        """The weight, for the operation that asks; afterwards it may be let go."""
+        """The weight `name`, valid until the operation ends; then it may be released."""
         return self._value(name)
 
     def expect_gradient(self, name: str) -> None:
-        """One more gradient will come."""
+        """Expects one more gradient of `name`."""
         self._awaited[name] += 1
 
     def add(self, name: str, add: Add, *, now: bool = False) -> None:
-        """Adds to the gradient, or puts that off, unless it is to be `now`."""
+        """Adds to the gradient, or defers the addition, unless it must be made `now`."""
         if now or self._held is None:
             with torch.no_grad():
                 add(self._target(name))
         if self._held is None:
             self._added(name)
-        elif now:  # the queue must not keep what `add` keeps
+        elif now:  # the queue must not keep the tensors of `add`
             self._held.append(lambda: self._added(name))
         else:
             self._held.append(lambda: self._let(name, add))
 
     def defer(self) -> None:
-        """From now on, what is to be added waits."""
+        """Defers all additions from now on."""
         self._held = []
 
     def take_deferred(self) -> list[Callable[[], None]]:
-        """What has waited since `hold`, to be called in any order; adds are made at once again."""
+        """The additions deferred since `defer`, to be called in any order. Later ones are made at
+        once again.
+        """
         held, self._held = self._held, None
         return held or []
 
     def set_aside(self) -> Counter[str]:
-        """What the forward pass that has just ended awaits, which is awaited no longer."""
+        """Stops expecting the gradients of the forward pass that has just ended, and returns their
+        counts. Those of shared weights stay expected.
+        """
         uses = Counter({n: count for n, count in self._awaited.items() if n not in self._shared})
         for name in uses:
             del self._awaited[name]
         return uses
 
     def expect_again(self, uses: Counter[str]) -> None:
-        """The gradients that a forward pass was to have come next."""
+        """Expects gradients that `set_aside` has returned for a forward pass."""
         self._awaited.update(uses)
 
     def clear(self) -> None:
-        """No gradient will come of what was used so far: it was only to be looked at."""
+        """Expects no gradients any longer: the forward passes so far were only measured."""
         self._awaited.clear()
 
     def _let(self, name: str, add: Add) -> None:
@@ -111,6 +115,6 @@ class UnitWeightStore:
 
 
 def whole_weights(units: dict[str, FlatUnit]) -> dict[str, Tensor]:
-    """The weights, by name, of units that have them whole."""
+    """The weights, by name, of units that hold them whole."""
     whole = (unit for unit in units.values() if not unit.shared_out)
     return {name: view for unit in whole for name, view in unit.views(unit.weights).items()}

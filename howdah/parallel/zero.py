@@ -1,19 +1,19 @@
-"""ZeRO 1 and 2: what every replica would hold alike is shared out (Rajbhandari et al. 2020,
+"""ZeRO 1 and 2: states that would be equal on every replica are sharded (Rajbhandari et al. 2020,
 https://arxiv.org/abs/1910.02054).
 
-    zero1   each rank updates its own range of every unit; masters and moments of that range alone
-    zero2   of gradients, too, only the own range is kept between micro-batches
+    zero1   each rank updates its own range of every unit; it has masters and moments of that range
+    zero2   of the gradients, too, only the own range is kept between micro-batches
 
     backward  head ── layers.5 ── …         reduce-scatter of gradients, unit by unit
     update    own range of every unit
     forward         embedding ── layers.0 ── …       all-gather of weights, unit by unit: the
               gather [emb][layers.0][layers.1] …     next forward waits for a unit when it needs it
 
-The bytes are those of plain data parallelism, an all-reduce cut in its two halves, for once per
-step: with shares that add up (`accumulate=shard`) the first half is paid for each micro-batch.
+With one reduction per step, the bytes are those of plain data parallelism: the two halves of its
+all-reduce. When shares are accumulated (`accumulate=shard`), every micro-batch pays the first half.
 
-`shardG` shares out inside groups of G ranks, each with a copy of everything: weights are gathered
-inside a group, where the wires may be faster, and shares of gradients are summed across groups.
+`shardG` shards within groups of G ranks, each with a copy of everything: weights are gathered
+inside a group, where the links may be faster, and shares of gradients are summed across groups.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ from howdah.shapes.part import Part
 
 
 class Window:
-    """Room for whole gradients before they are cut: slots for buckets, used in turn by all
-    reducers of a rank. `plan/buckets.py` says how many slots are enough.
+    """Memory for whole gradients before they are reduced to shares: slots for buckets, used in turn
+    by all reducers of a rank. `plan/buckets.py` computes how many slots are enough.
 
-    memory  of all slots
-    grown   slots that had to be added, 0 where the plan was right
+    memory  one tensor with all slots
+    grown   number of slots that had to be added; 0 if the plan was right
     """
 
     def __init__(self, plan: Plan, rank: int, like: Tensor) -> None:
@@ -49,7 +49,7 @@ class Window:
         self._flying: list[_Flying] = []
 
     def take(self) -> Tensor:
-        """A slot; whoever waits for the oldest reduction gives one back."""
+        """A free slot. If there is none, waits for the oldest reduction, which frees its slot."""
         while not self._free and self._flying:
             self._flying[0].land()
         if self._free:
@@ -58,18 +58,18 @@ class Window:
         return self.memory.new_empty(self.length)
 
     def fly(self, flying: "_Flying") -> None:
-        """What is in this slot is being reduced."""
+        """Records that the bucket in this slot is being reduced."""
         self._flying.append(flying)
 
     def give(self, flying: "_Flying") -> None:
-        """The slot is free again."""
+        """Makes the slot of a finished reduction free again."""
         self._flying.remove(flying)
         self._free.append(flying.slot)
 
 
 @dataclass(eq=False)
 class _Flying:
-    """A bucket that is being reduced; `last` of the step's micro-batches."""
+    """A bucket that is being reduced; `last` if it is of the last micro-batch of the step."""
 
     units: list[FlatUnit]
     slot: Tensor
@@ -79,18 +79,19 @@ class _Flying:
     landing: Callable[["_Flying"], None]
 
     def land(self) -> None:
-        """Waits until it is reduced, and adds the share."""
+        """Waits until the bucket is reduced, and adds this rank's share to the sum."""
         self.landing(self)
 
 
 class ShareReducer:
-    """Keeps the own share of gradients alone: every micro-batch is reduced as it comes.
+    """Keeps only this rank's share of gradients: every micro-batch is reduced on its own.
 
-    1. Backward gives a parameter a fresh gradient. It is moved to its place in the window, where
-       its bucket has a slot from its first gradient on.
+    1. Backward gives a parameter a new gradient. It is moved into the window, in which its bucket
+       has a slot from its first gradient on.
     2. When all gradients of a bucket are there, its reduce-scatter starts.
-    3. When that is done, the own range is added to the unit's sum and the slot is let go.
-    4. Where others hold copies of the share, the sums of the last micro-batch are summed with them.
+    3. When that is done, the own range is added to the unit's sum, and the slot is free again.
+    4. Where other ranks hold copies of the share, the sums after the last micro-batch are
+       all-reduced with them.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class ShareReducer:
         self._units, self._replicas, self._window = units, replicas, window
         self.buckets = buckets_of(units)
         self._of = {s.name: i for i, b in enumerate(self.buckets) for u in b for s in u.segments}
-        self._open: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: slot, units in it
+        self._open: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by bucket: slot, its units
         self._views: dict[int, dict[str, Tensor]] = {}
-        self._left: dict[int, set[str]] = {}  # by bucket: names that nothing is written to yet
+        self._left: dict[int, set[str]] = {}  # by bucket: names without a gradient yet
         self._missing = self._counts()
         self._begun = 0
         self._last = False
@@ -113,18 +114,20 @@ class ShareReducer:
         self.exposed = 0.0  # seconds that this rank has waited, over the whole run
 
     def arm(self) -> None:
-        """The next backward is the step's last."""
+        """Announces the last backward of the step."""
         self._last = True
 
     def target(self, name: str) -> Tensor:
-        """Where the gradient of `name` is added: a view of zeros, until it is ready."""
+        """The tensor to which the gradient of `name` is added, zeros at first; valid until
+        `ready`.
+        """
         bucket = self._of[name]
         if bucket not in self._open:
             self._fill(bucket, zeros=True)
         return self._views[bucket][name]
 
     def take(self, name: str, parameter: Tensor) -> None:
-        """Backward has given the parameter a gradient: moves it."""
+        """Moves the gradient that backward has given the parameter into the window."""
         assert parameter.grad is not None
         bucket = self._of[name]
         if bucket not in self._open:
@@ -135,13 +138,13 @@ class ShareReducer:
         self.ready(name)
 
     def ready(self, name: str) -> None:
-        """The gradient of `name` is where it belongs."""
+        """Called when the gradient of `name` is in the window."""
         self._missing[self._of[name]] -= 1
         self._start(whole=False)
 
     def finish(self) -> None:
-        """The micro-batch has ended. After the last, the sums are whole when this returns; after
-        another, the next forward may begin while the last reduction still runs.
+        """Ends a micro-batch. After the last one, the sums are complete when this returns; after
+        others, the next forward may begin while the last reduction still runs.
         """
         self._start(whole=True)
         self._missing, self._begun = self._counts(), 0
@@ -159,7 +162,9 @@ class ShareReducer:
         return [sum(len(buffer.segments) for buffer in bucket) for bucket in self.buckets]
 
     def _fill(self, bucket: int, *, zeros: bool) -> None:
-        """Opens a slot for a bucket: of zeros, or of zeros where no gradient will be written."""
+        """Opens a slot for a bucket, and fills it with zeros: all of it, or only where no gradient
+        will be written.
+        """
         units = [self._units[buffer.unit] for buffer in self.buckets[bucket]]
         lengths = [unit.buffer.length for unit in units]
         slot = self._window.take()
@@ -176,12 +181,12 @@ class ShareReducer:
         while self._begun < len(self.buckets):
             if not whole and self._missing[self._begun]:
                 return
-            if self._begun not in self._open:  # backward never came there
+            if self._begun not in self._open:  # backward did not reach this bucket
                 self._fill(self._begun, zeros=True)
             for name in self._left.pop(self._begun):
                 self._views[self._begun][name].zero_()
             units = [self._units[buffer.unit] for buffer in self.buckets[self._begun]]
-            slot, flats = self._open.pop(self._begun)  # the next micro-batch has another
+            slot, flats = self._open.pop(self._begun)  # the next micro-batch takes another slot
             self._views.pop(self._begun)
             future = self._replicas.shard.reduce_scatter(flats, async_op=True)
             flying = _Flying(units, slot, flats, future, self._last, self._land)
@@ -190,7 +195,7 @@ class ShareReducer:
             self._begun += 1
 
     def _land(self, done: _Flying) -> None:
-        """Waits for a reduction, and adds what it brought."""
+        """Waits for a reduction, and adds its result to the units' sums."""
         began = perf_counter()
         done.future.result()
         self.exposed += perf_counter() - began
@@ -204,9 +209,9 @@ class ShareReducer:
 
 
 class UpdatedWeights:
-    """Brings every rank's updated range to all, while the next forward already begins.
+    """Brings every rank's updated range to all ranks, while the next forward already runs.
 
-    The gathers start with the forward pass that needs them, not with the update: the small
+    The all-gathers start with the forward pass that needs them, not with the update. So the small
     operations between the two (the count of the next step's tokens) go first.
     """
 
@@ -219,7 +224,7 @@ class UpdatedWeights:
         self.exposed = 0.0  # seconds that this rank has waited, over the whole run
 
     def updated(self) -> None:
-        """The own ranges have changed."""
+        """Records that the ranks' own ranges have changed."""
         self._stale = True
 
     def start(self) -> None:
@@ -233,8 +238,8 @@ class UpdatedWeights:
             self._coming.update(dict.fromkeys(bucket, future))
 
     def wait(self, *units: str) -> None:
-        """The weights of `units` are those of the last update when this returns; of all units
-        when none is named.
+        """Waits until the weights of `units` are those of the last update; of all units when none
+        is named.
         """
         self.start()
         began = perf_counter()
@@ -247,8 +252,8 @@ class UpdatedWeights:
 def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -> UpdatedWeights:
     """Makes the forward pass of `model` wait for each unit's weights before it uses them.
 
-    What is embedded is waited for at the start, each block's before it, the head's behind the
-    last.
+    It waits for the weights of the embedding at its start, for those of each block before the
+    block, and for those of the head after the last block.
     """
     gatherer = UpdatedWeights(units, group)
     blocks = {unit: model.get_submodule(unit) for unit in units if Part(unit).is_block}
@@ -257,7 +262,7 @@ def gather_weights(model: nn.Module, units: dict[str, FlatUnit], group: Group) -
     model.register_forward_pre_hook(lambda *_: gatherer.wait(*first))
     for unit, block in blocks.items():
         block.register_forward_pre_hook(_await(gatherer, unit))
-    for block in list(blocks.values())[-1:]:  # a pipeline's rank may have none
+    for block in list(blocks.values())[-1:]:  # a pipeline rank may have no block
         block.register_forward_hook(lambda *_: gatherer.wait(*last) if last else None)
     return gatherer
 

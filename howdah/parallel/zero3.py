@@ -5,20 +5,20 @@
     progress   | layers.1 | layers.2 | layers.3 | …        all-gather of the next unit
     window     |0        1|2        1|2        3|…        one at each end
 
-A unit is in use from the moment that an operation asks for one of its weights until one asks for
-another unit's. So a unit that ends the forward pass and begins the backward is gathered once for
-both, and so is a block that is computed again and then goes backward. What an embedding's backward
-needs is not its weight: it is not gathered there.
+A unit is in use from the moment that an operation asks for one of its weights until one asks for a
+weight of another unit. So a unit that ends the forward pass and begins the backward is gathered
+once for both, and so is a block that is recomputed and then runs backward. The backward of an
+embedding does not need its weight, so the embedding is not gathered for it.
 
-Which unit comes next is what came next before: the first pass of a kind (a step of so many
-micro-batches, a held-out loss) gathers as it is asked, and records the order. There each gather is
-preceded by a question to the other ranks, whether they want the same; so ranks that differ get a
-sentence, and not each other's weights.
+The next unit is known from an earlier pass of the same kind (a step of so many micro-batches, a
+held-out loss). The first pass of a kind gathers each unit when an operation asks for it, and
+records the order. Before each of these gathers, the ranks check that all want the same unit; if
+they differ, they raise an error instead of mixing different weights.
 
-The window has room for the unit in use and the next, and lives as long as the run: nothing is
-allocated in a step. A tensor that `value` gave is therefore good until another unit is asked for.
-Own operations ask again in backward, and keep nothing. With `release=step` the window has room for
-all units, and each is gathered once, when it is first asked for in a step.
+The window has room for the unit in use and the next, and is allocated once for the whole run. So a
+tensor that `value` returns is valid until a weight of another unit is asked for. Own operations ask
+again in backward, and keep nothing. With `release=step` the window has room for all units, and each
+is gathered once per step, when it is first asked for.
 
 Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 """
@@ -39,7 +39,7 @@ from howdah.parallel.weight_store import whole_weights
 
 @dataclass(frozen=True)
 class _Whole:
-    """A unit at the left or the right end of the window; it is there when the future is done."""
+    """A unit at the left or right end of the window; it is whole when the future is done."""
 
     left: bool
     views: dict[str, Tensor]
@@ -47,10 +47,11 @@ class _Whole:
 
 
 class ShardedWeights:
-    """The weights of `units`, of most of which each rank of `group` keeps a share.
+    """The weights of `units`. Each rank of `group` keeps a share of them, except of units that are
+    not sharded.
 
-    keep     units stay until the pass is over (release=step)
-    window   what holds whole units
+    keep     whether gathered units stay whole until the pass is over (release=step)
+    window   the tensor that holds whole units
     exposed  seconds that this rank has waited for weights, over the whole run
     """
 
@@ -62,12 +63,12 @@ class ShardedWeights:
         self._keep = keep
         lengths = [unit.buffer.length for unit in cut.values()]
         self._starts = dict(zip(cut, accumulate(lengths, initial=0), strict=False))
-        # two units that follow each other are two different ones
+        # the unit in use and the next are two different ones
         size = sum(lengths if keep else sorted(lengths)[-2:])
         self.window = next(iter(cut.values())).weights.new_zeros(size)
         self._here: dict[str, dict[str, Tensor]] = {}  # views of the units that are whole
         self._coming: _Whole | None = None
-        self._orders: dict[str, list[str]] = {}  # of units, by the kind of pass
+        self._orders: dict[str, list[str]] = {}  # of units, by kind of pass
         self._kind = ""
         self._seen: list[str] = []
         self.exposed = 0.0
@@ -75,14 +76,14 @@ class ShardedWeights:
     # -- passes
 
     def begin(self, kind: str) -> None:
-        """A pass begins; those of one kind use the units in one order."""
+        """Begins a pass. All passes of one kind must use the units in one order."""
         self.end()
         self._kind = kind
         if order := self._orders.get(kind):
             self._coming = self._gather(order[0])
 
     def end(self) -> None:
-        """The pass is over. No unit is whole any longer: weights may change."""
+        """Ends the pass. No unit is whole any longer, so weights may change."""
         if self._kind:
             self._orders.setdefault(self._kind, self._seen)
         if self._coming:
@@ -90,17 +91,17 @@ class ShardedWeights:
         self._kind, self._seen, self._here, self._coming = "", [], {}, None
 
     def updated(self) -> None:
-        """The shares have changed."""
+        """Called after an update: the shares have changed."""
         self.end()
 
     def wait(self, *units: str) -> None:
-        """The shares are there at any time."""
+        """Does nothing: `value` gathers units when they are used."""
 
     # -- weights
 
     def value(self, name: str) -> Tensor:
-        """The weight `name`, whole, until a weight of another unit is asked for, or the pass is
-        over.
+        """The whole weight `name`; valid until a weight of another unit is asked for, or the pass
+        is over.
         """
         if name in self._stays:
             return self._stays[name]
@@ -110,7 +111,7 @@ class ShardedWeights:
         return self._here[unit][name]
 
     def _advance_to(self, unit: str) -> None:
-        """Releases the unit in use, begins to gather the one after `unit`, and waits for it."""
+        """Releases the unit in use, starts to gather the one after `unit`, and waits for `unit`."""
         after = self._next(unit) if self._kind else None
         if not self._keep:
             self._here = {}
@@ -122,7 +123,9 @@ class ShardedWeights:
         self._here[unit] = here.views
 
     def _next(self, unit: str) -> str | None:
-        """The unit that was used after this one; None while the order is not known."""
+        """The unit that follows `unit` in the recorded order; None at its end, or while no order is
+        recorded. Raises UserError when the order differs from the recorded one.
+        """
         at, order = len(self._seen), self._orders.get(self._kind)
         self._seen.append(unit)
         if order is None:
@@ -145,8 +148,8 @@ class ShardedWeights:
             raise UserError(_differ(self._kind, len(self._seen), wanted))
 
     def _gather(self, unit: str, besides: _Whole | None = None) -> _Whole:
-        """Begins to make `unit` whole: in its own place where all stay, else at the end of the
-        window that no other is at.
+        """Starts to gather `unit`: into its own range of the window if all units stay, otherwise
+        into the end of the window that the unit `besides` does not use.
         """
         one, left = self._units[unit], not (besides and besides.left)
         length = one.buffer.length

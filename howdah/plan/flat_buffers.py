@@ -8,7 +8,7 @@ Weights, gradients, master weights and moments of a unit all use one segment tab
 means the same element in each. Segments start at multiples of ALIGN elements, which keeps matrix
 products fast. The padding between segments is zero, and is sent with them.
 
-The weights with weight decay come first, so that the optimizer's two parameter groups are two
+The weights with weight decay are first, so that the optimizer's two parameter groups are two
 ranges. A rank's share of a buffer is a range too (`share`), cut at any element. Where tensor or
 expert parallelism cuts a weight, its segment holds the rank's box of the weight.
 """

@@ -1,7 +1,7 @@
 """Method: the choices that change the mathematics of a run, as plain data.
 
 A Layout does not change the result of training; a Method does. Two runs with the same model, data,
-seed and Method agree, whatever their layouts are.
+seed and Method agree on every layout.
 """
 
 from dataclasses import dataclass, field

@@ -177,7 +177,7 @@ def heads(shape: ModelShape, parts: int, part: int) -> Range:
 
 
 def kv_heads(shape: ModelShape, parts: int, part: int) -> Range:
-    """The key-value heads of tp rank `part` of `parts`; one head if there are more ranks."""
+    """The key-value heads of tp rank `part` of `parts`; one head if there are fewer than ranks."""
     if parts <= shape.k:
         return share(shape.k, parts, part)
     head = part // (parts // shape.k)

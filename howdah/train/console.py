@@ -6,7 +6,6 @@ or a pipe gets the log lines instead, for which parsers exist.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -23,62 +22,12 @@ from howdah.train.metrics import StepMetrics
 Say = Callable[[str], None]
 
 
-class Show(Protocol):
-    """An output for messages and progress."""
+class RunConsole:
+    """Prints lines on rank 0. With `steps`, a terminal also gets a bar below the lines."""
 
-    def say(self, line: str) -> None:
-        """Shows a line."""
-        ...
-
-    def step(self, step: int) -> None:
-        """Shows that `step` is done."""
-        ...
-
-    def measured(self, measured: StepMetrics) -> None:
-        """Shows the measurements of a stretch of steps."""
-        ...
-
-    def close(self) -> None:
-        """Ends the output."""
-        ...
-
-
-class Silent:
-    """Shows nothing: for ranks other than 0, and for tests."""
-
-    def say(self, line: str) -> None:
-        """Does nothing."""
-
-    def step(self, step: int) -> None:
-        """Does nothing."""
-
-    def measured(self, measured: StepMetrics) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class Lines(Silent):
-    """Prints plain lines, for a file or a pipe."""
-
-    def __init__(self) -> None:
-        self._console = Console(soft_wrap=True, highlight=False, markup=False)
-
-    def say(self, line: str) -> None:
-        """Prints the line."""
-        self._console.print(line)
-
-    def measured(self, measured: StepMetrics) -> None:
-        """Prints the log line."""
-        self.say(measured.line())
-
-
-class Bar:
-    """A progress bar with the time left; messages scroll above it."""
-
-    def __init__(self, *, steps: int, done: int) -> None:
-        self._progress = Progress(
+    def __init__(self, rank: int, *, steps: int = 0, done: int = 0) -> None:
+        self._console = Console(quiet=rank != 0, soft_wrap=True, highlight=False, markup=False)
+        self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -86,33 +35,36 @@ class Bar:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
+            console=self._console,
+            disable=not (steps and self._console.is_terminal and rank == 0),
         )
-        self._task = self._progress.add_task("training", total=steps, completed=done, state="")
-        self._progress.start()
+        self._task = self._bar.add_task("training", total=steps, completed=done, state="")
+        self._bar.start()
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether the progress is shown by a bar."""
+        return not self._bar.disable
 
     def say(self, line: str) -> None:
-        """Prints the line above the bar."""
-        self._progress.console.print(line, markup=False, highlight=False)
+        """Prints the line, above the bar if there is one."""
+        self._console.print(line)
 
     def step(self, step: int) -> None:
         """Moves the bar to `step`."""
-        self._progress.update(self._task, completed=step)
+        self._bar.update(self._task, completed=step)
 
     def measured(self, measured: StepMetrics) -> None:
-        """Shows the loss and the tokens per second beside the bar."""
+        """Shows the loss and the tokens per second beside the bar; without a bar, the log line."""
+        if not self.has_bar:
+            self.say(measured.line())
+            return
         state = f"loss {measured.loss:.4f}  {round(measured.tps):,} tokens/s per rank"
-        self._progress.update(self._task, state=state)
+        self._bar.update(self._task, state=state)
 
     def close(self) -> None:
         """Stops the bar; its last state stays on the screen."""
-        self._progress.stop()
-
-
-def open_show(rank: int, steps: int, done: int) -> Show:
-    """The output of a rank: a bar on a terminal, lines elsewhere, nothing on ranks other than 0."""
-    if rank != 0:
-        return Silent()
-    return Bar(steps=steps, done=done) if Console().is_terminal else Lines()
+        self._bar.stop()
 
 
 @contextmanager
@@ -120,18 +72,15 @@ def encoding_bar() -> Iterator[Callable[[float], None]]:
     """Yields a function that takes the tokenised share of the text. On a terminal it shows the
     share in a bar, which appears at the first call.
     """
-    if not Console().is_terminal:
-        yield lambda share: None
-        return
     columns = (TextColumn("encoding"), BarColumn(), TextColumn("left"), TimeRemainingColumn())
-    progress = Progress(*columns, transient=True)
-    task = progress.add_task("encoding", total=1.0)
+    bar = Progress(*columns, transient=True, disable=not Console().is_terminal)
+    task = bar.add_task("encoding", total=1.0)
 
-    def tell(share: float) -> None:
-        progress.start()
-        progress.update(task, completed=share)
+    def show(share: float) -> None:
+        bar.start()
+        bar.update(task, completed=share)
 
     try:
-        yield tell
+        yield show
     finally:
-        progress.stop()
+        bar.stop()

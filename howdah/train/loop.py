@@ -22,7 +22,7 @@ from howdah.text.batches import Micro, micros, order_of, rows_of
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.checkpointing import Checkpointer
-from howdah.train.console import Lines, Say, Show, Silent, open_show
+from howdah.train.console import RunConsole, Say
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
 from howdah.train.metrics import MetricsWriter
@@ -98,21 +98,24 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
     if mesh.rank == 0:
         stack.enter_context(lock(job.folder))
-    say = (Lines() if mesh.rank == 0 else Silent()).say
+    say = RunConsole(mesh.rank).say
     corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
     require_same_text(mesh, corpus)
     start = find_start(job, mesh, say)
     placed = place(job, mesh, start, corpus)
-    show = stack.enter_context(closing(open_show(mesh.rank, job.train.steps, start.step)))
-    records = MetricsWriter(job.folder, step=start.step, say=show.say) if mesh.rank == 0 else None
+    console = RunConsole(mesh.rank, steps=job.train.steps, done=start.step)
+    stack.enter_context(closing(console))
+    records = (
+        MetricsWriter(job.folder, step=start.step, say=console.say) if mesh.rank == 0 else None
+    )
     context = StepContext(placed, mesh, job.method, job.seed)
-    tell = telling(show, records)
+    tell = telling(console, records)
     checkpointer = Checkpointer(job, context, corpus, start, records=records, say=tell)
     stack.enter_context(checkpointer)
     first = first_samples(job, start)
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
     peak = peak_flops(device, DTYPES[job.method.precision])
-    monitor = SpeedMonitor(job, context, batches, peak=peak, show=show, records=records)
+    monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
     for line in predict_lines(job.plan, mesh):
         tell(line)
     if start.step >= job.train.steps:
@@ -212,11 +215,11 @@ def read_batches(
     return Prefetch(read, step=start.step)
 
 
-def telling(show: Show, records: MetricsWriter | None) -> Say:
+def telling(console: RunConsole, records: MetricsWriter | None) -> Say:
     """Returns a function that shows a line to the user and appends it to log.txt."""
 
     def tell(line: str) -> None:
-        show.say(line)
+        console.say(line)
         if records:
             records.log(line)
 

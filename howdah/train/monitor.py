@@ -13,7 +13,7 @@ from howdah.host.measured import peak_memory
 from howdah.shapes.products import train_flops
 from howdah.text.batches import Micro
 from howdah.text.prefetch import Prefetch
-from howdah.train.console import Show
+from howdah.train.console import RunConsole
 from howdah.train.job import Job
 from howdah.train.metrics import MetricsWriter, StepMetrics
 from howdah.train.step import StepContext, StepResult
@@ -47,11 +47,11 @@ class SpeedMonitor:
         batches: Prefetch[list[Micro]],
         *,
         peak: tuple[float, str],
-        show: Show,
+        console: RunConsole,
         records: MetricsWriter | None,
     ) -> None:
         self._job, self._mesh, self._placed = job, context.mesh, context.placed
-        self._batches, self._show, self._records = batches, show, records
+        self._batches, self._console, self._records = batches, console, records
         self.peak, self.peak_source = peak
         sequence = job.data.sequence_length
         self._full = train_flops(job.shape, sequence, causal=False)
@@ -81,10 +81,10 @@ class SpeedMonitor:
         """Counts the finished `step` (from 1); at the end of a stretch, reports the stretch."""
         self._steps += 1
         self._tokens += result.tokens
-        self._show.step(step)
+        self._console.step(step)
         if step % self._job.train.log_every == 0 or step == self._job.train.steps:
             self.last = self._measure(result, step, rate)
-            self._show.measured(self.last)
+            self._console.measured(self.last)
             if self._records:
                 self._records.measured(self.last)
             self._mark, self._steps, self._tokens = self._now(), 0, 0

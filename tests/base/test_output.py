@@ -94,9 +94,9 @@ BAR = """
 import sys
 from howdah.base.output import lasting_output
 lasting_output()
-from howdah.train.console import open_show
-show = open_show(0, 50, 0)
-assert type(show).__name__ == "Bar"
+from howdah.train.console import RunConsole
+show = RunConsole(0, steps=50)
+assert show.has_bar
 show.step(1)
 sys.stdin.readline()  # the terminal is gone
 for step in range(2, 50):

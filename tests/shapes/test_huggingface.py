@@ -316,6 +316,13 @@ def test_rotary_scaling_is_read_from_both_generations_of_config():
     assert model_of(old).rotary_scaling == RotaryScaling(32.0, 1.0, 4.0, 8192)
 
 
+def test_activations_have_other_words():
+    words = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+    for theirs, ours in words.items():
+        config = RELEASED["gpt2-124m"] | {"activation_function": theirs}
+        assert model_of(config).feedforward == ours
+
+
 def test_whole_numbers_may_stand_for_fractions():
     assert model_of(RELEASED["qwen3-8b"]).rotary_base == 1_000_000.0
 
