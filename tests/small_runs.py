@@ -67,7 +67,7 @@ def train_watched(transport, jobs):
     def watched(context, batch, *, step, **rest):
         rows = [row for micro in batch for row in zip(micro.samples, micro.tokens, strict=True)]
         read = [(int(n), crc32(tokens.tobytes())) for n, tokens in rows if n != NO_SAMPLE]
-        seen.append((step, context.mesh.place("replicas"), read))
+        seen.append((step, context.mesh.index_of("replicas"), read))
         return step_of(context, batch, step=step, **rest)
 
     with patch.object(loop, "train_step", watched):

@@ -39,7 +39,7 @@ class Form(Case):
         return parse_layout(f"{self.layout} x{self.micros}")
 
     def replica(self, rank: int) -> int:
-        return axis(self.parsed, "replicas").place(rank)
+        return axis(self.parsed, "replicas").index_of(rank)
 
 
 def forms(*, tiny: bool, repeats: int) -> Iterator[Form]:

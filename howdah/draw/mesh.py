@@ -144,7 +144,7 @@ def title(plan: Plan, per_node: int) -> str:
 
 def groups(stride: Stride, world: int) -> Iterator[range]:
     """The ranks of each group of an axis."""
-    return (stride.group(rank) for rank in range(world) if stride.place(rank) == 0)
+    return (stride.group(rank) for rank in range(world) if stride.index_of(rank) == 0)
 
 
 def how_many(stride: Stride, world: int) -> str:

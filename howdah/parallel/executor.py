@@ -100,7 +100,7 @@ class Pipeline:
     def __init__(self, plan: Plan, mesh: Mesh, stages: Stages, sums: StageSums) -> None:
         self.plan, self.mesh, self.stages, self.sums = plan, mesh, stages, sums
         self.links = StageLinks(mesh, directions_of(schedule_of(plan)))
-        self.parts = stage_parts(plan, mesh.place("pp"))
+        self.parts = stage_parts(plan, mesh.index_of("pp"))
         self.exposed = 0.0
         self.peak = 0
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
@@ -139,7 +139,7 @@ class Pipeline:
                 if train
                 else lower(forward_only(schedule_of(self.plan, micros)))
             )
-            self._programs[micros, train] = lowered.programs[self.mesh.place("pp")]
+            self._programs[micros, train] = lowered.programs[self.mesh.index_of("pp")]
         return self._programs[micros, train]
 
 

@@ -74,11 +74,11 @@ class Mesh:
         """Whether this rank counts the tokens of its samples: one rank does so for all ranks along
         pp, cp and tp that compute on the same samples.
         """
-        return self.place("pp") == self.place("cp") == self.place("tp") == 0
+        return self.index_of("pp") == self.index_of("cp") == self.index_of("tp") == 0
 
-    def place(self, name: Axis) -> int:
+    def index_of(self, name: Axis) -> int:
         """The index of this rank along an axis."""
-        return axis(self.layout, name).place(self.rank)
+        return axis(self.layout, name).index_of(self.rank)
 
     def join(self, ranks: Sequence[int], *, label: str) -> Group:
         """A group of `ranks` in addition to those of the axes, counted under `label`. All of these

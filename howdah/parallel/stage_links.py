@@ -28,7 +28,7 @@ class StageLinks:
     """
 
     def __init__(self, mesh: Mesh, directions: Iterable[Pair]) -> None:
-        ranks, self._own = axis(mesh.layout, "pp").group(mesh.rank), mesh.place("pp")
+        ranks, self._own = axis(mesh.layout, "pp").group(mesh.rank), mesh.index_of("pp")
         self._groups: dict[Pair, Group] = {}
         for pair in sorted(directions):  # in one order on all ranks, to avoid deadlock
             if self._own in pair:

@@ -122,7 +122,7 @@ class StageSums:
         ranks.
         """
         places = self._plan.ranks_of_unit["tied"] if tied_stages(self._plan) else ()
-        if self._mesh.place("pp") not in places:
+        if self._mesh.index_of("pp") not in places:
             return None
         ranks = axis(self._plan.layout, "pp").group(self._mesh.rank)
         return self._mesh.join([ranks[place] for place in places], label="pp")

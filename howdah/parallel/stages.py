@@ -41,7 +41,7 @@ class Given:
 
 def own_parts(plan: Plan, rank: int) -> tuple[Part, ...]:
     """The parts of the model that `rank` runs, in forward order."""
-    mine = stage_parts(plan, axis(plan.layout, "pp").place(rank))
+    mine = stage_parts(plan, axis(plan.layout, "pp").index_of(rank))
     return tuple(part for parts in mine.values() for part in parts)
 
 
@@ -69,6 +69,6 @@ def boundary(plan: Plan, rank: int, given: Given) -> tuple[int, ...]:
     rows, positions = given.tokens.shape
     if plan.layout.sp:
         tp = axis(plan.layout, "tp")
-        start, stop = share(positions, tp.size, tp.place(rank))
+        start, stop = share(positions, tp.size, tp.index_of(rank))
         positions = stop - start
     return rows, positions, plan.shape.width

@@ -57,7 +57,7 @@ def summed_together(plan: Plan, rank: int) -> dict[int, list[list[Buffer]]]:
     buffers = local_buffers(plan, rank)
     if plan.layout.pp == 1:
         return {0: [list(buffers)]}
-    place = axis(plan.layout, "pp").place(rank)
+    place = axis(plan.layout, "pp").index_of(rank)
     program, mine = schedule_of(plan).programs[place], stage_parts(plan, place)
     ends = [a.stage for a in program if a.kind in (Kind.BACKWARD, Kind.WEIGHT)]
     last = {stage: number for number, stage in enumerate(ends)}
@@ -102,7 +102,7 @@ def window_of(plan: Plan, rank: int) -> tuple[int, int]:
 
 def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
     """The names of the weights that several stages of `rank` use."""
-    mine = stage_parts(plan, axis(plan.layout, "pp").place(rank))
+    mine = stage_parts(plan, axis(plan.layout, "pp").index_of(rank))
     return frozenset(
         name
         for buffer in local_buffers(plan, rank)
@@ -114,6 +114,6 @@ def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
 
 def _uses_twice(plan: Plan, rank: int) -> bool:
     """Whether embedding and head, the two uses of a tied weight, are both on `rank`."""
-    place = axis(plan.layout, "pp").place(rank)
+    place = axis(plan.layout, "pp").index_of(rank)
     mine = {part for parts in stage_parts(plan, place).values() for part in parts}
     return {"embedding", "head"} <= mine

@@ -47,7 +47,7 @@ def _step(plan: Plan, rank: int) -> Iterator[str]:
 
     The weight half (W) of a split backward pass needs no weights.
     """
-    place = axis(plan.layout, "pp").place(rank)
+    place = axis(plan.layout, "pp").index_of(rank)
     stages = stage_parts(plan, place)
     there = {stage: list(forward_units(plan, parts)) for stage, parts in stages.items()}
     back = {stage: list(backward_units(plan, parts)) for stage, parts in stages.items()}

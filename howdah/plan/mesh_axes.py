@@ -49,13 +49,13 @@ class Stride(NamedTuple):
     size: int
     stride: int
 
-    def place(self, rank: int) -> int:
+    def index_of(self, rank: int) -> int:
         """The index of `rank` in its group."""
         return rank // self.stride % self.size
 
     def group(self, rank: int) -> range:
         """The ranks of the group that contains `rank`, in order."""
-        base = rank - self.place(rank) * self.stride
+        base = rank - self.index_of(rank) * self.stride
         return range(base, base + self.size * self.stride, self.stride)
 
 

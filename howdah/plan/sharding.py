@@ -75,7 +75,7 @@ class Placement:
 def placement(weight: Weight, plan: Plan, rank: int) -> Placement | None:
     """What `rank` holds of `weight`; None if only other stages hold it."""
     stages = plan.ranks_of_unit[weight.unit]
-    if axis(plan.layout, "pp").place(rank) not in stages:
+    if axis(plan.layout, "pp").index_of(rank) not in stages:
         return None
     box = _box(weight, plan.shape, plan.layout, rank)
     same = _same_box(weight, plan.shape, plan.layout, rank)
@@ -95,13 +95,13 @@ def summed_over_tp(weight: Weight, plan: Plan, rank: int) -> tuple[int, ...]:
 
 def held(plan: Plan, rank: int) -> dict[str, Box]:
     """The boxes of all weights that `rank` holds, by name."""
-    mine = plan.weights_at[axis(plan.layout, "pp").place(rank)]
+    mine = plan.weights_at[axis(plan.layout, "pp").index_of(rank)]
     return {weight.name: _box(weight, plan.shape, plan.layout, rank) for weight in mine}
 
 
 def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     """The flat buffers of the weights that `rank` holds."""
-    return buffers(plan.weights_at[axis(plan.layout, "pp").place(rank)], held(plan, rank))
+    return buffers(plan.weights_at[axis(plan.layout, "pp").index_of(rank)], held(plan, rank))
 
 
 def replicas_of(unit: str) -> Axis:
@@ -145,7 +145,7 @@ def _cut_along(
     experts: dict[str, Axis] = {"shard": "expert_shard", "across": "expert_across"}
     chosen: Axis = experts[name] if replicas_of(buffer.unit) == "expert_replicas" else name
     along = axis(layout, chosen)
-    first, last = share(stop - start, along.size, along.place(rank))
+    first, last = share(stop - start, along.size, along.index_of(rank))
     return start + first, start + last
 
 
@@ -154,7 +154,7 @@ def _first(name: str, plan: Plan, rank: int) -> bool:
     weight = plan.weight(name)
     tp, pp = axis(plan.layout, "tp"), axis(plan.layout, "pp")
     same = _same_box(weight, plan.shape, plan.layout, rank)
-    return tp.place(rank) == same[0] and pp.place(rank) == plan.ranks_of_unit[weight.unit][0]
+    return tp.index_of(rank) == same[0] and pp.index_of(rank) == plan.ranks_of_unit[weight.unit][0]
 
 
 # -- cuts ------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def tokens(plan: Plan, rank: int) -> int:
     """Number of positions of one sample that `rank` works on. Each cp rank takes an early and a
     late chunk, so that all attend to equally many keys; with cp2, chunks 0 and 3 | 1 and 2.
     """
-    parts, part = plan.layout.cp, axis(plan.layout, "cp").place(rank)
+    parts, part = plan.layout.cp, axis(plan.layout, "cp").index_of(rank)
     if parts == 1:
         return plan.sequence
     chunks = (share(plan.sequence, 2 * parts, i) for i in (part, 2 * parts - 1 - part))
@@ -243,7 +243,7 @@ def _cut(dim: str, size: int, shape: ModelShape, layout: Layout, rank: int) -> R
     if dim in ("vocab", "ffn", "expert_ffn"):
         return share(size, *tp)
     if dim == "expert":
-        return share(size, layout.ep, axis(layout, "ep").place(rank))
+        return share(size, layout.ep, axis(layout, "ep").index_of(rank))
     return 0, size
 
 
@@ -263,7 +263,7 @@ def _box(weight: Weight, shape: ModelShape, layout: Layout, rank: int) -> Box:
 
 
 def _tp(layout: Layout, rank: int) -> int:
-    return axis(layout, "tp").place(rank)
+    return axis(layout, "tp").index_of(rank)
 
 
 def _same_box(weight: Weight, shape: ModelShape, layout: Layout, rank: int) -> tuple[int, ...]:
@@ -291,4 +291,4 @@ def _ranks(
     """The ranks at these stages and tp ranks, in every replica of `rank`'s weights."""
     pp, copies, tp = (axis(layout, name) for name in ("pp", replicas_of(weight.unit), "tp"))
     for stage, copy, part in product(stages, copies.group(rank), parts):
-        yield copy + (stage - pp.place(rank)) * pp.stride + part - tp.place(rank)
+        yield copy + (stage - pp.index_of(rank)) * pp.stride + part - tp.index_of(rank)

@@ -180,7 +180,10 @@ def _head(shape: ModelShape) -> Iterator[Weight]:
 
 def _unit(unit: str, rows: Iterable[Weight], prefix: str = "") -> Iterator[Weight]:
     """The rows with their unit, and their names complete."""
-    return (replace(row, name=prefix + row.name, unit=unit) for row in rows)
+    return (
+        Weight(prefix + row.name, row.dims, row.shape, unit, row.decay, row.mean, row.spread)
+        for row in rows
+    )
 
 
 # -- a block -------------------------------------------------------------------

@@ -125,7 +125,7 @@ def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
     """Number of elements in the rank's share of a unit's buffer."""
     experts = replicas_of(buffer.unit) == "expert_replicas"
     group = axis(plan.layout, "expert_shard" if experts else "shard")
-    start, stop = share(buffer.length, group.size, group.place(rank))
+    start, stop = share(buffer.length, group.size, group.index_of(rank))
     return stop - start
 
 
@@ -158,7 +158,7 @@ def _comes(cuts: list[tuple[int, int]], home: Home, shared_out: bool) -> list[in
 
 def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     layout, of = plan.layout, local_of(plan, rank)
-    mine = stages_of(plan.stages.where, axis(layout, "pp").place(rank))
+    mine = stages_of(plan.stages.where, axis(layout, "pp").index_of(rank))
 
     def kept(part: Part) -> int:
         recompute = plan.recompute.get(part, "none")
@@ -198,4 +198,4 @@ def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:
     if family_of(layout).steady and not plan.schedule:
         micros = min(micros, 4 * layout.pp * layout.virtual)
     schedule = schedule_of(plan, micros)
-    return peak_held(schedule, axis(layout, "pp").place(rank), sizes=per_stage)
+    return peak_held(schedule, axis(layout, "pp").index_of(rank), sizes=per_stage)

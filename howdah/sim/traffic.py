@@ -86,7 +86,7 @@ class Sender:
 
     def all_gather(self, axis: str, group: Stride, sizes: "Sizes") -> None:
         """Counts an all-gather; `sizes` is the bytes of each rank's share."""
-        own = sizes if isinstance(sizes, int) else int(sizes[group.place(self.rank)])
+        own = sizes if isinstance(sizes, int) else int(sizes[group.index_of(self.rank)])
         self.send(axis, "all_gather", group.group(self.rank), own)
 
     def all_reduce(self, axis: str, group: Stride, elements: int, width: int) -> None:
@@ -152,7 +152,7 @@ def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
         inside = axis(layout, "expert_shard" if experts else "shard")
         across = axis(layout, "expert_across" if experts else "across")
         sizes = shares(buffer.length, inside.size)
-        own = int(sizes[inside.place(rank)])
+        own = int(sizes[inside.index_of(rank)])
         sender.reduce_scatter("dp", inside, sizes * plan.master_bytes * reduces)
         sender.all_reduce("dp", across, own, plan.master_bytes)
         _stage_sum(plan, rank, buffer.unit, own, sender)
@@ -173,20 +173,20 @@ def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
         weight = plan.weight(name)
         elements[weight.unit, summed_over_tp(weight, plan, rank)] += box.elements
     for (_, parts), count in elements.items():
-        peers = [rank + part - tp.place(rank) for part in parts]
+        peers = [rank + part - tp.index_of(rank) for part in parts]
         sizes = shares(count, len(parts)) * plan.master_bytes * reduces
         sender.send("tp", "reduce_scatter", peers, sizes)
-        own = int(sizes[parts.index(tp.place(rank))])
+        own = int(sizes[parts.index(tp.index_of(rank))])
         sender.send("tp", "all_gather", peers, own)
 
 
 def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:
     """Sums a unit's gradient over the stages that hold it; `own` is the length of the share."""
     pp, stages = axis(plan.layout, "pp"), plan.ranks_of_unit[unit]
-    peers = [rank + (stage - pp.place(rank)) * pp.stride for stage in stages]
+    peers = [rank + (stage - pp.index_of(rank)) * pp.stride for stage in stages]
     sizes = shares(own, len(stages)) * plan.master_bytes
     sender.send("pp", "reduce_scatter", peers, sizes)
-    sender.send("pp", "all_gather", peers, int(sizes[stages.index(pp.place(rank))]))
+    sender.send("pp", "all_gather", peers, int(sizes[stages.index(pp.index_of(rank))]))
 
 
 # -- activations -----------------------------------------------------------------
@@ -202,7 +202,7 @@ def _blocks(plan: Plan, rank: int) -> list[Part]:
 
 
 def _parts(plan: Plan, rank: int) -> list[Part]:
-    stage = axis(plan.layout, "pp").place(rank)
+    stage = axis(plan.layout, "pp").index_of(rank)
     return [part for part, home in plan.rank_of_part.items() if home == stage]
 
 
@@ -262,10 +262,10 @@ def _ring(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None
     """Ring attention: a rank sends all chunks but the next rank's own; gradients travel too."""
     group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
     ranks = list(group.group(rank))
-    after = ranks[(group.place(rank) + 1) % group.size]
+    after = ranks[(group.index_of(rank) + 1) % group.size]
     seen = sum(tokens(plan, other) for other in ranks if other != after) * plan.micro_batch
     choose = heads if plan.shape.latent else kv_heads
-    first, last = choose(plan.shape, tp.size, tp.place(rank))
+    first, last = choose(plan.shape, tp.size, tp.index_of(rank))
     size = seen * (last - first) * sum(_per_head(plan))
     forward, backward = times
     moved = plan.compute_bytes * forward + (plan.compute_bytes + plan.master_bytes) * backward
@@ -280,13 +280,13 @@ def _all_to_all(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -
 
     def numbers(place: int) -> tuple[int, int]:
         """Elements of attention's inputs and output, for each token and one cp rank's heads."""
-        part = tp.place(rank) * group.size + place
+        part = tp.index_of(rank) * group.size + place
         first, last = heads(shape, ways, part)
         kv = last - first if shape.latent else np.diff(kv_heads(shape, ways, part))[0]
         return (last - first) * key + int(kv) * (key + value), (last - first) * value
 
     places = range(group.size)
-    theirs, own = [numbers(place) for place in places], numbers(group.place(rank))
+    theirs, own = [numbers(place) for place in places], numbers(group.index_of(rank))
     positions = [tokens(plan, other) * plan.micro_batch for other in group.group(rank)]
     mine = tokens(plan, rank) * plan.micro_batch
     out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in places])
@@ -301,11 +301,11 @@ def _pipeline(plan: Plan, rank: int, sender: Sender) -> None:
     positions = tokens(plan, rank)
     if plan.layout.sp:
         tp = axis(plan.layout, "tp")
-        start, stop = share(positions, tp.size, tp.place(rank))
+        start, stop = share(positions, tp.size, tp.index_of(rank))
         positions = stop - start
     size = positions * plan.micro_batch * plan.shape.width * plan.compute_bytes * plan.micros
     for stage, home in enumerate(where):
-        if home != pp.place(rank):
+        if home != pp.index_of(rank):
             continue
         for other, boundary in ((stage + 1, stage), (stage - 1, stage - 1)):
             if 0 <= other < len(where):
@@ -321,7 +321,7 @@ def _experts(plan: Plan, rank: int, sender: Sender) -> None:
     held = shares(experts.number, group.size)
     rows = plan.micro_batch * tokens(plan, rank) * experts.chosen
     out = rows * held // experts.number * plan.shape.width * plan.compute_bytes
-    back = rows * int(held[group.place(rank)]) // experts.number
+    back = rows * int(held[group.index_of(rank)]) // experts.number
     back *= plan.shape.width * plan.compute_bytes
     forward = sum(_passes(plan, part) for part in layers) * plan.micros
     times = forward + len(layers) * plan.micros

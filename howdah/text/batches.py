@@ -46,7 +46,7 @@ class Rows:
 
 def rows_of(layout: Layout, rank: int, *, micro: int) -> Rows:
     """The rows of `rank`; ranks that differ only along cp, tp or pp have the same rows."""
-    return Rows(micro, layout.readers, axis(layout, "dp").place(rank))
+    return Rows(micro, layout.readers, axis(layout, "dp").index_of(rank))
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,7 +120,7 @@ class Checkpointer:
             self._saver.cancel()
             self._saver.wait(REMOVE)
 
-    def _write_laps(self) -> None:
+    def _write_trace(self) -> None:
         """Writes the trace of this rank's last steps, for `howdah trace`."""
         mesh = self.context.mesh
         if traces := [*self.context.recorder.steps]:
@@ -155,7 +155,7 @@ class Checkpointer:
         if self._saved == step:
             return
         self._saving = step
-        self._write_laps()
+        self._write_trace()
         job = self.job
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:

@@ -110,7 +110,7 @@ def _in_flight(placed: ParallelModel, given: Given) -> int:
     sizes = [0] * len(plan.stages.parts)
     for stage in line.parts:
         sizes[stage] = _saved(placed, lambda: line.alone(stage, given, placed.loss))  # noqa: B023
-    return peak_held(schedule_of(plan), placed.mesh.place("pp"), sizes=sizes)
+    return peak_held(schedule_of(plan), placed.mesh.index_of("pp"), sizes=sizes)
 
 
 def _saved(placed: ParallelModel, run: Callable[[], Tensor]) -> int:

@@ -1,6 +1,6 @@
 """The start of a run: its own newest checkpoint, a folder of weights, or random weights.
 
-A checkpoint in the run folder is always resumed, whatever layout saved it. Rank 0 looks for it,
+A checkpoint in the run folder is always resumed; any layout may have saved it. Rank 0 finds it,
 verifies its checksums, and sends the chosen step to the other ranks. Then every rank reads the
 pieces that it holds.
 """

@@ -7,7 +7,7 @@ counts, so every element is written once, however many replicas there are:
                     |<----- rank 0 ----->|<----- rank 1 ----->|
 
 Masters and optimizer states are divided in the same way. To restore, a rank reads the pieces that
-it holds now, whichever ranks wrote them.
+it holds now; any layout may have written them.
 """
 
 from collections.abc import Iterator

@@ -108,7 +108,7 @@ def train_step(
                 unit.copy_to_weights()
             if placed.gatherer:
                 placed.gatherer.updated()
-        (total,) = world.sum_scalars([loss if context.mesh.place("tp") == 0 else 0.0])  # 6
+        (total,) = world.sum_scalars([loss if context.mesh.index_of("tp") == 0 else 0.0])  # 6
     return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
 
 
@@ -218,7 +218,7 @@ def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float
                 given_one = arrays_of(some[0], context.mesh.device)
                 total += float(loss_of(placed, given_one, plain=True))
         tokens += count_tokens(some) if context.mesh.counts_batch else 0
-    total = total if context.mesh.place("tp") == 0 else 0.0  # all tp ranks have the same
+    total = total if context.mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
     total, count = context.mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)
 

@@ -73,7 +73,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     placed = apply(case.plan, mesh=mesh, fill=fill)
     context = StepContext(placed, mesh, case.method, case.seed)
     context = mutate(context) if mutate else context
-    replica = mesh.place("dp")
+    replica = mesh.index_of("dp")
     batches = [_batch(case, step, rank=mesh.rank) for step in range(case.steps)]
     batches = [shift(batch, replica) if shift else batch for batch in batches]
 

@@ -203,7 +203,7 @@ def lose_a_gradient(context: StepContext) -> StepContext:
     assert line is not None, "stages have a pipeline"
     every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
     lost = next(message for message in every if message.action.kind is not Kind.FORWARD)
-    if context.mesh.place("pp") != lost.source:
+    if context.mesh.index_of("pp") != lost.source:
         return context
     way = [m for m in every if (m.source, m.target) == (lost.source, lost.target)]
     turns, send = cycle(message is lost for message in way), line.links.send
@@ -243,7 +243,7 @@ def leave_a_part_out(context: StepContext) -> StepContext:
     """One weight's gradient is the term of the first tp rank only."""
     store, plan = context.placed.store, context.placed.plan
     assert store is not None, "parts of tp have a store"
-    _leave_out(store, _partial(plan)[0], context.mesh.place("tp"))
+    _leave_out(store, _partial(plan)[0], context.mesh.index_of("tp"))
     return context
 
 

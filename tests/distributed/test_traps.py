@@ -108,7 +108,7 @@ def count_all_that_is_here(context):
 
 def count_on_the_first_part(context):
     """Only the first part of tp counts, as if all that there is were held alike."""
-    first = context.mesh.place("tp") == 0
+    first = context.mesh.index_of("tp") == 0
     return replace(context, square=lambda some: squared_norm(some) if first else 0.0)
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_plans import plans
 
@@ -151,6 +151,7 @@ def test_golden(what, drawing):
 @given(plans(), st.integers(1, 9))
 def test_every_rank_stands_once_in_its_node_and_stage(plan, per_node):
     blocks = draw_mesh(plan, per_node).split("\n\n")
+    assume(" more" not in blocks[1])  # of very many ranks, some are left out
     pp, seen, node, place = axis(plan.layout, "pp"), [], None, -1
     for line in blocks[1].splitlines():
         if line.startswith("stage"):
@@ -159,7 +160,7 @@ def test_every_rank_stands_once_in_its_node_and_stage(plan, per_node):
         name, ranks = re.fullmatch(r"(?:  node (\d+))? +([\d |:]+)", line).groups()
         node = int(name) if name else node
         for rank in map(int, re.findall(r"\d+", ranks)):
-            assert (rank // per_node, pp.place(rank)) == (node, place)
+            assert (rank // per_node, pp.index_of(rank)) == (node, place)
             seen.append(rank)
     assert seen == list(range(plan.layout.world))
 

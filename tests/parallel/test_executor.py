@@ -98,7 +98,7 @@ def test_a_rank_builds_its_own_parts_alone(workers, words, shape):
 def hold(transport, words):
     """What a rank held at most, by its own count and by tensors that are alive."""
     context, leaves, alive = stepper_on(transport, f"{words} x{MICROS}"), [], []
-    plan, place = context.placed.plan, context.mesh.place("pp")
+    plan, place = context.placed.plan, context.mesh.index_of("pp")
     said = peak_held(schedule_of(plan), place)
 
     def living(most):

@@ -149,7 +149,7 @@ def windows(transport, words, shape):
         placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
         context = StepContext(placed, mesh, method, seed=5)
         for step in range(2):
-            place = mesh.place("replicas")
+            place = mesh.index_of("replicas")
             mine = [micro(plan.micros * place + n, shape=shape) for n in range(plan.micros)]
             placed.window.memory.fill_(torch.nan)  # nothing is read of what was there
             norm = train_step(context, mine, step=step, rate=1e-2).norm

@@ -67,7 +67,7 @@ def test_the_groups_of_an_axis_share_out_the_world(name):
     groups = {tuple(axis(layout, name).group(rank)) for rank in range(layout.world)}
     assert sorted(rank for group in groups for rank in group) == list(range(layout.world))
     for group in groups:
-        assert [axis(layout, name).place(rank) for rank in group] == list(range(len(group)))
+        assert [axis(layout, name).index_of(rank) for rank in group] == list(range(len(group)))
 
 
 def test_the_copies_of_an_expert_are_shared_out_inside_the_groups_of_the_dense_states():

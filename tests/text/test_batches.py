@@ -52,7 +52,7 @@ def test_ranks_of_one_replica_read_the_same_samples(words):
     for rank in range(layout.world):
         found = micros(made, order, rows_of(layout, rank, micro=2), first=0, size=12)
         taken = tuple(int(n) for micro in found for n in micro.samples if n >= 0)
-        read[axis(layout, "dp").place(rank)].add(taken)
+        read[axis(layout, "dp").index_of(rank)].add(taken)
     assert all(len(found) == 1 for found in read.values()) and len(read) == layout.dp
     assert sorted(n for found in read.values() for n in next(iter(found))) == list(range(12))
 
