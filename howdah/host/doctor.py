@@ -47,7 +47,6 @@ def doctor(cache: Path | None) -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.system()}"),
         judge_cores(os.cpu_count() or allowed, allowed, quota),
         judge_memory(machine.memory(), machine.memory_limit()),
-        judge_shared_memory(machine.disk(Path("/dev/shm"))),
         judge_compiler({name: shutil.which(name) for name in ("cc", "gcc", "clang")}),
         judge_torch(torch.__version__, torch.get_num_threads(), min(allowed, quota or allowed)),
         judge_bf16(_capabilities(), torch.backends.cpu.get_cpu_capability()),
@@ -117,21 +116,6 @@ def judge_memory(sizes: Mapping[str, int], limit: int | None) -> Finding:
         return Finding("memory", value)
     lack = f"only {in_words(free)} to use, and a rank takes about 220 MiB before its first weight"
     return Finding("memory", value, f"{lack}: start few ranks, or free some memory")
-
-
-def judge_shared_memory(disk: tuple[int, int] | None) -> Finding:
-    """The finding on /dev/shm. `disk` is its size and free space in bytes; None: no /dev/shm."""
-    if disk is None:
-        return Finding("shared memory", "none", "the ranks of this machine talk over TCP alone")
-    value = f"{in_words(disk[0])}, {in_words(disk[1])} free"
-    if disk[1] >= 256 * MIB:
-        return Finding("shared memory", value)
-    return Finding(
-        "shared memory",
-        value,
-        "too little to pass gradients between the ranks of this machine, which then talk over "
-        "TCP: give the container more, as in --shm-size=2g",
-    )
 
 
 def judge_compiler(found: Mapping[str, str | None]) -> Finding:

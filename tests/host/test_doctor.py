@@ -17,7 +17,6 @@ from howdah.host.doctor import (
     judge_memory,
     judge_network,
     judge_open_files,
-    judge_shared_memory,
     judge_torch,
     parse_version,
 )
@@ -41,10 +40,6 @@ CASES = [
     (judge_memory({"MemTotal": 8 * GIB}, 64 * GIB), "8.0 GiB, 8.0 GiB available", None),
     (judge_memory({"MemTotal": 8 * GIB}, 512 * MIB), "limit 512.0 MiB", "only 512.0 MiB to use"),
     (judge_memory({"MemTotal": GIB, "MemAvailable": 9 * MIB}, None), "9.0 MiB", "only 9.0 MiB"),
-    (judge_shared_memory((GIB, GIB)), "1.0 GiB, 1.0 GiB free", None),
-    (judge_shared_memory((64 * MIB, 64 * MIB)), "64.0 MiB, 64.0 MiB free", "--shm-size=2g"),
-    (judge_shared_memory((8 * GIB, 0)), "8.0 GiB, 0.0 MiB free", "talk over TCP"),
-    (judge_shared_memory(None), "none", "over TCP alone"),
     (judge_compiler({"cc": None, "gcc": "/opt/gcc"}), "/opt/gcc", None),
     (judge_compiler({"cc": None, "gcc": None}), "none", "none of cc, gcc was found"),
     (judge_torch("2.13.0+cpu", 2, 2), "2.13.0+cpu, 2 threads", None),
@@ -92,7 +87,7 @@ def test_versions_compare_as_numbers():
     assert parse_version("2.9.1") < parse_version("2.11.0+cpu") < parse_version("3.0.0a0+git1")
 
 
-NAMES = ["python", "cores", "memory", "shared memory", "compiler", "torch", "cpu", "devices"]
+NAMES = ["python", "cores", "memory", "compiler", "torch", "cpu", "devices"]
 
 
 def test_this_machine_is_described(tmp_path):
