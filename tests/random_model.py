@@ -3,22 +3,22 @@
 import torch
 
 from howdah.model.transformer import Transformer
-from howdah.shapes.shape import ModelShape, RotaryScaling
+from howdah.shapes.shape import ModelShape, RopeScaling
 from howdah.shapes.weights import weights
 
-LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=40, context=32)
+LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=40, context=32)
 GPT2 = ModelShape(
     layers=2,
     width=16,
     heads=4,
-    ffn=64,
+    ffn_size=64,
     vocab=40,
     context=32,
     feedforward="gelu",
     norm="layernorm",
     positions="learned",
     bias=True,
-    tied=True,
+    tie_embeddings=True,
 )
 QWEN3 = ModelShape(
     layers=2,
@@ -26,14 +26,14 @@ QWEN3 = ModelShape(
     heads=4,
     kv_heads=2,
     head_size=6,
-    ffn=24,
+    ffn_size=24,
     vocab=40,
     context=32,
-    epsilon=1e-6,
-    rotary_base=1e6,
-    query_key_norm=True,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    qk_norm=True,
 )
-STRETCHED = RotaryScaling(factor=4.0, low=1.0, high=4.0, context=28)
+STRETCHED = RopeScaling(factor=4.0, low=1.0, high=4.0, context=28)
 
 
 def random_weights(shape, *, seed=0, dtype=torch.float64):

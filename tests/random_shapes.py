@@ -9,15 +9,20 @@ from howdah.shapes.shape import Experts, Latent, ModelShape
 small, size, some = st.integers(1, 3), st.integers(2, 9), st.booleans()
 
 latents = st.builds(
-    Latent, kv_rank=size, query_rank=st.integers(0, 4), plain=size, rotary=st.just(2), value=size
+    Latent,
+    kv_rank=size,
+    query_rank=st.integers(0, 4),
+    qk_nope_size=size,
+    qk_rope_size=st.just(2),
+    v_size=size,
 )
 mixtures = st.builds(
     Experts,
-    number=st.integers(1, 7),
-    chosen=st.integers(1, 3),
-    ffn=size,
+    count=st.integers(1, 7),
+    top_k=st.integers(1, 3),
+    ffn_size=size,
     shared=st.integers(0, 4),
-    first=st.integers(0, 2),
+    first_dense=st.integers(0, 2),
     every=small,
 )
 
@@ -39,7 +44,7 @@ def shapes(draw):
         heads=kv_heads * draw(small),
         kv_heads=None if latent else kv_heads,
         head_size=None if latent else draw(st.sampled_from([2, 4, 6])),
-        ffn=draw(size),
+        ffn_size=draw(size),
         vocab=draw(st.integers(2, 30)),
         context=draw(size),
         feedforward=draw(st.sampled_from(["swiglu", "geglu", "gelu", "relu"])),
@@ -48,14 +53,14 @@ def shapes(draw):
         positions=positions if latent is None else "rotary",
         bias=bias == "all" and experts is None,
         qkv_bias=bias == "qkv",
-        tied=draw(some),
-        query_key_norm=draw(some) and latent is None,
+        tie_embeddings=draw(some),
+        qk_norm=draw(some) and latent is None,
         embedding_norm=draw(some),
         token_types=draw(st.integers(0, 2)),
         transform=draw(some),
         latent=latent,
         experts=experts,
-        buckets=draw(size),
+        relative_buckets=draw(size),
     )
     assume(not check_shape(shape))
     return shape

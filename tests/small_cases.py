@@ -13,7 +13,7 @@ FORMS = {
     "gpt2": small_shape(preset("gpt2-124m"), context=16),  # LayerNorm, learned, biases, GELU
     "qwen3": small_shape(preset("qwen3-8b"), context=16),  # norms of queries and keys, untied
     "norm after": replace(LAPTOP, norm_at="after"),
-    "untied": replace(LAPTOP, tied=False),
+    "untied": replace(LAPTOP, tie_embeddings=False),
     "stretched": small_shape(preset("llama3-8b"), context=16),  # scaled rotary positions
 }
 

@@ -24,7 +24,7 @@ threads = 1
 layers = 2
 width = 32
 heads = 2
-ffn = 64
+ffn_size = 64
 vocab = 300
 context = 32
 

@@ -39,12 +39,12 @@ def table(page, heading):
 
 # -- keys of a recipe ----------------------------------------------------------------
 
-SMALL = {"layers": 1, "width": 8, "heads": 1, "ffn": 8, "vocab": 300, "context": 8}
+SMALL = {"layers": 1, "width": 8, "heads": 1, "ffn_size": 8, "vocab": 300, "context": 8}
 # Tables that may be left out, with all that they cannot do without.
 OPTIONAL = {
-    "rotary_scaling": {"factor": 8.0},
-    "latent": {"kv_rank": 8, "query_rank": 8, "plain": 4, "rotary": 4, "value": 4},
-    "experts": {"number": 4, "chosen": 2, "ffn": 8},
+    "rope_scaling": {"factor": 8.0},
+    "latent": {"kv_rank": 8, "query_rank": 8, "qk_nope_size": 4, "qk_rope_size": 4, "v_size": 4},
+    "experts": {"count": 4, "top_k": 2, "ffn_size": 8},
 }
 
 

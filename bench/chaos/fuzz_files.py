@@ -40,7 +40,7 @@ from howdah.train.resume import as_plain
 
 Ask = Callable[[Random, Path], None]
 
-TINY = ModelShape(layers=2, width=8, heads=2, ffn=16, vocab=32, context=16)
+TINY = ModelShape(layers=2, width=8, heads=2, ffn_size=16, vocab=32, context=16)
 
 # -- checkpoints -----------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def _toml(tree: Any, key: str = "") -> bytes:
 def config(random: Random, folder: Path) -> None:
     """A config.json of Hugging Face, and its plan."""
     shape = preset(random.choice(["laptop", "llama3-1b", "gpt2-124m"]))
-    table = hub_config(replace(shape, rotary_scaling=None), end=0, dtype="float32")
+    table = hub_config(replace(shape, rope_scaling=None), end=0, dtype="float32")
     if random.random() < 0.5:
         kinds = ("opt", "bloom", "bert", "t5", "mistral", "mixtral", "qwen2", "qwen3_moe")
         table = _every_setting() | {"model_type": random.choice([*kinds, "deepseek_v3", "llama"])}

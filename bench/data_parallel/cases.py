@@ -56,16 +56,16 @@ def model(*, layers: int, width: int, ffn: int) -> ModelShape:
         width=width,
         heads=8,
         kv_heads=2,
-        ffn=ffn,
+        ffn_size=ffn,
         vocab=4096,
         context=256,
-        tied=True,
+        tie_embeddings=True,
     )
 
 
-SMALL = model(layers=4, width=256, ffn=800)  # 4.2M parameters
-LARGE = model(layers=8, width=512, ffn=1408)  # 24.6M
-TINY = model(layers=2, width=64, ffn=96)
+SMALL = model(layers=4, width=256, ffn_size=800)  # 4.2M parameters
+LARGE = model(layers=8, width=512, ffn_size=1408)  # 24.6M
+TINY = model(layers=2, width=64, ffn_size=96)
 
 
 def cases(*, tiny: bool) -> Iterator[Case]:

@@ -73,7 +73,7 @@ def part_alone(case: Form, place: Place) -> Step:
         heads=shape.heads // tp,
         kv_heads=shape.k // tp,
         head_size=shape.d,
-        ffn=shape.ffn // tp,
+        ffn_size=shape.ffn_size // tp,
         vocab=shape.vocab // tp,
     )
     step = HowdahStep(replace(case, shape=part), Layout(dp=1, micros=case.micros), SingleRank())

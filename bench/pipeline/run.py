@@ -59,7 +59,7 @@ Run = Callable[[StepRun, Action], None]
 
 def plan_of(schedule: str, ranks: int, micros: int) -> Plan:
     """A tiny model on two blocks for each rank."""
-    shape = ModelShape(layers=2 * ranks, width=16, heads=2, ffn=32, vocab=64, context=8)
+    shape = ModelShape(layers=2 * ranks, width=16, heads=2, ffn_size=32, vocab=64, context=8)
     layout = resolve(parse_layout(f"pp{ranks} {schedule} x{micros}"), None)
     return make_plan(shape, layout, Batch(micro_batch=1), sequence=8, method=Method())
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from howdah.model.norm import build_norm
-from howdah.shapes.shape import ModelShape, RotaryScaling
+from howdah.shapes.shape import ModelShape, RopeScaling
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Attention(nn.Module):
         self.k = nn.Linear(h, shape.k * d, bias=shape.bias)
         self.v = nn.Linear(h, shape.k * d, bias=shape.bias)
         self.o = nn.Linear(shape.heads * d, h, bias=shape.bias)
-        if shape.query_key_norm:
-            self.q_norm = build_norm("rmsnorm", d, shape.epsilon)
-            self.k_norm = build_norm("rmsnorm", d, shape.epsilon)
+        if shape.qk_norm:
+            self.q_norm = build_norm("rmsnorm", d, shape.norm_eps)
+            self.k_norm = build_norm("rmsnorm", d, shape.norm_eps)
         self.core: Core = attend  # some layouts replace it
 
     def forward(
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         q = self.q(x).unflatten(-1, by_head)
         k = self.k(x).unflatten(-1, by_head)
         v = self.v(x).unflatten(-1, by_head).transpose(1, 2)
-        if self.shape.query_key_norm:
+        if self.shape.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         if rotary is not None:
@@ -174,14 +174,14 @@ def rotary_angles(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> T
     """
     d = shape.d
     steps = torch.arange(0, d, 2, device=positions.device, dtype=torch.float64) / d
-    frequencies = shape.rotary_base**-steps
-    if shape.rotary_scaling is not None:
-        frequencies = _stretch(frequencies, shape.rotary_scaling)
+    frequencies = shape.rope_theta**-steps
+    if shape.rope_scaling is not None:
+        frequencies = _stretch(frequencies, shape.rope_scaling)
     angles = positions[:, None, :, None].to(torch.float64) * frequencies
     return torch.stack([angles.cos(), angles.sin()]).to(dtype)
 
 
-def _stretch(frequencies: Tensor, scaling: RotaryScaling) -> Tensor:
+def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Llama 3.1's scaling: frequencies of long wavelengths are divided by the factor, those of
     short wavelengths are kept.
     """

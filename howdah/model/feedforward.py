@@ -15,9 +15,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.kind = shape.feedforward
         if self.kind == "swiglu":
-            self.gate = nn.Linear(shape.width, shape.ffn, bias=shape.bias)
-        self.up = nn.Linear(shape.width, shape.ffn, bias=shape.bias)
-        self.down = nn.Linear(shape.ffn, shape.width, bias=shape.bias)
+            self.gate = nn.Linear(shape.width, shape.ffn_size, bias=shape.bias)
+        self.up = nn.Linear(shape.width, shape.ffn_size, bias=shape.bias)
+        self.down = nn.Linear(shape.ffn_size, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [b, s, h] → [b, s, h]."""

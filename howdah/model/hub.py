@@ -239,7 +239,7 @@ def _refuse_left(
     for name, stored in left.items():
         if name.endswith(BUFFERS):
             continue
-        if name == "lm_head.weight" and shape.tied:
+        if name == "lm_head.weight" and shape.tie_embeddings:
             if _equal(stored, embedding):
                 continue
             raise UserError(

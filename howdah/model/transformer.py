@@ -49,9 +49,9 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape, layer: str, dropout: float) -> None:
         super().__init__()
         self.name, self.before, self.dropout = f"layers.{layer}", shape.norm_at == "before", dropout
-        self.attention_norm = build_norm(shape.norm, shape.width, shape.epsilon)
+        self.attention_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         self.attention = Attention(shape, layer)
-        self.feedforward_norm = build_norm(shape.norm, shape.width, shape.epsilon)
+        self.feedforward_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         self.feedforward = FeedForward(shape)
 
     def forward(self, x: Tensor, context: BlockContext) -> Tensor:
@@ -82,7 +82,7 @@ class Transformer(nn.Module):
         self.shape, self.dropout = shape, dropout
         own = all_parts(shape) if parts is None else parts
         first, last = "embedding" in own, "head" in own
-        if first or (last and shape.tied):
+        if first or (last and shape.tie_embeddings):
             self.embedding = Embedding(shape.vocab, shape.width)
         if first and shape.positions == "learned":
             self.positions = Embedding(shape.context, shape.width)
@@ -94,14 +94,14 @@ class Transformer(nn.Module):
             }
         )
         if last and shape.norm_at == "before":
-            self.norm = build_norm(shape.norm, shape.width, shape.epsilon)
-        if last and not shape.tied:
+            self.norm = build_norm(shape.norm, shape.width, shape.norm_eps)
+        if last and not shape.tie_embeddings:
             self.head = nn.Linear(shape.width, shape.vocab, bias=False)
 
     @property
     def head_weight(self) -> Tensor:
         """The matrix [V, h] that maps hidden states to logits."""
-        return (self.embedding if self.shape.tied else self.head).weight
+        return (self.embedding if self.shape.tie_embeddings else self.head).weight
 
     def forward(
         self,

@@ -76,11 +76,11 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
         problem := _head_problem(shape, layout.tp * layout.cp)
     ):
         yield f"tp{layout.tp} cp{layout.cp} context=all-to-all {problem}; or use context=ring"
-    inner = shape.ffn if shape.experts is None else min(shape.ffn, shape.experts.ffn)
+    inner = shape.ffn_size if shape.experts is None else min(shape.ffn_size, shape.experts.ffn_size)
     for name, size in (("vocab", shape.vocab), ("ffn", inner)):
         if layout.tp > size:
             yield f"tp{layout.tp} is over the {size} rows of {name}; use tp{size} at most"
-    experts = 1 if shape.experts is None else shape.experts.number
+    experts = 1 if shape.experts is None else shape.experts.count
     if layout.ep > experts:
         has = f"{experts} experts" if shape.experts else "no experts"
         yield f"ep{layout.ep} shares out experts, but the model has {has}; use ep{experts} at most"

@@ -110,7 +110,7 @@ def forward_only(schedule: Schedule) -> Schedule:
 
 def tied_stages(plan: Plan) -> tuple[int, int] | None:
     """The two stages that share a tied embedding, if they are on two ranks; otherwise None."""
-    if not plan.shape.tied or len(plan.ranks_of_unit["tied"]) != 2:
+    if not plan.shape.tie_embeddings or len(plan.ranks_of_unit["tied"]) != 2:
         return None
     first, last = (
         next(stage for stage, parts in enumerate(plan.stages.parts) if part in parts)

@@ -223,14 +223,14 @@ def _shares(shape: ModelShape, parts: int, part: int) -> Iterator[tuple[str, Fra
     for names, whole, (start, stop) in (
         (("heads", "query"), shape.heads, heads(shape, parts, part)),
         (("kv_heads", "key"), shape.k, kv_heads(shape, parts, part)),
-        (("ffn",), shape.ffn, share(shape.ffn, parts, part)),
+        (("ffn",), shape.ffn_size, share(shape.ffn_size, parts, part)),
         (("vocab",), shape.vocab, share(shape.vocab, parts, part)),
     ):
         for name in names:
             yield name, Fraction(stop - start, whole)
     if shape.experts:
-        start, stop = share(shape.experts.ffn, parts, part)
-        yield "expert_ffn", Fraction(stop - start, shape.experts.ffn)
+        start, stop = share(shape.experts.ffn_size, parts, part)
+        yield "expert_ffn", Fraction(stop - start, shape.experts.ffn_size)
 
 
 def _cut(dim: str, size: int, shape: ModelShape, layout: Layout, rank: int) -> Range:

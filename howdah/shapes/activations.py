@@ -142,7 +142,7 @@ def shared(shape: ModelShape, kernels: Kernels) -> tuple[Saved, ...]:
     """What the blocks of one pipeline stage keep once, together."""
     kept = []
     if kernels.small and shape.positions == "rotary":
-        turned = shape.latent.rotary if shape.latent else shape.d
+        turned = shape.latent.qk_rope_size if shape.latent else shape.d
         angles = (Dim("cosine and sine", 2), Dim("head", turned // 2))
         kept.append(Saved("rotary angles", "token", angles, "wide"))
     if shape.family == "encoder-decoder":
@@ -183,7 +183,7 @@ def _block(
     if stack == "layers" and shape.sparse(layer):
         yield from _experts(shape, kernels)
     else:
-        yield from _inner(shape, kernels, Dim("ffn", shape.ffn))
+        yield from _inner(shape, kernels, Dim("ffn", shape.ffn_size))
 
 
 def _sublayer(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
@@ -209,7 +209,7 @@ def _norm(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
 def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
     """Keys and values that are repeated are kept so, and only so, unless they are made again."""
     query, key = Dim("query", shape.heads * shape.d), Dim("key", shape.k * shape.d)
-    if shape.query_key_norm:
+    if shape.qk_norm:
         yield Saved("q norm input", "token", (query,))
         yield Saved("k norm input", "token", (key,))
         if kernels.small:
@@ -242,10 +242,10 @@ def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
         yield Saved("q latent norm input", "token", (Dim("rank", latent.query_rank),))
         yield Saved("q latent", "token", (Dim("rank", latent.query_rank),))
     # the rotary key is made by the same product, and lies beside
-    down = Dim("rank", latent.kv_rank + latent.rotary)
+    down = Dim("rank", latent.kv_rank + latent.qk_rope_size)
     yield Saved("kv latent norm input", "token", (down,))
     yield Saved("kv latent", "token", (Dim("rank", latent.kv_rank),))
-    query, value = Dim("query", shape.heads * shape.d), Dim("query", shape.heads * latent.value)
+    query, value = Dim("query", shape.heads * shape.d), Dim("query", shape.heads * latent.v_size)
     yield Saved("q", "token", (query,))
     yield Saved("k", "token", (query,))
     yield Saved("v", "token", (value,))
@@ -287,12 +287,12 @@ def _experts(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
     """
     experts, width = shape.experts, _width(shape)
     assert experts is not None
-    every, chosen = Dim("choice", experts.number), Dim("chosen", experts.chosen)
+    every, chosen = Dim("choice", experts.count), Dim("chosen", experts.top_k)
     yield Saved("router probabilities", "sp_token", (every,), "wide")
     yield Saved("chosen weights", "sp_token", (chosen,), "wide")
     yield Saved("chosen numbers", "sp_token", (chosen,), "int64")
     yield Saved("expert input", "token", (chosen, width))
-    yield from _inner(shape, kernels, Dim("expert_ffn", experts.ffn), "expert ", chosen)
+    yield from _inner(shape, kernels, Dim("expert_ffn", experts.ffn_size), "expert ", chosen)
     yield Saved("expert output", "token", (chosen, width))
     if experts.shared:
         yield from _inner(shape, kernels, Dim("ffn", experts.shared), "shared ")

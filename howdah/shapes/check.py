@@ -35,10 +35,10 @@ def _check_heads(shape: ModelShape) -> Iterator[str]:
     if shape.heads % shape.k:
         fits = _nearest_divisor(shape.heads, shape.k)
         yield f"model.kv_heads {shape.k} does not divide {shape.heads} heads; use {fits}"
-    scaling = shape.rotary_scaling
+    scaling = shape.rope_scaling
     if scaling is not None and scaling.low >= scaling.high:
         yield (
-            f"model.rotary_scaling.low {scaling.low:g} must be below model.rotary_scaling.high "
+            f"model.rope_scaling.low {scaling.low:g} must be below model.rope_scaling.high "
             f"{scaling.high:g}"
         )
     if shape.positions == "rotary" and shape.d % 2:
@@ -47,7 +47,7 @@ def _check_heads(shape: ModelShape) -> Iterator[str]:
 
 def _check_latent(shape: ModelShape) -> Iterator[str]:
     assert shape.latent is not None
-    for name in ("kv_heads", "head_size", "bias", "qkv_bias", "query_key_norm"):
+    for name in ("kv_heads", "head_size", "bias", "qkv_bias", "qk_norm"):
         if getattr(shape, name):
             yield f"model.latent is an attention without model.{name}; leave model.{name} out"
     if shape.family != "decoder" or shape.positions != "rotary":
@@ -55,10 +55,10 @@ def _check_latent(shape: ModelShape) -> Iterator[str]:
             f"model.latent needs family decoder and rotary positions, not {shape.family} and "
             f"{shape.positions}; leave model.latent out"
         )
-    if shape.latent.rotary % 2:
+    if shape.latent.qk_rope_size % 2:
         yield (
-            f"rotary positions turn pairs, but model.latent.rotary is {shape.latent.rotary}; "
-            "make it even"
+            "rotary positions turn pairs, but model.latent.qk_rope_size is "
+            f"{shape.latent.qk_rope_size}; make it even"
         )
 
 
@@ -79,15 +79,15 @@ def _check_experts(shape: ModelShape) -> Iterator[str]:
     experts = shape.experts
     if experts is None:
         return
-    if experts.chosen > experts.number:
+    if experts.top_k > experts.count:
         yield (
-            f"model.experts.chosen {experts.chosen} is more than model.experts.number; "
-            f"use at most {experts.number}"
+            f"model.experts.top_k {experts.top_k} is more than model.experts.count; "
+            f"use at most {experts.count}"
         )
-    if shape.layers - experts.first < experts.every:
+    if shape.layers - experts.first_dense < experts.every:
         yield (
-            f"none of {shape.layers} layers has experts with model.experts.first {experts.first} "
-            f"and every {experts.every}; make one of the two smaller"
+            f"none of {shape.layers} layers has experts with model.experts.first_dense "
+            f"{experts.first_dense} and every {experts.every}; make one of the two smaller"
         )
     if shape.bias:
         yield "model.bias is for dense models, experts have none; leave it out"

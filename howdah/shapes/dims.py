@@ -98,9 +98,9 @@ def local(
         "query": query,
         "kv_heads": key,
         "key": key,
-        "ffn": _share(shape.ffn, tp),
+        "ffn": _share(shape.ffn_size, tp),
         "vocab": _share(shape.vocab, tp),
-        "expert_ffn": _share(shape.experts.ffn, tp) if shape.experts else Fraction(1),
+        "expert_ffn": _share(shape.experts.ffn_size, tp) if shape.experts else Fraction(1),
     }
     return Local(counts, shares)
 

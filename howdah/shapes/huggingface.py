@@ -24,7 +24,7 @@ from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, parse_json, read_file
 from howdah.shapes.check import require_shape
 from howdah.shapes.huggingface_names import DEFAULTS, MODEL_TYPES, SCALING, Setting
-from howdah.shapes.shape import Experts, Latent, ModelShape, RotaryScaling
+from howdah.shapes.shape import Experts, Latent, ModelShape, RopeScaling
 
 Config = dict[str, Any]
 
@@ -78,7 +78,7 @@ def shape_from_config(config: Config) -> ModelShape:
     for setting, value in family.fixed.items():
         _require(config, setting, value)
     config = DEFAULTS.get(found, {}) | config
-    if "rotary_base" in family.names:
+    if "rope_theta" in family.names:
         config = _with_rope(config)
     sizes: Config = {}
     for field, place in family.names.items():
@@ -126,17 +126,17 @@ def _get(config: Config, setting: Setting, sizes: Config) -> Any:
 
 def _beyond_names(config: Config, sizes: Config, found: str) -> Config:
     """Fields that follow from several settings, or from none."""
-    if "rotary_base" in sizes:
+    if "rope_theta" in sizes:
         return _llama(config, sizes, found)
     if found == "opt":
         _require(config, "word_embed_proj_dim", sizes["width"])
         return {"context": sizes["context"] + 2}  # rows before the first token's
     if found == "bloom":
-        return {"ffn": 4 * sizes["width"]}
+        return {"ffn_size": 4 * sizes["width"]}
     if found == "t5":
         # 1.1 unties the head; transformers 5 writes that as a head whose input is not scaled
         scaled = _get(config, Setting("scale_decoder_outputs", True, bool), sizes)
-        return {"tied": sizes["tied"] and scaled}
+        return {"tie_embeddings": sizes["tie_embeddings"] and scaled}
     return {}
 
 
@@ -150,7 +150,7 @@ def _llama(config: Config, sizes: Config, found: str) -> Config:
     if found == "llama":
         _require({"mlp_bias": False} | config, "mlp_bias", sizes["bias"])
     latent, experts = sizes.get("latent"), sizes.get("experts")
-    fields: Config = {"rotary_scaling": _scaling(config, "yarn" if latent else "llama3")}
+    fields: Config = {"rope_scaling": _scaling(config, "yarn" if latent else "llama3")}
     if latent or sizes["kv_heads"] == sizes["heads"]:
         fields["kv_heads"] = None
     if latent or sizes["head_size"] * sizes["heads"] == sizes["width"]:
@@ -158,7 +158,7 @@ def _llama(config: Config, sizes: Config, found: str) -> Config:
     if latent:
         fields["latent"] = Latent(**latent)
     if experts:  # the shared ones are counted in config.json, and each is as wide as the others
-        shared = experts.get("shared", 0) * experts["ffn"]
+        shared = experts.get("shared", 0) * experts["ffn_size"]
         fields["experts"] = Experts(**experts | {"shared": shared})
     if found == "mistral":  # inside the window, its attention is full
         window = _get(config, Setting("sliding_window", sizes["context"]), sizes)
@@ -173,7 +173,7 @@ def _with_rope(config: Config) -> Config:
     return {**config, **(newer or older)}
 
 
-def _scaling(config: Config, stretched: str) -> RotaryScaling | None:
+def _scaling(config: Config, stretched: str) -> RopeScaling | None:
     """How rotary positions are stretched; `stretched` is the one form that this model may have."""
     _require(config, "partial_rotary_factor", 1.0)
     form = config.get("rope_type", config.get("type", "default"))
@@ -184,4 +184,4 @@ def _scaling(config: Config, stretched: str) -> RotaryScaling | None:
         )
     if form != "llama3":  # yarn is passed over
         return None
-    return RotaryScaling(**{field: _get(config, place, {}) for field, place in SCALING.items()})
+    return RopeScaling(**{field: _get(config, place, {}) for field, place in SCALING.items()})

@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 class ModelType:
     """What a model_type means.
 
-    names    the setting of each field of ModelShape; `latent.rotary` is a field of its `latent`
+    names    the setting of each field of ModelShape; `latent.v_size` is a field of its `latent`
     always   fields that have one value in all models of the type
     fixed    settings that change what is computed, with the value each must have where given
     """
@@ -53,28 +53,28 @@ def _sizes(width: str, layers: str, heads: str, context: str) -> dict[str, Setti
         "heads": Setting(heads),
         "vocab": Setting("vocab_size"),
         "context": Setting(context),
-        "tied": Setting("tie_word_embeddings", True, bool),
+        "tie_embeddings": Setting("tie_word_embeddings", True, bool),
     }
 
 
 USUAL = _sizes("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 GPT2 = _sizes("n_embd", "n_layer", "n_head", "n_positions") | {
-    "ffn": Setting("n_inner", lambda sizes: 4 * sizes["width"]),
+    "ffn_size": Setting("n_inner", lambda sizes: 4 * sizes["width"]),
     "feedforward": Setting("activation_function", "gelu_new", str, words=GELU),
-    "epsilon": Setting("layer_norm_epsilon", 1e-5, float),
+    "norm_eps": Setting("layer_norm_epsilon", 1e-5, float),
 }
 BLOOM = _sizes("n_embed", "n_layer", "n_head", "seq_length") | {
     "width": Setting("n_embed", also="hidden_size"),
     "layers": Setting("n_layer", also="num_hidden_layers"),
     "heads": Setting("n_head", also="num_attention_heads"),
     "context": Setting("seq_length", 2048),
-    "epsilon": Setting("layer_norm_epsilon", 1e-5, float),
+    "norm_eps": Setting("layer_norm_epsilon", 1e-5, float),
 }
-OPT = USUAL | {"ffn": Setting("ffn_dim")}
+OPT = USUAL | {"ffn_size": Setting("ffn_dim")}
 BERT = USUAL | {
-    "ffn": Setting("intermediate_size"),
-    "epsilon": Setting("layer_norm_eps", 1e-12, float),
+    "ffn_size": Setting("intermediate_size"),
+    "norm_eps": Setting("layer_norm_eps", 1e-12, float),
     "token_types": Setting("type_vocab_size"),
 }
 GATED = {"relu": "relu", "gated-gelu": "geglu"}
@@ -85,43 +85,43 @@ T5 = (
         "layers": Setting("num_decoder_layers", lambda sizes: sizes["encoder_layers"]),
         "context": Setting("n_positions", 512),
         "head_size": Setting("d_kv"),
-        "ffn": Setting("d_ff"),
+        "ffn_size": Setting("d_ff"),
         "feedforward": Setting("feed_forward_proj", "relu", str, words=GATED),
-        "epsilon": Setting("layer_norm_epsilon", 1e-6, float),
-        "buckets": Setting("relative_attention_num_buckets", 32),
+        "norm_eps": Setting("layer_norm_epsilon", 1e-6, float),
+        "relative_buckets": Setting("relative_attention_num_buckets", 32),
     }
 )
 LLAMA = USUAL | {
-    "ffn": Setting("intermediate_size"),
+    "ffn_size": Setting("intermediate_size"),
     "kv_heads": Setting("num_key_value_heads", lambda sizes: sizes["heads"]),
     "head_size": Setting("head_dim", lambda sizes: sizes["width"] // max(sizes["heads"], 1)),
-    "epsilon": Setting("rms_norm_eps", 1e-6, float),
-    "rotary_base": Setting("rope_theta", 10_000.0, float),
+    "norm_eps": Setting("rms_norm_eps", 1e-6, float),
+    "rope_theta": Setting("rope_theta", 10_000.0, float),
     "bias": Setting("attention_bias", False, bool),
-    "tied": Setting("tie_word_embeddings", False, bool),
+    "tie_embeddings": Setting("tie_word_embeddings", False, bool),
 }
 MIXTRAL = LLAMA | {
-    "experts.number": Setting("num_local_experts"),
-    "experts.chosen": Setting("num_experts_per_tok"),
-    "experts.ffn": Setting("intermediate_size"),
+    "experts.count": Setting("num_local_experts"),
+    "experts.top_k": Setting("num_experts_per_tok"),
+    "experts.ffn_size": Setting("intermediate_size"),
 }
 QWEN3_MOE = LLAMA | {
-    "experts.number": Setting("num_experts", also="num_local_experts"),
-    "experts.chosen": Setting("num_experts_per_tok"),
-    "experts.ffn": Setting("moe_intermediate_size"),
+    "experts.count": Setting("num_experts", also="num_local_experts"),
+    "experts.top_k": Setting("num_experts_per_tok"),
+    "experts.ffn_size": Setting("moe_intermediate_size"),
     "experts.every": Setting("decoder_sparse_step", 1),
 }
 DEEPSEEK = LLAMA | {
     "latent.kv_rank": Setting("kv_lora_rank"),
     "latent.query_rank": Setting("q_lora_rank", 0),
-    "latent.plain": Setting("qk_nope_head_dim"),
-    "latent.rotary": Setting("qk_rope_head_dim"),
-    "latent.value": Setting("v_head_dim"),
-    "experts.number": Setting("n_routed_experts"),
-    "experts.chosen": Setting("num_experts_per_tok"),
-    "experts.ffn": Setting("moe_intermediate_size"),
+    "latent.qk_nope_size": Setting("qk_nope_head_dim"),
+    "latent.qk_rope_size": Setting("qk_rope_head_dim"),
+    "latent.v_size": Setting("v_head_dim"),
+    "experts.count": Setting("n_routed_experts"),
+    "experts.top_k": Setting("num_experts_per_tok"),
+    "experts.ffn_size": Setting("moe_intermediate_size"),
     "experts.shared": Setting("n_shared_experts", 0),
-    "experts.first": Setting("first_k_dense_replace"),
+    "experts.first_dense": Setting("first_k_dense_replace"),
 }
 SCALING = {
     "factor": Setting("factor", kind=float),
@@ -179,10 +179,10 @@ MODEL_TYPES = {
     "mistral": ModelType(LLAMA, always={}, fixed=SILU),
     "mixtral": ModelType(MIXTRAL, always={}, fixed=SILU | {"sliding_window": None}),
     "qwen2": ModelType(LLAMA, always={"qkv_bias": True}, fixed=SILU | NO_WINDOW),
-    "qwen3": ModelType(LLAMA, always={"query_key_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
+    "qwen3": ModelType(LLAMA, always={"qk_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
     "qwen3_moe": ModelType(
         QWEN3_MOE,
-        always={"query_key_norm": True},
+        always={"qk_norm": True},
         fixed=SILU | NO_BIAS | NO_WINDOW | {"mlp_only_layers": []},
     ),
     "deepseek_v2": ModelType(DEEPSEEK, always={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),

@@ -21,7 +21,7 @@ Config = dict[str, Any]
 CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 # Fields that decide whether a class computes the same; sizes are free.
 DECIDING = (
-    *("positions", "norm", "norm_at", "feedforward", "bias", "query_key_norm", "family"),
+    *("positions", "norm", "norm_at", "feedforward", "bias", "qk_norm", "family"),
     *("qkv_bias", "embedding_norm", "token_types", "transform", "latent", "experts"),
 )
 
@@ -29,7 +29,7 @@ DECIDING = (
 def kind(shape: ModelShape) -> str:
     """The model type that describes `shape`: llama, qwen3 or gpt2. Else raises UserError."""
     found = "gpt2" if shape.positions == "learned" else "llama"
-    found = "qwen3" if shape.query_key_norm and found == "llama" else found
+    found = "qwen3" if shape.qk_norm and found == "llama" else found
     for field in DECIDING:
         allowed = _allowed(MODEL_TYPES[found], field)
         if getattr(shape, field) not in allowed:
@@ -93,12 +93,12 @@ def _gpt2(shape: ModelShape) -> Config:
 
 def _llama(shape: ModelShape, found: str) -> Config:
     rope: Config = {"rope_type": "default"}
-    if scaling := shape.rotary_scaling:
+    if scaling := shape.rope_scaling:
         sizes = {place.name: getattr(scaling, field) for field, place in SCALING.items()}
         rope = {"rope_type": "llama3", **sizes}
     more = {
         "hidden_act": "silu",
-        "rope_parameters": rope | {"rope_theta": shape.rotary_base},  # transformers 5
-        "rope_scaling": rope if shape.rotary_scaling else None,  # transformers 4, with rope_theta
+        "rope_parameters": rope | {"rope_theta": shape.rope_theta},  # transformers 5
+        "rope_scaling": rope if shape.rope_scaling else None,  # transformers 4, with rope_theta
     }
     return more | ({"mlp_bias": shape.bias} if found == "llama" else {})

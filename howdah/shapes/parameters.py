@@ -61,7 +61,7 @@ def parameters(shape: ModelShape) -> Parameters:
             found[_component(weight.name)] += number * weight.elements
     idle = 0
     if (experts := shape.experts) is not None:
-        idle = found["experts"] // experts.number * (experts.number - experts.chosen)
+        idle = found["experts"] // experts.count * (experts.count - experts.top_k)
     return Parameters(**found, active=found.total() - idle)
 
 

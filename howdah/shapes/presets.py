@@ -19,7 +19,7 @@ compute the active parameters.
 from functools import partial
 
 from howdah.base.errors import UserError, nearest, shown
-from howdah.shapes.shape import Experts, Latent, ModelShape, RotaryScaling
+from howdah.shapes.shape import Experts, Latent, ModelShape, RopeScaling
 
 
 def preset(name: str) -> ModelShape:
@@ -40,7 +40,7 @@ _gpt = partial(
     norm="layernorm",
     positions="learned",
     bias=True,
-    tied=True,
+    tie_embeddings=True,
 )
 # The vocabulary is padded to a multiple of 128 on 8 tensor-parallel ranks.
 _megatron = partial(_gpt, vocab=51200)
@@ -54,7 +54,7 @@ _bert = partial(
     context=512,
     family="encoder",
     norm_at="after",
-    epsilon=1e-12,
+    norm_eps=1e-12,
     embedding_norm=True,
     token_types=2,
     transform=True,
@@ -67,14 +67,14 @@ _t5 = partial(
     context=512,
     head_size=64,
     feedforward="relu",
-    epsilon=1e-6,
+    norm_eps=1e-6,
     positions="relative",
-    tied=True,
+    tie_embeddings=True,
 )
 # T5 1.1: a gate in the feed-forward, and a head of its own
-_flan_t5 = partial(_t5, feedforward="geglu", tied=False)
+_flan_t5 = partial(_t5, feedforward="geglu", tie_embeddings=False)
 
-_llama1 = partial(ModelShape, vocab=32000, context=2048, epsilon=1e-6)
+_llama1 = partial(ModelShape, vocab=32000, context=2048, norm_eps=1e-6)
 _llama2 = partial(ModelShape, vocab=32000, context=4096)
 # Llama 3.1 and 3.2: rotary positions of 8192, stretched for 131072
 _llama3 = partial(
@@ -82,20 +82,20 @@ _llama3 = partial(
     kv_heads=8,
     vocab=128256,
     context=131072,
-    rotary_base=500_000.0,
-    rotary_scaling=RotaryScaling(8.0),
+    rope_theta=500_000.0,
+    rope_scaling=RopeScaling(8.0),
 )
 # The text part. Chunked attention and layers without positions change no size.
-_llama4 = partial(ModelShape, kv_heads=8, vocab=202048, rotary_base=500_000.0)
-_smollm2 = partial(ModelShape, vocab=49152, context=8192, rotary_base=100_000.0, tied=True)
-_mistral = partial(ModelShape, kv_heads=8, vocab=32000, context=32768, rotary_base=1_000_000.0)
+_llama4 = partial(ModelShape, kv_heads=8, vocab=202048, rope_theta=500_000.0)
+_smollm2 = partial(ModelShape, vocab=49152, context=8192, rope_theta=100_000.0, tie_embeddings=True)
+_mistral = partial(ModelShape, kv_heads=8, vocab=32000, context=32768, rope_theta=1_000_000.0)
 # Qwen 2 and 2.5; the small ones have a shorter vocabulary and context, and a tied head
 _qwen2 = partial(
     ModelShape,
     vocab=152064,
     context=131072,
-    epsilon=1e-6,
-    rotary_base=1_000_000.0,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
     qkv_bias=True,
 )
 _qwen3 = partial(
@@ -104,14 +104,14 @@ _qwen3 = partial(
     head_size=128,
     vocab=151936,
     context=40960,
-    epsilon=1e-6,
-    rotary_base=1_000_000.0,
-    query_key_norm=True,
+    norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    qk_norm=True,
 )
 # Latent attention, shared experts. YaRN, which stretches the context, is not described.
-_latent = partial(Latent, kv_rank=512, plain=128, rotary=64, value=128)
+_latent = partial(Latent, kv_rank=512, qk_nope_size=128, qk_rope_size=64, v_size=128)
 _deepseek = partial(
-    ModelShape, vocab=102400, context=163840, epsilon=1e-6, latent=_latent(query_rank=1536)
+    ModelShape, vocab=102400, context=163840, norm_eps=1e-6, latent=_latent(query_rank=1536)
 )
 _deepseek_lite = partial(_deepseek, latent=_latent(query_rank=0))
 
@@ -120,7 +120,7 @@ _deepseek_lite = partial(_deepseek, latent=_latent(query_rank=0))
 PRESETS: dict[str, ModelShape] = {
     # 3.8M parameters: trains in minutes on two cores. Few wide layers and heads of 64, because on
     # a CPU six layers of 192 with heads of 32 are a tenth slower with fewer parameters.
-    "laptop": ModelShape(4, 256, 4, 640, kv_heads=2, vocab=4096, context=256, tied=True),
+    "laptop": ModelShape(4, 256, 4, 640, kv_heads=2, vocab=4096, context=256, tie_embeddings=True),
     # Radford et al. 2019, table 2; the released models, cards openai-community/gpt2, gpt2-medium,
     # gpt2-large and gpt2-xl (the paper's own counts are known to be too small)
     "gpt2-124m": _gpt(12, 768, 12, 3072),
@@ -170,14 +170,14 @@ PRESETS: dict[str, ModelShape] = {
     "llama1-7b": _llama1(32, 4096, 32, 11008),
     "llama1-13b": _llama1(40, 5120, 40, 13824),
     "llama1-33b": _llama1(60, 6656, 52, 17920),
-    "llama1-65b": _llama1(80, 8192, 64, 22016, epsilon=1e-5),
+    "llama1-65b": _llama1(80, 8192, 64, 22016, norm_eps=1e-5),
     # https://arxiv.org/abs/2307.09288; cards meta-llama/Llama-2-7b-hf, -13b-hf, -70b-hf
     "llama2-7b": _llama2(32, 4096, 32, 11008),
     "llama2-13b": _llama2(40, 5120, 40, 13824),
     "llama2-70b": _llama2(80, 8192, 64, 28672, kv_heads=8),
     # cards meta-llama/Llama-3.2-1B and -3B
-    "llama3-1b": _llama3(16, 2048, 32, 8192, rotary_scaling=RotaryScaling(32.0), tied=True),
-    "llama3-3b": _llama3(28, 3072, 24, 8192, rotary_scaling=RotaryScaling(32.0), tied=True),
+    "llama3-1b": _llama3(16, 2048, 32, 8192, rope_scaling=RopeScaling(32.0), tie_embeddings=True),
+    "llama3-3b": _llama3(28, 3072, 24, 8192, rope_scaling=RopeScaling(32.0), tie_embeddings=True),
     # https://arxiv.org/abs/2407.21783, table 3; cards meta-llama/Llama-3.1-8B, -70B, -405B
     "llama3-8b": _llama3(32, 4096, 32, 14336),
     "llama3-70b": _llama3(80, 8192, 64, 28672),
@@ -191,11 +191,13 @@ PRESETS: dict[str, ModelShape] = {
     # the same sizes without the sliding window
     "mistral-7b": _mistral(32, 4096, 32, 14336),
     # https://arxiv.org/abs/2412.15115; cards Qwen/Qwen2.5-0.5B, -7B and -72B
-    "qwen2.5-0.5b": _qwen2(24, 896, 14, 4864, kv_heads=2, vocab=151936, context=32768, tied=True),
+    "qwen2.5-0.5b": _qwen2(
+        24, 896, 14, 4864, kv_heads=2, vocab=151936, context=32768, tie_embeddings=True
+    ),
     "qwen2.5-7b": _qwen2(28, 3584, 28, 18944, kv_heads=4),
-    "qwen2.5-72b": _qwen2(80, 8192, 64, 29568, kv_heads=8, epsilon=1e-5),
+    "qwen2.5-72b": _qwen2(80, 8192, 64, 29568, kv_heads=8, norm_eps=1e-5),
     # https://arxiv.org/abs/2505.09388, table 1; cards Qwen/Qwen3-0.6B, -8B and -32B
-    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tie_embeddings=True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12288),
     "qwen3-32b": _qwen3(64, 5120, 64, 25600),
     # https://arxiv.org/abs/2401.04088, table 1; cards mistralai/Mixtral-8x7B-v0.1 and
@@ -209,16 +211,21 @@ PRESETS: dict[str, ModelShape] = {
     # https://arxiv.org/abs/2405.04434, section 3.1.2 and appendix B; cards
     # deepseek-ai/DeepSeek-V2-Lite and DeepSeek-V2
     "deepseek-v2-lite": _deepseek_lite(
-        27, 2048, 16, 10944, experts=Experts(64, 6, 1408, shared=2816, first=1)
+        27, 2048, 16, 10944, experts=Experts(64, 6, 1408, shared=2816, first_dense=1)
     ),
     "deepseek-v2": _deepseek(
-        60, 5120, 128, 12288, experts=Experts(160, 6, 1536, shared=3072, first=1)
+        60, 5120, 128, 12288, experts=Experts(160, 6, 1536, shared=3072, first_dense=1)
     ),
     # https://arxiv.org/abs/2412.19437, section 4.2; card deepseek-ai/DeepSeek-V3. The main model:
     # without the module that predicts a second token (14B), and without the 256 numbers of each
     # router that balance the load, because a rule moves those and not a gradient.
     "deepseek-v3": _deepseek(
-        61, 7168, 128, 18432, vocab=129280, experts=Experts(256, 8, 2048, shared=2048, first=3)
+        61,
+        7168,
+        128,
+        18432,
+        vocab=129280,
+        experts=Experts(256, 8, 2048, shared=2048, first_dense=3),
     ),
     # cards meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E
     "llama4-scout": _llama4(

@@ -78,7 +78,9 @@ def operators(shape: ModelShape, part: Part) -> tuple[Operator, ...]:
     if part in ("embedding", "target"):
         return ()
     found = tuple(_read_off(shape, part))
-    if part == "head" and shape.tied:  # the one matrix that is looked up and multiplied with
+    if (
+        part == "head" and shape.tie_embeddings
+    ):  # the one matrix that is looked up and multiplied with
         head = Product("head", "token", Dim("vocab", shape.vocab), Dim("width", shape.width))
         return (*found, head)
     return found
@@ -97,13 +99,13 @@ def _read_off(shape: ModelShape, part: Part) -> Iterator[Operator]:
         per: Per = "source" if encoder or name in ("cross.k", "cross.v") else "token"
         product = Product(name, per, columns, inner)
         if stacked and shape.experts:
-            product = replace(product, copies=shape.experts.chosen, groups=shape.experts.number)
+            product = replace(product, copies=shape.experts.top_k, groups=shape.experts.count)
         yield product
 
 
 def _pairs(shape: ModelShape, name: str, *, encoder: bool) -> Pairs:
     """Latent attention is trained unfolded: https://arxiv.org/abs/2405.04434, section 2.1."""
-    heads, value = Dim("heads", shape.heads), shape.latent.value if shape.latent else shape.d
+    heads, value = Dim("heads", shape.heads), shape.latent.v_size if shape.latent else shape.d
     if name == "cross":
         return Pairs(name, "cross_pair", heads, shape.d, value, causal=False)
     if encoder:

@@ -18,7 +18,7 @@ Positions = Literal["rotary", "learned", "relative", "alibi"]
 
 
 @dataclass(frozen=True)
-class RotaryScaling:
+class RopeScaling:
     """Llama 3.1's stretching of rotary wavelengths (https://arxiv.org/abs/2407.21783).
 
     Wavelengths longer than context/low are stretched by `factor`, shorter than context/high
@@ -36,35 +36,35 @@ class Latent:
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434, section 2.1).
 
     Keys and values of all heads are unfolded from `kv_rank` numbers per token, queries from
-    `query_rank` (0: straight from the residual stream). A head's query and key have `plain`
-    numbers without and `rotary` with positions; the rotary key is shared by all heads. A head's
-    value has `value` numbers.
+    `query_rank` (0: straight from the residual stream). A head's query and key have `qk_nope_size`
+    numbers without and `qk_rope_size` with positions; the rotary key is shared by all heads. A
+    head's value has `v_size` numbers.
     """
 
     kv_rank: int
     query_rank: int
-    plain: int
-    rotary: int
-    value: int
+    qk_nope_size: int
+    qk_rope_size: int
+    v_size: int
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in the place of a block's feed-forward.
 
-    number  routed experts (E)
-    chosen  experts that each token goes to (top-k)
-    ffn     inner width of one expert
-    shared  inner width of the expert that every token passes; 0 has none
-    first   the leading blocks that keep a dense feed-forward
-    every   of the others, one in so many has experts (the last of each `every`)
+    count        routed experts (E)
+    top_k        experts that each token goes to (top-k)
+    ffn_size     inner width of one expert
+    shared       inner width of the expert that every token passes; 0 has none
+    first_dense  the leading blocks that keep a dense feed-forward
+    every        of the others, one in so many has experts (the last of each `every`)
     """
 
-    number: int
-    chosen: int
-    ffn: int
+    count: int
+    top_k: int
+    ffn_size: int
     shared: int = 0
-    first: int = 0
+    first_dense: int = 0
     every: int = 1
 
 
@@ -79,32 +79,33 @@ class ModelShape:
     heads           query heads (a)
     kv_heads        key-value heads (k); None means as many as heads, multi-head attention
     head_size       d; None means width / heads
-    ffn             inner width of the feed-forward (f)
+    ffn_size        inner width of the feed-forward (f)
     vocab           rows of the embedding (V)
     context         the longest sequence; also the number of learned positions
     feedforward     swiglu or geglu (gated, 3 matrices), gelu (tanh form) or relu (2 matrices)
     norm            rmsnorm or layernorm
     norm_at         before each sub-layer (and once at the end), or after each
-    epsilon         added to the variance
-    positions       rotary, learned, relative (T5's bias by distance, `buckets` of them, one table
-                    for each stack) or alibi (a fixed slope for each head)
-    rotary_base     θ of the rotary wavelengths
+    norm_eps        added to the variance
+    positions       rotary, learned, relative (T5's bias by distance, of which there are
+                    `relative_buckets`, one table for each stack) or alibi (a fixed slope for
+                    each head)
+    rope_theta      θ of the rotary wavelengths
     bias            biases of the linear layers
     qkv_bias        biases of query, key and value alone (Qwen 2)
-    tied            the head is the embedding
-    query_key_norm  an RMSNorm over each head of query and key (Qwen 3)
+    tie_embeddings  the head is the embedding
+    qk_norm         an RMSNorm over each head of query and key (Qwen 3)
     embedding_norm  a norm behind the embedding (BERT, BLOOM)
     token_types     rows of a segment embedding (BERT); 0 has none
     transform       a linear layer and a norm in front of the head, whose rows have a bias (BERT)
     latent          multi-head latent attention instead of grouped heads
     experts         a mixture of experts instead of the feed-forward
-    buckets         distances that relative positions tell apart
+    relative_buckets  distances that relative positions tell apart
     """
 
     layers: int
     width: int
     heads: int
-    ffn: int
+    ffn_size: int
     vocab: int
     context: int
     kv_heads: int | None = None
@@ -112,13 +113,13 @@ class ModelShape:
     feedforward: FeedForward = "swiglu"
     norm: Norm = "rmsnorm"
     norm_at: Literal["before", "after"] = "before"
-    epsilon: float = 1e-5
+    norm_eps: float = 1e-5
     positions: Positions = "rotary"
-    rotary_base: float = 10_000.0
-    rotary_scaling: RotaryScaling | None = None
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     bias: bool = False
-    tied: bool = False
-    query_key_norm: bool = False
+    tie_embeddings: bool = False
+    qk_norm: bool = False
     family: Family = "decoder"
     encoder_layers: int = 0
     qkv_bias: bool = False
@@ -127,7 +128,7 @@ class ModelShape:
     transform: bool = False
     latent: Latent | None = None
     experts: Experts | None = None
-    buckets: int = 32
+    relative_buckets: int = 32
 
     @property
     def k(self) -> int:
@@ -138,7 +139,7 @@ class ModelShape:
     def d(self) -> int:
         """Size of a head's query and key."""
         if self.latent is not None:
-            return self.latent.plain + self.latent.rotary
+            return self.latent.qk_nope_size + self.latent.qk_rope_size
         return self.width // self.heads if self.head_size is None else self.head_size
 
     @property
@@ -148,9 +149,9 @@ class ModelShape:
 
     def sparse(self, layer: int) -> bool:
         """Whether block `layer` has experts instead of a dense feed-forward."""
-        if self.experts is None or layer < self.experts.first:
+        if self.experts is None or layer < self.experts.first_dense:
             return False
-        return (layer - self.experts.first + 1) % self.experts.every == 0
+        return (layer - self.experts.first_dense + 1) % self.experts.every == 0
 
 
 def stated(shape: ModelShape) -> ModelShape:

@@ -137,7 +137,7 @@ def part_kinds(shape: ModelShape) -> dict[Part, int]:
 
 def _embedding(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
-    tokens = "tied" if shape.tied else "embedding"
+    tokens = "tied" if shape.tie_embeddings else "embedding"
     yield from _unit(tokens, [_matrix("embedding.weight", vocab, width)])
     yield from _unit("embedding", _beside_tokens(shape))
     yield from _relative_table(shape, "encoder" if shape.encoder_layers else "layers")
@@ -162,7 +162,9 @@ def _target(shape: ModelShape) -> Iterator[Weight]:
 def _relative_table(shape: ModelShape, stack: str) -> Iterator[Weight]:
     if shape.positions == "relative":
         unit, heads = relative_unit(stack, shape), ("query", shape.heads)
-        yield from _unit(unit, [_table(f"{unit}.weight", ("bucket", shape.buckets), heads)])
+        yield from _unit(
+            unit, [_table(f"{unit}.weight", ("bucket", shape.relative_buckets), heads)]
+        )
 
 
 def _head(shape: ModelShape) -> Iterator[Weight]:
@@ -172,7 +174,7 @@ def _head(shape: ModelShape) -> Iterator[Weight]:
     if shape.transform:
         yield from _linear("transform", width, width, bias=True)
         yield from _norm(shape, "transform_norm")
-    if not shape.tied:
+    if not shape.tie_embeddings:
         yield _matrix("head.weight", vocab, width)
     if shape.transform:
         yield _vector("head.bias", vocab, 0.0)
@@ -215,9 +217,9 @@ def _dense(
         yield from _attention(shape, "cross", out)
     yield from _norm(shape, "feedforward_norm")
     if experts is None:
-        yield from _feedforward(shape, "feedforward", shape.ffn, out)
+        yield from _feedforward(shape, "feedforward", shape.ffn_size, out)
         return
-    yield _matrix("router.weight", ("choice", experts.number), ("width", shape.width))
+    yield _matrix("router.weight", ("choice", experts.count), ("width", shape.width))
     if experts.shared:
         yield from _feedforward(shape, "shared", experts.shared, out)
 
@@ -229,7 +231,7 @@ def _attention(shape: ModelShape, name: str, out: float) -> Iterator[Weight]:
     yield from _linear(f"{name}.q", query, width, bias=bias)
     yield from _linear(f"{name}.k", key, width, bias=bias)
     yield from _linear(f"{name}.v", key, width, bias=bias)
-    if shape.query_key_norm:
+    if shape.qk_norm:
         yield _vector(f"{name}.q_norm.weight", ("head", shape.d), 1.0)
         yield _vector(f"{name}.k_norm.weight", ("head", shape.d), 1.0)
     yield from _linear(f"{name}.o", width, query, bias=shape.bias, spread=out)
@@ -246,9 +248,9 @@ def _latent(shape: ModelShape, latent: Latent, out: float) -> Iterator[Weight]:
     else:
         yield _matrix("attention.q.weight", query, width)
     rank = ("rank", latent.kv_rank)
-    unfolded = ("query", shape.heads * (latent.plain + latent.value))
-    values = ("query", shape.heads * latent.value)
-    yield _matrix("attention.kv_down.weight", ("rank", latent.kv_rank + latent.rotary), width)
+    unfolded = ("query", shape.heads * (latent.qk_nope_size + latent.v_size))
+    values = ("query", shape.heads * latent.v_size)
+    yield _matrix("attention.kv_down.weight", ("rank", latent.kv_rank + latent.qk_rope_size), width)
     yield _vector("attention.kv_norm.weight", rank, 1.0)
     yield _matrix("attention.kv_up.weight", unfolded, rank)
     yield _matrix("attention.o.weight", width, values, spread=out)
@@ -264,7 +266,7 @@ def _feedforward(shape: ModelShape, name: str, ffn: int, out: float) -> Iterator
 
 def _experts(shape: ModelShape, experts: Experts, out: float) -> Iterator[Weight]:
     """The routed experts of a block, stacked: one tensor for each of their matrices."""
-    expert, inner = ("expert", experts.number), ("expert_ffn", experts.ffn)
+    expert, inner = ("expert", experts.count), ("expert_ffn", experts.ffn_size)
     width = ("width", shape.width)
     if shape.gated:
         yield _matrix("experts.gate.weight", expert, inner, width)

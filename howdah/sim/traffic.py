@@ -255,7 +255,11 @@ def _context(plan: Plan, rank: int, sender: Sender) -> None:
 def _per_head(plan: Plan) -> tuple[int, int]:
     """Elements of one head's key and of its value, for each token."""
     latent = plan.shape.latent
-    return (latent.plain + latent.rotary, latent.value) if latent else (plan.shape.d, plan.shape.d)
+    return (
+        (latent.qk_nope_size + latent.qk_rope_size, latent.v_size)
+        if latent
+        else (plan.shape.d, plan.shape.d)
+    )
 
 
 def _ring(plan: Plan, rank: int, sender: Sender, times: tuple[int, int]) -> None:
@@ -318,10 +322,10 @@ def _experts(plan: Plan, rank: int, sender: Sender) -> None:
     if experts is None or group.size == 1:
         return
     layers = [part for part in _blocks(plan, rank) if plan.sparse(part)]
-    held = shares(experts.number, group.size)
-    rows = plan.micro_batch * tokens(plan, rank) * experts.chosen
-    out = rows * held // experts.number * plan.shape.width * plan.compute_bytes
-    back = rows * int(held[group.index_of(rank)]) // experts.number
+    held = shares(experts.count, group.size)
+    rows = plan.micro_batch * tokens(plan, rank) * experts.top_k
+    out = rows * held // experts.count * plan.shape.width * plan.compute_bytes
+    back = rows * int(held[group.index_of(rank)]) // experts.count
     back *= plan.shape.width * plan.compute_bytes
     forward = sum(_passes(plan, part) for part in layers) * plan.micros
     times = forward + len(layers) * plan.micros

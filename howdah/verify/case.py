@@ -148,7 +148,7 @@ def small_shape(shape: ModelShape, *, context: int) -> ModelShape:
         kv_heads=kv_heads,
         head_size=head_size,
         width=heads * head_size,
-        ffn=24 + shape.ffn % 8,
+        ffn_size=24 + shape.ffn_size % 8,
         vocab=64 + shape.vocab % 64,
         context=context,
     )

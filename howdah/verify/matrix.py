@@ -103,7 +103,9 @@ def case_of(words: str) -> Case:
     Raises UserError when the layout is refused.
     """
     layout = parse_layout(words)
-    shape = replace(small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn=28)
+    shape = replace(
+        small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn_size=28
+    )
     samples = 2 * layout.readers * (layout.micros or 1) - 1
     method = Method("float64")
     batch = Batch(global_batch=samples, micro_batch=2)

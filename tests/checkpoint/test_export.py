@@ -15,21 +15,21 @@ from howdah.base.errors import UserError
 from howdah.checkpoint.export import export, plan_shards
 from howdah.model.hub import names, read_hub
 from howdah.model.transformer import Transformer
-from howdah.shapes.shape import ModelShape, RotaryScaling
+from howdah.shapes.shape import ModelShape, RopeScaling
 from howdah.shapes.weights import weights
 
-LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=300, context=32)
+LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=300, context=32)
 GPT2 = replace(
     LLAMA, kv_heads=None, feedforward="gelu", norm="layernorm", positions="learned", bias=True
 )
 SHAPES = {
     "llama": LLAMA,
     "llama 3.2": replace(
-        LLAMA, rotary_scaling=RotaryScaling(4.0, context=28), tied=True, head_size=8
+        LLAMA, rope_scaling=RopeScaling(4.0, context=28), tie_embeddings=True, head_size=8
     ),
     "gpt2": GPT2,
-    "gpt2 tied": replace(GPT2, tied=True),
-    "qwen3": replace(LLAMA, query_key_norm=True, head_size=6, epsilon=1e-6),
+    "gpt2 tied": replace(GPT2, tie_embeddings=True),
+    "qwen3": replace(LLAMA, qk_norm=True, head_size=6, norm_eps=1e-6),
 }
 
 

@@ -7,7 +7,7 @@ from howdah.base.errors import UserError
 from howdah.checkpoint.facts import Facts, facts
 from howdah.checkpoint.load import newest
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import RotaryScaling
+from howdah.shapes.shape import RopeScaling
 from howdah.text.order import Order
 from howdah.train.resume import as_plain
 
@@ -33,7 +33,7 @@ def test_the_facts_come_back_typed(tmp_path):
     found = facts(checkpoint(tmp_path, META))
     order = Order(1, 8, (10, 20), (500, 500))
     assert found == Facts(preset("llama3-1b"), "abc", 3, "adamw", order, 2.5)
-    assert found.model.rotary_scaling == RotaryScaling(32.0, 1.0, 4.0, 8192)
+    assert found.model.rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
 
 
 def test_what_was_not_known_when_it_was_saved_has_its_usual_value(tmp_path):
@@ -48,7 +48,7 @@ def test_what_was_not_known_when_it_was_saved_has_its_usual_value(tmp_path):
     [
         ({"model": None}, "model is None; it must be a table"),
         ({"model": 3}, "model is 3; it must be a table"),
-        ({"model": {}}, "model.layers, width, heads, ffn, vocab, context are missing"),
+        ({"model": {}}, "model.layers, width, heads, ffn_size, vocab, context are missing"),
         ({"model": META["model"] | {"layers": "2"}}, "model.layers is '2'; it must be a whole"),
         ({"model": META["model"] | {"layers": 10**12}}, "model.layers is 1000000000000; it must"),
         ({"model": META["model"] | {"news": 1}}, "unknown key 'model.news'"),

@@ -536,7 +536,7 @@ def test_a_last_save_that_fails_is_the_end_of_the_story(recipe, environment, tmp
 
 
 def test_a_model_that_this_machine_cannot_hold_is_refused(recipe, refused, tmp_path):
-    big = ["model.layers=80", "model.width=8192", "model.heads=64", "model.ffn=28672"]
+    big = ["model.layers=80", "model.width=8192", "model.heads=64", "model.ffn_size=28672"]
     sentence = refused("train", recipe, f"folder={tmp_path / 'a'}", "layout=dp2", *big)
     assert " a rank, and this machine has free for 2 ranks " in sentence
     assert sentence.endswith(" or try all the same with --force")

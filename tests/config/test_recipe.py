@@ -17,7 +17,7 @@ from howdah.config.recipe import (
     resolved,
     save_run,
 )
-from howdah.shapes.shape import RotaryScaling
+from howdah.shapes.shape import RopeScaling
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -47,7 +47,7 @@ def test_overrides_change_single_values(recipe):
             "method.optimizer.betas=[0.8, 0.9]",
             'data.sources=["stdlib", {path = "x.jsonl", field = "body"}]',
             "init_from=some/folder",
-            "model.rotary_scaling.factor=8",
+            "model.rope_scaling.factor=8",
         ],
     )
     assert (run.layout, run.seed, run.method.lr.peak) == ("dp2 x3", 7, 2e-4)
@@ -55,14 +55,14 @@ def test_overrides_change_single_values(recipe):
     assert [s.path for s in run.data.sources] == ["stdlib", "x.jsonl"]
     assert run.data.sources[1].field == "body"
     assert run.init_from == Path("some/folder")
-    assert run.model.rotary_scaling == RotaryScaling(8.0)
+    assert run.model.rope_scaling == RopeScaling(8.0)
     assert run.method.lr.warmup_steps == 3  # beside it, from the recipe
 
 
 def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
     recipe.write_text('[model]\npreset = "laptop"\nlayers = 2\n')
     model = load_run(recipe).model
-    assert (model.layers, model.width, model.tied) == (2, 256, True)
+    assert (model.layers, model.width, model.tie_embeddings) == (2, 256, True)
 
 
 @pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[train]\nprompt = 'a\\b'"])
@@ -163,7 +163,7 @@ def test_several_problems_are_told_at_once(recipe):
         ("model.layer=1", "unknown key 'model.layer'; did you mean 'layers'?"),
         ("method.optimiser.name=sgd", "unknown key 'method.optimiser'; did you mean 'optimizer'?"),
         ("warmup_steps=3", "unknown key 'warmup_steps'; did you mean 'method.lr.warmup_steps'?"),
-        ("model.rotary_scaling={factor=2, lo=1}", "unknown key 'model.rotary_scaling.lo'; did you"),
+        ("model.rope_scaling={factor=2, lo=1}", "unknown key 'model.rope_scaling.lo'; did you"),
         ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
         ("train.steps=many", "train.steps is 'many'; it must be a whole number"),
         ("train.steps=1.5", "train.steps is 1.5; it must be a whole number"),

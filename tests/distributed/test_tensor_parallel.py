@@ -19,10 +19,12 @@ from howdah.verify.verify import report, verify
 # Nothing divides by three: 3 and 2 groups of heads, 29 columns, 67 tokens, slices of 16 positions.
 UNEVEN = {
     "grouped": replace(
-        FORMS["qwen3"], heads=8, kv_heads=4, width=40, head_size=8, ffn=29, vocab=67
+        FORMS["qwen3"], heads=8, kv_heads=4, width=40, head_size=8, ffn_size=29, vocab=67
     ),
-    "biases": replace(FORMS["gpt2"], heads=5, kv_heads=5, width=40, head_size=8, ffn=29, vocab=67),
-    "shared": replace(FORMS["laptop"], heads=3, kv_heads=1, width=24, ffn=29, vocab=67),
+    "biases": replace(
+        FORMS["gpt2"], heads=5, kv_heads=5, width=40, head_size=8, ffn_size=29, vocab=67
+    ),
+    "shared": replace(FORMS["laptop"], heads=3, kv_heads=1, width=24, ffn_size=29, vocab=67),
 }
 
 

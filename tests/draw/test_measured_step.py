@@ -31,7 +31,9 @@ LAYOUTS = [
 
 
 def plan_of(words):
-    shape = ModelShape(layers=6, width=16, heads=2, ffn=32, vocab=64, context=8, tied=True)
+    shape = ModelShape(
+        layers=6, width=16, heads=2, ffn_size=32, vocab=64, context=8, tie_embeddings=True
+    )
     return make_plan(
         shape, resolve(parse_layout(words), None), Batch(micro_batch=1), sequence=8, method=Method()
     )

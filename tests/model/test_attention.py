@@ -16,7 +16,7 @@ from howdah.model.attention import (
     rotary_angles,
     rotate,
 )
-from howdah.shapes.shape import RotaryScaling
+from howdah.shapes.shape import RopeScaling
 
 CPU = torch.device("cpu")
 
@@ -159,7 +159,7 @@ def test_rotation_is_multiplication_by_complex_numbers():
 
 def test_scores_depend_on_the_distance_alone():
     q, k, _ = draw_heads(1, 1, kv_heads=6)
-    shape = replace(LLAMA, head_size=8, rotary_scaling=STRETCHED)
+    shape = replace(LLAMA, head_size=8, rope_scaling=STRETCHED)
 
     def score(at, of):
         here, there = (rotary_angles(shape, torch.tensor([[n]]), torch.float64) for n in (at, of))
@@ -170,10 +170,10 @@ def test_scores_depend_on_the_distance_alone():
 
 
 def test_scaling_keeps_short_wavelengths_and_stretches_long_ones():
-    scaling = RotaryScaling(factor=4.0, context=64)
-    shape = replace(LLAMA, head_size=64, rotary_scaling=scaling)
+    scaling = RopeScaling(factor=4.0, context=64)
+    shape = replace(LLAMA, head_size=64, rope_scaling=scaling)
     one = torch.tensor([[1]])
-    plain = rotary_angles(replace(shape, rotary_scaling=None), one, torch.float64)
+    plain = rotary_angles(replace(shape, rope_scaling=None), one, torch.float64)
     scaled = rotary_angles(shape, one, torch.float64)
     angles, stretched = (torch.atan2(rotary[1], rotary[0]).flatten() for rotary in (plain, scaled))
     wavelengths = 2 * torch.pi / angles

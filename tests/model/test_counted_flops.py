@@ -18,8 +18,8 @@ SHAPES = {
     "gpt2": GPT2,
     # without its norms of queries and keys: their backward pass has a product of its own, in
     # which torch counts 2 operations for each number that is normed
-    "qwen3": replace(QWEN3, query_key_norm=False),
-    "relu": replace(LLAMA, feedforward="relu", kv_heads=4, tied=True),
+    "qwen3": replace(QWEN3, qk_norm=False),
+    "relu": replace(LLAMA, feedforward="relu", kv_heads=4, tie_embeddings=True),
 }
 
 

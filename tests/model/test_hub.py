@@ -21,12 +21,19 @@ SHAPES = {
     "llama": LLAMA,
     "llama with biases": replace(LLAMA, bias=True, kv_heads=None),
     "llama 3.2": replace(
-        LLAMA, head_size=8, rotary_base=100.0, rotary_scaling=STRETCHED, tied=True, epsilon=1e-6
+        LLAMA,
+        head_size=8,
+        rope_theta=100.0,
+        rope_scaling=STRETCHED,
+        tie_embeddings=True,
+        norm_eps=1e-6,
     ),
     "gpt2": GPT2,
-    "gpt2 with relu": replace(GPT2, feedforward="relu", tied=False, ffn=20),
+    "gpt2 with relu": replace(GPT2, feedforward="relu", tie_embeddings=False, ffn_size=20),
     "qwen3": QWEN3,
-    "qwen3 tied": replace(QWEN3, tied=True, heads=3, kv_heads=None, rotary_scaling=STRETCHED),
+    "qwen3 tied": replace(
+        QWEN3, tie_embeddings=True, heads=3, kv_heads=None, rope_scaling=STRETCHED
+    ),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
@@ -193,7 +200,7 @@ def test_a_weight_that_would_not_be_computed_with_is_refused(tmp_path):
 
 
 def test_a_tied_head_may_be_stored_but_not_differ(tmp_path):
-    shape = replace(LLAMA, tied=True)
+    shape = replace(LLAMA, tie_embeddings=True)
     tensors = their_tensors(shape, random_weights(shape))
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     write_folder(tmp_path, shape, tensors=tensors)

@@ -40,11 +40,11 @@ def test_a_preset_has_a_class_and_comes_back(name):
         (replace(GPT2, bias=False), "bias"),
         (replace(GPT2, norm="rmsnorm"), "norm"),
         (replace(GPT2, feedforward="swiglu"), "feedforward"),
-        (replace(GPT2, query_key_norm=True), "query_key_norm"),
+        (replace(GPT2, qk_norm=True), "qk_norm"),
         (replace(GPT2, kv_heads=2), "kv_heads"),
         (replace(GPT2, head_size=8), "head_size"),
         (replace(LLAMA, heads=6, head_size=4), "width"),
-        (replace(LLAMA, experts=Experts(number=4, chosen=2, ffn=8)), "experts"),
+        (replace(LLAMA, experts=Experts(count=4, top_k=2, ffn_size=8)), "experts"),
         (replace(LLAMA, qkv_bias=True), "qkv_bias"),
     ],
 )

@@ -15,10 +15,10 @@ from howdah.shapes.presets import PRESETS, preset
 from howdah.shapes.weights import weights
 
 # What the 2017 Transformer has: norm after the block, ReLU, LayerNorm, learned positions.
-VASWANI = replace(GPT2, norm_at="after", feedforward="relu", tied=False)
+VASWANI = replace(GPT2, norm_at="after", feedforward="relu", tie_embeddings=False)
 SHAPES = {
     "llama": LLAMA,
-    "stretched": replace(LLAMA, rotary_scaling=STRETCHED, tied=True),
+    "stretched": replace(LLAMA, rope_scaling=STRETCHED, tie_embeddings=True),
     "gpt2": GPT2,
     "qwen3": QWEN3,
     "vaswani": VASWANI,

@@ -86,7 +86,7 @@ def test_a_rank_builds_its_own_parts_alone(workers, words, shape):
         assert ("norm" in modules) == ("head" in parts)
         assert {".".join(n.split(".")[:2]) for n in names if n.startswith("layers.")} == blocks
         assert ("embedding.weight" in names) == (
-            "embedding" in parts or (shape.tied and "head" in parts)
+            "embedding" in parts or (shape.tie_embeddings and "head" in parts)
         )
     together = set().union(*(names for _, _, names in found))
     assert together == {weight.name for weight in weights(shape)}

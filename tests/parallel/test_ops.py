@@ -161,7 +161,7 @@ def test_weight_gradients_can_wait():
     kept = [tensor for add in waiting for tensor in kept_by(add) if tensor.ndim > 1]
     # inputs and gradients of outputs, and the embedding's tokens and rows; of logits, none
     assert len(kept) == 2 * len(matrices) + 2
-    assert all(tensor.shape[1] <= max(SHAPE.width, SHAPE.ffn) < SHAPE.vocab for tensor in kept)
+    assert all(tensor.shape[1] <= max(SHAPE.width, SHAPE.ffn_size) < SHAPE.vocab for tensor in kept)
     for add in reversed(waiting):
         add()
     assert len(ready) == len(weights(SHAPE))

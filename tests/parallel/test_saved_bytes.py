@@ -59,7 +59,7 @@ shapes = st.builds(
     heads=st.just(4),
     kv_heads=st.sampled_from([1, 2, 4]),
     head_size=st.sampled_from([None, 6]),
-    ffn=st.sampled_from([24, 40]),
+    ffn_size=st.sampled_from([24, 40]),
     vocab=st.just(40),
     context=st.just(32),
     feedforward=st.sampled_from(["swiglu", "gelu", "relu"]),
@@ -67,8 +67,8 @@ shapes = st.builds(
     norm_at=st.sampled_from(["before", "after"]),
     positions=st.sampled_from(["rotary", "learned"]),
     bias=st.booleans(),
-    tied=st.booleans(),
-    query_key_norm=st.booleans(),
+    tie_embeddings=st.booleans(),
+    qk_norm=st.booleans(),
 )
 
 
@@ -92,7 +92,7 @@ def test_the_laptop_s_model(dtype, packed):
 def test_the_head_keeps_the_exponentials_of_its_last_chunk():
     """2100 tokens are a chunk of 2048 and one of 52."""
     assert dims.CHUNK == loss.CHUNK
-    shape = ModelShape(layers=1, width=8, heads=2, ffn=4, vocab=64, context=700)
+    shape = ModelShape(layers=1, width=8, heads=2, ffn_size=4, vocab=64, context=700)
     assert local(shape, Tokens(3, 700)).counts["chunk"] == 52
     assert measured(shape, 3, 700, dtype=torch.float32) == predicted(shape, 3, 700, compute=4)
 
@@ -132,7 +132,9 @@ def test_what_was_counted_is_let_go():
 
 
 def test_measuring_changes_nothing():
-    shape = replace(preset("laptop"), layers=1, width=16, heads=2, kv_heads=1, ffn=24, vocab=40)
+    shape = replace(
+        preset("laptop"), layers=1, width=16, heads=2, kv_heads=1, ffn_size=24, vocab=40
+    )
     results = []
     for watched in (False, True):
         model = random_model(shape, dtype=torch.float32)

@@ -72,7 +72,7 @@ def test_saved_activations_are_those_that_were_planned(workers, form, layout, pr
 def test_parts_of_other_sizes_keep_what_was_planned_for_each(workers, layout):
     """16 positions are slices of 5, 5 and 6; four heads are 1, 1 and 2; 29 columns 9, 10, 10."""
     case = case_of(layout, form="qwen3")
-    sizes = {"heads": 8, "kv_heads": 4, "width": 40, "head_size": 8, "ffn": 29, "vocab": 67}
+    sizes = {"heads": 8, "kv_heads": 4, "width": 40, "head_size": 8, "ffn_size": 29, "vocab": 67}
     case = replace(case, shape=replace(case.shape, **sizes))
     found = run(workers, case, kept_and_planned)
     assert [kept for kept, _ in found] == [planned for _, planned in found]

@@ -15,19 +15,19 @@ from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 
-SHAPE = ModelShape(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=37, context=16)
+SHAPE = ModelShape(layers=2, width=16, heads=2, kv_heads=1, ffn_size=24, vocab=37, context=16)
 TIED = ModelShape(
     layers=1,
     width=8,
     heads=2,
-    ffn=16,
+    ffn_size=16,
     vocab=19,
     context=16,
     feedforward="gelu",
     norm="layernorm",
     positions="learned",
     bias=True,
-    tied=True,
+    tie_embeddings=True,
 )
 
 

@@ -10,7 +10,7 @@ from howdah.plan.layout import parse_layout
 from howdah.plan.method import LearningRate, Method, Optimizer
 from howdah.shapes.shape import Experts, ModelShape
 
-SHAPE = ModelShape(layers=2, width=32, heads=2, ffn=64, vocab=300, context=32)
+SHAPE = ModelShape(layers=2, width=32, heads=2, ffn_size=64, vocab=300, context=32)
 
 
 def problems(shape=SHAPE, method=None, *, sequence=32, layout="single"):
@@ -129,7 +129,7 @@ def test_heads_and_experts_that_do_not_divide():
         "layout 'tp6': tp6 does not divide 12 heads of 4 key-value heads; 4 ways would"
     ]
     assert problems(shape, layout="tp12") == []
-    mixture = replace(SHAPE, experts=Experts(number=3, chosen=1, ffn=8))
+    mixture = replace(SHAPE, experts=Experts(count=3, top_k=1, ffn_size=8))
     assert problems(mixture, layout="dp4 ep4") == [
         "layout 'dp4 ep4': ep4 shares out experts, but the model has 3 experts; use ep3 at most"
     ]

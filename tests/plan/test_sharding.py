@@ -24,7 +24,7 @@ from howdah.plan.sharding import (
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import weights
 
-SHAPE = ModelShape(layers=4, width=12, heads=6, kv_heads=2, ffn=20, vocab=50, context=32)
+SHAPE = ModelShape(layers=4, width=12, heads=6, kv_heads=2, ffn_size=20, vocab=50, context=32)
 
 
 def plan_of(layout, shape=SHAPE, *, sequence=32):
@@ -109,7 +109,14 @@ def test_the_ranks_of_cp_share_out_every_position(plan):
 @pytest.mark.parametrize("ways", range(1, 13))
 def test_a_query_head_lives_with_its_key_value_head(kv, group, ways):
     shape = ModelShape(
-        layers=1, width=8, heads=kv * group, kv_heads=kv, head_size=2, ffn=8, vocab=8, context=8
+        layers=1,
+        width=8,
+        heads=kv * group,
+        kv_heads=kv,
+        head_size=2,
+        ffn_size=8,
+        vocab=8,
+        context=8,
     )
     if ways > kv and (ways % kv or ways // kv > group):
         return  # refused by `check_plan`
@@ -157,11 +164,11 @@ def test_the_norm_of_each_head_and_the_router_are_parts_of_a_sum_on_every_part_o
         layers=2,
         width=12,
         heads=6,
-        ffn=20,
+        ffn_size=20,
         vocab=50,
         context=32,
-        query_key_norm=True,
-        experts=Experts(number=4, chosen=2, ffn=8),
+        qk_norm=True,
+        experts=Experts(count=4, top_k=2, ffn_size=8),
     )
     found = table(plan_of("tp2", shape))
     for name in ("attention.q_norm.weight", "attention.k_norm.weight", "router.weight"):
@@ -174,10 +181,10 @@ def test_latent_projections_get_gradients_from_other_heads():
         layers=2,
         width=12,
         heads=6,
-        ffn=20,
+        ffn_size=20,
         vocab=50,
         context=32,
-        latent=Latent(kv_rank=5, query_rank=3, plain=4, rotary=2, value=3),
+        latent=Latent(kv_rank=5, query_rank=3, qk_nope_size=4, qk_rope_size=2, v_size=3),
     )
     found = table(plan_of("tp2", shape))
     for name in ("q_down", "q_norm", "kv_down", "kv_norm"):
@@ -191,10 +198,10 @@ def test_experts_live_once_in_dp_over_ep_and_are_sliced_by_tp():
         layers=2,
         width=12,
         heads=6,
-        ffn=20,
+        ffn_size=20,
         vocab=50,
         context=32,
-        experts=Experts(number=5, chosen=2, ffn=7),
+        experts=Experts(count=5, top_k=2, ffn_size=7),
     )
     plan = plan_of("dp4 tp2 ep2", shape)
     name = "layers.1.experts.up.weight"
@@ -207,7 +214,14 @@ def test_experts_live_once_in_dp_over_ep_and_are_sliced_by_tp():
 
 def test_a_tied_embedding_lives_on_both_end_stages_and_is_summed_over_them():
     shape = ModelShape(
-        layers=4, width=12, heads=6, ffn=20, vocab=51, context=32, tied=True, positions="learned"
+        layers=4,
+        width=12,
+        heads=6,
+        ffn_size=20,
+        vocab=51,
+        context=32,
+        tie_embeddings=True,
+        positions="learned",
     )
     plan = plan_of("pp2 dp2 tp2", shape)
     tied = table(plan)["embedding.weight"]
@@ -225,7 +239,7 @@ def test_relative_positions_live_on_every_stage_of_their_stack():
         encoder_layers=3,
         width=12,
         heads=4,
-        ffn=20,
+        ffn_size=20,
         vocab=11,
         context=32,
         positions="relative",

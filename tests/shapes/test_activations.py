@@ -16,12 +16,16 @@ from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts
 
-LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=40, context=32)
-GPT = replace(LLAMA, kv_heads=4, ffn=64, feedforward="gelu", norm="layernorm", positions="learned")
+LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=40, context=32)
+GPT = replace(
+    LLAMA, kv_heads=4, ffn_size=64, feedforward="gelu", norm="layernorm", positions="learned"
+)
 T5 = replace(LLAMA, family="encoder-decoder", encoder_layers=3, positions="relative", kv_heads=4)
 BERT = replace(GPT, family="encoder", transform=True, embedding_norm=True, norm_at="after")
-SPARSE = replace(LLAMA, experts=Experts(8, 2, 6, shared=10, first=1))
-LATENT = replace(LLAMA, kv_heads=None, latent=Latent(6, 8, plain=4, rotary=2, value=3))
+SPARSE = replace(LLAMA, experts=Experts(8, 2, 6, shared=10, first_dense=1))
+LATENT = replace(
+    LLAMA, kv_heads=None, latent=Latent(6, 8, qk_nope_size=4, qk_rope_size=2, v_size=3)
+)
 SHAPES = {"llama": LLAMA, "gpt": GPT, "t5": T5, "bert": BERT, "moe": SPARSE, "mla": LATENT}
 KERNELS = {"classic": CLASSIC, "flash": FLASH, "howdah": howdah(compute=2, dropout=True)}
 
@@ -44,7 +48,7 @@ def per_token(shape, part, kernels, recompute="none", **layout):
 def test_a_block_of_gpt_in_closed_form(b, s, heads, d, t):
     """Equations 1 to 6: no parallelism, tensor, sequence, selective and full recomputation."""
     a, h = heads, heads * d
-    shape = replace(GPT, width=h, heads=a, kv_heads=a, ffn=4 * h)
+    shape = replace(GPT, width=h, heads=a, kv_heads=a, ffn_size=4 * h)
 
     def block(recompute="none", **layout):
         kept = saved(shape, Part("layers.1"), CLASSIC, recompute)
@@ -128,7 +132,7 @@ def test_an_encoder_decoder_counts_source_and_target_apart():
     assert bytes_of(saved(T5, Part("encoder.0"), FLASH), of) == 5 * block
     cross = 3 * (2 * 2 * h + 2 * 2 * h + 4 * a) + 5 * 2 * 2 * h  # k and v are the source's
     assert bytes_of(saved(T5, Part("layers.0"), FLASH), of) == 3 * block + cross
-    normed = saved(replace(T5, query_key_norm=True), Part("layers.0"), FLASH)
+    normed = saved(replace(T5, qk_norm=True), Part("layers.0"), FLASH)
     more = 2 * h * (3 + 3 + 3 + 5)  # in front of q, k, cross q and (the source) cross k
     assert bytes_of(normed, of) == 3 * block + cross + more
     last_norm = 5 * 2 * h

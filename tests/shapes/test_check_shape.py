@@ -8,9 +8,9 @@ from howdah.base.errors import UserError
 from howdah.shapes.check import check_shape, require_shape
 from howdah.shapes.shape import Experts, Latent, ModelShape
 
-SMALL = ModelShape(layers=2, width=12, heads=3, ffn=20, vocab=50, context=8)
+SMALL = ModelShape(layers=2, width=12, heads=3, ffn_size=20, vocab=50, context=8)
 TWO_STACKS = {"family": "encoder-decoder", "encoder_layers": 3}
-LATENT = Latent(kv_rank=5, query_rank=0, plain=4, rotary=2, value=3)
+LATENT = Latent(kv_rank=5, query_rank=0, qk_nope_size=4, qk_rope_size=2, v_size=3)
 
 
 def test_sound_sizes_have_no_problem():
@@ -36,7 +36,7 @@ def test_sound_sizes_have_no_problem():
             "rotary positions turn pairs, but a head has 5 numbers; make it even",
         ),
         ({"token_types": -1}, "model.token_types is -1; it must be at least 0"),
-        ({"buckets": 0}, "model.buckets is 0; it must be at least 1"),
+        ({"relative_buckets": 0}, "model.relative_buckets is 0; it must be at least 1"),
         (
             {"bias": True, "qkv_bias": True},
             "model.bias has the biases of model.qkv_bias already; leave model.qkv_bias out",
@@ -46,8 +46,8 @@ def test_sound_sizes_have_no_problem():
             "model.latent.kv_rank is 0; it must be at least 1",
         ),
         (
-            {"latent": replace(LATENT, rotary=3)},
-            "rotary positions turn pairs, but model.latent.rotary is 3; make it even",
+            {"latent": replace(LATENT, qk_rope_size=3)},
+            "rotary positions turn pairs, but model.latent.qk_rope_size is 3; make it even",
         ),
         (
             {"latent": LATENT, "kv_heads": 3},
@@ -68,24 +68,24 @@ def test_sound_sizes_have_no_problem():
             "model.layers; leave it out, or make the family encoder-decoder",
         ),
         (
-            TWO_STACKS | {"experts": Experts(4, 2, ffn=6)},
+            TWO_STACKS | {"experts": Experts(4, 2, ffn_size=6)},
             "model.experts is for models of one stack; leave it out of an encoder-decoder",
         ),
         (
-            {"experts": Experts(4, 5, ffn=6)},
-            "model.experts.chosen 5 is more than model.experts.number; use at most 4",
+            {"experts": Experts(4, 5, ffn_size=6)},
+            "model.experts.top_k 5 is more than model.experts.count; use at most 4",
         ),
         (
-            {"experts": Experts(4, 2, ffn=6, shared=-1)},
+            {"experts": Experts(4, 2, ffn_size=6, shared=-1)},
             "model.experts.shared is -1; it must be at least 0",
         ),
         (
-            {"experts": Experts(4, 2, ffn=6, first=1, every=2)},
-            "none of 2 layers has experts with model.experts.first 1 and every 2; make one of the "
-            "two smaller",
+            {"experts": Experts(4, 2, ffn_size=6, first_dense=1, every=2)},
+            "none of 2 layers has experts with model.experts.first_dense 1 and every 2; make one "
+            "of the two smaller",
         ),
         (
-            {"experts": Experts(4, 2, ffn=6), "bias": True},
+            {"experts": Experts(4, 2, ffn_size=6), "bias": True},
             "model.bias is for dense models, experts have none; leave it out",
         ),
     ],
@@ -99,7 +99,7 @@ def test_a_problem_is_a_sentence_with_a_way_out(change, sentence):
 
 
 def test_all_problems_are_said_at_once():
-    broken = replace(SMALL, layers=0, ffn=-1, vocab=0)
+    broken = replace(SMALL, layers=0, ffn_size=-1, vocab=0)
     assert len(check_shape(broken)) == 3
     assert len(check_shape(replace(SMALL, width=15, heads=3, kv_heads=2))) == 2
 

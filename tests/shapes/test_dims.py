@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from howdah.shapes.dims import CHUNK, Dim, Tokens, local
 from howdah.shapes.shape import ModelShape
 
-SHAPE = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=40, context=32)
+SHAPE = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=40, context=32)
 
 
 def test_one_rank_has_everything():

@@ -14,7 +14,7 @@ from howdah.shapes.huggingface import model_of, shape_from_config
 from howdah.shapes.huggingface_names import MODEL_TYPES
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import Experts, RotaryScaling, stated
+from howdah.shapes.shape import Experts, RopeScaling, stated
 
 
 def llama(kind, sizes, heads, **rest):
@@ -292,7 +292,7 @@ def test_transformers_builds_as_many_parameters_and_has_the_same_defaults(kind):
 
 def test_an_untied_t5_is_known_by_what_transformers_5_writes():
     scaled = {"tie_word_embeddings": True, "scale_decoder_outputs": False}
-    assert not model_of(RELEASED["flan-t5-xl"] | scaled).tied
+    assert not model_of(RELEASED["flan-t5-xl"] | scaled).tie_embeddings
 
 
 # -- single settings -----------------------------------------------------------
@@ -305,7 +305,7 @@ def test_inside_the_window_of_mistral_attention_is_full():
 
 def test_experts_may_stand_in_every_second_block():
     shape = model_of(RELEASED["qwen3-30b-a3b"] | {"decoder_sparse_step": 2})
-    assert shape.experts == Experts(128, 8, ffn=768, every=2)
+    assert shape.experts == Experts(128, 8, ffn_size=768, every=2)
 
 
 def test_rotary_scaling_is_read_from_both_generations_of_config():
@@ -313,7 +313,7 @@ def test_rotary_scaling_is_read_from_both_generations_of_config():
     new = {k: v for k, v in old.items() if not k.startswith("rope")}
     new["rope_parameters"] = old["rope_scaling"] | {"rope_theta": 500000.0}
     assert model_of(new) == model_of(old)
-    assert model_of(old).rotary_scaling == RotaryScaling(32.0, 1.0, 4.0, 8192)
+    assert model_of(old).rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
 
 
 def test_activations_have_other_words():
@@ -324,7 +324,7 @@ def test_activations_have_other_words():
 
 
 def test_whole_numbers_may_stand_for_fractions():
-    assert model_of(RELEASED["qwen3-8b"]).rotary_base == 1_000_000.0
+    assert model_of(RELEASED["qwen3-8b"]).rope_theta == 1_000_000.0
 
 
 @pytest.mark.parametrize(
@@ -356,13 +356,13 @@ def test_whole_numbers_may_stand_for_fractions():
         ("qwen3-8b", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("qwen3-8b", {"attention_bias": True}, "attention_bias True"),
         ("mixtral-8x22b", {"num_local_experts": None}, "no num_local_experts"),
-        ("mixtral-8x22b", {"num_experts_per_tok": 9}, "model.experts.chosen 9"),
+        ("mixtral-8x22b", {"num_experts_per_tok": 9}, "model.experts.top_k 9"),
         ("qwen3-30b-a3b", {"mlp_only_layers": [0]}, "mlp_only_layers"),
         ("llama3-1b", {"num_hidden_layers": 10**12}, "model.layers is 1000000000000; it must be"),
         ("llama3-1b", {"vocab_size": 10**400}, "it must be at most 16,777,216"),
         ("llama3-1b", {"rms_norm_eps": 10**400}, "for rms_norm_eps; give it as float"),
-        ("llama3-1b", {"rms_norm_eps": -1.0}, "model.epsilon is -1.0; it must be at least 0"),
-        ("llama3-1b", {"rope_theta": float("inf")}, "model.rotary_base is inf; it must be at most"),
+        ("llama3-1b", {"rms_norm_eps": -1.0}, "model.norm_eps is -1.0; it must be at least 0"),
+        ("llama3-1b", {"rope_theta": float("inf")}, "model.rope_theta is inf; it must be at most"),
         ("llama3-1b", {"hidden_size": "x" * 5000}, "for hidden_size; give it as int"),
         ("llama3-1b", {"model_type": ["llama"]}, "model_type ['llama']; howdah reads gpt2"),
         ("deepseek-v3", {"kv_lora_rank": 0}, "model.latent.kv_rank is 0"),

@@ -12,9 +12,9 @@ from howdah.shapes.presets import PRESETS, preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import weights
 
-SMALL = ModelShape(layers=2, width=12, heads=3, ffn=20, vocab=50, context=8)
+SMALL = ModelShape(layers=2, width=12, heads=3, ffn_size=20, vocab=50, context=8)
 TWO_STACKS = {"family": "encoder-decoder", "encoder_layers": 3}
-LATENT = Latent(kv_rank=5, query_rank=0, plain=4, rotary=2, value=3)
+LATENT = Latent(kv_rank=5, query_rank=0, qk_nope_size=4, qk_rope_size=2, v_size=3)
 
 VARIANTS = {
     "grouped heads": {"heads": 6, "kv_heads": 2},
@@ -29,8 +29,8 @@ VARIANTS = {
     "biases": {"bias": True},
     "biases without a gate": {"bias": True, "feedforward": "gelu"},
     "biases of query, key and value": {"qkv_bias": True},
-    "tied": {"tied": True},
-    "query-key norm": {"query_key_norm": True},
+    "tied": {"tie_embeddings": True},
+    "query-key norm": {"qk_norm": True},
     "two stacks": TWO_STACKS,
     "two stacks, relative": TWO_STACKS | {"positions": "relative"},
     "token types": {"token_types": 2},
@@ -38,8 +38,8 @@ VARIANTS = {
     "transform": {"transform": True},
     "latent": {"latent": LATENT},
     "latent queries": {"latent": replace(LATENT, query_rank=7)},
-    "experts": {"experts": Experts(4, 2, ffn=6)},
-    "experts in every second block": {"experts": Experts(4, 2, ffn=6, shared=3, every=2)},
+    "experts": {"experts": Experts(4, 2, ffn_size=6)},
+    "experts in every second block": {"experts": Experts(4, 2, ffn_size=6, shared=3, every=2)},
 }
 
 
@@ -57,7 +57,9 @@ def test_parameters_by_hand():
 
 
 def test_parameters_of_a_mixture_by_hand():
-    count = parameters(replace(SMALL, layers=3, experts=Experts(8, 2, ffn=6, shared=5, first=1)))
+    count = parameters(
+        replace(SMALL, layers=3, experts=Experts(8, 2, ffn_size=6, shared=5, first_dense=1))
+    )
     assert count.feedforward == 3 * 12 * 20 + 2 * 3 * 12 * 5
     assert count.router == 2 * 8 * 12
     assert count.experts == 2 * 8 * 3 * 12 * 6
@@ -73,9 +75,11 @@ def test_a_head_with_its_own_size_leaves_the_width_alone():
 def test_the_textbook_formulas():
     """V·d + L(4d² + 2·d·f) without biases; with f = 4d and the feed-forward's, L(12d² + 5d)."""
     vocab, layers, d, f = 50, 2, 12, 20
-    plain = parameters(replace(SMALL, feedforward="relu", tied=True))
+    plain = parameters(replace(SMALL, feedforward="relu", tie_embeddings=True))
     assert plain.total - plain.norms == vocab * d + layers * (4 * d**2 + 2 * d * f)
-    biased = parameters(replace(SMALL, feedforward="relu", ffn=4 * d, bias=True, tied=True))
+    biased = parameters(
+        replace(SMALL, feedforward="relu", ffn_size=4 * d, bias=True, tie_embeddings=True)
+    )
     of_attention = layers * 4 * d  # which the second formula leaves out
     assert biased.total - biased.norms - of_attention == vocab * d + layers * (12 * d**2 + 5 * d)
 
@@ -96,19 +100,22 @@ def closed_form(shape):
     stacks = 2 if shape.family == "encoder-decoder" else 1
     blocks, crossing = shape.layers + shape.encoder_layers, shape.layers * (stacks - 1)
     inner = (3 if shape.gated else 2) * h  # for each number of a feed-forward's inside
-    dense = inner * shape.ffn
+    dense = inner * shape.ffn_size
     if shape.bias:
-        dense += (2 if shape.gated else 1) * shape.ffn + h
+        dense += (2 if shape.gated else 1) * shape.ffn_size + h
     shared = router = routed = chosen = sparse = 0
     if experts is not None:
-        sparse = max(0, shape.layers - experts.first) // experts.every
-        shared, router = inner * experts.shared, h * experts.number
-        routed, chosen = inner * experts.ffn * experts.number, inner * experts.ffn * experts.chosen
+        sparse = max(0, shape.layers - experts.first_dense) // experts.every
+        shared, router = inner * experts.shared, h * experts.count
+        routed, chosen = (
+            inner * experts.ffn_size * experts.count,
+            inner * experts.ffn_size * experts.top_k,
+        )
     tables = shape.token_types * h
     tables += shape.context * h if shape.positions == "learned" else 0
-    tables += stacks * shape.buckets * shape.heads if shape.positions == "relative" else 0
+    tables += stacks * shape.relative_buckets * shape.heads if shape.positions == "relative" else 0
     ends = stacks * (shape.norm_at == "before") + shape.embedding_norm
-    head = 0 if shape.tied else shape.vocab * h
+    head = 0 if shape.tie_embeddings else shape.vocab * h
     head += h * h + h + norm + shape.vocab if shape.transform else 0
     found = Parameters(
         embedding=shape.vocab * h,
@@ -130,13 +137,13 @@ def attention_in_closed_form(shape):
         query = h * a * d
         if latent.query_rank:
             query = latent.query_rank * (h + 1 + a * d)
-        key = h * (latent.kv_rank + latent.rotary) + latent.kv_rank
-        unfold = latent.kv_rank * a * (latent.plain + latent.value)
-        return query + key + unfold + a * latent.value * h
+        key = h * (latent.kv_rank + latent.qk_rope_size) + latent.kv_rank
+        unfold = latent.kv_rank * a * (latent.qk_nope_size + latent.v_size)
+        return query + key + unfold + a * latent.v_size * h
     count = h * (a + 2 * k) * d + a * d * h
     count += (a + 2 * k) * d if shape.bias or shape.qkv_bias else 0
     count += h if shape.bias else 0
-    return count + (2 * d if shape.query_key_norm else 0)
+    return count + (2 * d if shape.qk_norm else 0)
 
 
 @pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS.keys())

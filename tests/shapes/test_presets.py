@@ -7,7 +7,7 @@ from howdah.shapes import presets
 from howdah.shapes.check import check_shape
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS, preset
-from howdah.shapes.shape import RotaryScaling
+from howdah.shapes.shape import RopeScaling
 
 # The sum of the tensors of the released checkpoints, as their safetensors headers or index files
 # give it. BERT's have a pooler and a next-sentence head more, DeepSeek-V3's a module that predicts
@@ -125,7 +125,7 @@ def test_the_table_of_mixtures_is_right():
     assert len(rows) == 4
     for name, row in rows.items():
         count, experts = parameters(preset(name)), preset(name).experts
-        assert [int(row[1]), int(row[2])] == [experts.number, experts.chosen]
+        assert [int(row[1]), int(row[2])] == [experts.count, experts.top_k]
         assert row[-2:] == [f"{number / 1e9:.1f}B" for number in (count.total, count.active)]
 
 
@@ -137,14 +137,14 @@ def test_nothing_is_wrong_with_the_sizes(name):
 def test_the_laptop_preset_is_small_and_splits_well():
     shape = preset("laptop")
     assert 3_000_000 < parameters(shape).total < 4_000_000
-    assert (shape.width % 32, shape.ffn % 32, shape.vocab % 32) == (0, 0, 0)
+    assert (shape.width % 32, shape.ffn_size % 32, shape.vocab % 32) == (0, 0, 0)
     assert shape.d == 64
 
 
 def test_llama_3_stretches_rotary_positions_of_8192():
-    assert preset("llama3-8b").rotary_scaling == RotaryScaling(8.0, 1.0, 4.0, 8192)
-    assert preset("llama3-1b").rotary_scaling == RotaryScaling(32.0, 1.0, 4.0, 8192)
-    assert preset("llama2-7b").rotary_scaling is None
+    assert preset("llama3-8b").rope_scaling == RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert preset("llama3-1b").rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
+    assert preset("llama2-7b").rope_scaling is None
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

@@ -23,12 +23,21 @@ from howdah.shapes.products import (
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts, weights
 
-SMALL = ModelShape(layers=2, width=12, heads=3, ffn=20, vocab=50, context=8)
-GPT = replace(SMALL, ffn=48, feedforward="gelu", norm="layernorm", positions="learned", tied=True)
+SMALL = ModelShape(layers=2, width=12, heads=3, ffn_size=20, vocab=50, context=8)
+GPT = replace(
+    SMALL,
+    ffn_size=48,
+    feedforward="gelu",
+    norm="layernorm",
+    positions="learned",
+    tie_embeddings=True,
+)
 T5 = replace(SMALL, family="encoder-decoder", encoder_layers=3, positions="relative")
 BERT = replace(GPT, family="encoder", transform=True, token_types=2, embedding_norm=True)
-SPARSE = replace(SMALL, layers=5, experts=Experts(8, 2, 6, shared=10, first=1, every=2))
-LATENT = replace(SMALL, latent=Latent(kv_rank=5, query_rank=7, plain=4, rotary=2, value=3))
+SPARSE = replace(SMALL, layers=5, experts=Experts(8, 2, 6, shared=10, first_dense=1, every=2))
+LATENT = replace(
+    SMALL, latent=Latent(kv_rank=5, query_rank=7, qk_nope_size=4, qk_rope_size=2, v_size=3)
+)
 SHAPES = {
     "llama": SMALL,
     "gpt": GPT,
@@ -53,7 +62,7 @@ def test_there_is_a_product_for_every_matrix_of_the_table(shape):
         if weight.decay and weight.name != "embedding.weight":
             dims = [Dim(*dim) for dim in zip(weight.dims, weight.shape, strict=True)]
             table[weight.name.removesuffix(".weight")] = dims
-    if shape.tied:
+    if shape.tie_embeddings:
         table["head"] = [Dim("vocab", shape.vocab), Dim("width", shape.width)]
     found = {}
     for part in parts(shape):
@@ -210,7 +219,7 @@ def test_masks_save_half_in_decoders_and_nothing_in_encoders():
 
 def test_of_many_experts_only_the_chosen_count():
     assert conventions(SPARSE, 16).by_parameters == 6 * parameters(SPARSE).active
-    more = replace(SPARSE, experts=replace(SPARSE.experts, number=16))
+    more = replace(SPARSE, experts=replace(SPARSE.experts, count=16))
     router = 2 * 2 * (8 * 12)  # two blocks have one, 8 rows more
     assert forward_flops(more, 16, causal=True) - forward_flops(SPARSE, 16, causal=True) == router
 

@@ -12,11 +12,13 @@ from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import SPREAD, part_kinds, part_weights, parts, parts_of, weights
 
-SHAPE = ModelShape(layers=2, width=12, heads=6, kv_heads=2, ffn=20, vocab=50, context=8)
+SHAPE = ModelShape(layers=2, width=12, heads=6, kv_heads=2, ffn_size=20, vocab=50, context=8)
 T5 = replace(SHAPE, family="encoder-decoder", encoder_layers=3, positions="relative", kv_heads=None)
-MIXTURE = replace(SHAPE, experts=Experts(number=4, chosen=2, ffn=6, shared=10, first=1))
+MIXTURE = replace(SHAPE, experts=Experts(count=4, top_k=2, ffn_size=6, shared=10, first_dense=1))
 DEEPSEEK = replace(
-    SHAPE, kv_heads=None, latent=Latent(kv_rank=5, query_rank=7, plain=3, rotary=2, value=4)
+    SHAPE,
+    kv_heads=None,
+    latent=Latent(kv_rank=5, query_rank=7, qk_nope_size=3, qk_rope_size=2, v_size=4),
 )
 
 
@@ -64,7 +66,9 @@ def test_the_ends_of_a_decoder():
 
 
 def test_the_ends_of_bert_have_no_pooler():
-    bert = replace(preset("bert-base"), layers=1, vocab=50, width=12, heads=3, context=8, ffn=20)
+    bert = replace(
+        preset("bert-base"), layers=1, vocab=50, width=12, heads=3, context=8, ffn_size=20
+    )
     assert drawn(bert, "tied", "embedding", "head") == rows("""
         embedding.weight       vocab,width       50,12  yes
         positions.weight       position,width    8,12   no
@@ -158,7 +162,7 @@ def test_query_key_and_value_alone_may_have_biases():
 
 
 def test_query_and_key_norms_have_one_size_for_all_heads():
-    found = table(replace(SHAPE, query_key_norm=True))
+    found = table(replace(SHAPE, qk_norm=True))
     for name in ("q_norm", "k_norm"):
         weight = found[f"layers.0.attention.{name}.weight"]
         assert (weight.dims, weight.shape, weight.decay) == (("head",), (2,), False)
@@ -176,14 +180,14 @@ def test_the_parts_of_a_decoder_and_of_an_encoder_decoder():
 
 
 def test_where_units_are_used():
-    tied = replace(T5, tied=True)
+    tied = replace(T5, tie_embeddings=True)
     assert parts_of("tied", tied) == ("embedding", "target", "head")
     assert parts_of("embedding", T5) == ("embedding", "target")
     assert parts_of("relative.encoder", T5) == ("encoder.0", "encoder.1", "encoder.2")
     assert parts_of("relative.decoder", T5) == ("layers.0", "layers.1")
     assert parts_of("layers.1", T5) == ("layers.1",)
     assert parts_of("head", T5) == ("head",)
-    assert parts_of("tied", replace(SHAPE, tied=True)) == ("embedding", "head")
+    assert parts_of("tied", replace(SHAPE, tie_embeddings=True)) == ("embedding", "head")
     assert parts_of("layers.1.experts", MIXTURE) == ("layers.1",)
 
 
@@ -195,7 +199,7 @@ def test_an_encoder_alone_looks_both_ways():
 
 
 def test_tied_weights_are_one_weight_in_a_unit_of_its_own():
-    shape = replace(SHAPE, tied=True, positions="learned")
+    shape = replace(SHAPE, tie_embeddings=True, positions="learned")
     units = list(dict.fromkeys(weight.unit for weight in weights(shape)))
     assert units == ["tied", "embedding", "layers.0", "layers.1", "head"]
     assert [w.name for w in weights(shape) if w.unit == "tied"] == ["embedding.weight"]

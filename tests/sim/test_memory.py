@@ -35,7 +35,7 @@ GPT = ModelShape(
     layers=8,
     width=32,
     heads=8,
-    ffn=128,
+    ffn_size=128,
     vocab=64,
     context=64,
     feedforward="gelu",
@@ -275,8 +275,8 @@ def test_two_units_are_gathered_and_one_reduced(words):
 
 def test_whole_gradients_have_a_window_of_a_few_buckets():
     """Two; one more from the tied head to the embedding; one while parts of tp are summed."""
-    tied = replace(GPT, width=1024, heads=8, ffn=4096, layers=8, tied=True)
-    apart = replace(tied, tied=False)
+    tied = replace(GPT, width=1024, heads=8, ffn_size=4096, layers=8, tie_embeddings=True)
+    apart = replace(tied, tie_embeddings=False)
 
     def slots(words, shape=tied):
         plan = plan_of(words, shape)
@@ -296,7 +296,7 @@ def test_all_units_are_gathered_where_they_stay_for_the_step():
 
 
 def test_experts_that_live_on_one_rank_each_are_not_gathered():
-    shape = replace(GPT, bias=False, experts=Experts(4, 1, ffn=4096))
+    shape = replace(GPT, bias=False, experts=Experts(4, 1, ffn_size=4096))
     expert = 2 * 32 * 4096
     assert held(plan_of("dp4 ep4 zero3 x1", shape))["gathered"] < expert
     assert held(plan_of("dp4 ep2 zero3 x1", shape))["gathered"] > 2 * expert

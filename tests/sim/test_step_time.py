@@ -18,7 +18,7 @@ from howdah.shapes.shape import ModelShape
 from howdah.sim.step_time import step_time
 
 # Blocks alone would be even stages: the head is as small as it can be.
-SHAPE = ModelShape(layers=16, width=512, heads=8, ffn=1024, vocab=8, context=512)
+SHAPE = ModelShape(layers=16, width=512, heads=8, ffn_size=1024, vocab=8, context=512)
 
 
 def plan_of(layout, *, micro=1, precision="bf16"):

@@ -37,8 +37,8 @@ MIB = 2**20
 RECEIVED = slice(128, 136)  # tcpi_bytes_received of struct tcp_info, linux/tcp.h
 
 # Sizes that every axis divides, so that the table's formulas are exact.
-EVEN = ModelShape(layers=8, width=32, heads=8, kv_heads=4, ffn=64, vocab=64, context=64)
-UNEVEN = ModelShape(layers=3, width=12, heads=6, kv_heads=2, ffn=11, vocab=53, context=32)
+EVEN = ModelShape(layers=8, width=32, heads=8, kv_heads=4, ffn_size=64, vocab=64, context=64)
+UNEVEN = ModelShape(layers=3, width=12, heads=6, kv_heads=2, ffn_size=11, vocab=53, context=32)
 UNCLIPPED = Method(precision="bf16", grad_clip=0.0)
 
 
@@ -228,7 +228,9 @@ def test_pipeline_boundaries():
 
 
 def test_a_tied_embedding_is_summed_between_the_end_stages():
-    shape = ModelShape(layers=4, width=32, heads=4, ffn=64, vocab=64, context=64, tied=True)
+    shape = ModelShape(
+        layers=4, width=32, heads=4, ffn_size=64, vocab=64, context=64, tie_embeddings=True
+    )
     found = sent(plan_of("pp2 x1", shape))
     assert found["pp", "reduce_scatter"] == found["pp", "all_gather"] == 64 * 32 * 4 // 2
 
@@ -238,10 +240,10 @@ def test_expert_parallelism():
         layers=4,
         width=32,
         heads=4,
-        ffn=64,
+        ffn_size=64,
         vocab=64,
         context=64,
-        experts=Experts(number=8, chosen=2, ffn=16, first=1),
+        experts=Experts(count=8, top_k=2, ffn_size=16, first_dense=1),
     )
     found = sent(plan_of("dp4 ep4 x3", shape))
     each_way = 2 * 2 * 64 * 32 * 2 * 3 / 4
@@ -326,7 +328,9 @@ def test_the_kernel_counts_the_same_bytes(workers, ranks):
     to each other once came on top, and the best of five tries was judged.
     """
     rows = 24 * MIB // 4 // (ranks - 1) // 256 + 1
-    shape = ModelShape(layers=1, width=256, heads=1, ffn=1, vocab=rows, context=8, tied=True)
+    shape = ModelShape(
+        layers=1, width=256, heads=1, ffn_size=1, vocab=rows, context=8, tie_embeddings=True
+    )
     plan = plan_of(f"dp{ranks}", shape, sequence=8)
     predicted = sum(sum(step_traffic(plan, rank).values()) for rank in range(ranks))
     assert predicted > 45 * MIB

@@ -24,7 +24,7 @@ ALONE = 39e12  # flop/s that one GPU sustained, recomputation counted
 EPOCH = 68_500  # iterations of 512 samples
 SMALLEST = preset("megatron-1.2b")
 SHAPES = {
-    "355M": replace(SMALLEST, layers=24, width=1024, heads=16, ffn=4096),
+    "355M": replace(SMALLEST, layers=24, width=1024, heads=16, ffn_size=4096),
     **{size: preset(f"megatron-{size.lower()}") for size in ("1.2B", "2.5B", "4.2B", "8.3B")},
 }
 

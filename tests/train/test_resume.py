@@ -179,8 +179,11 @@ def trained(workers, text, cache, tmp_path_factory):
     ("change", "sentence"),
     [
         ("model.layers=3", "holds a model with layers 2, this run has 3; "),
-        ("model.tied=true", "holds a model with tied False, this run has True; "),
-        ("model.rotary_scaling={factor=2}", "holds a model with rotary_scaling None, this "),
+        (
+            "model.tie_embeddings=true",
+            "holds a model with tie_embeddings False, this run has True; ",
+        ),
+        ("model.rope_scaling={factor=2}", "holds a model with rope_scaling None, this "),
         ("model.vocab=301", "holds a model with vocab 300, this run has 301; "),
         ("data.validation_share=0.5", "was trained with another tokenizer: its text"),
         ("seed=2", "was trained with seed 1, this run has 2, so the next sample"),
@@ -272,8 +275,8 @@ def test_a_folder_of_another_model_is_refused(workers, make_job, tmp_path):
 
 
 def test_plain_facts_survive_json(make_job):
-    plain = as_plain(make_job("a", "model.rotary_scaling={factor=2}").shape)
-    assert plain["rotary_scaling"]["factor"] == 2 and plain["layers"] == 2
+    plain = as_plain(make_job("a", "model.rope_scaling={factor=2}").shape)
+    assert plain["rope_scaling"]["factor"] == 2 and plain["layers"] == 2
 
 
 def test_a_size_that_is_said_out_loud_is_the_same_model(workers, make_job, tmp_path):

@@ -19,14 +19,14 @@ from howdah.train.finished_run import open_run
 from howdah.train.resume import read_folder, read_weights
 from howdah.train.state import restore_states
 
-UNEVEN = ["model.heads=3", "model.width=36", "model.ffn=65", "model.vocab=301"]
+UNEVEN = ["model.heads=3", "model.width=36", "model.ffn_size=65", "model.vocab=301"]
 LEG = 2  # steps between checkpoints
 LAYOUTS = (
     *("dp2", "tp2", "pp2", "dp2 pp2 zero1", "dp2 zero3", "dp2 tp2 zero3", "pp2 tp2 sp"),
     *("tp3 sp", "dp2 tp2 zero2 sp", "pp2 interleaved v2", "dp1"),
 )
 SETTINGS = [
-    *(*UNEVEN, "model.layers=3", "model.tied=true", "method.dropout=0.1"),
+    *(*UNEVEN, "model.layers=3", "model.tie_embeddings=true", "method.dropout=0.1"),
     *("method.lr.warmup_steps=4", "method.lr.schedule=inverse_sqrt"),
     *("batch.global_batch=7", "batch.micro_batch=2"),
     *("batch.ramp_from=3", f"batch.ramp_steps={LEG * len(LAYOUTS)}"),

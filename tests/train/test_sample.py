@@ -14,11 +14,11 @@ from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import weights
 from howdah.train.sample import Draw, choose, decode, generate, next_logits, sample_text, uniform
 
-ROTARY = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn=24, vocab=257, context=24)
+ROTARY = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=257, context=24)
 LEARNED = replace(
     ROTARY, kv_heads=None, norm="layernorm", positions="learned", bias=True, feedforward="gelu"
 )
-QUERY_KEY_NORM = replace(ROTARY, query_key_norm=True, head_size=6, tied=True)
+QUERY_KEY_NORM = replace(ROTARY, qk_norm=True, head_size=6, tie_embeddings=True)
 SHAPES = {"rotary": ROTARY, "learned": LEARNED, "query-key norm": QUERY_KEY_NORM}
 PROMPT = [0, 5, 17, 3]
 GREEDY = Draw(temperature=0)

@@ -34,7 +34,7 @@ def test_a_small_shape_keeps_the_forms_and_the_remainders(name):
     assert check_shape(small) == []
     assert small.heads // small.k == shape.heads // shape.k
     assert (small.k % 2, small.vocab % 64) == (shape.k % 2, shape.vocab % 64)
-    sizes = ("layers", "width", "heads", "ffn", "vocab", "context", "kv_heads", "head_size")
+    sizes = ("layers", "width", "heads", "ffn_size", "vocab", "context", "kv_heads", "head_size")
     shrunk = {name: getattr(small, name) for name in sizes}
     assert replace(shape, **shrunk) == small  # and nothing but the sizes is another
 
