@@ -63,9 +63,9 @@ def model(*, layers: int, width: int, ffn: int) -> ModelShape:
     )
 
 
-SMALL = model(layers=4, width=256, ffn_size=800)  # 4.2M parameters
-LARGE = model(layers=8, width=512, ffn_size=1408)  # 24.6M
-TINY = model(layers=2, width=64, ffn_size=96)
+SMALL = model(layers=4, width=256, ffn=800)  # 4.2M parameters
+LARGE = model(layers=8, width=512, ffn=1408)  # 24.6M
+TINY = model(layers=2, width=64, ffn=96)
 
 
 def cases(*, tiny: bool) -> Iterator[Case]:
