@@ -268,7 +268,7 @@ def _traffic(
 def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
     """Show the last steps of a run as they were measured, beside the same actions simulated.
 
-    The table comes first: whoever may only read the folder gets it, and then exit code 2.
+    The table comes first: a reader who may not write to the folder gets it, and then exit code 2.
     """
     if kind_of(folder) != "folder":
         raise UserError(

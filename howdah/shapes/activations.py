@@ -44,7 +44,7 @@ class Saved:
 
     core   made between the queries and the output of attention; selective recomputation drops it
     copy   one that is made only where a rank has several of this dim: of one, it is a view
-    again  the output of attention where it lies as the projection takes it: kept, and yet made
+    again  the output of attention in the layout that the projection takes: kept, and yet made
            once more by selective recomputation
     """
 
@@ -241,7 +241,7 @@ def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
     if latent.query_rank:
         yield Saved("q latent norm input", "token", (Dim("rank", latent.query_rank),))
         yield Saved("q latent", "token", (Dim("rank", latent.query_rank),))
-    # the rotary key is made by the same product, and lies beside
+    # the rotary key is made by the same product, and is beside
     down = Dim("rank", latent.kv_rank + latent.qk_rope_size)
     yield Saved("kv latent norm input", "token", (down,))
     yield Saved("kv latent", "token", (Dim("rank", latent.kv_rank),))
@@ -255,7 +255,7 @@ def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
 def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
     heads = (Dim("heads", shape.heads),)
     # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and the
-    # projection keeps a copy that lies token by token.
+    # projection keeps a copy that is laid out token by token.
     by_head = kernels.small and (shape.positions == "rotary" or kernels.packed)
     if kernels.flash:
         if by_head:

@@ -99,7 +99,7 @@ class ModelShape:
     transform       a linear layer and a norm in front of the head, whose rows have a bias (BERT)
     latent          multi-head latent attention instead of grouped heads
     experts         a mixture of experts instead of the feed-forward
-    relative_buckets  distances that relative positions tell apart
+    relative_buckets  distances that relative positions distinguish
     """
 
     layers: int
@@ -155,7 +155,7 @@ class ModelShape:
 
 
 def stated(shape: ModelShape) -> ModelShape:
-    """The shape with what it leaves to follow said out loud: equal models are equal shapes.
+    """The shape with its defaults filled in: equal models are equal shapes.
 
     Latent attention has neither key-value heads nor one head size, so there nothing follows.
     """

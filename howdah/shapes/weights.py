@@ -17,7 +17,7 @@ attention, `layers.7.cross`, that looks at the encoder's output.
 
 Initialisation, gradient sums, norms, checkpoints and optimizer sharding are all derived from
 it, and never from attributes stuck on tensors. Names do not depend on the layout: layer 17 is
-`layers.17` wherever it lives. Tied weights are one weight, in a unit of its own.
+`layers.17` on whichever rank it lives. Tied weights are one weight, in a unit of its own.
 
 A *part* is a place in the model, in forward order. A *unit* is what is reduced, and later
 gathered and released, together; it is used at one part or at several (`parts_of`). A T5 of six
