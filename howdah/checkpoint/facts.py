@@ -11,7 +11,7 @@ from howdah.base.errors import UserError, several
 from howdah.base.tables import read_table
 from howdah.checkpoint.load import Checkpoint
 from howdah.shapes.check import check_shape
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import RENAMED, ModelShape
 from howdah.text.order import Order
 
 
@@ -39,7 +39,7 @@ def facts(checkpoint: Checkpoint) -> Facts:
     """The facts in `checkpoint.meta`. Raises UserError when one is missing or wrong."""
     known = {field.name for field in fields(Facts)}
     meta = {name: value for name, value in checkpoint.meta.items() if name in known}
-    found, problems = read_table(Facts, meta)
+    found, problems = read_table(Facts, meta, renamed=RENAMED)
     if found and not problems:
         problems = [*check_shape(found.model), *_check_order(found.order)]
         if not 0 <= found.end < found.model.vocab:

@@ -31,6 +31,7 @@ from howdah.plan.program import with_schedule
 from howdah.plan.schedule.text import read_schedule
 from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
+from howdah.shapes.shape import RENAMED as RENAMED_SIZES
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import STDLIB, Data, check_sources
 from howdah.train.job import Job, Training
@@ -39,6 +40,7 @@ Table = dict[str, Any]
 
 LARGEST_TOML = 256 << 10  # bytes; the TOML parser needs a second for a few times as many
 RENAMED = {  # keys of older recipes, and their names now
+    **RENAMED_SIZES,
     "pace": "train",
     "train.keep": "train.keep_last",
     "data.sequence": "data.sequence_length",

@@ -16,6 +16,23 @@ FeedForward = Literal["swiglu", "geglu", "gelu", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
 
+RENAMED = {  # keys of older recipes and checkpoints, and their names now
+    "model.ffn": "model.ffn_size",
+    "model.tied": "model.tie_embeddings",
+    "model.epsilon": "model.norm_eps",
+    "model.query_key_norm": "model.qk_norm",
+    "model.rotary_base": "model.rope_theta",
+    "model.rotary_scaling": "model.rope_scaling",
+    "model.buckets": "model.relative_buckets",
+    "model.latent.plain": "model.latent.qk_nope_size",
+    "model.latent.rotary": "model.latent.qk_rope_size",
+    "model.latent.value": "model.latent.v_size",
+    "model.experts.number": "model.experts.count",
+    "model.experts.chosen": "model.experts.top_k",
+    "model.experts.ffn": "model.experts.ffn_size",
+    "model.experts.first": "model.experts.first_dense",
+}
+
 
 @dataclass(frozen=True)
 class RopeScaling:
