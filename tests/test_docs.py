@@ -239,6 +239,16 @@ def test_slow_commands_would_be_accepted(page, line):
     check_command(line)
 
 
+def test_no_page_starts_torchrun_by_a_rendezvous_that_unpickles():
+    """Without a master's address and port torchrun takes c10d (docs/security.md)."""
+    lines = [line for page in PAGES for line in page.read_text("utf-8").splitlines()]
+    shown = [line for line in lines if line.lstrip("$ ").startswith("torchrun")]
+    assert shown
+    assert [
+        line for line in shown if "--master-addr" not in line or "--node-rank" not in line
+    ] == []
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -44,7 +44,7 @@ def banned(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_pages_speak_plainly(path):
     text = path.read_text("utf-8")
-    if path.parent.name == "decisions":  # a table leads from old names to new ones
+    if path.parent.name == "decisions" or path.name == "CHANGELOG.md":  # old names are code there
         text = re.sub(r"`[^`]*`", "", text)
     assert banned(text) == []
 

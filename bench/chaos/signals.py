@@ -68,15 +68,22 @@ def wait_for(family: Family, moment: str) -> None:
         time.sleep(0.002)
 
 
+def target_of(number: int, *, alone: bool) -> str:
+    """To whom the stop of this number goes: each in turn, whatever else the number decides."""
+    targets = ("launcher", "group") if alone else TARGETS
+    return targets[(number // 4 + number) % len(targets)]
+
+
 def stops(folder: Path, layouts: tuple[str, ...]) -> Iterator[dict]:
     """A row for every stop."""
     recipe = write_recipe(folder)
-    for number, (name, moment, layout) in enumerate(product(SIGNALS, MOMENTS, layouts)):
+    cases = product(SIGNALS, MOMENTS, layouts, (1, 5))
+    for number, (name, moment, layout, times) in enumerate(cases):
         alone = layout == "single"
         if alone and moment in ("server", "ranks"):
             continue
-        target = ("launcher", "group")[number % 2] if alone else TARGETS[number % 3]
-        times, place = (1, 5)[number % 2], folder / f"stop{number}"
+        target = target_of(number, alone=alone)
+        place = folder / f"stop{number}"
         run, before = place / "run", set(os.listdir("/dev/shm"))
         words = train(recipe, run, f"layout={layout}", f"train.steps={STEPS}", "train.export=true")
         with started(words, place, environment=environment(place)) as family:

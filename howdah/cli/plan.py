@@ -5,7 +5,6 @@ simulate or draw, and prints the result.
 """
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,7 +24,7 @@ from howdah.draw.pictures import put, require_place
 from howdah.draw.schedule import draw as draw_timeline
 from howdah.draw.schedule_svg import draw_svg as timeline_svg
 from howdah.draw.tables import model_data, prediction_data, show_model, show_prediction
-from howdah.host.facts import free_memory
+from howdah.host.facts import free_memory, usable_cores
 from howdah.machines.cluster import Cluster
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.layout import parse_layout, resolve
@@ -137,7 +136,7 @@ def check(
         raise UserError(several(problems))
     plan = plan_of(run, parse_layout(run.layout))
     if not force and run.device != "cuda":  # only torch knows a GPU's memory
-        refuse_too_large(plan, Room(free_memory(), len(os.sched_getaffinity(0)), plan.layout.world))
+        refuse_too_large(plan, Room(free_memory(), usable_cores(), plan.layout.world))
     print(
         f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
         f"{plan.batch.global_batch} x {plan.sequence} tokens a step"

@@ -35,6 +35,10 @@ from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import SingleRank, Transport
 from howdah.plan.recording import Wires
 
+PORTS = (
+    "messages go through gloo, which is slower, and on one machine opens ports on 127.0.0.1 that "
+    "every user of the machine can reach (docs/security.md)"
+)
 OPEN = (
     "ranks on several machines talk without passwords or encryption: their network must be one "
     "that you trust (docs/security.md)"
@@ -78,10 +82,10 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
     keep_alive()  # also on the store's connections: its machine may fail while ranks meet
     wanted = transport
     carrier = choose(store, rank=rank, size=size, transport=wanted, seconds=seconds, pulse=pulse)
-    if isinstance(carrier, TorchTransport) and len(set(carrier.among.wires.nodes)) > 1:
-        carrier.pulse = pulse
+    if isinstance(carrier, TorchTransport):
+        carrier.pulse = pulse  # finds a stopped rank, which no socket does
         pulse.start()
-        if rank == 0:
+        if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
             logging.getLogger("howdah").warning(OPEN)
     return carrier
 
@@ -186,7 +190,10 @@ def agree(hellos: list[Hello]) -> tuple[Kind, str]:
     if first.wanted == "engine" and problem:
         raise UserError(f"{problem}; or take transport=torch")
     if problem:
-        return "torch", f"{problem}; until then messages go through gloo, which is slower"
+        return (
+            "torch",
+            f"{problem}; until then {PORTS if not apart else 'gloo carries all messages'}",
+        )
     return ("torch" if apart else "engine"), ""
 
 

@@ -40,30 +40,21 @@ from howdah.plan.flat_buffers import share
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import CUT_BY_TP, tokens
 from howdah.shapes.part import Part
-from howdah.shapes.weights import part_weights
+from howdah.shapes.weights import Weight, part_weights
 
 Linear = tuple[Handle, Handle | None]  # weight and bias
 
 
 def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) -> None:
-    """Replaces the linears and embeddings of `model` by tensor-parallel operations."""
+    """Replaces the linears and embeddings of `model` by tensor-parallel operations.
+
+    The table of weights says which dims of a matrix tp cuts.
+    """
     for block in cast(Iterable[Block], model.layers.values()):
         matrices = [w for w in part_weights(plan.shape, Part(block.name)) if len(w.dims) == 2]
-        for path, found in groupby(matrices, key=lambda weight: weight.name.rsplit(".", 2)[0]):
-            inside = model.get_submodule(path)
-            columns: list[str] = []
-            rows: list[str] = []
-            for weight in found:
-                leaf = weight.name.rsplit(".", 2)[1]
-                cut = [dim in CUT_BY_TP for dim in weight.dims]
-                if any(cut):
-                    (columns if cut[0] else rows).append(leaf)
-            linear = {leaf: _linear(f"{path}.{leaf}", inside, store) for leaf in columns + rows}
-            together = Columns([linear[leaf] for leaf in columns], region)
-            for index, leaf in enumerate(columns):
-                setattr(inside, leaf, Column(together, index))
-            for leaf in rows:
-                setattr(inside, leaf, Row(*linear[leaf], region))
+        cut = [weight for weight in matrices if CUT_BY_TP & set(weight.dims)]
+        for path, found in groupby(cut, key=lambda weight: weight.name.rsplit(".", 2)[0]):
+            _split_module(model.get_submodule(path), path, list(found), region, store)
     if hasattr(model, "embedding"):
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
             Handle("embedding.weight", store), region, _first_row(plan, region)
@@ -72,6 +63,24 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
         model.positions = SliceEmbedding(  # type: ignore[assignment]
             Handle("positions.weight", store), region
         )
+
+
+def _split_module(
+    inside: nn.Module, path: str, cut: list[Weight], region: TpRegion, store: WeightStore
+) -> None:
+    """Replaces the linears of one module, such as the attention of a block.
+
+    Matrices that are cut along their first dim give columns of the output. They share an input, so
+    they are computed together. One that is cut along its last dim gives the module's output.
+    """
+    linears = {weight.name.rsplit(".", 2)[1]: weight for weight in cut}
+    columns = [leaf for leaf, weight in linears.items() if weight.dims[0] in CUT_BY_TP]
+    together = Columns([_linear(f"{path}.{leaf}", inside, store) for leaf in columns], region)
+    for leaf in linears:
+        if leaf in columns:
+            setattr(inside, leaf, Column(together, columns.index(leaf)))
+        else:
+            setattr(inside, leaf, Row(*_linear(f"{path}.{leaf}", inside, store), region))
 
 
 def region_of(plan: Plan, mesh: Mesh) -> TpRegion:
