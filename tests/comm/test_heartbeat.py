@@ -186,12 +186,13 @@ except PeerLost as error:
 
 
 STOPPED = """
+import os
 import sys
 import torch
 from howdah.comm.rendezvous import join
 from howdah.comm.transport import PeerLost
 
-transport = join()
+transport = join(os.environ.get("CARRIER"))
 try:
     transport.barrier()
     print("going", flush=True)
@@ -285,6 +286,31 @@ def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network):
     """Its kernel goes on answering: only its pulse is missing, for some 20 s."""
     where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
     ranks = [start(network[rank], STOPPED, RANK=str(rank), **where) for rank in range(2)]
+    try:
+        assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
+        ranks[1].send_signal(signal.SIGSTOP)
+        said = next_line(ranks[0], 100)
+        assert said.startswith("rank 1 has not been heard of for 20 s, as rank 0 saw: it is stop")
+        assert ranks[0].wait(100) == 0
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_told_on_one_machine_too():
+    """Without the engine, and without a launcher of ours, nothing else looks at it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "CARRIER": "torch"}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", STOPPED]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, **streams)
+        for rank in range(2)
+    ]
     try:
         assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
         ranks[1].send_signal(signal.SIGSTOP)
