@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from howdah.base.errors import Unfinished, UserError
+from howdah.comm.launch import explain
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
 from howdah.plan.recording import Traffic
@@ -76,8 +77,11 @@ def _optional(
     """
     try:
         return make(job, opened)
-    except (UserError, OSError, MemoryError) as error:
-        why = getattr(error, "strerror", None) or str(error) or "there is not enough memory"
+    except (UserError, OSError, MemoryError, RuntimeError) as error:
+        failure = explain(error)  # torch reports a lack of memory as a RuntimeError
+        if failure.kind not in ("mistake", "limit"):
+            raise
+        why = failure.told
         return [f"{name}      not made: {why}; try again with howdah {name} {_short(job.folder)}"]
 
 

@@ -187,6 +187,14 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
 
 
+def test_check_refuses_what_this_machine_cannot_hold_unless_it_is_forced(howdah):
+    big = ["model.layers=80", "model.width=8192", "model.heads=64", "model.ffn_size=28672"]
+    code, _, err = howdah("check", RECIPE, *big)
+    assert code == 2 and " a rank, and this machine has free for 2 ranks " in err
+    code, out, _ = howdah("check", RECIPE, *big, "--force")
+    assert code == 0 and "sound: laptop on dp2 x1, 2 ranks" in out
+
+
 # -- draw ----------------------------------------------------------------------------------
 
 

@@ -118,3 +118,30 @@ def test_the_folder_that_a_run_began_in_may_go(make_job, tmp_path, monkeypatch, 
     assert (tmp_path / "a" / "export" / "model.safetensors").is_file()
     assert f"checkpoint  {tmp_path}/a/checkpoints/step-00000002\n" in capsys.readouterr().out
     assert how_to_go_on(job, 1).endswith(f"howdah train {tmp_path}/a")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes"),
+            "there is not enough memory: DefaultCPUAllocator: can't allocate memory",
+        ),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_is_not_training_does_not_fail_the_run(make_job, tmp_path, capsys, error, sentence):
+    """torch says by a RuntimeError that there is no memory: a finished run ended with code 1."""
+    with patch("howdah.train.finish.FinishedRun.export", side_effect=error):
+        loop.train(make_job("a", "train.steps=2", "train.export=true"), SingleRank())
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("export"))
+    assert f"not made: {sentence}" in line and "try again with howdah export" in line
+
+
+def test_a_defect_in_an_export_is_one(make_job):
+    with (
+        patch("howdah.train.finish.FinishedRun.export", side_effect=RuntimeError("a defect")),
+        pytest.raises(RuntimeError, match="a defect"),
+    ):
+        loop.train(make_job("a", "train.steps=2", "train.export=true"), SingleRank())
