@@ -32,8 +32,20 @@ def test_a_stop_at_any_moment_leaves_nothing(chaos, monkeypatch, tmp_path, momen
     monkeypatch.setattr(signals, "MOMENTS", (moment,))
     monkeypatch.setattr(signals, "SIGNALS", ("HUP",))
     monkeypatch.setattr(signals, "WITHIN", 600.0)  # how long it takes is the benchmark's to judge
-    (row,) = signals.stops(tmp_path, ("dp2",))
-    assert row["survived"], row
+    rows = list(signals.stops(tmp_path, ("dp2",)))
+    assert [row["times"] for row in rows] == [1, 5]
+    assert all(row["survived"] for row in rows), rows
+
+
+def test_stops_cover_every_pair_of_layout_count_and_target(chaos):
+    """The layout once decided how often a stop was sent."""
+    from signals import TARGETS, target_of
+
+    numbers = range(4 * 35)
+    found = {(number // 2 % 2, number % 2, target_of(number, alone=False)) for number in numbers}
+    assert {(times, target) for _, times, target in found} == {
+        (times, target) for times in range(2) for target in TARGETS
+    }
 
 
 @pytest.mark.root
