@@ -39,7 +39,8 @@ def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled:
     inconsistent data; OSError when the disk fails.
     """
     draft = draft_folder(folder, own.step)
-    others = _wait(draft, range(1, world), deadline, cancelled)  # 1
+    mine = [draft / file.name for file in own.files]
+    others = _wait(draft, range(1, world), deadline, cancelled, mine)  # 1
     index = merge([own, *others])  # 2
     for file in index.files:
         size = (draft / file.name).stat().st_size
@@ -55,8 +56,14 @@ def publish(folder: Path, own: Index, world: int, *, deadline: float, cancelled:
         (final / rank_file(rank, "done")).unlink()
 
 
-def _wait(draft: Path, ranks: Sequence[int], deadline: float, cancelled: Event) -> list[Index]:
-    """The indices of `ranks`, once all have written their files. Raises as `publish` does."""
+def _wait(
+    draft: Path, ranks: Sequence[int], deadline: float, cancelled: Event, mine: Sequence[Path]
+) -> list[Index]:
+    """The indices of `ranks`, once all have written their files. Raises as `publish` does.
+
+    mine  files that this rank has written. If one is gone, the folder was removed, and with it
+          perhaps what another rank believes to have written: there is nothing to wait for.
+    """
     end = time.monotonic() + deadline
     parts: dict[int, Index] = {}
     while True:
@@ -69,6 +76,8 @@ def _wait(draft: Path, ranks: Sequence[int], deadline: float, cancelled: Event) 
             return [parts[rank] for rank in ranks]
         if over:
             raise UserError(f"rank {missing[0]} could not write its part, nor say why")
+        if gone := [path for path in mine if not path.exists()]:
+            raise UserError(f"{gone[0]} was removed before the checkpoint was complete")
         if time.monotonic() > end:
             raise UserError(f"rank {missing[0]} had not written its part after {deadline:g} s")
         cancelled.wait(POLL)

@@ -1,6 +1,7 @@
 """Ranks meet in the file system: all parts are there, or there is no checkpoint."""
 
 import multiprocessing
+import shutil
 from itertools import permutations
 
 import pytest
@@ -36,6 +37,20 @@ def test_a_file_that_shrank_before_it_was_published(tmp_path):
     first.wait()
     assert "rank-00001.safetensors has " in first.failed
     assert only(tmp_path) == []
+
+
+def test_a_folder_that_is_removed_is_not_waited_for(tmp_path):
+    """What the other rank wrote went with it: rank 0 waited ten minutes, and the next save for it.
+
+    Without the mend the last wait ends after its hour.
+    """
+    folder = tmp_path / "checkpoints"
+    first, _ = savers(folder, 2, say=lambda sentence: None, deadline=3600.0)
+    first.save(step=1, entries=parts(state(), 2)[0], about=about())
+    assert first.part()  # it has written, and waits for the other
+    shutil.rmtree(folder)
+    first.wait()
+    assert "rank-00000.safetensors was removed before the checkpoint was complete" in first.failed
 
 
 def one_rank(folder, rank, world):
