@@ -279,13 +279,8 @@ def test_a_link_that_goes_down_is_told_to_both_sides(network, tmp_path, case):
             process.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0 or not which("ip"), reason="needs root and ip")
-def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network):
-    """Its kernel goes on answering: only its pulse is missing, for some 20 s."""
-    where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-    ranks = [start(network[rank], STOPPED, RANK=str(rank), **where) for rank in range(2)]
+def stop_the_second(ranks):
+    """Stops one of two ranks, which the other must be told, and ends both."""
     try:
         assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
         ranks[1].send_signal(signal.SIGSTOP)
@@ -296,6 +291,16 @@ def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network):
         for process in ranks:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or not which("ip"), reason="needs root and ip")
+def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network):
+    """Its kernel goes on answering: only its pulse is missing, for some 20 s."""
+    where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    ranks = [start(network[rank], STOPPED, RANK=str(rank), **where) for rank in range(2)]
+    stop_the_second(ranks)
 
 
 @pytest.mark.slow
@@ -311,13 +316,4 @@ def test_a_rank_that_is_stopped_is_told_on_one_machine_too():
         subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, **streams)
         for rank in range(2)
     ]
-    try:
-        assert [next_line(process, 100) for process in ranks] == ["going\n"] * 2
-        ranks[1].send_signal(signal.SIGSTOP)
-        said = next_line(ranks[0], 100)
-        assert said.startswith("rank 1 has not been heard of for 20 s, as rank 0 saw: it is stop")
-        assert ranks[0].wait(100) == 0
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+    stop_the_second(ranks)
