@@ -5,9 +5,8 @@ from statistics import median
 from typing import Any
 
 from cases import Case, goals
-from measure import Blocks
 
-BOUND = "bound"
+from howdah.bench.collectives import BOUND, Blocks
 
 
 def summary(case: Case, blocks: dict[str, Blocks]) -> dict[str, Any]:

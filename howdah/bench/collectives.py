@@ -5,6 +5,8 @@
       tensors in the arena   arena  bound  own
       the bound              ...                      so all of them meet the same machine
 
+Other contestants can take turns in the same way: `bench/collectives` measures gloo beside howdah.
+
 A block is a number of calls in a row. Before each call every rank writes its input again and waits
 for the other ranks; neither is timed. Otherwise a rank that reads a peer's tensor would find it in
 its own cache from the last call, and no data would be transferred. The time of a block is that of
@@ -21,10 +23,13 @@ The bound moves only the bytes that must be moved (`bench.table.bound_bytes`), w
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
+from itertools import product
+from math import inf
 from secrets import token_hex
 from time import perf_counter
 
@@ -32,21 +37,19 @@ import torch
 from torch import Tensor
 
 from howdah.bench.table import Request, Row, bound_bytes
-from howdah.bench.trials import Memory, check, make_trial
+from howdah.bench.trials import Trial, allocate, check, make_trial, views
 from howdah.comm.engine import Engine
-from howdah.comm.meeting import Kind
 from howdah.comm.transport import Transport
 from howdah.host.facts import gloo_address
 
+BOUND = "bound"  # the name under which the bound takes its turns
 CALLS = 20_000  # the most calls in a block
+LEAST = 3  # blocks that are measured however long they take
 LOOPBACK = "127.0.0.1"
 WORD = 32  # characters of the secret by which rank 0 recognizes rank 1
 FRESH = 0x3C  # every byte of an input in a timed call
 
 Loop = Callable[[int], float]  # number of calls → their seconds on this rank
-
-
-Room = Callable[[int], Tensor]  # bytes → a tensor of so many bytes
 
 
 # -- time -------------------------------------------------------------------------------
@@ -165,6 +168,60 @@ def accept(listener: socket.socket, word: bytes) -> socket.socket:
         wire.close()
 
 
+# -- turns ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of one contestant, equal on all ranks.
+
+    seconds  mean time of a call in each block, on the slowest rank
+    calls    of a block
+    wrong    wrong elements, over all ranks and checks
+    """
+
+    seconds: tuple[float, ...]
+    calls: int
+    wrong: int
+
+
+def take_turns(
+    transport: Transport,
+    trials: Mapping[str, Trial],
+    bound: Loop,
+    *,
+    repeats: int,
+    block: float,
+    limit: float = inf,
+) -> dict[str, Blocks]:
+    """Measures trials and, as BOUND, their bound: a block of each in turn, `repeats` times.
+
+    block  seconds that a block should take, preparations included
+    limit  seconds after which no repeat begins; the first LEAST begin in any case
+    """
+    began = perf_counter()
+    loops = {name: loop(transport, trial.call, trial.given) for name, trial in trials.items()}
+    loops[BOUND] = bound
+    wrong = {name: check(transport, trial) for name, trial in trials.items()}
+    calls = {name: fitting(transport, run, seconds=block) for name, run in loops.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    names = list(loops)
+    for repeat in range(repeats):
+        (spent,) = slowest(transport, [perf_counter() - began])
+        if spent > limit and repeat >= LEAST:
+            break
+        at = repeat % len(names)
+        for name in names[at:] + names[:at]:
+            if name in trials:
+                wrong[name] += check(transport, trials[name])
+            seconds[name].append(loops[name](calls[name]) / calls[name])
+    times = {name: tuple(slowest(transport, each)) for name, each in seconds.items()}
+    told = torch.tensor([wrong.get(name, 0) for name in names], dtype=torch.int64)
+    transport.all_reduce(told)
+    counts = dict(zip(names, told.tolist(), strict=True))
+    return {name: Blocks(times[name], calls[name], counts[name]) for name in names}
+
+
 # -- all measurements of a request -------------------------------------------------------
 
 
@@ -177,58 +234,27 @@ def rows(transport: Transport, request: Request) -> Iterator[Row]:
     """Measures every operation and size, and yields the rows, equal on all ranks. All ranks must
     consume all rows, because each one takes collectives.
     """
-    largest = (
-        request.sizes[-1] + request.width * request.ranks
-    )  # all_to_all may receive a little more than n
-    rooms: dict[str, Room] = {"own": lambda size: torch.empty(size, dtype=torch.uint8)}
-    if request.arena and isinstance(transport, Engine):
-        rooms["arena"] = lambda size: transport.allocate(size, torch.uint8)
-    memory = {place: (room(largest), room(largest)) for place, room in rooms.items()}
+    engine = transport if isinstance(transport, Engine) else None
+    kind, ranks, dtype = "engine" if engine else "torch", transport.size, request.dtype
+    largest = request.sizes[-1] + request.width * ranks  # all_to_all may receive a little more
+    memory = {"own": allocate(largest)}
+    if request.arena and engine:
+        memory["arena"] = allocate(largest, engine)
+    shared = transport.link == "shared"
     with ExitStack() as stack:
-        wire = open_wire(transport) if transport.link == "tcp" else None
+        wire = None if shared else open_wire(transport)
         if wire is not None:
             stack.enter_context(closing(wire))
-        for op in request.ops:
-            for size in request.sizes:
-                shared = transport.link == "shared"
-                least = bound_bytes(op, size, transport.size, shared=shared)
-                bound = copying(transport, least) if shared else sending(transport, wire, least)
-                yield from _sized(transport, request, op, size, memory=memory, bound=bound)
-
-
-def _sized(
-    transport: Transport,
-    request: Request,
-    op: str,
-    size: int,
-    *,
-    memory: dict[str, tuple[Tensor, Tensor]],
-    bound: Loop,
-) -> Iterator[Row]:
-    dtype: torch.dtype = getattr(torch, request.dtype)
-    trials = {}
-    for place, (first, second) in memory.items():
-        whole = second[: len(second) // request.width * request.width].view(dtype)
-        trials[place] = make_trial(transport, op, Memory(first[:size].view(dtype), whole))
-    loops = {place: loop(transport, trial.call, trial.given) for place, trial in trials.items()}
-    loops["bound"] = bound
-    wrong = {place: check(transport, trial) for place, trial in trials.items()}
-    calls = {name: fitting(transport, run, seconds=request.block) for name, run in loops.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    names = list(loops)
-    for repeat in range(request.repeats):
-        at = repeat % len(names)
-        for name in names[at:] + names[:at]:
-            if name in trials:
-                wrong[name] += check(transport, trials[name])
-            seconds[name].append(loops[name](calls[name]) / calls[name])
-    times = {name: tuple(slowest(transport, each)) for name, each in seconds.items()}
-    told = torch.tensor([wrong[place] for place in trials], dtype=torch.int64)
-    transport.all_reduce(told)
-    kind, ranks, limit = _kind(transport), transport.size, times.pop("bound")
-    for place, count in zip(trials, told.tolist(), strict=True):
-        yield Row(op, size, ranks, request.dtype, kind, place, times[place], limit, count)
-
-
-def _kind(transport: Transport) -> Kind:
-    return "engine" if isinstance(transport, Engine) else "torch"
+        for op, size in product(request.ops, request.sizes):
+            trials = {
+                place: make_trial(transport, op, views(pair, size, getattr(torch, dtype)))
+                for place, pair in memory.items()
+            }
+            least = bound_bytes(op, size, ranks, shared=shared)
+            bound = copying(transport, least) if shared else sending(transport, wire, least)
+            found = take_turns(
+                transport, trials, bound, repeats=request.repeats, block=request.block
+            )
+            limit = found.pop(BOUND).seconds
+            for place, each in found.items():
+                yield Row(op, size, ranks, dtype, kind, place, each.seconds, limit, each.wrong)

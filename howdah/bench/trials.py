@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from howdah.comm.engine import Engine
 from howdah.comm.transport import Transport, shares
 
 PERIOD = 999_983  # elements after which numbers repeat: a prime, so that no share has this length
@@ -49,6 +50,22 @@ class Memory:
     x: Tensor
     out: Tensor
     apart: bool = False
+
+
+def allocate(size: int, engine: Engine | None = None) -> tuple[Tensor, Tensor]:
+    """Two tensors of `size` bytes: in the arena of `engine`, or this process's own."""
+    if engine is None:
+        return torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    return engine.allocate(size, torch.uint8), engine.allocate(size, torch.uint8)
+
+
+def views(
+    pair: tuple[Tensor, Tensor], size: int, dtype: torch.dtype, *, apart: bool = False
+) -> Memory:
+    """`size` bytes of the first tensor, and all whole elements of the second."""
+    first, second = pair
+    whole = len(second) // dtype.itemsize * dtype.itemsize
+    return Memory(first[:size].view(dtype), second[:whole].view(dtype), apart)
 
 
 def make_trial(transport: Transport, op: str, memory: Memory) -> Trial:

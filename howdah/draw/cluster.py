@@ -4,9 +4,12 @@ The table has two columns of numbers: the value in the data sheet, and the value
 on, with the reason why the two differ.
 """
 
+from dataclasses import fields
+
 from howdah.base.quantities import spell
+from howdah.draw.columns import columns
 from howdah.machines.cluster import Cluster, Grid, attained, expected, nominal
-from howdah.machines.cluster_file import KEYS, cluster_names, load_cluster
+from howdah.machines.cluster_file import cluster_names, load_cluster
 from howdah.machines.network import bisection
 
 _LINK = (("bandwidth", "bytes/s"), ("latency", "seconds"))
@@ -14,13 +17,9 @@ _LINK = (("bandwidth", "bytes/s"), ("latency", "seconds"))
 
 def list_clusters() -> list[str]:
     """A line for each included cluster: its name, default number of devices, and summary."""
-    names = cluster_names()
-    clusters = [load_cluster(name) for name in names]
-    width = max(len(name) for name in names)
-    return [
-        f"{name:{width}}  {cluster.devices:>5}  {cluster.summary}"
-        for name, cluster in zip(names, clusters, strict=True)
-    ]
+    clusters = {name: load_cluster(name) for name in cluster_names()}
+    rows = [(name, str(found.devices), found.summary) for name, found in clusters.items()]
+    return columns(rows, "<><")
 
 
 def show_cluster(cluster: Cluster) -> list[str]:
@@ -43,23 +42,19 @@ def show_cluster(cluster: Cluster) -> list[str]:
 
 def check_cluster(cluster: Cluster) -> list[str]:
     """A verdict on a cluster that could be read, then a line for each optional value it lacks."""
-    stated = {
-        "device.watts": cluster.device.watts,
-        "device.price or rent": cluster.device.price or cluster.rent,
-        "measured": cluster.measured,
-    }
-    without = {
-        "device.watts": "energy and carbon stay unknown",
-        "device.price or rent": "money stays unknown",
-        "measured": "plans count on assumed shares of the nominal numbers",
-    }
-    size = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}"
-    missing = [f"  {key} is not given: {without[key]}" for key, said in stated.items() if not said]
+    device = cluster.device
+    optional = [
+        ("device.watts", device.watts, "energy and carbon stay unknown"),
+        ("device.price or rent", device.price or cluster.rent, "money stays unknown"),
+        ("measured", cluster.measured, "plans count on assumed shares of the nominal numbers"),
+    ]
+    size = f"{cluster.nodes} x {cluster.devices_per_node} {device.name}"
+    missing = [f"  {key} is not given: {then}" for key, stated, then in optional if not stated]
     return [f"{cluster.name}: sound, {size}", *missing]
 
 
 def _numbers(cluster: Cluster) -> list[str]:
-    """The table of numbers as lines; its columns are name, nominal, counted on, reason."""
+    """The table of numbers as lines."""
     counted = attained(cluster)
     shares = {name: share for name, share, _ in expected(cluster)}
     measured = dict(cluster.measured)
@@ -70,17 +65,13 @@ def _numbers(cluster: Cluster) -> list[str]:
             why = f"assumed: {shares[name]:g} of nominal"
         values = (spell(nominal(cluster, name), kind), spell(nominal(counted, name), kind))
         rows.append((_label(cluster, name), *values, why))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return [
-        f"{label:{widths[0]}}  {left:>{widths[1]}}  {right:>{widths[2]}}  {why}".rstrip()
-        for label, left, right, why in rows
-    ]
+    return columns(rows, "<>><")
 
 
 def _rows(cluster: Cluster) -> list[tuple[str, str]]:
     """(dotted name, kind of unit) of every number of the table."""
     flops = cluster.device.flops
-    rates = [name for name in KEYS["device.flops"] if getattr(flops, name) is not None]
+    rates = [rate.name for rate in fields(flops) if getattr(flops, rate.name) is not None]
     between = [] if cluster.alone else ["between"]
     inside = [] if isinstance(cluster.network, Grid) else ["inside"]
     links = (*inside, *between, "host.link")

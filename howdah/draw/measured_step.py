@@ -10,7 +10,7 @@ explain the difference. Its causes are work between actions, messages that arriv
 that took longer than the median while other ranks waited.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median, median_low
 from typing import NamedTuple
@@ -180,16 +180,12 @@ def report(found: Sequence[StepComparison], layout: str) -> Iterator[str]:
 
 def _calls(calls: Sequence[Call]) -> Iterator[str]:
     """A line for each axis and operation of the first rank's calls."""
-    times: Counter[tuple[str, str]] = Counter()
-    sent, seconds = times.copy(), defaultdict[tuple[str, str], float](float)
-    for axis_name, operation, count, start, end in calls:
-        row = axis_name, operation
-        times[row] += 1
-        sent[row] += count
-        seconds[row] += end - start
-    for row, number in sorted(times.items()):
-        name, operation = row
+    found: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    for call in calls:
+        found[call.axis, call.operation].append(call)
+    for (name, operation), each in sorted(found.items()):
+        sent, seconds = sum(call.sent for call in each), sum(call.end - call.start for call in each)
         yield (
-            f"{name:<12s}{operation} {number} times by rank 0: {sent[row] / 1e6:.3f} MB, "
-            f"{seconds[row]:.4f} s"
+            f"{name:<12s}{operation} {len(each)} times by rank 0: {sent / 1e6:.3f} MB, "
+            f"{seconds:.4f} s"
         )

@@ -17,6 +17,7 @@ from math import floor
 from typing import NamedTuple
 
 from howdah.base.quantities import UNITS, spell
+from howdah.draw.columns import columns
 from howdah.plan.layout import Home
 from howdah.sim.memory import BOTH, Held, Moment, peak
 
@@ -121,25 +122,20 @@ def _bars(panel: Panel) -> Iterator[str]:
     """A header, and a bar for each stage, with the capacity marked in one column of all bars."""
     margin, scale = max(map(len, panel.stages)), panel.most / BAR
     mark = round((panel.capacity or 0) / scale) if panel.marked else BAR
-    needs = {label: panel.number(panel.need(label)) for label in panel.stages}
-    rooms = {label: panel.room(label) for label in panel.stages}
     head = f"{panel.home}, in {panel.unit}"
     if panel.capacity is not None:
         limit = spell(panel.capacity, "bytes")
         right = limit.rjust(margin + mark + 1 - len(head))  # ends above the mark
         head += f"  {right}" if panel.marked else f", of {limit}"
     yield head
+    rows = []
     for label in panel.stages:
         moment = max(BOTH, key=lambda moment: panel.total(label, moment))
         bar = _bar(panel.held(label, moment), scale).ljust(BAR, "·")
         if panel.marked:
             bar = f"{bar[:mark]}|{bar[mark:]}"
-        need, room = (_right(label, column) for column in (needs, rooms))
-        yield f"{label:{margin}}  {bar}  {need}  {room}".rstrip()
-
-
-def _right(label: str, column: Mapping[str, str]) -> str:
-    return column[label].rjust(max(map(len, column.values())))
+        rows.append((label, bar, panel.number(panel.need(label)), panel.room(label)))
+    yield from columns(rows, "<<>>")
 
 
 def _bar(held: list[tuple[str, int]], scale: float) -> str:
@@ -158,15 +154,11 @@ def _bar(held: list[tuple[str, int]], scale: float) -> str:
 def _table(panel: Panel) -> Iterator[str]:
     """For each stage, the most bytes of each component, and the sum of each moment."""
     names = panel.components
-    rows = {"": [*(LETTERS[name] for name in names), *BOTH]}
+    rows = [("", *(LETTERS[name] for name in names), *BOTH)]
     for label in panel.stages:
         moments = [dict(panel.held(label, moment)) for moment in BOTH]
         most = [max(moment[name] for moment in moments) for name in names]
         totals = [panel.total(label, moment) for moment in BOTH]
-        rows[label] = [panel.number(count) for count in (*most, *totals)]
-    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
-    margin = max(map(len, rows))
-    for label, cells in rows.items():
-        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"{label:{margin}}  {'  '.join(padded)}"
+        rows.append((label, *map(panel.number, (*most, *totals))))
+    yield from columns(rows, "<" + ">" * (len(names) + 2))
     yield ", ".join(f"{LETTERS[name]} {name}" for name in names)

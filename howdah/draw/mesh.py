@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from howdah.draw.columns import columns
 from howdah.machines.network import axis_groups
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
@@ -197,7 +198,7 @@ def _ranks(ranks: range, layout: Layout, width: int) -> str:
     return line
 
 
-def _groups(layout: Layout, per_node: int) -> Iterator[str]:
+def _groups(layout: Layout, per_node: int) -> list[str]:
     """A line for each axis: its meaning, its groups, the nodes they span, the first two groups."""
     world = layout.world
     rows = []
@@ -206,6 +207,4 @@ def _groups(layout: Layout, per_node: int) -> Iterator[str]:
         members = " | ".join([*first, "…"] if world > 2 * stride.size else first)
         numbers = (how_many(stride, world), reach(stride, world, per_node))
         rows.append((name, MEANING[name], *numbers, members))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return columns(rows, "<<<<<")

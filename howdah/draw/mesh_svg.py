@@ -27,7 +27,7 @@ from howdah.draw.mesh import (
     title,
 )
 from howdah.draw.palette import BLUE, FAINT, GRID, GROUND, HUES, INK, LETTER, TOP, head
-from howdah.draw.svg import blend, document, element, hint, words
+from howdah.draw.svg import blend, document, element, hint, text_at, words
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Stride
 from howdah.plan.plan import Plan
@@ -206,5 +206,5 @@ def _rank(
     yield element("rect", note, x=x, y=y, width=wide, height=size.high, rx=2, fill=fill)
     if size.text:
         letters = min(12.0, (size.wide - 4) / (LETTER * len(str(rank))))
-        middle, line = x + wide / 2, y + size.high / 2 + letters * 0.36
-        yield words(middle, line, str(rank), font_size=letters, fill=INK, text_anchor="middle")
+        middle = x + wide / 2, y + size.high / 2
+        yield text_at(*middle, str(rank), size=letters, fill=INK, text_anchor="middle")

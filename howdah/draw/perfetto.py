@@ -70,16 +70,12 @@ class _Part:
         for rank, (name, threads) in enumerate(
             zip(self.names, self.lanes, strict=True), self.first
         ):
-            yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
-            yield {
-                "ph": "M",
-                "name": "process_sort_index",
-                "pid": rank,
-                "args": {"sort_index": rank},
-            }
+            process = {"process_name": {"name": name}, "process_sort_index": {"sort_index": rank}}
+            for what, about in process.items():
+                yield {"ph": "M", "name": what, "pid": rank, "args": about}
             for number, lane in enumerate(threads):
-                about = {"name": "thread_name", "args": {"name": lane}}
-                yield {"ph": "M", "pid": rank, "tid": number, **about}
+                thread = {"pid": rank, "tid": number}
+                yield {"ph": "M", **thread, "name": "thread_name", "args": {"name": lane}}
 
     def _complete(self) -> Iterator[Event]:
         for rank, spans in enumerate(self.timeline.spans):

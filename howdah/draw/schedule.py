@@ -10,7 +10,7 @@ each rank has one stage, the rank determines the stage. If it has two, the lette
 stage are small. If it has more, the stage precedes the letter, as in the spelling of an action.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from howdah.plan.recording import COMPUTES
@@ -27,34 +27,35 @@ NAMES = {
 }
 
 
-class Box(NamedTuple):
-    """A computation in the drawing; its stage is number `turn` of the `turns` of its rank."""
+class Computation(NamedTuple):
+    """A box of the drawing; its stage is number `turn` of the `turns` of its rank."""
 
-    rank: int
+    action: Action
     turn: int
     turns: int
-    action: Action
-    label: str
     start: float
     end: float
 
+    @property
+    def label(self) -> str:
+        spelled = str(self.action)
+        if self.turns > 2:
+            return spelled
+        spelled = spelled.lstrip("0123456789")
+        return spelled.lower() if self.turn else spelled
 
-def boxes(timeline: Timeline) -> Iterator[Box]:
-    """All computations that take time, rank by rank, in order."""
-    for rank, spans in enumerate(timeline.spans):
-        stages = sorted({action.stage for action in timeline.schedule.programs[rank]})
-        for (verb, action, *_), start, end in spans:
-            if verb in COMPUTES and end > start:
-                turn = stages.index(action.stage)
-                label = _label(action, turn, len(stages))
-                yield Box(rank, turn, len(stages), action, label, start, end)
+    @property
+    def number(self) -> str:
+        """The micro-batch, with the token slice after a point."""
+        return str(self.action).lstrip("0123456789")[1:]
 
 
-def _label(action: Action, turn: int, turns: int) -> str:
-    if turns > 2:
-        return str(action)
-    spelled = str(action).lstrip("0123456789")
-    return spelled.lower() if turn else spelled
+def computations(timeline: Timeline, rank: int) -> Iterator[Computation]:
+    """All computations of a rank that take time, in order."""
+    stages = sorted({action.stage for action in timeline.schedule.programs[rank]})
+    for (verb, action, *_), start, end in timeline.spans[rank]:
+        if verb in COMPUTES and end > start:
+            yield Computation(action, stages.index(action.stage), len(stages), start, end)
 
 
 def title(schedule: Schedule) -> str:
@@ -81,25 +82,31 @@ def draw(timeline: Timeline, *, width: float | None = None) -> str:
 
     width  characters per second; without it, as many as the longest label needs
     """
-    drawn = list(boxes(timeline))
+    ranks = range(len(timeline.spans))
+    drawn = [list(computations(timeline, rank)) for rank in ranks]
+    every = [each for rank in drawn for each in rank]
     if width is None:
         wanted = (
-            (len(box.label) + (box.turns > 2)) / (box.end - box.start)  # 0F0·2F0, not 0F02F0
-            for box in drawn
-            if box.action.kind is not Kind.UPDATE
+            (len(each.label) + (each.turns > 2)) / (each.end - each.start)  # 0F0·2F0, not 0F02F0
+            for each in every
+            if each.action.kind is not Kind.UPDATE
         )
         width = max(wanted, default=1.0)
-    ranks = len(timeline.spans)
-    margin = len(f"rank {ranks - 1}  ")
-    rows = [f"rank {rank}".ljust(margin) for rank in range(ranks)]
-    for box in drawn:
-        first, last = (margin + round(moment * width) for moment in (box.start, box.end))
-        filled = box.label[: last - first].ljust(last - first, "·")
-        rows[box.rank] = rows[box.rank].ljust(first) + filled
-    kinds = {box.action.kind for box in drawn}
+    margin = len(f"rank {ranks[-1]}  ")
+    rows = [_row(f"rank {rank}".ljust(margin), drawn[rank], width) for rank in ranks]
+    kinds = {each.action.kind for each in every}
     legend = [f"{kind} {name}" for kind, name in NAMES.items() if kind in kinds]
-    if any(box.label.islower() for box in drawn):
+    if any(each.label.islower() for each in every):
         legend.append("small letters: the rank's second stage")
-    held = " ".join(str(peak_held(timeline.schedule, rank)) for rank in range(ranks))
+    held = " ".join(str(peak_held(timeline.schedule, rank)) for rank in ranks)
     feet = [", ".join(legend), f"{figures(timeline)}, held at most {held}"]
     return "\n".join([title(timeline.schedule), *rows, *feet])
+
+
+def _row(row: str, drawn: Sequence[Computation], width: float) -> str:
+    """The text `row` with the computations of a rank behind it."""
+    margin = len(row)
+    for each in drawn:
+        first, last = (margin + round(moment * width) for moment in (each.start, each.end))
+        row = row.ljust(first) + each.label[: last - first].ljust(last - first, "·")
+    return row

@@ -25,6 +25,11 @@ def words(x: float, y: float, text: str, **attributes: str | float) -> str:
     return element("text", escape(text), x=x, y=y, **attributes)
 
 
+def text_at(x: float, y: float, text: str, *, size: float, **attributes: str | float) -> str:
+    """A line of text with the middle of its letters, which are `size` pixels high, at y."""
+    return words(x, y + 0.36 * size, text, font_size=size, **attributes)
+
+
 def hint(text: str) -> str:
     """A text that is shown while the pointer rests on the element that contains the hint."""
     return element("title", escape(text))

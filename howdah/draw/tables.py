@@ -1,18 +1,19 @@
 """A prediction as lines of text, and as plain data for other programs."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from howdah.base.quantities import spell
 from howdah.draw.mesh import stage_labels
+from howdah.draw.traffic import sums
 from howdah.machines.cluster import expected
 from howdah.plan.plan import Plan
 from howdah.shapes.parameters import parameters
 from howdah.shapes.products import conventions
 from howdah.shapes.shape import ModelShape
 from howdah.sim.cost import hourly
-from howdah.sim.memory import peak
+from howdah.sim.memory import Held, peak
 from howdah.sim.predict import Prediction
 
 GB = 1e9
@@ -29,8 +30,8 @@ def show_model(name: str, shape: ModelShape, sequence: int) -> list[str]:
     return [
         f"{name}: {count.total:,} parameters{about}",
         f"flops per token, forward and backward, sequences of {sequence:,}: "
-        f"6N {_flop(flops.by_parameters)}, all pairs {_flop(flops.model)}, "
-        f"causal {_flop(flops.causal_model)}",
+        f"6N {flops.by_parameters:.3g}, all pairs {flops.model:.3g}, "
+        f"causal {flops.causal_model:.3g}",
     ]
 
 
@@ -61,16 +62,13 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
     for rank, held in enumerate(prediction.memory):
         if rank and not why and len(prediction.memory) > 4 and rank < len(prediction.memory) - 1:
             continue
-        rows: Counter[str] = Counter()
-        for row in held:
-            home = "" if row.home == "device" else f" on {row.home}"
-            rows[row.component + home] += row.bytes
         parts = sum(
             len(names)
             for names, home in zip(stages.parts, stages.where, strict=True)
             if home == rank
         )
-        listed = ", ".join(f"{name} {_gb(count)}" for name, count in rows.items())
+        rows = _by_component(held, " on ").items()
+        listed = ", ".join(f"{name} {_gb(count)}" for name, count in rows)
         yield f"  {labels[rank]}, {parts} parts: {_gb(peak(held))} = {listed}"
 
 
@@ -96,8 +94,10 @@ def _traffic(prediction: Prediction) -> Iterator[str]:
 def _time(prediction: Prediction, *, why: bool) -> Iterator[str]:
     time, cluster = prediction.time, prediction.cluster
     assert time is not None and cluster is not None
-    parts = ", ".join(f"{name} {_seconds(s)}" for name, s in time.breakdown.items() if s > 0)
-    yield f"time    {_seconds(time.seconds)} a step, from stated efficiencies: {parts}"
+    parts = ", ".join(
+        f"{name} {spell(s, 'seconds')}" for name, s in time.breakdown.items() if s > 0
+    )
+    yield f"time    {spell(time.seconds, 'seconds')} a step, from stated efficiencies: {parts}"
     yield (
         f"        {time.tokens_per_second:,.0f} tokens/s, mfu {time.mfu:.1%} (all pairs), "
         f"bubble {time.timeline.bubble:.1%}"
@@ -148,7 +148,9 @@ def prediction_data(prediction: Prediction) -> dict[str, Any]:
         "devices": plan.layout.world,
         "global_batch": plan.batch.global_batch,
         "micro_batch": plan.micro_batch,
-        "memory_bytes": [_held_data(held) for held in prediction.memory],
+        "memory_bytes": [
+            {**_by_component(held, "@"), "peak": peak(held)} for held in prediction.memory
+        ],
         "traffic_bytes": _axes(prediction),
         "traffic": [
             [{**row._asdict(), "bytes": count} for row, count in sent.items()]
@@ -178,22 +180,19 @@ def prediction_data(prediction: Prediction) -> dict[str, Any]:
     return data
 
 
-def _held_data(held: list[Any]) -> dict[str, int]:
-    """Bytes by component, named component@home off the device; and the device's peak."""
-    rows: Counter[str] = Counter()
-    for row in held:
-        rows[row.component if row.home == "device" else f"{row.component}@{row.home}"] += row.bytes
-    return {**rows, "peak": peak(held)}
+def _by_component(held: Iterable[Held], at: str) -> Counter[str]:
+    """Bytes by component; off the device, its name has `at` and the home behind it."""
+    return sums(
+        (row.component if row.home == "device" else f"{row.component}{at}{row.home}", row.bytes)
+        for row in held
+    )
 
 
 def _axes(prediction: Prediction) -> dict[str, int]:
     """For each axis, the bytes of the rank that sends most on it."""
     total: dict[str, int] = {}
     for sent in prediction.traffic:
-        axes: Counter[str] = Counter()
-        for row, count in sent.items():
-            axes[row.axis] += count
-        for name, count in axes.items():
+        for name, count in sums((row.axis, count) for row, count in sent.items()).items():
             total[name] = max(total.get(name, 0), count)
     return total
 
@@ -215,11 +214,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.4g}{letter}"
     return str(number)
-
-
-def _flop(number: float) -> str:
-    return f"{number:.3g}"
-
-
-def _seconds(number: float) -> str:
-    return spell(number, "seconds")

@@ -9,10 +9,11 @@ thinnest bar, because it is not zero.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from howdah.base.quantities import spell
+from howdah.draw.columns import columns
 from howdah.plan.recording import Traffic
 
 K = TypeVar("K")
@@ -46,7 +47,7 @@ def in_order(traffic: Mapping[Traffic, int]) -> list[Traffic]:
     )
 
 
-def _rows(traffic: Mapping[Traffic, int]) -> Iterator[str]:
+def _rows(traffic: Mapping[Traffic, int]) -> list[str]:
     """A row for each link of an operation; only the first row of an axis names the axis."""
     rows, total = in_order(traffic), sum(traffic.values())
     scale = max(traffic.values(), default=0) / BAR
@@ -55,12 +56,9 @@ def _rows(traffic: Mapping[Traffic, int]) -> Iterator[str]:
         axis = "" if before and before.axis == row.axis else row.axis
         operation = "" if before and before[:2] == row[:2] else row.operation
         count = traffic[row]
-        cells.append((axis, operation, row.link, spell(count, "bytes"), share(count, total)))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row, (*names, sent, part) in zip(rows, cells, strict=True):
-        named = "  ".join(name.ljust(width) for name, width in zip(names, widths, strict=False))
-        numbers = f"{sent:>{widths[3]}}  {part:>{widths[4]}}"
-        yield f"{named}  {numbers}  {_bar(traffic[row] / scale)}"
+        numbers = spell(count, "bytes"), share(count, total)
+        cells.append((axis, operation, row.link, *numbers, _bar(count / scale)))
+    return columns(cells, "<<<>><")
 
 
 def _bar(length: float) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
-from howdah.bench.collectives import accept, measure
+from howdah.bench.collectives import BOUND, LEAST, Blocks, accept, copying, measure, take_turns
 from howdah.bench.plot import bound, draw_bandwidth, series
 from howdah.bench.table import (
     COPIES,
@@ -29,7 +29,7 @@ from howdah.bench.table import (
     read_sizes,
     verdict,
 )
-from howdah.bench.trials import MAKERS, Memory, check, make_trial, numbers
+from howdah.bench.trials import MAKERS, Memory, allocate, check, make_trial, numbers, views
 from howdah.cli import bench as cli_bench
 from howdah.cli import commands as cli_commands
 from howdah.cli import main as cli
@@ -217,6 +217,21 @@ def test_the_arena_is_measured_where_there_is_one(workers):
         rows = workers.run(measure, asked, ranks=2, transport=kind)[0]
         assert {found.place for found in rows} == places
         assert [found.wrong for found in rows] == [0] * len(rows)
+
+
+def turns(transport, limit):
+    trials = {"sum": make_trial(transport, "all_reduce", views(allocate(4096), 4096, torch.int8))}
+    bound = copying(transport, 4096)
+    return take_turns(transport, trials, bound, repeats=LEAST + 2, block=1e-4, limit=limit)
+
+
+@pytest.mark.parametrize(("limit", "blocks"), [(0.0, LEAST), (1e6, LEAST + 2)])
+def test_turns_end_when_their_time_is_over_but_not_before_a_few(workers, limit, blocks):
+    first, second = workers.run(turns, limit, ranks=2)
+    assert list(first) == ["sum", BOUND] and first == second
+    for found in first.values():
+        assert isinstance(found, Blocks) and len(found.seconds) == blocks
+        assert found.calls >= 1 and found.wrong == 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float64"])

@@ -1,8 +1,7 @@
 """Memory as text and as SVG: golden drawings, and that no byte of any plan is left out."""
 
-from xml.etree import ElementTree
-
 import pytest
+from drawn_svg import numbers, outside, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import plans
@@ -14,7 +13,6 @@ from howdah.plan.mesh_axes import axis
 from howdah.shapes.activations import FLASH
 from howdah.sim.memory import BOTH, PASSES, Held, memory, peak
 
-SVG = "{http://www.w3.org/2000/svg}"
 GB = 10**9
 STAGES = {
     "stage 0": [
@@ -117,17 +115,6 @@ def test_every_byte_of_every_plan_is_drawn(plan):
 # -- as SVG ----------------------------------------------------------------------
 
 
-def read(drawing):
-    """The root, the boxes by their hint, and all texts."""
-    root = ElementTree.fromstring(drawing)
-    hinted = {
-        rect.find(f"{SVG}title").text: rect
-        for rect in root.iter(f"{SVG}rect")
-        if rect.find(f"{SVG}title") is not None
-    }
-    return root, hinted, [text.text for text in root.iter(f"{SVG}text")]
-
-
 def test_every_component_of_both_moments_is_a_box_to_scale():
     _, hinted, texts = read(draw_memory_svg(STAGES, 24 * GB))
     assert len(hinted) == 3 + 2 + 2 + 2 + 4 + 2 + 2 + 2
@@ -142,12 +129,12 @@ def test_every_component_of_both_moments_is_a_box_to_scale():
 
 
 def test_the_capacity_is_a_line_at_its_bytes():
-    root, hinted, _ = read(draw_memory_svg(STAGES, 24 * GB))
-    left = float(hinted["stage 0, passes: weights 4 GB (4,000,000,000 bytes)"].get("x"))
-    (line,) = (line for line in root.iter(f"{SVG}line") if line.get("stroke-width") == "2")
-    assert float(line.get("x1")) == pytest.approx(left + PLOT * 24 / 32, abs=0.01)
-    root, _, _ = read(draw_memory_svg(STAGES, None))
-    assert not any(line.get("stroke-width") == "2" for line in root.iter(f"{SVG}line"))
+    drawn = read(draw_memory_svg(STAGES, 24 * GB))
+    (left,) = numbers(drawn.boxes["stage 0, passes: weights 4 GB (4,000,000,000 bytes)"], "x")
+    (line,) = (line for line in drawn.all("line") if line.get("stroke-width") == "2")
+    assert numbers(line, "x1") == pytest.approx([left + PLOT * 24 / 32], abs=0.01)
+    without = read(draw_memory_svg(STAGES, None)).all("line")
+    assert not any(line.get("stroke-width") == "2" for line in without)
 
 
 def test_components_have_a_letter_and_a_color_each():
@@ -158,10 +145,4 @@ def test_components_have_a_letter_and_a_color_each():
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_nothing_leaves_the_page(count):
     rows = STAGES["stage 0"]
-    root, _, _ = read(draw_memory_svg({f"stage {n}": rows for n in range(count)}, 80 * GB))
-    page = [float(root.get(name)) for name in ("width", "height")]
-    for rect in root.iter(f"{SVG}rect"):
-        if rect.get("width") != "100%":
-            x, y, wide, high = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
-            assert 0 <= x <= x + wide <= page[0]
-            assert 0 <= y <= y + high <= page[1]
+    assert outside(draw_memory_svg({f"stage {n}": rows for n in range(count)}, 80 * GB)) == []

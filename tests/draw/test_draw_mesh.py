@@ -3,9 +3,9 @@
 import re
 from collections import defaultdict
 from itertools import pairwise
-from xml.etree import ElementTree
 
 import pytest
+from drawn_svg import SVG, numbers, outside, read
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_plans import plans
@@ -18,8 +18,6 @@ from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.shapes.presets import preset
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def plan_of(name, layout, sequence=512):
@@ -190,14 +188,14 @@ def test_what_is_left_out_of_a_long_list():
 # -- as SVG ----------------------------------------------------------------------
 
 
-def read(plan, per_node):
-    """The root, and the boxes of each rank: of the large copy first, then one for each axis."""
-    root, found = ElementTree.fromstring(draw_mesh_svg(plan, per_node)), defaultdict(list)
-    for rect in root.iter(f"{SVG}rect"):
+def ranks_of(drawing):
+    """The boxes of each rank: of the large copy first, then one for each axis."""
+    found = defaultdict(list)
+    for rect in read(drawing).all("rect"):
         title = rect.find(f"{SVG}title")
         if title is not None:
             found[int(title.text.removeprefix("rank ").partition(":")[0])].append(rect)
-    return root, found
+    return found
 
 
 CASES = [
@@ -211,7 +209,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "layout", "per_node"), CASES)
 def test_ranks_have_one_color_where_they_are_one_group(name, layout, per_node):
     plan = plan_of(name, layout)
-    _, found = read(plan, per_node)
+    found = ranks_of(draw_mesh_svg(plan, per_node))
     assert sorted(found) == list(range(plan.layout.world))
     for copy, stride in enumerate(axes(plan.layout).values(), start=1):
         by_color = defaultdict(set)
@@ -222,7 +220,7 @@ def test_ranks_have_one_color_where_they_are_one_group(name, layout, per_node):
 
 
 def test_a_rank_tells_its_groups():
-    _, found = read(plan_of("llama3-8b", "pp2 dp4 tp2 x8"), 8)
+    found = ranks_of(draw_mesh_svg(plan_of("llama3-8b", "pp2 dp4 tp2 x8"), 8))
     hint = found[11][0].find(f"{SVG}title").text
     assert hint == "rank 11: tp 10 11; dp 9 11 13 15; pp 3 11"
 
@@ -232,14 +230,9 @@ def test_a_rank_tells_its_groups():
     [*CASES, ("llama3-405b", "pp16 dp128 tp8 x16", 8), ("gpt2-124m", "dp200", 1)],
 )
 def test_nothing_leaves_the_page_or_lies_on_another(name, layout, per_node):
-    root, found = read(plan_of(name, layout), per_node)
-    page = [float(root.get(side)) for side in ("width", "height")]
-    places = []
-    for boxes in found.values():
-        for rect in boxes:
-            x, y, wide, high = (float(rect.get(side)) for side in ("x", "y", "width", "height"))
-            assert 0 <= x <= x + wide <= page[0]
-            assert 0 <= y <= y + high <= page[1]
-            places.append((y, x, wide))
-    for (y, x, wide), (other, start, _) in pairwise(sorted(places)):
+    drawing = draw_mesh_svg(plan_of(name, layout), per_node)
+    assert outside(drawing) == []
+    boxes = [rect for each in ranks_of(drawing).values() for rect in each]
+    places = sorted(tuple(numbers(rect, "y", "x", "width")) for rect in boxes)
+    for (y, x, wide), (other, start, _) in pairwise(places):
         assert y != other or x + wide <= start

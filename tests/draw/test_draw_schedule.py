@@ -2,7 +2,7 @@
 
 import pytest
 
-from howdah.draw.schedule import boxes, draw
+from howdah.draw.schedule import computations, draw
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.lowering import lower
 from howdah.plan.schedule.registry import build
@@ -152,13 +152,12 @@ def test_ranks_of_two_digits_stay_in_line():
     assert rows[10].startswith("rank 10  " + "  " * 10 + "F0")
 
 
-def test_boxes_know_their_place_among_the_stages_of_their_rank():
-    found = {
-        box.label: box for box in boxes(simulate(build("zb-v", ranks=2, micros=1))) if not box.rank
-    }
+def test_computations_know_their_place_among_the_stages_of_their_rank():
+    timeline = simulate(build("zb-v", ranks=2, micros=1))
+    found = {each.label: each for each in computations(timeline, 0)}
     assert found["F0"].action.stage == 0
     assert found["f0"].action.stage == 3
-    assert [(box.turn, box.turns) for box in (found["F0"], found["f0"])] == [(0, 2), (1, 2)]
+    assert [(each.turn, each.turns) for each in (found["F0"], found["f0"])] == [(0, 2), (1, 2)]
 
 
 def test_an_empty_timeline():
