@@ -93,7 +93,7 @@ def test_the_script_of_a_landing_chooses_the_eighth_of_the_commit(tmp_path):
     [
         ("test_selection.py", [], True),  # imports subprocess
         ("train/test_resume.py", [], True),  # by its helper small_runs, which runs the loop
-        ("parallel/test_data.py", [], True),  # by parallel/data.py, which reads a clock
+        ("parallel/test_gradient_sums.py", [], True),  # by parallel/sums.py, which reads a clock
         ("checkpoint/test_folders.py", [], True),  # by sample_state.py beside it, and its Saver
         ("plan/test_boxes.py", [], False),
         ("plan/test_boxes.py", ["tmp_path", "workers"], True),

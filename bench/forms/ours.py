@@ -120,13 +120,13 @@ def _stage(plan: Plan, rank: int) -> ParallelModel:
 
 def _pass(placed: ParallelModel, micro: Micro, tokens: int) -> None:
     """Forward and backward of a stage, of made-up hidden states and gradients."""
-    line = placed.pipeline
-    assert line is not None
-    (stage,) = line.parts
-    out = line.alone(stage, arrays_of(micro, CPU), placed.loss)
+    executor = placed.executor
+    (stage,) = executor.parts
+    outputs = executor.alone(stage, arrays_of(micro, CPU), placed.loss)
     end: Tensor | None = None
-    if "head" in line.parts[stage]:
-        out = out / tokens
+    if "loss" in outputs:
+        out = outputs["loss"] / tokens
     else:
+        out = outputs["hidden"]
         end = torch.zeros_like(out)
     torch.autograd.backward(out, end)

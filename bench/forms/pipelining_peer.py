@@ -46,7 +46,7 @@ class Stage(nn.Module):
         """x: tokens [b, s] for the first stage, hidden states [b, s, h] for others."""
         first = "embedding" in self.parts
         given = Given(tokens=x, labels=x, positions=positions, documents=documents, noise=None)
-        return run_stage(self.model, self.parts, None if first else x, given)
+        return run_stage(self.model, self.parts, {} if first else {"hidden": x}, given)["hidden"]
 
 
 def pipelining(case: Form, place: Place, *, schedule: Literal["gpipe", "1f1b"]) -> Step:

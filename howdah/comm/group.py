@@ -96,12 +96,18 @@ class Group:
             from_host(whole, host)
 
     def reduce_scatter(
-        self, out: Tensors, x: Tensor | None = None, *, op: str = "sum", async_op: bool = False
+        self,
+        out: Tensors,
+        x: Tensor | None = None,
+        *,
+        op: str = "sum",
+        async_op: bool = False,
+        after: Future[None] = DONE,
     ) -> Future[None]:
         """Writes this rank's share of the sum of `x` over the ranks to `out`.
 
         Without `x`, `out` is the full buffer: this rank's share of it becomes the sum, and the rest
-        is unchanged.
+        is unchanged. `after` is that of `all_reduce`.
         """
         outs, wholes = self._parts("reduce_scatter", out, x)
         for whole in wholes:
@@ -120,14 +126,20 @@ class Group:
             for part, host in zip(outs, hosts if x is None else parts, strict=True):
                 from_host(part, host)
 
-        return self._run(work, async_op)
+        return self._run(work, async_op, after)
 
     def all_gather(
-        self, out: Tensors, x: Tensor | None = None, *, async_op: bool = False
+        self,
+        out: Tensors,
+        x: Tensor | None = None,
+        *,
+        async_op: bool = False,
+        after: Future[None] = DONE,
     ) -> Future[None]:
         """Writes the `x` of all ranks, in rank order, to `out`; each `x` is its rank's share.
 
-        Without `x`, each rank sends its own share of `out` to all ranks.
+        Without `x`, each rank sends its own share of `out` to all ranks. `after` is that of
+        `all_reduce`.
         """
         parts, wholes = self._parts("all_gather", out, x)
 
@@ -143,7 +155,7 @@ class Group:
             for whole, host in zip(wholes, hosts, strict=True):
                 from_host(whole, host)
 
-        return self._run(work, async_op)
+        return self._run(work, async_op, after)
 
     def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Future[None]:
         """Copies the root's `x` to the `x` of all ranks."""

@@ -4,13 +4,12 @@
 2. allocate what this rank holds of the weights, in flat units
 3. fill them: at random, or from a checkpoint or a folder
 4. pass the masters to the optimizer, range by range
-5. make the model a replica: gradients are summed over the tp ranks and over dp, whole or share by
-   share, in a pipeline stage by stage
-6. notify those sums when a gradient is ready. Hooks of torch parameters do so where possible;
-   otherwise own operations replace those of torch, cut for tp, with a store that has the weights
-7. make blocks keep for the backward pass what the layout selects (recomputation)
-8. where each replica updates only its share, gather the weights
-9. where there are stages, make them a pipeline
+5. connect the sums of gradients over ranks
+6. where each replica updates only its share, gather the weights
+7. tell the sums when a gradient is ready. Hooks of torch parameters do so where possible; otherwise
+   own operations replace those of torch, cut for tp, with a store that has the weights
+8. make blocks keep for the backward pass what the layout selects (recomputation)
+9. give all of it to the executor, which runs the stages of this rank
 
 Where the layout has only dp, parameters stay those of torch, which `torch.compile` supports.
 """
@@ -26,31 +25,22 @@ from torch import Tensor
 from howdah.model.loss import Terms, cross_entropy_sum
 from howdah.model.transformer import Transformer
 from howdah.optim.optimizers import Range, build_optimizer, make_states
-from howdah.parallel.data import Reducer, Replicas, listen_to_parameters, whole_gradients
-from howdah.parallel.executor import Pipeline, Stages
-from howdah.parallel.flat_params import Fill, FlatUnit, Whole, fill_masters, flatten
+from howdah.parallel.executor import Executor
+from howdah.parallel.flat_params import DTYPES, Fill, FlatUnit, Whole, fill_masters, flatten
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, own_operations
-from howdah.parallel.part_sums import PartSums, sum_parts
 from howdah.parallel.recompute import recompute
-from howdah.parallel.stage_sums import StageSums
 from howdah.parallel.stages import own_parts
+from howdah.parallel.sums import GradientSums, gradient_sums, listen_to_parameters
 from howdah.parallel.tensor import region_of, split, vocab_shards
 from howdah.parallel.tensor_border import TpRegion
 from howdah.parallel.weight_store import UnitWeightStore
-from howdah.parallel.zero import ShareReducer, UpdatedWeights, Window, gather_weights
+from howdah.parallel.zero import UpdatedWeights
 from howdah.parallel.zero3 import ShardedWeights
-from howdah.plan.buckets import used_by_several
 from howdah.plan.layout import needs_own
-from howdah.plan.method import Precision
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import counted_ranges, local_buffers, own_range
-
-DTYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "float64": torch.float64,
-}
+from howdah.plan.sums import keeps_shares, used_by_several
 
 
 @dataclass(frozen=True)
@@ -61,13 +51,12 @@ class ParallelModel:
     mesh      the groups of this rank
     units     the flat tensors, unit by unit
     ranges    the ranges that this rank's optimizer updates
-    reducer   sums gradients over the tp ranks and the replicas; None without these sums, or with pp
+    sums      sums the gradients over ranks
     gatherer  brings updated weights to all replicas, once in a step or unit by unit when they are
               used; None where each replica updates everything
-    window    memory for whole gradients where only shares are kept
     store     has the weights of own operations; None where they are parameters of the model
     region    communicates at the boundary of tensor-parallel regions; None without tp
-    pipeline  runs the stages, and sums their gradients in place of the reducer; None without pp
+    executor  runs the forward and backward passes
     """
 
     plan: Plan
@@ -76,20 +65,18 @@ class ParallelModel:
     units: dict[str, FlatUnit]
     ranges: tuple[Range, ...]
     optimizer: torch.optim.Optimizer
-    reducer: Reducer | ShareReducer | PartSums | None
+    sums: GradientSums
     gatherer: UpdatedWeights | ShardedWeights | None
-    window: Window | None
     store: UnitWeightStore | None
     region: TpRegion | None
-    pipeline: Pipeline | None
+    executor: Executor
 
     @property
     def exposed(self) -> float:
         """Seconds that computation has waited for other ranks, over the whole run: for gradients
-        and weights, at the boundaries of tp regions, and in a pipeline for messages.
+        and weights, at the boundaries of tp regions, and for messages between stages.
         """
-        line = self.pipeline
-        parts = (self.reducer, self.gatherer, self.region, line, line.sums if line else None)
+        parts = (self.sums, self.gatherer, self.region, self.executor)
         return sum((part.exposed for part in parts if part), 0.0)
 
     @property
@@ -165,8 +152,6 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
     with torch.device("meta"):
         model = Transformer(plan.shape, dropout=method.dropout, parts=own_parts(plan, rank))
     # 2
-    replicas = Replicas(mesh.shard, mesh.across)
-    shares = layout.accumulate == "shard" and not replicas.alone
     cut = layout.zero == 3 and mesh.shard.size > 1  # weights are sharded, too
     units = flatten(
         model,
@@ -174,74 +159,48 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
         dtype=DTYPES[method.precision],
         device=mesh.device,
         own=lambda buffer: own_range(buffer, layout, rank),
-        whole=Whole(gradients=not shares, weights=not cut),
+        whole=lambda buffer: Whole(gradients=not keeps_shares(plan, buffer.unit), weights=not cut),
     )
     fill_masters(units, fill)  # 3
     # 4
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
     optimizer = build_optimizer(method.optimizer, ranges)
     make_states(method.optimizer, optimizer, ranges, step=0)
-    # 5
-    like = next(iter(units.values())).summed
-    window = Window(plan, rank, like) if shares else None
-    sums = StageSums(plan, mesh, units, window) if layout.pp > 1 else None
-    reducer = None if sums else _reducer(plan, mesh, units, window)
+    sums = gradient_sums(plan, mesh, units)  # 5
     # 6
+    gatherer: UpdatedWeights | ShardedWeights | None = None
+    if cut:
+        gatherer = ShardedWeights(units, mesh.shard, keep=layout.release == "step")
+    elif layout.zero > 0 and mesh.shard.size > 1:
+        gatherer = UpdatedWeights(units, mesh.shard)
+    # 7
     region = region_of(plan, mesh) if layout.tp > 1 else None
-    store, gathering = None, _gathering(plan, mesh, units) if cut else None
+    store: UnitWeightStore | None = None
     if needs_own(layout):
-        store = _store(plan, rank, units, sums or reducer, gathering)
+        value = gatherer.value if isinstance(gatherer, ShardedWeights) else None
+        shared = [name for unit in used_by_several(plan, rank) for name in units[unit].buffer.names]
+        store = UnitWeightStore(units, sums.target, sums.order.ready, value, frozenset(shared))
         if region:
             split(model, plan, region, store)
         own_operations(model, store)
-    elif reducer:
-        listen_to_parameters(model, reducer)
-    recompute(model, plan)  # 7
-    # 8
-    gathers = layout.zero > 0 and mesh.shard.size > 1 and not gathering
-    gatherer = gather_weights(model, units, mesh.shard) if gathers else gathering
+    elif sums.sums:
+        listen_to_parameters(model, sums)
+    recompute(model, plan)  # 8
     # 9
-    pipeline = None
-    if sums and store:
-        stages = Stages(model, DTYPES[method.precision], store, gatherer)
-        pipeline = Pipeline(plan, mesh, stages, sums)
+    executor = Executor(plan, mesh, model=model, store=store, gatherer=gatherer, sums=sums)
     return ParallelModel(
-        *(plan, mesh, model, units, ranges, optimizer),
-        *(reducer, gatherer, window, store, region, pipeline),
+        plan=plan,
+        mesh=mesh,
+        model=model,
+        units=units,
+        ranges=ranges,
+        optimizer=optimizer,
+        sums=sums,
+        gatherer=gatherer,
+        store=store,
+        region=region,
+        executor=executor,
     )
-
-
-def _store(
-    plan: Plan,
-    rank: int,
-    units: dict[str, FlatUnit],
-    sums: StageSums | Reducer | ShareReducer | PartSums | None,
-    gathering: ShardedWeights | None,
-) -> UnitWeightStore:
-    """The store that gives own operations their weights, and notifies `sums`, if any, of
-    gradients.
-    """
-    target = sums.target if sums else whole_gradients(units).__getitem__
-    ready = sums.ready if sums else lambda _: None
-    value = gathering.value if gathering else None
-    return UnitWeightStore(units, target, ready, value, shared=used_by_several(plan, rank))
-
-
-def _gathering(plan: Plan, mesh: Mesh, units: dict[str, FlatUnit]) -> ShardedWeights:
-    return ShardedWeights(units, mesh.shard, keep=plan.layout.release == "step")
-
-
-def _reducer(
-    plan: Plan, mesh: Mesh, units: dict[str, FlatUnit], window: Window | None
-) -> Reducer | ShareReducer | PartSums | None:
-    """The sum of gradients over the tp ranks, then over the replicas; None if there are neither."""
-    replicas = Replicas(mesh.shard, mesh.across)
-    over: Reducer | ShareReducer | None = None
-    if window:
-        over = ShareReducer(units, replicas, window)
-    elif not replicas.alone:
-        over = Reducer(units, replicas, scatter=plan.layout.zero > 0)
-    return sum_parts(plan, mesh, units, over) if plan.layout.tp > 1 else over
 
 
 def _ranges(unit: FlatUnit) -> list[Range]:

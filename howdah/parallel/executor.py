@@ -1,4 +1,4 @@
-"""Pipeline parallelism: runs the lowered program of a schedule on one rank.
+"""The executor: runs the program of a step on one rank, of one pipeline stage or of several.
 
     program     receive 0F1 · wait 0F0 · 1F0 · send 1F0 · wait 0F1 · 1F1 · …  · reduce · update
     values      received or computed here, input of a later action        activations, gradients
@@ -6,12 +6,12 @@
     late        weight gradients that an I action has deferred to its W action
 
 The program contains all decisions (`plan/schedule/lowering.py`); here each verb is one small
-function. A stage's forward is a plain autograd graph from its input, a leaf, to its output. Its
-backward starts from the gradient that the next stage sends. Afterwards the leaf has the gradient
-for the stage before:
+function. Without pp, the whole model is one stage, and nothing is sent. A stage's forward is a
+plain autograd graph from its inputs, which are leaves, to its outputs. Its backward starts from the
+gradients that the next stage sends. Then the leaves have the gradients for the stage before:
 
-    F    x = leaf(values) → out; held: x and the edge of out's graph; out is sent on, not kept
-    B    backward(edge, gradient) → x.grad is sent back; the entry of held is freed
+    F    leaves(values) → outputs; held: leaves and edges of the graph; the outputs are sent on
+    B    backward(edges, gradients) → the leaves' gradients are sent back; the entry is freed
     I    as B, but the store defers what it would add to weight gradients
     W    adds what the store has deferred
 
@@ -19,12 +19,12 @@ A receive is posted before its value is needed, and waits on a thread of its own
 compute 0F0 · send 0F0` on one rank, whose 2F0 is computed elsewhere from that 0F0, does not
 deadlock.
 
-Sums over replicas start with a stage's last gradients (`stage_sums.py`). The update needs the norm
-of the full gradient, so the training step does it.
+Gradients are summed over ranks while a stage's last backward pass runs (`sums.py`). The update
+needs the norm of the full gradient, so the training step does it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from time import perf_counter
 from typing import NamedTuple
@@ -34,13 +34,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from howdah.model.transformer import Transformer
+from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stage_links import StageLinks, directions_of
-from howdah.parallel.stage_sums import StageSums
-from howdah.parallel.stages import Given, boundary, run_stage
+from howdah.parallel.stages import Boundary, Given, boundary, run_stage
+from howdah.parallel.sums import GradientSums
 from howdah.parallel.weight_store import UnitWeightStore
 from howdah.parallel.zero import UpdatedWeights
 from howdah.parallel.zero3 import ShardedWeights
+from howdah.plan.gather_order import units_at
 from howdah.plan.plan import Plan
 from howdah.plan.program import forward_only, program_of, schedule_of, stage_parts
 from howdah.plan.schedule.actions import Action, Kind, Value, makes
@@ -51,31 +53,16 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # summed, of hidden states [b, s, h] 
 GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
 
 
-class Stages(NamedTuple):
-    """What a rank runs its stages with.
-
-    model     the parts of the model that this rank holds
-    dtype     the compute dtype
-    store     has the weights, and adds to their gradients
-    gatherer  brings updated weights from other ranks; None where nothing is gathered
-    """
-
-    model: Transformer
-    dtype: torch.dtype
-    store: UnitWeightStore
-    gatherer: UpdatedWeights | ShardedWeights | None
-
-
 class Held(NamedTuple):
     """What a forward keeps for its backward.
 
-    x     the leaf that it started from; None at the first stage
-    end   the edge of the graph at its output
-    uses  how often it used each weight
+    inputs  the leaves that it started from; none at the first stage
+    ends    the edges of the graph at its outputs
+    uses    how often it used each weight
     """
 
-    x: Tensor | None
-    end: GradientEdge
+    inputs: Boundary
+    ends: Mapping[str, GradientEdge]
     uses: Counter[str]
 
 
@@ -90,19 +77,42 @@ class DeferredGrads(NamedTuple):
     uses: Counter[str]
 
 
-class Pipeline:
-    """The stages of a rank, which run step after step.
+class Moving(NamedTuple):
+    """A message that is sent or received."""
 
-    exposed  seconds that this rank has waited for messages, over the whole run
-    peak     the most pairs (stage, micro-batch) that it held at one time in the last pass
+    futures: list[Future[None]]
+    tensors: Boundary
+
+
+class Executor:
+    """Runs the stages of a rank, step after step.
+
+    model     the parts of the model that this rank has
+    store     has the weights of own operations; None where they are parameters of the model
+    gatherer  brings updated weights from other ranks; None where nothing is gathered
+    sums      sums the gradients over ranks
+    parts     the parts of each stage
+    exposed   seconds that this rank has waited for messages, over the whole run
+    peak      the most pairs (stage, micro-batch) that it held at one time in the last pass
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, stages: Stages, sums: StageSums) -> None:
-        self.plan, self.mesh, self.stages, self.sums = plan, mesh, stages, sums
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        *,
+        model: Transformer,
+        store: UnitWeightStore | None,
+        gatherer: UpdatedWeights | ShardedWeights | None,
+        sums: GradientSums,
+    ) -> None:
+        self.plan, self.mesh, self.model = plan, mesh, model
+        self.store, self.gatherer, self.sums = store, gatherer, sums
         self.links = StageLinks(mesh, directions_of(schedule_of(plan)))
         self.parts = stage_parts(plan, mesh.index_of("pp"))
         self.exposed = 0.0
         self.peak = 0
+        self._units = {part: units_at(plan, part) for some in self.parts.values() for part in some}
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
 
     def train(self, given: Sequence[Given], loss: Loss, *, tokens: float) -> float:
@@ -120,16 +130,25 @@ class Pipeline:
         work.run(self._program(len(given), train=False))
         return float(work.total)
 
-    def alone(self, stage: int, given: Given, loss: Loss) -> Tensor:
-        """The output of one of this rank's stages, run by itself for a measurement; its input is
+    def alone(self, stage: int, given: Given, loss: Loss) -> Boundary:
+        """The outputs of one of this rank's stages, run by itself for a measurement; its inputs are
         zeros.
         """
         work = StepRun(self, [given], loss, tokens=1.0)
         if stage > 0:
-            size = boundary(self.plan, self.mesh.rank, given)
-            made_up = torch.zeros(size, dtype=self.stages.dtype, device=self.mesh.device)
-            work.values[Value("activation", stage - 1, 0)] = made_up
-        return work.output(Action(Kind.FORWARD, stage, 0))[1]
+            work.values[Value("activation", stage - 1, 0)] = self.empty(given, torch.zeros)
+        return work.outputs(Action(Kind.FORWARD, stage, 0))[1]
+
+    def empty(self, given: Given, make: Callable[..., Tensor] = torch.empty) -> Boundary:
+        """Tensors for the boundary between two stages."""
+        shapes = boundary(self.plan, self.mesh.rank, given)
+        dtype, device = DTYPES[self.plan.method.precision], self.mesh.device
+        return {name: make(size, dtype=dtype, device=device) for name, size in shapes.items()}
+
+    def await_weights(self, part: Part) -> None:
+        """Waits until the weights of a part are those of the last update."""
+        if self.gatherer and self._units[part]:
+            self.gatherer.wait(*self._units[part])
 
     def _program(self, micros: int, *, train: bool) -> Sequence[Instruction]:
         """The program of this rank, made once for each number of micro-batches."""
@@ -150,24 +169,23 @@ class StepRun:
     """
 
     def __init__(
-        self, line: Pipeline, given: Sequence[Given], loss: Loss, *, tokens: float
+        self, executor: Executor, given: Sequence[Given], loss: Loss, *, tokens: float
     ) -> None:
-        self.line, self.given, self.loss, self.tokens = line, given, loss, tokens
-        self.recorder = line.mesh.counters.recorder
-        self.total = torch.zeros((), device=line.mesh.device)
-        self.values: dict[Value, Tensor] = {}
+        self.executor, self.given, self.loss, self.tokens = executor, given, loss, tokens
+        self.recorder = executor.mesh.counters.recorder
+        self.total = torch.zeros((), device=executor.mesh.device)
+        self.values: dict[Value, Boundary] = {}
         self.held: dict[tuple[int, int], Held] = {}
         self.late: dict[tuple[int, int], DeferredGrads] = {}
-        self.moving: dict[tuple[Verb, Action], tuple[Future[None], Tensor]] = {}
+        self.moving: dict[tuple[Verb, Action], Moving] = {}
         self.last: dict[int, Action] = {}  # by stage: the action that completes its gradients
-        self.tie: Future[None] | None = None
 
     def run(self, program: Sequence[Instruction]) -> None:
         """Executes the instructions, one after the other."""
         for instruction in program:
             if instruction.verb is Verb.COMPUTE and instruction.action.kind in GRADIENTS:
                 self.last[instruction.action.stage] = instruction.action
-        self.line.peak = 0
+        self.executor.peak = 0
         for instruction in program:
             VERBS[instruction.verb](self, instruction)
         left = [*self.values, *self.held, *self.late, *self.moving]
@@ -178,50 +196,57 @@ class StepRun:
     def compute(self, instruction: Instruction) -> None:
         action = instruction.action
         if self.last.get(action.stage) == action:
-            self.line.sums.arm(action.stage)
+            self.executor.sums.order.arm(action.stage)
         with self.recorder.span(instruction):
             KINDS[action.kind](self, action)
-        self.line.peak = max(self.line.peak, len(self.held) + len(self.late))
+        self.executor.peak = max(self.executor.peak, len(self.held) + len(self.late))
 
     def forward(self, action: Action) -> None:
-        x, out = self.output(action)
-        if "head" in self.line.parts[action.stage]:
-            self.total = self.total + out.detach()
-            out = out / self.tokens
+        inputs, outputs = self.outputs(action)
+        if "loss" in outputs:
+            self.total = self.total + outputs["loss"].detach()
+            outputs = {"loss": outputs["loss"] / self.tokens}
         else:
-            self.values[makes(action)] = out.detach()
+            self.values[makes(action)] = {name: out.detach() for name, out in outputs.items()}
         if torch.is_grad_enabled():
-            uses = self.line.stages.store.set_aside()
-            self.held[action.stage, action.micro] = Held(x, get_gradient_edge(out), uses)
+            ends = {name: get_gradient_edge(out) for name, out in outputs.items()}
+            store = self.executor.store
+            uses = store.set_aside() if store else Counter[str]()
+            self.held[action.stage, action.micro] = Held(inputs, ends, uses)
 
-    def output(self, action: Action) -> tuple[Tensor | None, Tensor]:
-        """Runs a stage forward. Returns its input, and its output: hidden states, or the summed
+    def outputs(self, action: Action) -> tuple[Boundary, Boundary]:
+        """Runs a stage forward. Returns its inputs, and its outputs: hidden states, or the summed
         loss.
         """
-        stage, micro = action.stage, action.micro
-        given, parts = self.given[micro], self.line.parts[stage]
-        x = self.values.pop(Value("activation", stage - 1, micro)) if stage > 0 else None
-        if x is not None and torch.is_grad_enabled():
-            x.requires_grad_()
-        self._await_weights(parts)
-        out = run_stage(self.line.stages.model, parts, x, given)
-        return x, self.loss(out, given.labels) if "head" in parts else out
+        stage, micro, executor = action.stage, action.micro, self.executor
+        given, parts = self.given[micro], executor.parts[stage]
+        inputs = self.values.pop(Value("activation", stage - 1, micro)) if stage > 0 else {}
+        if torch.is_grad_enabled():
+            for x in inputs.values():
+                x.requires_grad_()
+        out = run_stage(executor.model, parts, inputs, given, executor.await_weights)
+        if "head" in parts:
+            out = {"loss": self.loss(out["hidden"], given.labels)}
+        return inputs, out
 
     def backward(self, action: Action) -> None:
         held = self.held.pop((action.stage, action.micro))
-        self.line.stages.store.expect_again(held.uses)
+        if self.executor.store:
+            self.executor.store.expect_again(held.uses)
         self._back(action, held)
 
     def _back(self, action: Action, held: Held) -> None:
-        stage, micro, x, end = action.stage, action.micro, held.x, held.end
-        gradient = self.values.pop(Value("gradient", stage + 1, micro), None)
-        torch.autograd.backward(end, gradient)
-        if x is not None:
-            assert x.grad is not None
-            self.values[makes(action)] = x.grad
+        stage, micro = action.stage, action.micro
+        after = self.values.pop(Value("gradient", stage + 1, micro), None)
+        gradients = [after[name] for name in held.ends] if after else None
+        torch.autograd.backward(list(held.ends.values()), gradients)
+        if held.inputs:
+            found = {name: x.grad for name, x in held.inputs.items()}
+            self.values[makes(action)] = {n: x for n, x in found.items() if x is not None}
 
     def input_half(self, action: Action) -> None:
-        store, held = self.line.stages.store, self.held.pop((action.stage, action.micro))
+        store, held = self.executor.store, self.held.pop((action.stage, action.micro))
+        assert store, "a backward pass that is split defers what it adds"
         store.defer()
         self._back(action, held)
         uses = held.uses + store.set_aside()  # plus what was recomputed
@@ -229,36 +254,29 @@ class StepRun:
 
     def weight_half(self, action: Action) -> None:
         queue, uses = self.late.pop((action.stage, action.micro))
-        self.line.stages.store.expect_again(uses)
+        assert self.executor.store
+        self.executor.store.expect_again(uses)
         with torch.no_grad():  # as inside of a backward pass
             for add in queue:
                 add()
-
-    def _await_weights(self, parts: tuple[Part, ...]) -> None:
-        """Waits for the weights of embedding and head after an update on other ranks; blocks wait
-        for their own.
-        """
-        gatherer = self.line.stages.gatherer
-        for part in ("embedding", "head"):
-            if gatherer and part in parts:
-                gatherer.wait(part, "tied")
 
     # -- messages
 
     def send(self, instruction: Instruction) -> None:
         action, peer = instruction.action, instruction.peer
         assert peer is not None
-        x, began = self.values.pop(makes(action)).contiguous(), perf_counter()
-        future = self.line.links.send(x, peer)
-        future.add_done_callback(lambda _: self.recorder.note(instruction, began))
-        self.moving[Verb.SEND, action] = future, x
+        began, links = perf_counter(), self.executor.links
+        tensors = {name: x.contiguous() for name, x in self.values.pop(makes(action)).items()}
+        futures = [links.send(x, peer) for x in tensors.values()]
+        futures[-1].add_done_callback(lambda _: self.recorder.note(instruction, began))
+        self.moving[Verb.SEND, action] = Moving(futures, tensors)
 
     def receive(self, instruction: Instruction) -> None:
-        action, peer, line = instruction.action, instruction.peer, self.line
+        action, peer = instruction.action, instruction.peer
         assert peer is not None
-        size = boundary(line.plan, line.mesh.rank, self.given[action.micro])
-        x = torch.empty(size, dtype=line.stages.dtype, device=line.mesh.device)
-        self.moving[Verb.RECEIVE, action] = line.links.receive(x, peer), x
+        tensors = self.executor.empty(self.given[action.micro])
+        futures = [self.executor.links.receive(x, peer) for x in tensors.values()]
+        self.moving[Verb.RECEIVE, action] = Moving(futures, tensors)
 
     def wait(self, instruction: Instruction) -> None:
         verb, action, began = instruction.started, instruction.action, perf_counter()
@@ -266,29 +284,28 @@ class StepRun:
         if verb is Verb.REDUCE:
             if self.last[action.stage] == action:
                 with self.recorder.span(Instruction(verb, action)):
-                    self.line.sums.finish(action.stage)
-            return
-        if verb is Verb.TIE:
-            assert self.tie is not None
-            self.tie.result()
-            self.line.sums.tied()
+                    self.executor.sums.order.finish(action.stage)
+        elif verb is Verb.TIE:
+            self.executor.sums.order.finish_tied()
             self.recorder.note(Instruction(verb, action, instruction.peer), began)
         else:
-            future, x = self.moving.pop((verb, action))
-            future.result()
+            moving = self.moving.pop((verb, action))
+            for future in moving.futures:
+                future.result()
             if verb is Verb.RECEIVE:
-                self.values[makes(action)] = x
-        self.line.exposed += perf_counter() - began
+                self.values[makes(action)] = moving.tensors
+            self.executor.exposed += perf_counter() - began
 
     # -- gradients
 
     def reduce(self, instruction: Instruction) -> None:
-        stage = instruction.action.stage
-        if self.last[stage] != instruction.action:
-            self.line.sums.passed(stage)
+        action = instruction.action
+        if self.last[action.stage] != action:  # the last is completed where it is waited for
+            with self.recorder.span(Instruction(Verb.REDUCE, action)):
+                self.executor.sums.order.finish(action.stage)
 
-    def start_tie(self, _: Instruction) -> None:
-        self.tie = self.line.sums.tie()
+    def tie(self, _: Instruction) -> None:
+        self.executor.sums.order.begin_tied()
 
     def skip(self, _: Instruction) -> None:
         """Does nothing: the training step updates, after it has the norm of the full gradient."""
@@ -300,7 +317,7 @@ VERBS: dict[Verb, Callable[[StepRun, Instruction], None]] = {
     Verb.RECEIVE: StepRun.receive,
     Verb.WAIT: StepRun.wait,
     Verb.REDUCE: StepRun.reduce,
-    Verb.TIE: StepRun.start_tie,
+    Verb.TIE: StepRun.tie,
     Verb.UPDATE: StepRun.skip,
 }
 

@@ -30,7 +30,14 @@ from howdah.model.noise import fill_normal
 from howdah.model.norm import promoted
 from howdah.plan.boxes import Piece
 from howdah.plan.flat_buffers import Buffer, pieces
+from howdah.plan.method import Precision
 from howdah.shapes.weights import Weight
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "float64": torch.float64,
+}
 
 Fill = Callable[[Piece, Tensor], None]  # writes a piece's elements into a 1-D tensor
 Own = Callable[[Buffer], tuple[int, int]]  # the range [start, stop) that this rank updates
@@ -96,19 +103,19 @@ def flatten(
     dtype: torch.dtype,
     device: torch.device,
     own: Own = everything,
-    whole: Whole = ALL,
+    whole: Callable[[Buffer], Whole] = lambda buffer: ALL,
 ) -> dict[str, FlatUnit]:
     """Moves a model from the meta device into flat units, in forward order; does not fill them.
 
     own    the own range of each buffer
-    whole  which tensors are kept whole
+    whole  which tensors of each buffer are kept whole
 
     Parameters whose weights are not whole stay on the meta device, where only their names are used.
     """
     units: dict[str, FlatUnit] = {}
     names: set[str] = set()
     for buffer in buffers:
-        unit = units[buffer.unit] = _allocate(buffer, dtype, device, own(buffer), whole)
+        unit = units[buffer.unit] = _allocate(buffer, dtype, device, own(buffer), whole(buffer))
         names.update(buffer.names)
         if unit.shared_out:
             continue

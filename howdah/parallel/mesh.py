@@ -89,6 +89,13 @@ class Mesh:
         self.joined.append((group, transport))
         return group
 
+    def group_of(self, ranks: Sequence[int], *, label: str) -> Group:
+        """The group of `ranks` counted under `label`: that of an axis, or else joined now."""
+        for name, counted in LABELS.items():
+            if counted == label and list(axis(self.layout, name).group(self.rank)) == list(ranks):
+                return self.groups[name]
+        return self.join(ranks, label=label)
+
     def __enter__(self) -> "Mesh":
         return self
 

@@ -40,13 +40,13 @@ class SavedTensorMeter:
     def __exit__(self, *exception: object) -> None:
         self._hooks.__exit__(*exception)
 
-    def count(self, loss: Tensor) -> int:
-        """Bytes held for the backward pass of `loss`, which must not have started yet. Call it
+    def count(self, *outs: Tensor) -> int:
+        """Bytes held for the backward pass of `outs`, which must not have started yet. Call it
         once.
 
         It releases the storages, so that the measurement keeps no memory that backward frees.
         """
-        for node in _nodes(loss.grad_fn):
+        for node in _nodes(out.grad_fn for out in outs):
             for value in getattr(node, "__dict__", {}).values():
                 for each in value if isinstance(value, tuple) else (value,):
                     if isinstance(each, Tensor):
@@ -69,9 +69,9 @@ def _unpack(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _nodes(root: Node | None) -> Iterable[Any]:
-    """Yields every node of the graph behind `root` once."""
-    waiting, met = [root], set()
+def _nodes(roots: Iterable[Node | None]) -> Iterable[Any]:
+    """Yields every node of the graph behind `roots` once."""
+    waiting, met = [*roots], set()
     while waiting:
         node = waiting.pop()
         if node is not None and node not in met:

@@ -1,14 +1,16 @@
 """Cuts a model into pipeline stages: which parts of it a pipeline rank builds, and how a stage
 runs.
 
-    stage 0   embedding layers.0 layers.1       tokens → x          rank 0 builds these parts
-    stage 1   layers.2 layers.3                      x → x          rank 1
-    stage 2   layers.4 head                          x → loss       rank 2
+    stage 0   embedding layers.0 layers.1       tokens → hidden     rank 0 builds these parts
+    stage 1   layers.2 layers.3                 hidden → hidden     rank 1
+    stage 2   layers.4 head                     hidden → loss       rank 2
 
-Only the residual stream x [b, s, h] is sent from stage to stage. The other inputs of the blocks
-(positions, documents, angles, masks, noise) follow from the batch, which every stage reads itself.
+A boundary between two stages is a set of named tensors. Of a decoder that is the residual stream
+alone, `hidden` [b, s, h]; the other inputs of the blocks (positions, documents, angles, masks,
+noise) follow from the batch, which every stage reads itself.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,6 +23,8 @@ from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
 from howdah.shapes.part import Part
+
+Boundary = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,29 +50,40 @@ def own_parts(plan: Plan, rank: int) -> tuple[Part, ...]:
 
 
 def run_stage(
-    model: Transformer, parts: tuple[Part, ...], x: Tensor | None, given: Given
-) -> Tensor:
-    """Runs `parts` of the model and returns the hidden states [b, s, h] after them.
+    model: Transformer,
+    parts: tuple[Part, ...],
+    inputs: Boundary,
+    given: Given,
+    await_weights: Callable[[Part], None] = lambda part: None,
+) -> Boundary:
+    """Runs `parts` of the model on what the stage before has made; returns what they make. For the
+    head that is its input.
 
-    x  the hidden states before `parts`; None for the first stage, which starts from the tokens
+    await_weights  called before each part with weights: they may be on their way from other ranks
     """
-    if "embedding" in parts:
-        x = model.embed(given.tokens, given.positions, noise=given.noise)
-    assert x is not None, f"{parts[0]} needs what the stage before makes"
-    blocks = [str(part.layer) for part in parts if part.is_block]
-    if blocks:
-        context = model.context(x, given.positions, given.documents, noise=given.noise)
-        for name in blocks:
-            x = cast(Block, model.layers[name])(x, context)
+    x = inputs.get("hidden")
+    context = None
+    for part in parts:
+        if part == "embedding":
+            await_weights(part)
+            x = model.embed(given.tokens, given.positions, noise=given.noise)
+            continue
+        assert x is not None, f"{part} needs what the part before it makes"
+        await_weights(part)
+        if part == "head":
+            x = model.final_norm(x)
+            continue
+        context = context or model.context(x, given.positions, given.documents, noise=given.noise)
+        x = cast(Block, model.layers[str(part.layer)])(x, context)
     assert x is not None
-    return model.final_norm(x) if "head" in parts else x
+    return {"hidden": x}
 
 
-def boundary(plan: Plan, rank: int, given: Given) -> tuple[int, ...]:
-    """The shape of x between stages on `rank`; under sp, of this rank's positions only."""
+def boundary(plan: Plan, rank: int, given: Given) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors between stages on `rank`; under sp, of this rank's positions."""
     rows, positions = given.tokens.shape
     if plan.layout.sp:
         tp = axis(plan.layout, "tp")
         start, stop = share(positions, tp.size, tp.index_of(rank))
         positions = stop - start
-    return rows, positions, plan.shape.width
+    return {"hidden": (rows, positions, plan.shape.width)}

@@ -61,18 +61,18 @@ def _step(plan: Plan, rank: int) -> Iterator[str]:
 def forward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
     """The units that the forward pass of `parts` needs, in order."""
     for part in parts:
-        yield from _units_at(plan, part)
+        yield from units_at(plan, part)
 
 
 def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
     """The units that the backward pass of `parts` needs, in order; `parts` are in forward order."""
     for part in reversed(list(parts)):
         if part not in ("embedding", "target"):
-            units = _units_at(plan, part)
+            units = units_at(plan, part)
             yield from (unit for unit in reversed(units) if not unit.startswith("relative."))
 
 
-def _units_at(plan: Plan, part: Part) -> list[str]:
+def units_at(plan: Plan, part: Part) -> list[str]:
     """The units of one part, in the order in which its forward pass needs them."""
     if part.is_block:
         relative = relative_unit(part.stack, plan.shape) if part.layer == 0 else ""

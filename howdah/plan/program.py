@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from howdah.base.errors import UserError, several
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Layout, family_of
 from howdah.plan.plan import Plan, make_stages
 from howdah.plan.schedule.actions import Kind, Schedule, rank_of_stage
 from howdah.plan.schedule.check import check_schedule
@@ -36,6 +36,16 @@ def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
         virtual=layout.virtual,
         slices=layout.slices,
     )
+
+
+def steady_schedule(plan: Plan) -> Schedule:
+    """The schedule of a step, without the micro-batches from which on a rank holds no more than
+    before, where that is known.
+    """
+    layout, micros = plan.layout, plan.micros
+    if family_of(layout).steady and not plan.schedule:
+        micros = min(micros, 4 * layout.pp * layout.virtual)
+    return schedule_of(plan, micros)
 
 
 def program_of(plan: Plan, micros: int | None = None) -> Lowered:

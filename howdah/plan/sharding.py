@@ -34,12 +34,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import Literal
 
 from howdah.plan.boxes import Box
 from howdah.plan.flat_buffers import Buffer, buffers, share
 from howdah.plan.layout import Layout
-from howdah.plan.mesh_axes import Axis, axis
+from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.shapes.dims import CHUNK, Local, Per
 from howdah.shapes.shape import ModelShape
@@ -109,11 +108,21 @@ def replicas_of(unit: str) -> Axis:
     return "expert_replicas" if unit.endswith(".experts") else "replicas"
 
 
+def shard_axes(layout: Layout, unit: str) -> tuple[Stride, Stride]:
+    """The groups that share out one copy of a unit's states, and those of the same share in other
+    copies.
+    """
+    if replicas_of(unit) == "expert_replicas":
+        return axis(layout, "expert_shard"), axis(layout, "expert_across")
+    return axis(layout, "shard"), axis(layout, "across")
+
+
 def own_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
     """The range of a buffer that `rank` updates: all of it, or its share under ZeRO."""
     if layout.zero == 0:
         return 0, buffer.length
-    return _cut_along(0, buffer.length, buffer, (layout, rank), "shard")
+    inside, _ = shard_axes(layout, buffer.unit)
+    return share(buffer.length, inside.size, inside.index_of(rank))
 
 
 def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
@@ -122,9 +131,10 @@ def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
     Each element of the model is counted by one rank: each replica counts its share, and of tp ranks
     or stages that hold the same box, the first counts it.
     """
-    place = plan.layout, rank
-    start, stop = _cut_along(0, buffer.length, buffer, place, "shard")
-    start, stop = _cut_along(start, stop, buffer, place, "across")
+    start, stop = 0, buffer.length
+    for along in shard_axes(plan.layout, buffer.unit):
+        first, last = share(stop - start, along.size, along.index_of(rank))
+        start, stop = start + first, start + last
     if all(_first(name, plan, rank) for name in buffer.names):
         yield start, stop
         return
@@ -132,21 +142,6 @@ def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
         first, last = max(start, segment.start), min(stop, segment.stop)
         if first < last and _first(segment.name, plan, rank):
             yield first, last
-
-
-def _cut_along(
-    start: int,
-    stop: int,
-    buffer: Buffer,
-    place: tuple[Layout, int],
-    name: Literal["shard", "across"],
-) -> Range:
-    layout, rank = place
-    experts: dict[str, Axis] = {"shard": "expert_shard", "across": "expert_across"}
-    chosen: Axis = experts[name] if replicas_of(buffer.unit) == "expert_replicas" else name
-    along = axis(layout, chosen)
-    first, last = share(stop - start, along.size, along.index_of(rank))
-    return start + first, start + last
 
 
 def _first(name: str, plan: Plan, rank: int) -> bool:

@@ -11,7 +11,7 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
     moments      8Ψ   from zero1 on ÷N              both     of the optimizer, 4Ψ each
     gathered     2Ψ of two units, in zero3          passes   the unit in use and the next one
     reduced      4Ψ of a few buckets, if gradients  passes   full gradients before the
-                 are kept as shares                          reduce-scatter (`plan/buckets.py`)
+                 are kept as shares                          reduce-scatter (`plan/window.py`)
     activations  micro-batches in flight            passes   by the schedule
     recomputed   activations of one block           passes   while its backward pass runs
 
@@ -31,15 +31,15 @@ of an allocator. `bench/memory/` lists how much those take in published runs.
 from math import prod
 from typing import Literal, NamedTuple
 
-from howdah.plan.buckets import window_of
 from howdah.plan.flat_buffers import Buffer, share
-from howdah.plan.layout import Home, Layout, family_of
+from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.program import schedule_of
+from howdah.plan.program import steady_schedule
 from howdah.plan.schedule.held import peak_held
-from howdah.plan.sharding import local_buffers, local_of, replicas_of
+from howdah.plan.sharding import local_buffers, local_of, shard_axes
 from howdah.plan.stages import stages_of
+from howdah.plan.window import window_of
 from howdah.shapes.activations import Kernels, bytes_of, made_again, saved, shared
 from howdah.shapes.part import Part
 
@@ -123,9 +123,8 @@ def peak(held: list[Held], home: Home = "device") -> int:
 
 def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
     """Number of elements in the rank's share of a unit's buffer."""
-    experts = replicas_of(buffer.unit) == "expert_replicas"
-    group = axis(plan.layout, "expert_shard" if experts else "shard")
-    start, stop = share(buffer.length, group.size, group.index_of(rank))
+    inside, _ = shard_axes(plan.layout, buffer.unit)
+    start, stop = share(buffer.length, inside.size, inside.index_of(rank))
     return stop - start
 
 
@@ -192,10 +191,7 @@ def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:
 
     per_stage  bytes of one micro-batch (and token slice) on each stage
     """
-    layout, micros = plan.layout, plan.micros
-    if layout.schedule is None:
+    if plan.layout.schedule is None:
         return sum(per_stage)
-    if family_of(layout).steady and not plan.schedule:
-        micros = min(micros, 4 * layout.pp * layout.virtual)
-    schedule = schedule_of(plan, micros)
-    return peak_held(schedule, axis(layout, "pp").index_of(rank), sizes=per_stage)
+    place = axis(plan.layout, "pp").index_of(rank)
+    return peak_held(steady_schedule(plan), place, sizes=per_stage)

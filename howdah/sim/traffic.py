@@ -46,13 +46,12 @@ from howdah.plan.plan import Plan
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.plan.sharding import (
     heads,
-    held,
     kv_heads,
     local_buffers,
-    replicas_of,
-    summed_over_tp,
+    shard_axes,
     tokens,
 )
+from howdah.plan.sums import sums_of
 from howdah.shapes.part import Part
 
 SCALAR_BYTES = 8
@@ -133,7 +132,7 @@ def shares(length: int, parts: int) -> np.ndarray:
 def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int]:
     """Bytes that `rank` sends in one step of the full batch, by axis, operation and link."""
     sender = Sender(rank, wires, Counter())
-    for form in (_replicas, _tensor, _context, _pipeline, _experts, _scalars):
+    for form in (_gradients, _weights, _tensor, _context, _pipeline, _experts, _scalars):
         form(plan, rank, sender)
     return dict(sender.sent)
 
@@ -141,52 +140,28 @@ def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int
 # -- weights and gradients -------------------------------------------------------
 
 
-def _replicas(plan: Plan, rank: int, sender: Sender) -> None:
-    layout = plan.layout
-    shares_add_up = layout.accumulate == "shard" and layout.replicas > 1
-    reduces = plan.micros if shares_add_up else 1
-    _tensor_sums(plan, rank, reduces, sender)
-    whole = gather_counts(plan, rank) if layout.zero == 3 else {}
+def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
+    for row in sums_of(plan, rank):
+        times = plan.master_bytes * (plan.micros if row.each else 1)
+        for elements in row.messages:
+            sizes = shares(elements, len(row.ranks)) * times
+            if row.op != "all_gather":
+                sender.send(row.axis, "reduce_scatter", row.ranks, sizes)
+            if row.op != "reduce_scatter":
+                own = int(sizes[row.ranks.index(rank)])
+                sender.send(row.axis, "all_gather", row.ranks, own)
+
+
+def _weights(plan: Plan, rank: int, sender: Sender) -> None:
+    """All-gathers of updated weights (zero1, zero2), or of each unit when it is used (zero3)."""
+    if plan.layout.zero == 0:
+        return
+    gathers = gather_counts(plan, rank) if plan.layout.zero == 3 else None
     for buffer in local_buffers(plan, rank):
-        experts = replicas_of(buffer.unit) == "expert_replicas"
-        inside = axis(layout, "expert_shard" if experts else "shard")
-        across = axis(layout, "expert_across" if experts else "across")
-        sizes = shares(buffer.length, inside.size)
-        own = int(sizes[inside.index_of(rank)])
-        sender.reduce_scatter("dp", inside, sizes * plan.master_bytes * reduces)
-        sender.all_reduce("dp", across, own, plan.master_bytes)
-        _stage_sum(plan, rank, buffer.unit, own, sender)
-        if layout.zero == 0:
-            sender.all_gather("dp", inside, sizes * plan.master_bytes)
-        else:
-            times = whole[buffer.unit] if layout.zero == 3 else 1
-            sender.all_gather("dp", inside, sizes * plan.compute_bytes * times)
-
-
-def _tensor_sums(plan: Plan, rank: int, reduces: int, sender: Sender) -> None:
-    """Gradients of which each tp rank has a term, summed before the reduction over the replicas:
-    one message for each unit and group of tp ranks.
-    """
-    boxes, tp = held(plan, rank), axis(plan.layout, "tp")
-    elements: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    for name, box in boxes.items():
-        weight = plan.weight(name)
-        elements[weight.unit, summed_over_tp(weight, plan, rank)] += box.elements
-    for (_, parts), count in elements.items():
-        peers = [rank + part - tp.index_of(rank) for part in parts]
-        sizes = shares(count, len(parts)) * plan.master_bytes * reduces
-        sender.send("tp", "reduce_scatter", peers, sizes)
-        own = int(sizes[parts.index(tp.index_of(rank))])
-        sender.send("tp", "all_gather", peers, own)
-
-
-def _stage_sum(plan: Plan, rank: int, unit: str, own: int, sender: Sender) -> None:
-    """Sums a unit's gradient over the stages that hold it; `own` is the length of the share."""
-    pp, stages = axis(plan.layout, "pp"), plan.ranks_of_unit[unit]
-    peers = [rank + (stage - pp.index_of(rank)) * pp.stride for stage in stages]
-    sizes = shares(own, len(stages)) * plan.master_bytes
-    sender.send("pp", "reduce_scatter", peers, sizes)
-    sender.send("pp", "all_gather", peers, int(sizes[stages.index(pp.index_of(rank))]))
+        inside, _ = shard_axes(plan.layout, buffer.unit)
+        sizes = shares(buffer.length, inside.size) * plan.compute_bytes
+        times = 1 if gathers is None else gathers[buffer.unit]
+        sender.all_gather("dp", inside, sizes * times)
 
 
 # -- activations -----------------------------------------------------------------

@@ -16,7 +16,8 @@ from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.comm.transport import Transport
 from howdah.host.measured import peak_flops
 from howdah.optim.learning_rate import learning_rate
-from howdah.parallel.apply import DTYPES, ParallelModel, apply
+from howdah.parallel.apply import ParallelModel, apply
+from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.text.batches import Micro, micros, order_of, rows_of
 from howdah.text.prefetch import Prefetch

@@ -6,10 +6,8 @@ micro-batch. Resident memory is not compared, because it also holds the interpre
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-
-from torch import Tensor
 
 from howdah.parallel.apply import ParallelModel
 from howdah.parallel.mesh import Mesh
@@ -24,7 +22,7 @@ from howdah.sim.timeline import simulate
 from howdah.sim.traffic import step_traffic
 from howdah.text.batches import Micro
 from howdah.train.metrics import MIB
-from howdah.train.step import StepContext, loss_of, to_device
+from howdah.train.step import StepContext, to_device
 
 Bytes = Mapping[str, int]  # by component
 
@@ -69,13 +67,12 @@ def measured_memory(context: StepContext, micro: Micro) -> Bytes:
     """The bytes of this rank by component, measured with one micro-batch on a model that has its
     optimizer state. All ranks call together, because a forward pass may communicate.
 
-    With a pipeline, each of the rank's stages runs by itself, and the schedule determines which of
-    their activations are held at the same time.
+    Each of the rank's stages runs by itself, and the schedule determines which of their activations
+    are held at the same time.
     """
     placed, given = context.placed, to_device(context, micro, step=0)
-    measure = _in_flight if placed.pipeline else _activations
     with context.mesh.counters.aside():
-        activations = measure(placed, given)
+        activations = _in_flight(placed, given)
     if placed.store:
         placed.store.clear()
     return {**_tensors(placed), "activations": activations}
@@ -88,7 +85,7 @@ def _tensors(placed: ParallelModel) -> dict[str, int]:
         "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
         - sum(unit.weights.nbytes for unit in units),
         "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
-        "reduced": placed.window.memory.nbytes if placed.window else 0,
+        "reduced": placed.sums.window.memory.nbytes,
         "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
         "moments": sum(
             value.nbytes
@@ -100,23 +97,14 @@ def _tensors(placed: ParallelModel) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def _activations(placed: ParallelModel, given: Given) -> int:
-    return _saved(placed, lambda: loss_of(placed, given))
-
-
 def _in_flight(placed: ParallelModel, given: Given) -> int:
-    plan, line = placed.plan, placed.pipeline
-    assert line is not None
+    plan, executor = placed.plan, placed.executor
     sizes = [0] * len(plan.stages.parts)
-    for stage in line.parts:
-        sizes[stage] = _saved(placed, lambda: line.alone(stage, given, placed.loss))  # noqa: B023
+    for stage in executor.parts:
+        with SavedTensorMeter([*placed.model.parameters(), *placed.multiplied]) as kept:
+            outputs = executor.alone(stage, given, placed.loss)
+        sizes[stage] = kept.count(*outputs.values())
     return peak_held(schedule_of(plan), placed.mesh.index_of("pp"), sizes=sizes)
-
-
-def _saved(placed: ParallelModel, run: Callable[[], Tensor]) -> int:
-    with SavedTensorMeter([*placed.model.parameters(), *placed.multiplied]) as kept:
-        out = run()
-    return kept.count(out)
 
 
 def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:

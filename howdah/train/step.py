@@ -12,7 +12,6 @@ Averages are never averaged, neither over micro-batches nor over ranks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -138,44 +137,8 @@ def accumulate(context: StepContext, micros: Sequence[Micro], *, step: int, toke
     for unit in placed.units.values():
         (unit.summed if unit.gradients is None else unit.gradients).zero_()
     with placed.in_pass(f"a step of {len(micros)} micro-batches"):
-        return _passes(context, micros, step=step, tokens=tokens)
-
-
-def _passes(context: StepContext, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
-    placed = context.placed
-    if placed.pipeline:
         given = [to_device(context, micro, step=step) for micro in micros]
-        return placed.pipeline.train(given, placed.loss, tokens=tokens)
-    total = torch.zeros((), device=context.mesh.device)
-    for number, micro in enumerate(micros):
-        if placed.reducer and number == len(micros) - 1:
-            placed.reducer.arm()
-        with _computing(context, Kind.FORWARD, number):
-            loss = loss_of(placed, to_device(context, micro, step=step))
-        with _computing(context, Kind.BACKWARD, number):
-            (loss / max(tokens, 1)).backward()
-        total = total + loss.detach()
-        if placed.reducer and (
-            number == len(micros) - 1 or context.mesh.layout.accumulate == "shard"
-        ):
-            reduce = Instruction(Verb.REDUCE, Action(Kind.BACKWARD, 0, number))
-            with context.recorder.span(reduce):
-                placed.reducer.finish()
-    return float(total)
-
-
-def _computing(context: StepContext, kind: Kind, micro: int) -> AbstractContextManager[None]:
-    return context.recorder.span(Instruction(Verb.COMPUTE, Action(kind, 0, micro)))
-
-
-def loss_of(placed: ParallelModel, given: Given, *, plain: bool = False) -> Tensor:
-    """The summed loss of one micro-batch. Not for pipeline ranks, which hold only some of the
-    stages.
-
-    plain  cross-entropy alone, without the terms that the method adds to it
-    """
-    hidden = placed.model(given.tokens, given.positions, given.documents, noise=given.noise)
-    return (placed.plain_loss if plain else placed.loss)(hidden, given.labels)
+        return placed.executor.train(given, placed.loss, tokens=tokens)
 
 
 def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
@@ -208,15 +171,10 @@ def held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float,
 
 def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
     total, tokens, placed = 0.0, 0, context.placed
-    for some in chunks(micros, placed.plan.micros if placed.pipeline else 1):
-        if placed.pipeline:
-            given = [arrays_of(micro, context.mesh.device) for micro in some]
-            with placed.in_pass(f"a held-out loss of {len(some)} micro-batches"):
-                total += placed.pipeline.evaluate(given, placed.plain_loss)
-        else:
-            with placed.in_pass("a held-out loss"):
-                given_one = arrays_of(some[0], context.mesh.device)
-                total += float(loss_of(placed, given_one, plain=True))
+    for some in chunks(micros, placed.plan.micros):
+        given = [arrays_of(micro, context.mesh.device) for micro in some]
+        with placed.in_pass(f"a held-out loss of {len(some)} micro-batches"):
+            total += placed.executor.evaluate(given, placed.plain_loss)
         tokens += count_tokens(some) if context.mesh.counts_batch else 0
     total = total if context.mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
     total, count = context.mesh.world.sum_scalars([total, tokens])

@@ -26,7 +26,7 @@ and where matrices are cut:
     a part left out         of one weight's gradient, only the first tp rank's term is used
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -36,7 +36,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from howdah.comm.group import DONE
 from howdah.model.attention import Core, Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
@@ -50,6 +49,7 @@ from howdah.plan.program import schedule_of, tied_stages
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.messages import message_order
 from howdah.plan.sharding import placement, summed_over_tp
+from howdah.plan.sums import Sum
 from howdah.shapes.part import Part
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, count_tokens
@@ -142,11 +142,15 @@ def _leave_out(store: UnitWeightStore, name: str, rank: int) -> None:
 
 def skip_the_sum_across(context: StepContext) -> StepContext:
     """Each group that shards a copy of the states has the sum over its own ranks only."""
+    across = tuple(axis(context.mesh.layout, "across").group(context.mesh.rank))
+    return _skip(context, lambda row: row.axis == "dp" and tuple(row.ranks) == across)
 
-    def skip(x: object, *, after: Future[None] = DONE, **_: object) -> Future[None]:
-        return after
 
-    context.mesh.across.all_reduce = skip  # type: ignore[method-assign]
+def _skip(context: StepContext, chosen: Callable[[Sum], bool]) -> StepContext:
+    """The chosen sums of the list are not performed: each rank keeps its own term."""
+    sums = context.placed.sums
+    sums.skipped |= {number for number, row in enumerate(sums.sums) if chosen(row)}
+    assert sums.skipped or context.mesh.layout.pp > 1, "there is such a sum"
     return context
 
 
@@ -199,27 +203,24 @@ class _Recut(Spans):
 
 def lose_a_gradient(context: StepContext) -> StepContext:
     """The first gradient of a step that one stage sends to another is all zeros."""
-    line, plan = context.placed.pipeline, context.placed.plan
-    assert line is not None, "stages have a pipeline"
+    links, plan = context.placed.executor.links, context.placed.plan
     every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
     lost = next(message for message in every if message.action.kind is not Kind.FORWARD)
     if context.mesh.index_of("pp") != lost.source:
         return context
     way = [m for m in every if (m.source, m.target) == (lost.source, lost.target)]
-    turns, send = cycle(message is lost for message in way), line.links.send
+    turns, send = cycle(message is lost for message in way), links.send
 
     def lossy(x: Tensor, to: int) -> Future[None]:
         return send(torch.zeros_like(x) if to == lost.target and next(turns) else x, to)
 
-    line.links.send = lossy  # type: ignore[method-assign]
+    links.send = lossy  # type: ignore[method-assign]
     return context
 
 
 def skip_the_tie(context: StepContext) -> StepContext:
     """The stages of the embedding and of the head do not sum their gradients of the tied weight."""
-    assert context.placed.pipeline is not None, "stages have a pipeline"
-    context.placed.pipeline.sums.tie = lambda: DONE  # type: ignore[method-assign]
-    return context
+    return _skip(context, lambda row: row.axis == "pp")
 
 
 def skip_an_input_s_sum(context: StepContext) -> StepContext:

@@ -16,7 +16,7 @@ from howdah.base.seeds import key
 from howdah.model.noise import Noise, fill_normal
 from howdah.model.norm import promoted
 from howdah.model.transformer import Transformer
-from howdah.parallel.apply import DTYPES
+from howdah.parallel.flat_params import DTYPES
 from howdah.plan.batch import MASKED
 from howdah.plan.method import Optimizer
 from howdah.shapes.weights import weights

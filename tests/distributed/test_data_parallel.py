@@ -7,6 +7,7 @@ runs its controls: a verification that would not notice a break fails here.
     forms     biases, tied or not, norms, positions        two layouts
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -16,7 +17,8 @@ from typer.testing import CliRunner
 
 from howdah.cli.commands import app
 from howdah.comm.spawn import Workers
-from howdah.parallel.data import Reducer
+from howdah.parallel.sums import GradientSums
+from howdah.plan import sums
 from howdah.verify.evidence import gather
 from howdah.verify.verify import report, verify
 
@@ -113,17 +115,17 @@ def test_the_same_run_twice_gives_the_same_bits(workers):
     assert len({tuple(rank.checksums.items()) for rank in first}) == 1
 
 
-# -- the reducer, changed inside the workers
+# -- sums, changed inside the workers
 
 
 def gather_with(transport, kind, *arguments):
-    """`gather`, with another class of reducer for as long as it runs."""
-    with patch("howdah.parallel.apply.Reducer", kind):
+    """`gather`, with other sums for as long as it runs."""
+    with kind():
         return gather(transport, *arguments)
 
 
 class With:
-    """Workers on which every replica has a reducer of this kind."""
+    """Workers on which every replica has sums of this kind."""
 
     def __init__(self, workers, kind):
         self._workers, self._kind = workers, kind
@@ -139,28 +141,31 @@ class With:
         pass  # the shared workers live on
 
 
-class Small(Reducer):
-    """A bucket for each unit: a miniature would otherwise fit in one."""
-
-    def __init__(self, units, replicas, *, scatter):
-        super().__init__(units, replicas, scatter=scatter, bucket_bytes=1)
+def small():
+    """A sum for each unit: a miniature would otherwise need only one."""
+    return patch.object(sums, "BUCKET_BYTES", 1)
 
 
-class Forgetful(Small):
-    """The bucket of layers.1 travels, but without the unit's gradients."""
+class Forgetful(GradientSums):
+    """The sum of layers.1 is made, but without the unit's gradients."""
 
-    def __init__(self, units, replicas, *, scatter):
-        super().__init__(units, replicas, scatter=scatter)
-        (place,) = [n for n, bucket in enumerate(self.buckets) if bucket[0].unit == "layers.1"]
-        self._flats[place] = [flat.clone() for flat in self._flats[place]]
+    def _gradient(self, span):
+        gradient = super()._gradient(span)
+        return gradient.clone() if span.unit == "layers.1" else gradient
+
+
+@contextmanager
+def forgetful():
+    with small(), patch("howdah.parallel.sums.GradientSums", Forgetful):
+        yield
 
 
 def test_many_buckets_equal_one_device(workers):
-    prove(case_of("dp3 x3"), With(workers, Small))
+    prove(case_of("dp3 x3"), With(workers, small))
 
 
-def test_a_reducer_that_forgets_a_unit_is_caught_and_the_weight_is_named(workers):
-    verdict = verify(case_of("dp2 x3"), With(workers, Forgetful), controls=False)
+def test_a_sum_that_forgets_a_unit_is_caught_and_the_weight_is_named(workers):
+    verdict = verify(case_of("dp2 x3"), With(workers, forgetful), controls=False)
     assert not verdict.proved
     differs, bits = verdict.problems
     assert differs.endswith("gradient of layers.1.feedforward.down.weight")
@@ -176,11 +181,11 @@ def test_the_command_says_so_and_exits_with_1(workers, recipe, cache, monkeypatc
     environment = {"HOWDAH_CACHE": str(cache.parent)}
     for kind, code, last in (
         (
-            Small,
+            small,
             0,
             "equal: bytes sent and held, bits of all ranks, and every gradient within its bound",
         ),
-        (Forgetful, 1, "problem: rank 1 holds other weights than rank 0 after the last step"),
+        (forgetful, 1, "problem: rank 1 holds other weights than rank 0 after the last step"),
     ):
         monkeypatch.setattr(
             "howdah.comm.spawn.Workers", lambda size, kind=kind: With(workers, kind)

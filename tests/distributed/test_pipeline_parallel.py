@@ -18,13 +18,12 @@ from small_cases import FORMS, case_of
 from small_runs import copy_until, losses, metrics, train_on
 
 from howdah.base.errors import UserError
-from howdah.comm.group import DONE
 from howdah.parallel.executor import KINDS, VERBS, DeferredGrads, StepRun
-from howdah.parallel.stage_sums import StageSums
 from howdah.plan.schedule.actions import Kind, Value
 from howdah.plan.schedule.lowering import Verb
 from howdah.plan.schedule.registry import build
 from howdah.plan.schedule.text import format_schedule, parse_schedule
+from howdah.plan.sum_order import SumOrder
 from howdah.train.finished_run import open_run
 from howdah.verify.case import miniature
 from howdah.verify.evidence import gather
@@ -125,14 +124,13 @@ def test_a_schedule_of_ones_own_equals_one_device(workers, layout):
 
 def skip_the_tie(self):
     """Each stage keeps its own part of the embedding's gradient."""
-    return DONE
 
 
 def send_another_micro(self, instruction):
     """In place of the second micro-batch's activation, the first's goes out once more."""
     kind, stage, micro, _ = instruction.action
     if kind is Kind.FORWARD and micro == 0:
-        self.first = self.values[Value("activation", stage, 0)].clone()
+        self.first = {"hidden": self.values[Value("activation", stage, 0)]["hidden"].clone()}
     if kind is Kind.FORWARD and micro == 1:
         self.values[Value("activation", stage, 1)] = self.first
     StepRun.send(self, instruction)
@@ -150,22 +148,21 @@ def lose_a_gradient(self, action):
     """What comes back for the last micro-batch is nothing."""
     value = Value("gradient", action.stage + 1, action.micro)
     if action.micro == 2 and value in self.values:
-        self.values[value].zero_()
+        self.values[value]["hidden"].zero_()
     StepRun.backward(self, action)
 
 
-def reduce_too_early(self, stage):
+def sum_too_early(self, stage):
     """The sums over the replicas are made before the stage's last gradients, all of them."""
-    for reducer in self._by_stage[stage]:
-        reducer.arm()
-        reducer._start(whole=True)
-        for started in reducer._started:  # or they might come late enough to be right
-            started.result()
+    self._armed.add(stage)
+    for number in self._of_stage[stage]:
+        self._start(number)
+        self._flights[-1].land()  # or it might come late enough to be right
 
 
 BREAKS = {
     "the tie is not summed": (
-        lambda: patch.object(StageSums, "tie", skip_the_tie),
+        lambda: patch.object(SumOrder, "begin_tied", skip_the_tie),
         "pp2 x3",
     ),
     "another micro-batch is sent": (
@@ -181,7 +178,7 @@ BREAKS = {
         "pp2 gpipe x3",
     ),
     "sums begin too early": (
-        lambda: patch.object(StageSums, "arm", reduce_too_early),
+        lambda: patch.object(SumOrder, "arm", sum_too_early),
         "dp2 pp2 x3",
     ),
 }

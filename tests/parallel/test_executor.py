@@ -69,7 +69,7 @@ def built(transport, words, shape):
     placed = stepper_on(transport, words, shape).placed
     modules = {name for name, _ in placed.model.named_modules() if name.count(".") < 2} - {""}
     names = {name for unit in placed.units.values() for name in unit.buffer.names}
-    parts = [part for parts in placed.pipeline.parts.values() for part in parts]
+    parts = [part for parts in placed.executor.parts.values() for part in parts]
     return parts, modules, names
 
 
@@ -113,18 +113,17 @@ def hold(transport, words):
         return count
 
     class Watching(StepRun):
-        def output(self, action):
-            x, out = super().output(action)
-            own = x is not None
+        def outputs(self, action):
+            inputs, out = super().outputs(action)
+            own = len(inputs)
             alive.append(living(said - own) + own)
-            if x is not None:
-                leaves.append(weakref.ref(x))
-            return x, out
+            leaves.extend(map(weakref.ref, inputs.values()))
+            return inputs, out
 
     with patch("howdah.parallel.executor.StepRun", Watching):
         run(context)
     assert living(0) == 0
-    return context.placed.pipeline.peak, max(alive), said
+    return context.placed.executor.peak, max(alive), said
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

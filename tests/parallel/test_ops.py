@@ -8,7 +8,6 @@ from tiny import SHAPE, TIED, loss_of, micro, plan_of
 from howdah.comm.transport import SingleRank
 from howdah.model.norm import LayerNorm, RMSNorm
 from howdah.parallel.apply import apply
-from howdah.parallel.data import whole_gradients
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.ops import Handle, embedding, head_loss, linear, norm, own_operations
@@ -103,8 +102,8 @@ def both(shape, precision="float64"):
     for _ in range(2):
         placed.append(apply(plan, mesh=mesh, fill=random_init(weights(shape), 5)))
     ready = []
-    units = placed[1].units
-    store = UnitWeightStore(units, whole_gradients(units).__getitem__, ready.append)
+    units, target = placed[1].units, placed[1].sums.target
+    store = UnitWeightStore(units, target, ready.append)
     own_operations(placed[1].model, store)
     return *placed, store, ready
 

@@ -18,7 +18,7 @@ from howdah.parallel.tensor_border import TpRegion
 from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
-from howdah.train.step import StepContext, arrays_of, loss_of
+from howdah.train.step import StepContext, arrays_of
 from howdah.verify.evidence import global_batch
 
 
@@ -48,7 +48,8 @@ def run(workers, case, function):
 def kept_and_planned(context, micro):
     placed = context.placed
     with SavedTensorMeter([*placed.model.parameters(), *placed.multiplied]) as kept:
-        loss = loss_of(placed, arrays_of(micro, placed.mesh.device))
+        given = arrays_of(micro, placed.mesh.device)
+        loss = placed.executor.alone(0, given, placed.loss)["loss"]
     plan = placed.plan
     rows = memory(plan, context.mesh.rank, kernels_of(plan))
     return kept.count(loss), sum(row.bytes for row in rows if row.component == "activations")

@@ -14,7 +14,7 @@ from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, full_parameter, full_state, parameter_names
 from howdah.parallel.mesh import connect_mesh
-from howdah.plan import buckets
+from howdah.plan import sums
 from howdah.plan.flat_buffers import share
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
@@ -143,7 +143,7 @@ def test_weights_come_with_the_forward_pass_that_needs_them(workers):
 def windows(transport, words, shape):
     """The window of a rank, in bytes, and as it was planned; what was added to it in two steps."""
     method = Method("float32")
-    with patch.object(buckets, "BUCKET_BYTES", 1):  # every unit by itself
+    with patch.object(sums, "BUCKET_BYTES", 1):  # every unit by itself
         plan = plan_of(shape, words, method)
         mesh = connect_mesh(plan.layout, transport, torch.device("cpu"))
         placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
@@ -151,15 +151,15 @@ def windows(transport, words, shape):
         for step in range(2):
             place = mesh.index_of("replicas")
             mine = [micro(plan.micros * place + n, shape=shape) for n in range(plan.micros)]
-            placed.window.memory.fill_(torch.nan)  # nothing is read of what was there
+            placed.sums.window.memory.fill_(torch.nan)  # nothing is read of what was there
             norm = train_step(context, mine, step=step, rate=1e-2).norm
         rows = memory(plan, mesh.rank, kernels_of(plan))
         planned = sum(row.bytes for row in rows if row.component == "reduced")
         units = sorted((unit.buffer.length * 4 for unit in placed.units.values()), reverse=True)
     mesh.close()
-    window = placed.window
+    window = placed.sums.window
     assert norm > 0
-    return window.memory.nbytes, planned, window.grown, len(window._free), units
+    return window.memory.nbytes, planned, window.added, len(window.free), units
 
 
 DEEP = replace(SHAPE, layers=6)
@@ -178,8 +178,8 @@ LONG = replace(TIED, layers=6, norm="rmsnorm", bias=False)
 def test_whole_gradients_take_no_more_than_was_planned(workers, words, shape):
     """Buffers of every length used to stay, once for each stage: more than all gradients."""
     world = parse_layout(words).world
-    for held, planned, grown, free, units in workers.run(windows, words, shape, ranks=world):
-        assert held == planned and grown == 0
+    for held, planned, added, free, units in workers.run(windows, words, shape, ranks=world):
+        assert held == planned and added == 0
         assert free * units[0] >= held  # every slot is free again
         assert held <= 4 * units[0] and (held < sum(units) or len(units) <= 5)
 
@@ -187,6 +187,6 @@ def test_whole_gradients_take_no_more_than_was_planned(workers, words, shape):
 @pytest.mark.parametrize("words", ZERO)
 def test_one_replica_has_nobody_to_share_with(words):
     context = stepper_on(SingleRank(), words)
-    assert context.placed.reducer is None and context.placed.gatherer is None
+    assert not context.placed.sums.sums and context.placed.gatherer is None
     result = train_step(context, batch(SingleRank(), SHAPE), step=0, rate=1e-2)
     assert result.norm > 0

@@ -53,6 +53,13 @@ def loss_of(model, given):
     return cross_entropy_sum(model(tokens, positions, documents), model.head_weight, labels)
 
 
+def summed_loss(placed, given):
+    """The summed loss of a micro-batch on a rank that has the whole model."""
+    arrays = given.tokens, given.positions, given.documents, given.labels
+    tokens, positions, documents, labels = map(torch.from_numpy, arrays)
+    return placed.loss(placed.model(tokens, positions, documents), labels)
+
+
 def micro(number, *, shape=SHAPE, rows=2, length=9):
     """Micro-batch `number`: the same for every layout."""
     draw = np.random.default_rng(number)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from closed_forms import gradients_and_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import plans
@@ -31,6 +32,7 @@ from howdah.plan.plan import make_plan
 from howdah.plan.recording import Traffic, Wires
 from howdah.plan.sharding import local_buffers
 from howdah.shapes.shape import Experts, ModelShape
+from howdah.sim import traffic
 from howdah.sim.traffic import SCALAR_BYTES, Sender, scalars, shares, step_traffic
 
 MIB = 2**20
@@ -185,6 +187,18 @@ def test_sequence_parallelism_sends_ten_units_for_eight(t):
     rest = 3 * f * tokens * 4 + norms
     assert found["tp", "all_gather"] == EVEN.layers * 6 * unit + 3 * unit + rest
     assert found["tp", "reduce_scatter"] == EVEN.layers * 4 * unit + 2 * unit + rest
+
+
+@settings(max_examples=150)
+@given(plans(), st.data())
+def test_the_list_of_sums_has_the_bytes_of_the_formulas(plan, data):
+    """Prediction and run read one list, so the formulas are derived a second time for this test."""
+    rank = data.draw(st.integers(0, plan.layout.world - 1))
+    sender = Sender(rank, Wires(), Counter())
+    traffic._gradients(plan, rank, sender)
+    traffic._weights(plan, rank, sender)
+    found = {(row.axis, row.operation): count for row, count in sender.sent.items() if count}
+    assert found == gradients_and_weights(plan, rank)
 
 
 def test_gradients_of_shared_key_value_heads_are_summed_over_their_sharers():

@@ -1,0 +1,225 @@
+"""Sums gradients over ranks while the backward pass still runs.
+
+The loss was divided by the *global* token count before the backward pass, so each rank's gradients
+are terms of a sum, and nothing is divided here (Goyal et al. 2017, https://arxiv.org/abs/1706.02677;
+Li et al. 2020, https://arxiv.org/abs/2006.15704).
+
+`plan/sums.py` lists the messages, and `plan/sum_order.py` decides when each starts and when it is
+waited for. This file has the tensors:
+
+    whole gradients   summed in place, in the flat gradients of their units
+    shares (ZeRO-2)   a bucket has a slot of the window from its first gradient until it is reduced;
+                      then the rank's share is added to the share of the earlier micro-batches
+    terms of tp       copied side by side, summed, and copied back to where the terms were
+
+The work of a sum is done on the progress thread of its group.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from howdah.comm.group import DONE, Group
+from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.mesh import Mesh
+from howdah.plan.flat_buffers import gaps
+from howdah.plan.plan import Plan
+from howdah.plan.sum_order import Land, SumOrder
+from howdah.plan.sums import Span, Sum, sums_of
+from howdah.plan.window import window_of
+
+
+class Window:
+    """Memory for whole gradients before they are reduced to shares: slots for buckets.
+
+    memory  one tensor with all slots
+    length  elements of a slot
+    added   number of slots that had to be added; 0 if the plan was right
+    """
+
+    def __init__(self, slots: int, length: int, like: Tensor) -> None:
+        self.memory, self.length, self.added = like.new_empty(slots * length), length, 0
+        self.free = list(self.memory.view(slots, length)) if slots else []
+
+    def add(self) -> None:
+        """Adds a slot."""
+        self.added += 1
+        self.free.append(self.memory.new_empty(self.length))
+
+
+@dataclass
+class Slot:
+    """A bucket in the window.
+
+    flats    the flat gradient of each unit
+    views    the gradient of each weight, by name
+    unset    names of weights to whose gradient nothing was added so far
+    """
+
+    memory: Tensor
+    flats: list[Tensor]
+    views: dict[str, Tensor]
+    unset: set[str]
+
+
+class GradientSums:
+    """The sums of one rank; there are none if it has all terms itself.
+
+    sums     the list, which the plan has decided
+    order    decides when they start; the backward pass reports to it
+    skipped  numbers of sums that are not performed, so that each rank keeps its own term: for
+             `verify`, which has to notice it
+    exposed  seconds that this rank has waited for sums, over the whole run
+    """
+
+    def __init__(
+        self,
+        sums: Sequence[Sum],
+        groups: Sequence[Group],
+        units: Mapping[str, FlatUnit],
+        window: Window,
+    ) -> None:
+        self.sums, self.window, self.order = sums, window, SumOrder(sums, self)
+        self.skipped: set[int] = set()
+        self.exposed = 0.0
+        self._groups, self._units = groups, units
+        self._futures = [DONE] * len(sums)  # the latest run of each sum
+        self._slots: dict[int, Slot] = {}  # the open slot of a sum
+        self._views: dict[str, Tensor] = {}  # gradients of units that keep them whole
+        self._bucket: dict[str, int] = {}  # by weight of other units, the sum that has a slot
+        for unit in units.values():
+            if unit.gradients is not None:
+                self._views |= unit.views(unit.gradients)
+        for number, row in enumerate(sums):
+            for span in row.spans if row.in_window else ():
+                self._bucket |= dict.fromkeys(units[span.unit].buffer.names, number)
+
+    # -- gradients of the backward pass
+
+    def target(self, name: str) -> Tensor:
+        """The tensor to which the gradient of `name` is added; valid until it is ready."""
+        if name in self._views:
+            return self._views[name]
+        slot = self._slot(name)
+        if name in slot.unset:
+            slot.unset.remove(name)
+            slot.views[name].zero_()
+        return slot.views[name]
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """Called when backward has made `parameter.grad`: a view of the flat gradient or, where
+        only shares are kept, a new tensor, which is moved to the window.
+        """
+        if name not in self._views:
+            assert parameter.grad is not None
+            slot = self._slot(name)
+            slot.unset.discard(name)
+            slot.views[name].copy_(parameter.grad)
+            parameter.grad = None
+        self.order.ready(name)
+
+    def _slot(self, name: str) -> Slot:
+        number = self._bucket[name]
+        if number not in self._slots:
+            self.order.open(number)
+        return self._slots[number]
+
+    # -- what the order decides
+
+    def open(self, number: int, *, add: bool) -> bool:
+        """Gives a sum a slot of the window. If there is none: adds one, or returns False."""
+        if add:
+            self.window.add()
+        if not self.window.free:
+            return False
+        units = [self._units[span.unit] for span in self.sums[number].spans]
+        memory = self.window.free.pop()
+        flats = list(memory[: sum(self.sums[number].messages)].split(self.sums[number].messages))
+        views: dict[str, Tensor] = {}
+        for unit, flat in zip(units, flats, strict=True):
+            views |= unit.views(flat)
+            for start, stop in gaps(unit.buffer):
+                flat[start:stop].zero_()
+        self._slots[number] = Slot(memory, flats, views, set(views))
+        return True
+
+    def start(self, number: int) -> Land:
+        """Starts a sum. Returns a function that waits for its result, and puts it in its place."""
+        row = self.sums[number]
+        if row.packed:
+            return self._start_packed(number)
+        if row.in_window:
+            return self._start_share(number)
+        future = self._run(number, [self._gradient(span) for span in row.spans])
+        return lambda: self._wait(future)
+
+    def _start_packed(self, number: int) -> Land:
+        """Sums terms that lie apart as one message, and copies the sum over the terms."""
+        terms = [self.target(name) for name in self.sums[number].names]
+        flat = torch.cat([term.reshape(-1) for term in terms])
+        future = self._run(number, [flat])
+
+        def land() -> None:
+            self._wait(future)
+            parts = flat.split([term.numel() for term in terms])
+            for term, part in zip(terms, parts, strict=True):
+                term.copy_(part.view(term.shape))
+
+        return land
+
+    def _start_share(self, number: int) -> Land:
+        """Reduces a bucket of the window, and adds this rank's share to the unit's."""
+        slot = self._slots.pop(number)
+        for name in slot.unset:  # backward did not reach it
+            slot.views[name].zero_()
+        future = self._run(number, slot.flats)
+
+        def land() -> None:
+            self._wait(future)
+            for span, flat in zip(self.sums[number].spans, slot.flats, strict=True):
+                unit = self._units[span.unit]
+                unit.summed.add_(flat[unit.start : unit.stop])
+            self.window.free.append(slot.memory)
+
+        return land
+
+    def _gradient(self, span: Span) -> Tensor:
+        unit = self._units[span.unit]
+        if unit.gradients is not None:
+            return unit.gradients[span.start : span.stop]
+        return unit.summed[span.start - unit.start : span.stop - unit.start]
+
+    def _run(self, number: int, flats: list[Tensor]) -> Future[None]:
+        """Starts the operation, behind the sum that it follows."""
+        row, group = self.sums[number], self._groups[number]
+        future = self._futures[row.after[-1]] if row.after else DONE
+        if number not in self.skipped:
+            future = getattr(group, row.op)(flats, async_op=True, after=future)
+        self._futures[number] = future
+        return future
+
+    def _wait(self, future: Future[None]) -> None:
+        began = perf_counter()
+        future.result()
+        self.exposed += perf_counter() - began
+
+
+def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> GradientSums:
+    """The sums of this rank of a plan. All ranks call together."""
+    sums = sums_of(plan, mesh.rank)
+    # Sorted, so that ranks with several groups in common join them in the same order.
+    several = sorted({(row.axis, tuple(row.ranks)) for row in sums})
+    groups = {(label, ranks): mesh.group_of(ranks, label=label) for label, ranks in several}
+    window = Window(*window_of(plan, mesh.rank), like=next(iter(units.values())).summed)
+    return GradientSums(sums, [groups[row.axis, tuple(row.ranks)] for row in sums], units, window)
+
+
+def listen_to_parameters(model: nn.Module, sums: GradientSums) -> None:
+    """Makes every parameter of `model` report when backward has made its gradient."""
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(partial(sums.take, name))

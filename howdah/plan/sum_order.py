@@ -1,0 +1,177 @@
+"""When each sum of gradients starts, and when its result is waited for.
+
+`plan/sums.py` lists the sums of a rank. This file decides the moments, from what the backward pass
+reports; a `Performer` does what is decided. The same decisions move tensors in training
+(`parallel/sums.py`) and count the slots of the window in a plan (`plan/window.py`).
+
+A sum starts when the gradients and the sums that it awaits are complete, and all earlier sums of
+its stage with the same ranks have started: so all ranks start their sums in one order. `finish`
+starts those that the backward pass did not reach.
+
+    backward   head ── layers.3 ── layers.2 ── layers.1 ── …
+    tp              [head    ][layers.3][layers.2]…       a sum over tp ranks is waited for when
+    dp                        [head    ][layers.3]…       the one of the next unit starts
+
+Results over tp ranks are copied to their places, and shares are added to those of earlier
+micro-batches; sums that follow must wait for that. All other results are complete where they are:
+what follows is chained on their end, and they are waited for in `finish`. Sums of shares are waited
+for when their slot of the window is needed again, or when the step ends.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from howdah.plan.sums import Sum
+
+Land = Callable[[], None]  # waits for the result of a sum, and puts it in its place
+
+
+class Performer(Protocol):
+    """Does what is decided; sums are named by their number in the list."""
+
+    def open(self, number: int, *, add: bool) -> bool:
+        """Gives a sum a slot of the window. If there is none: adds one, or returns False."""
+        ...
+
+    def start(self, number: int) -> Land:
+        """Starts a sum."""
+        ...
+
+
+@dataclass(eq=False)
+class Flight:
+    """A sum that has started; `last` if it is of the last micro-batch of the step."""
+
+    number: int
+    last: bool
+    land: Land
+
+
+class SumOrder:
+    """The sums of one rank, and how far they are."""
+
+    def __init__(self, sums: Sequence[Sum], performer: Performer) -> None:
+        self.sums, self._performer = sums, performer
+        self._awaits = {name: number for number, row in enumerate(sums) for name in row.names}
+        self._behind: dict[int, list[int]] = defaultdict(list)  # the sums that await a sum
+        self._of_stage: dict[int | None, list[int]] = defaultdict(list)
+        self._lanes: dict[object, list[int]] = defaultdict(list)  # sums that start in this order
+        for number, row in enumerate(sums):
+            for before in row.after:
+                self._behind[before].append(number)
+            self._of_stage[row.stage].append(number)
+            self._lanes[row.stage, row.axis, row.ranks].append(number)
+        self._missing = [len(row.names) + len(row.after) for row in sums]
+        self._armed: set[int | None] = set()
+        self._open: set[int] = set()
+        self._started: set[int] = set()
+        self._flights: list[Flight] = []
+
+    # -- what the backward pass reports
+
+    def arm(self, stage: int) -> None:
+        """The last gradients of `stage` in this step come next."""
+        self._armed.add(stage)
+
+    def open(self, number: int) -> None:
+        """A gradient of sum `number` comes, and needs the sum's slot of the window."""
+        if number in self._open:
+            return
+        while not self._performer.open(number, add=False):
+            oldest = next((f for f in self._flights if self.sums[f.number].in_window), None)
+            if oldest is None:
+                self._performer.open(number, add=True)
+                break
+            self._land(oldest)
+        self._open.add(number)
+
+    def ready(self, name: str) -> None:
+        """The gradient of `name` is complete for this micro-batch."""
+        number = self._awaits.get(name)
+        if number is not None and self._runs(number):
+            self._count(number)
+
+    def finish(self, stage: int) -> None:
+        """All gradients of a micro-batch have been added to `stage`. After the last micro-batch of
+        the step, all sums of the stage are complete when this returns.
+        """
+        for number in self._of_stage[stage]:
+            if self._runs(number):
+                self._land_all(self.sums[number].after)
+                if number not in self._started:
+                    self._start(number)
+        if stage in self._armed:
+            self._land_all(self._of_stage[stage])
+        self._rewind(stage)
+
+    def begin_tied(self) -> None:
+        """Starts the sums over the stages of a tied embedding, whose other sums are complete."""
+        for number in self._of_stage[None]:
+            self._start(number)
+
+    def finish_tied(self) -> None:
+        """Waits for these sums."""
+        self._land_all(self._of_stage[None])
+        self._rewind(None)
+
+    # -- what follows from it
+
+    def _runs(self, number: int) -> bool:
+        """Whether a sum runs after this micro-batch."""
+        row = self.sums[number]
+        return row.each or row.stage in self._armed
+
+    def _count(self, number: int) -> None:
+        """One of the gradients or sums that a sum awaits is complete."""
+        row = self.sums[number]
+        self._missing[number] -= 1
+        for other in self._lanes[row.stage, row.axis, row.ranks]:
+            if other not in self._started:
+                if self._missing[other]:
+                    return
+                self._start(other)
+
+    def _start(self, number: int) -> None:
+        row = self.sums[number]
+        if row.packed:
+            self._land_all(self._packed_of_other_units(row))
+        if row.in_window:
+            self.open(number)  # in case no gradient came
+            self._open.discard(number)
+        self._started.add(number)
+        flight = Flight(number, row.stage in self._armed, self._performer.start(number))
+        self._flights.append(flight)
+        if not row.lands:
+            self._pass_on(flight)
+
+    def _packed_of_other_units(self, row: Sum) -> list[int]:
+        flying = [flight.number for flight in self._flights]
+        unit = row.spans[0].unit
+        return [n for n in flying if self.sums[n].packed and self.sums[n].spans[0].unit != unit]
+
+    def _land_all(self, numbers: Iterable[int]) -> None:
+        due = set(numbers)
+        for flight in [flight for flight in self._flights if flight.number in due]:
+            self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        flight.land()
+        self._flights.remove(flight)
+        if self.sums[flight.number].lands:
+            self._pass_on(flight)
+
+    def _pass_on(self, flight: Flight) -> None:
+        """Counts a sum for those that await it."""
+        for number in self._behind[flight.number]:
+            row = self.sums[number]
+            if row.each or (flight.last and row.stage is not None):
+                self._count(number)
+
+    def _rewind(self, stage: int | None) -> None:
+        """Expects the gradients of another micro-batch."""
+        for number in self._of_stage[stage]:
+            self._missing[number] = len(self.sums[number].names) + len(self.sums[number].after)
+            self._started.discard(number)
+        self._armed.discard(stage)

@@ -1,0 +1,277 @@
+"""Which gradients a rank sums, with whom and in which order: a list of messages.
+
+The true gradient of a weight is the sum of the terms of several ranks: replicas, which compute on
+other samples; tp ranks, each of which has a term of some weights (`plan/sharding.py`,
+`summed_over_tp`); and the stages of a tied embedding. The list of rank 13, whose stage has layers.3
+and the head, in the layout `pp2 dp4 tp2 sp zero2 shard2 x2`:
+
+    number  axis  ranks  operation       gradients                    after every     awaits
+    0       tp    12 13  all-reduce      norms of head, packed        micro-batch
+    1       tp    12 13  all-reduce      norms of layers.3, packed    micro-batch
+    2       dp    13 15  reduce-scatter  head and layers.3, whole     micro-batch     0 1
+    3       dp     9 13  all-reduce      head and layers.3, shares    step            2
+
+Everything that concerns these sums reads this list: `parallel/sums.py` runs it, `sim/traffic.py`
+counts its bytes, `plan/window.py` counts the memory that it needs.
+
+Every message costs a latency, however small it is; a large one delays gradients that could already
+be sent. So the units whose gradients are summed over the replicas travel in buckets. Units are
+taken in the order in which the backward pass completes them, and a bucket is closed as soon as it
+holds enough bytes:
+
+    backward completes   head  layers.5  layers.4  layers.3  ...  embedding
+    buckets             [head  layers.5][layers.4  layers.3] ... [embedding]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from howdah.plan.flat_buffers import Buffer, Segment, share
+from howdah.plan.gather_order import forward_units
+from howdah.plan.mesh_axes import axis
+from howdah.plan.plan import Plan
+from howdah.plan.program import schedule_of, stage_parts
+from howdah.plan.schedule.actions import Kind
+from howdah.plan.sharding import local_buffers, shard_axes, summed_over_tp
+from howdah.shapes.weights import parts_of
+
+BUCKET_BYTES = 4 << 20
+
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather"]
+
+
+class Span(NamedTuple):
+    """The elements [start, stop) of the flat gradient of a unit."""
+
+    unit: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One message of the list.
+
+    stage   the stage whose backward pass completes these gradients; None: at the end of the step
+    axis    the axis under which the message is counted
+    ranks   the ranks that take part, in order
+    op      the operation; reduce-scatter and all-gather cut each span into the ranks' shares
+    spans   the gradients
+    packed  whether the spans are copied into one message; otherwise each is a message
+    each    whether it runs after every micro-batch, not only after the last of a step
+    names   the weights whose gradients it awaits
+    after   numbers of the sums whose results it awaits
+    """
+
+    stage: int | None
+    axis: str
+    ranks: Sequence[int]
+    op: Operation
+    spans: tuple[Span, ...]
+    packed: bool = False
+    each: bool = False
+    names: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+
+    @property
+    def in_window(self) -> bool:
+        """Whether the gradients are whole only until they are summed, in the window
+        (`plan/window.py`): of each unit, a rank keeps its share of the sum.
+        """
+        return self.each and not self.packed
+
+    @property
+    def lands(self) -> bool:
+        """Whether the result has to be put in its place: copied, or added to a share."""
+        return self.packed or self.in_window
+
+    @property
+    def messages(self) -> list[int]:
+        """Number of elements of each message."""
+        lengths = [span.stop - span.start for span in self.spans]
+        return [sum(lengths)] if self.packed else lengths
+
+
+def sums_of(plan: Plan, rank: int) -> list[Sum]:
+    """The sums of gradients in which `rank` takes part. Of the sums of one stage and the same
+    ranks, each starts after those that are listed before it.
+    """
+    listed = _List(plan, rank)
+    for stage, buffers in completed(plan, rank).items():
+        for buffer in buffers:
+            listed.over_tp(stage, buffer)
+        buckets = _buckets(plan, buffers)
+        for bucket in buckets:
+            listed.within_copy(stage, bucket)
+        for bucket in buckets:
+            listed.across_copies(stage, bucket)
+    for buffer in local_buffers(plan, rank):
+        if _on_several(plan, buffer.unit):
+            listed.over_stages(buffer)
+    return listed.sums
+
+
+def keeps_shares(plan: Plan, unit: str) -> bool:
+    """Whether gradients of `unit` are reduced to shares after every micro-batch."""
+    inside, _ = shard_axes(plan.layout, unit)
+    return plan.layout.accumulate == "shard" and inside.size > 1
+
+
+def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
+    """The buffers of each stage of `rank`, in the order in which the backward pass completes them.
+    A buffer that several stages use is listed under the one that computes its gradients last.
+    """
+    place = axis(plan.layout, "pp").index_of(rank)
+    mine = stage_parts(plan, place)
+    last = dict.fromkeys(mine, 0)
+    if len(mine) > 1:
+        for number, action in enumerate(schedule_of(plan).programs[place]):
+            if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
+                last[action.stage] = number
+    found: dict[int, list[Buffer]] = {stage: [] for stage in mine}
+    for buffer in local_buffers(plan, rank):
+        users = set(parts_of(buffer.unit, plan.shape))
+        used = [stage for stage, parts in mine.items() if set(parts) & users]
+        found[max(used, key=last.__getitem__)].append(buffer)
+    for stage, buffers in found.items():
+        first = {unit: -n for n, unit in reversed([*enumerate(forward_units(plan, mine[stage]))])}
+        buffers.sort(key=lambda buffer: first.get(buffer.unit, 1))
+    return found
+
+
+def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
+    """The units that several stages of `rank` use."""
+    mine = stage_parts(plan, axis(plan.layout, "pp").index_of(rank)).values()
+    users = {b.unit: set(parts_of(b.unit, plan.shape)) for b in local_buffers(plan, rank)}
+    return frozenset(
+        unit for unit, used in users.items() if sum(bool(used & set(parts)) for parts in mine) > 1
+    )
+
+
+def fill_buckets(
+    buffers: Sequence[Buffer], *, element_bytes: int, least_bytes: int | None = None
+) -> list[list[Buffer]]:
+    """`buffers` in buckets, in the order in which they are given.
+
+    element_bytes  bytes of one gradient element
+    least_bytes    every bucket but the last holds at least so many bytes; None: BUCKET_BYTES
+    """
+    least_bytes = BUCKET_BYTES if least_bytes is None else least_bytes
+    buckets: list[list[Buffer]] = [[]]
+    for buffer in buffers:
+        filled = sum(b.length for b in buckets[-1]) * element_bytes
+        if buckets[-1] and filled >= least_bytes:
+            buckets.append([])
+        buckets[-1].append(buffer)
+    return [bucket for bucket in buckets if bucket]
+
+
+def _buckets(plan: Plan, buffers: Sequence[Buffer]) -> list[list[Buffer]]:
+    """The buckets of a stage. All units of a bucket have their replicas on the same ranks, and a
+    unit of several stages has a bucket of its own.
+    """
+    alike: dict[object, list[Buffer]] = {}
+    for buffer in buffers:
+        own = buffer.unit if _on_several(plan, buffer.unit) else ""
+        alike.setdefault((own, shard_axes(plan.layout, buffer.unit)), []).append(buffer)
+    width = plan.master_bytes
+    return [bucket for some in alike.values() for bucket in fill_buckets(some, element_bytes=width)]
+
+
+def _on_several(plan: Plan, unit: str) -> bool:
+    """Whether several pipeline ranks hold a unit, such as a tied embedding."""
+    return len(plan.ranks_of_unit[unit]) > 1
+
+
+class _List:
+    """The list of a rank while it is made."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.plan, self.rank = plan, rank
+        self.sums: list[Sum] = []
+        self._awaited: set[str] = set()  # weights whose gradients some sum awaits
+        self._latest: dict[str, tuple[int, ...]] = {}  # by unit, its latest sums
+
+    def over_tp(self, stage: int, buffer: Buffer) -> None:
+        """Sums the gradients of which each tp rank has a term: a message for each set of tp
+        ranks.
+        """
+        terms: dict[tuple[int, ...], list[Segment]] = {}
+        for segment in buffer.segments:
+            parts = summed_over_tp(self.plan.weight(segment.name), self.plan, self.rank)
+            if len(parts) > 1:
+                terms.setdefault(parts, []).append(segment)
+        along = axis(self.plan.layout, "tp").group(self.rank)
+        for parts, segments in sorted(terms.items()):
+            self._append(
+                Sum(
+                    stage,
+                    axis="tp",
+                    ranks=tuple(along[part] for part in parts),
+                    op="all_reduce",
+                    spans=tuple(Span(buffer.unit, s.start, s.stop) for s in segments),
+                    packed=True,
+                    each=keeps_shares(self.plan, buffer.unit),
+                    names=tuple(segment.name for segment in segments),
+                )
+            )
+
+    def within_copy(self, stage: int, bucket: list[Buffer]) -> None:
+        """Sums a bucket over the ranks among which one copy of the states is sharded. Each of them
+        gets its share or, where each replica updates everything, all of the sum.
+        """
+        first, layout = bucket[0].unit, self.plan.layout
+        inside, _ = shard_axes(layout, first)
+        if inside.size > 1:
+            whole = layout.zero == 0 and not _on_several(self.plan, first)
+            self._append(
+                Sum(
+                    stage,
+                    axis="dp",
+                    ranks=inside.group(self.rank),
+                    op="all_reduce" if whole else "reduce_scatter",
+                    spans=tuple(Span(buffer.unit, 0, buffer.length) for buffer in bucket),
+                    each=keeps_shares(self.plan, first),
+                    names=self._names(bucket),
+                )
+            )
+
+    def across_copies(self, stage: int, bucket: list[Buffer]) -> None:
+        """Sums a bucket's shares over the ranks that have the same share in other copies."""
+        _, outside = shard_axes(self.plan.layout, bucket[0].unit)
+        if outside.size > 1:
+            ranks, spans = outside.group(self.rank), tuple(map(self._own, bucket))
+            self._append(Sum(stage, "dp", ranks, "all_reduce", spans, names=self._names(bucket)))
+
+    def over_stages(self, buffer: Buffer) -> None:
+        """Sums a unit over the pipeline ranks that hold it, share by share. Where each replica
+        updates everything, the replicas then gather the result.
+        """
+        along = axis(self.plan.layout, "pp").group(self.rank)
+        ranks = tuple(along[place] for place in self.plan.ranks_of_unit[buffer.unit])
+        names = self._names([buffer])
+        self._append(Sum(None, "pp", ranks, "all_reduce", (self._own(buffer),), names=names))
+        inside, _ = shard_axes(self.plan.layout, buffer.unit)
+        if self.plan.layout.zero == 0 and inside.size > 1:
+            whole = Span(buffer.unit, 0, buffer.length)
+            self._append(Sum(None, "dp", inside.group(self.rank), "all_gather", (whole,)))
+
+    def _append(self, row: Sum) -> None:
+        """Appends a sum, behind the latest sums of the same units."""
+        units = dict.fromkeys(span.unit for span in row.spans)
+        before = () if row.packed else tuple(n for u in units for n in self._latest.get(u, ()))
+        for unit in units:  # sums over tp of one unit are of different weights
+            others = self._latest.get(unit, ()) if row.packed else ()
+            self._latest[unit] = (*others, len(self.sums))
+        self._awaited.update(row.names)
+        self.sums.append(replace(row, after=tuple(dict.fromkeys(before))))
+
+    def _own(self, buffer: Buffer) -> Span:
+        """The rank's share of a buffer."""
+        inside, _ = shard_axes(self.plan.layout, buffer.unit)
+        return Span(buffer.unit, *share(buffer.length, inside.size, inside.index_of(self.rank)))
+
+    def _names(self, bucket: list[Buffer]) -> tuple[str, ...]:
+        """The weights of a bucket whose gradients no sum awaits so far."""
+        return tuple(n for buffer in bucket for n in buffer.names if n not in self._awaited)
