@@ -11,7 +11,7 @@ ranks, no layouts and no random state. Weights are named as in `shapes/weights.p
 the names.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -43,8 +43,14 @@ class BlockContext:
     cache: Cache | None
 
 
+BlockRun = Callable[[Tensor, BlockContext], Tensor]
+
+
 class Block(nn.Module):
-    """One block: attention and feed-forward, each with norm, residual connection and dropout."""
+    """One block: attention and feed-forward, each with norm, residual connection and dropout.
+
+    run  runs the sublayers in a layout's own way (`parallel/recompute.py`); None: plainly
+    """
 
     def __init__(self, shape: ModelShape, layer: str, dropout: float) -> None:
         super().__init__()
@@ -53,9 +59,14 @@ class Block(nn.Module):
         self.attention = Attention(shape, layer)
         self.feedforward_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         self.feedforward = FeedForward(shape)
+        self.run: BlockRun | None = None
 
     def forward(self, x: Tensor, context: BlockContext) -> Tensor:
         """Map x [b, s, h] → [b, s, h]."""
+        return self.run(x, context) if self.run else self.sublayers(x, context)
+
+    def sublayers(self, x: Tensor, context: BlockContext) -> Tensor:
+        """Attention, then feed-forward."""
         inside = self.attention_norm(x) if self.before else x
         mixed = self.attention(inside, context.rotary, context.mask, context.cache)
         x = x + self._drop(mixed, "attention", context)

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from howdah.model.attention import Core, Mask
-from howdah.model.transformer import Block, BlockContext, Transformer
+from howdah.model.transformer import Block, BlockContext, BlockRun, Transformer
 from howdah.plan.plan import Plan
 from howdah.shapes.part import Part
 
@@ -42,7 +42,7 @@ def recompute(model: Transformer, plan: Plan) -> None:
     for block in cast(Iterable[Block], model.layers.values()):
         kind = plan.recompute[Part(block.name)]
         if kind == "full":
-            object.__setattr__(block, "forward", _block_again(block.forward))
+            block.run = _block_again(block.sublayers)
         elif kind == "selective":
             block.attention.core = _core_again(block.attention.core)
 
@@ -71,9 +71,7 @@ class _Again(torch.autograd.Function):
         return None, *(tensor.grad for tensor in inputs)
 
 
-def _block_again(
-    forward: Callable[[Tensor, BlockContext], Tensor],
-) -> Callable[[Tensor, BlockContext], Tensor]:
+def _block_again(forward: BlockRun) -> BlockRun:
     def block(x: Tensor, context: BlockContext) -> Tensor:
         if context.rotary is None:
             return again(lambda x: forward(x, context), x)

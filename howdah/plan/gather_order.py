@@ -5,8 +5,9 @@
 
 A unit that is needed twice in a row is gathered once, because its weights are still there. So the
 unit at which the forward pass turns into the backward pass is gathered once for both, here `tied`;
-and a recomputed block once for its second forward and its backward pass. The backward pass of an
-embedding adds rows to a gradient, and needs no weights.
+and a recomputed block once for its second forward and its backward pass, unless its experts are
+gathered between the two. The backward pass of an embedding adds rows to a gradient, and needs no
+weights.
 """
 
 from collections import Counter
@@ -68,8 +69,10 @@ def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
     """The units that the backward pass of `parts` needs, in order; `parts` are in forward order."""
     for part in reversed(list(parts)):
         if part not in ("embedding", "target"):
-            units = units_at(plan, part)
-            yield from (unit for unit in reversed(units) if not unit.startswith("relative."))
+            units = [u for u in units_at(plan, part) if not u.startswith("relative.")]
+            if plan.recompute.get(part) == "full":
+                yield from units[:-1]  # the last is there for both
+            yield from reversed(units)
 
 
 def units_at(plan: Plan, part: Part) -> list[str]:

@@ -74,6 +74,11 @@ def triples() -> Iterator[Cell]:
             yield Cell(forms, together(forms))
 
 
+def _size(word: str) -> int:
+    """The number in a word; 0 if there is none."""
+    return int("".join(filter(str.isdigit, word)) or 0)
+
+
 def _exclude(forms: tuple[str, ...]) -> bool:
     """Whether two of the forms are choices of the same kind."""
     kinds = (STAGES, SLICES, PIPES, AGAIN)
@@ -90,7 +95,7 @@ def together(forms: tuple[str, ...]) -> str:
     for form in forms:
         for word in FORMS[form].split():
             axis = word.rstrip("0123456789") if word[:2] in ("dp", "tp", "pp") else word
-            words[axis] = max(words.get(axis, ""), word)
+            words[axis] = max(words.get(axis, ""), word, key=_size)
     words.setdefault("x", "x4" if "pp" in words else "x2")
     if "accumulation" in forms:
         words["x"] = words.pop("x3")
