@@ -16,6 +16,8 @@ expert parallelism cuts a weight, its segment holds the rank's box of the weight
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from howdah.plan.boxes import Box, Piece, whole
 from howdah.shapes.weights import Weight
 
@@ -83,6 +85,12 @@ def share(length: int, parts: int, index: int) -> tuple[int, int]:
     The sizes of the shares differ by at most one element.
     """
     return length * index // parts, length * (index + 1) // parts
+
+
+def shares(length: int, parts: int) -> np.ndarray:
+    """Lengths of the shares of `length` elements that are cut into `parts` shares."""
+    each, rest = divmod(length, parts)  # the product of two large numbers has more than 64 bits
+    return each + np.diff(np.arange(parts + 1) * rest // parts)
 
 
 def gaps(buffer: Buffer) -> list[tuple[int, int]]:

@@ -95,7 +95,7 @@ def together(forms: tuple[str, ...]) -> str:
     for form in forms:
         for word in FORMS[form].split():
             axis = word.rstrip("0123456789") if word[:2] in ("dp", "tp", "pp") else word
-            words[axis] = max(words.get(axis, ""), word, key=_size)
+            words[axis] = max(words.get(axis, word), word, key=_size)
     words.setdefault("x", "x4" if "pp" in words else "x2")
     if "accumulation" in forms:
         words["x"] = words.pop("x3")

@@ -38,7 +38,8 @@ def test_forms_together_equal_one_device(workers, forms):
 def test_a_cell_has_the_words_of_all_its_forms():
     """The larger of an axis; more micro-batches than one, unless a form says how many."""
     assert together(("hybrid", "tensor")) == "dp4 zero2 shard2 tp2 x2"
-    for form in FORMS:
+    for form, words in FORMS.items():
+        assert set(words.split()) <= set(together((form,)).split())
         accumulated = together((form, "accumulation"))
         assert accumulated.split()[-1] == "x3", accumulated
 

@@ -24,7 +24,7 @@ from random_plans import plans
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.plan.batch import Batch
-from howdah.plan.flat_buffers import share
+from howdah.plan.flat_buffers import share, shares
 from howdah.plan.layout import parse_layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Method
@@ -33,7 +33,7 @@ from howdah.plan.recording import Traffic, Wires
 from howdah.plan.sharding import local_buffers
 from howdah.shapes.shape import Experts, ModelShape
 from howdah.sim import traffic
-from howdah.sim.traffic import SCALAR_BYTES, Sender, scalars, shares, step_traffic
+from howdah.sim.traffic import SCALAR_BYTES, Sender, scalars, step_traffic
 
 MIB = 2**20
 RECEIVED = slice(128, 136)  # tcpi_bytes_received of struct tcp_info, linux/tcp.h
