@@ -3,20 +3,24 @@
     {"name": "a", "train": {"steps": "many"}}    ->    Run(...), ["train.steps is 'many'; it must be
                                                       a whole number"]
 
-The fields of a dataclass define the keys and types of a table. Nothing is guessed: `true` is no
-number, and "3" is a text. A wrong value is reported and left out, so that one call reports all
-mistakes. A table without a required key is reported too, and gives None instead of a dataclass.
+The fields of a dataclass define the keys of a table, and their annotations the types, limits and
+units (`bounds.py`). Nothing is guessed: `true` is no number, and "3" is a text. A wrong value is
+reported and left out, so that one call reports all mistakes. A table without a required key is
+reported too, and gives None.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from howdah.base.errors import nearest, shown
+from howdah.base.bounds import Unit
+from howdah.base.errors import UserError, nearest, shown
 from howdah.base.files import path_problem, word_problem
+from howdah.base.quantities import parse_quantity
 
 NO_MORE: Mapping[str, tuple[str, ...]] = {}
 NO_NAMES: Mapping[str, str] = {}
@@ -51,33 +55,51 @@ def read_table(
     *,
     also: Mapping[str, tuple[str, ...]] = NO_MORE,
     renamed: Mapping[str, str] = NO_NAMES,
+    limits: bool = False,
 ) -> Read:
     """Reads a table into the dataclass `kind`.
 
     also     by a table's dotted prefix ("model."): keys that the caller has already taken out of
              it; they too are suggested for a misspelled key
     renamed  the new names of dotted keys that are not read any more
+    limits   a value out of bounds is a mistake too; otherwise the caller asks `out_of_bounds`
     """
-    reader = _Reader(kind, also, renamed)
+    reader = _Reader(kind, also, renamed, limits=limits)
     return Read(reader.table(kind, table, ""), reader.problems)
+
+
+def out_of_bounds(value: object, path: str = "", kind: object = None) -> list[str]:
+    """One sentence for each value that its annotation does not allow, in a dataclass or nested.
+
+    path  the dotted name of `value`, such as "model"; empty for a complete run
+    kind  the annotation of `value`, if it is no dataclass
+    """
+    reader = _Reader(type(value), NO_MORE, NO_NAMES, limits=True)
+    reader.read(kind or type(value), value, path)
+    return reader.problems
 
 
 class _Reader:
     """Reads one table and those nested in it; `problems` collects all mistakes."""
 
     def __init__(
-        self, root: type, also: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str]
+        self,
+        root: type,
+        also: Mapping[str, tuple[str, ...]],
+        renamed: Mapping[str, str],
+        *,
+        limits: bool,
     ) -> None:
         self.problems: list[str] = []
-        self._root, self._also, self._renamed = root, also, renamed
+        self._root, self._also, self._renamed, self._limits = root, also, renamed, limits
 
     def table(self, kind: type, table: object, path: str) -> Any:
         """The dataclass of the table at `path`, or None. `path` is empty or ends in a dot."""
+        hints = _hints(kind)
         if isinstance(table, kind):
-            return table
+            table = {name: getattr(table, name) for name in hints}
         if not isinstance(table, Mapping):
             raise _Wrong("a table")
-        hints = get_type_hints(kind)
         known = (*hints, *self._also.get(path, ()))
         self.problems += [
             f"unknown key {shown(path + str(name))}{self._suggestion(path, str(name), known)}"
@@ -87,8 +109,7 @@ class _Reader:
         values = {
             name: value
             for name, hint in hints.items()
-            if name in table
-            and (value := self._field(hint, table[name], path + name)) is not MISSING
+            if name in table and (value := self.read(hint, table[name], path + name)) is not MISSING
         }
         must = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
         if lacking := [name for name in must if name not in table]:
@@ -96,35 +117,41 @@ class _Reader:
             self.problems.append(f"{path}{', '.join(lacking)} {verb} missing")
         return None if set(must) - set(values) else kind(**values)
 
-    def _field(self, hint: object, value: object, name: str) -> Any:
+    def read(self, hint: object, value: object, name: str) -> Any:
         """The value of one field; MISSING if it is wrong, which is then in `problems`."""
         try:
             found = self._value(hint, value, name)
         except _Wrong as wrong:
             self.problems.append(f"{name} is {shown(value)}; it must be {wrong}")
             return MISSING
+        except UserError as problem:
+            self.problems.append(str(problem))
+            return MISSING
         return MISSING if found is None and value is not None else found
 
     def _value(self, hint: Any, value: object, name: str) -> Any:
-        """`value` converted to the type `hint`. Raises _Wrong."""
-        options = get_args(hint)
-        if NoneType in options:
-            rest = next(option for option in options if option is not NoneType)
-            return None if value is None else self._value(rest, value, name)
+        """`value` converted to the type `hint`. Raises _Wrong; UserError for a quantity."""
+        if value is None and NoneType in get_args(hint):
+            return None
+        hint, limit = _limited(hint)
+        if isinstance(limit, Unit):
+            return parse_quantity(value, limit.kind, where=name, positive=limit.positive)
+        found = self._converted(hint, value, name)
+        if self._limits and limit and found is not None and (wanted := limit.wanted(found)):
+            raise _Wrong(wanted)
+        return found
+
+    def _converted(self, hint: Any, value: object, name: str) -> Any:
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            return self.table(hint, value, f"{name}.")
+            return self.table(hint, value, f"{name}." if name else "")
         if get_origin(hint) is Literal:
-            return _chosen(options, value)
-        return (
-            self._list(options, value, name) if get_origin(hint) is tuple else _plain(hint, value)
-        )
+            return _chosen(get_args(hint), value)
+        return self._list(hint, value, name) if get_origin(hint) is tuple else _plain(hint, value)
 
-    def _list(self, options: tuple[Any, ...], value: object, name: str) -> Any:
-        """A list as a tuple; None if one of its items is wrong.
-
-        options  the types of the items; (type, ...) allows any length
-        """
+    def _list(self, hint: Any, value: object, name: str) -> Any:
+        """A list as a tuple; None if one of its items is wrong."""
+        options = get_args(hint)
         every = options[-1] is Ellipsis
         if not isinstance(value, list | tuple):
             raise _Wrong("a list" if every else _example(options))
@@ -132,10 +159,10 @@ class _Reader:
             raise _Wrong(f"a list of at most {MANY_ROWS:,}")
         if not every and len(value) != len(options):
             raise _Wrong(_example(options))
-        hints = [options[0]] * len(value) if every else options
+        hints = options[:1] * len(value) if every else options
         found = [
-            self._field(hint, item, f"{name}[{place}]")
-            for place, (hint, item) in enumerate(zip(hints, value, strict=True))
+            self.read(inner, item, f"{name}[{place}]")
+            for place, (inner, item) in enumerate(zip(hints, value, strict=True))
         ]
         return None if any(item is MISSING for item in found) else tuple(found)
 
@@ -150,6 +177,19 @@ class _Reader:
         if "did you mean" in suggestion or not elsewhere:
             return suggestion
         return f"; did you mean {elsewhere[0]!r}?"
+
+
+@lru_cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """The annotations of a dataclass by field."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def _limited(hint: Any) -> tuple[Any, Any]:
+    """The type that an annotation gives besides None, and its Bound, Length, Unit or None."""
+    if NoneType in get_args(hint):
+        hint = next(option for option in get_args(hint) if option is not NoneType)
+    return get_args(hint) if get_origin(hint) is Annotated else (hint, None)
 
 
 def _example(options: tuple[Any, ...]) -> str:
@@ -191,7 +231,7 @@ def _float(value: float) -> float:
 
 def _paths(kind: type, prefix: str) -> Iterator[str]:
     """The dotted names of all fields of a dataclass and of the dataclasses inside it."""
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in _hints(kind).items():
         yield prefix + name
         for inner in (hint, *get_args(hint)):
             if isinstance(inner, type) and is_dataclass(inner):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
-from howdah.base.bounds import BOUNDS
+from howdah.base.bounds import Samples, Tokens
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.files import kind_of
 from howdah.config.recipe import Run, load_run, plan_of
@@ -17,7 +17,6 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method, Precision
 from howdah.plan.plan import Plan, make_plan
-from howdah.shapes.huggingface import model_of
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape
 
@@ -60,6 +59,8 @@ def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
         if path.suffix == ".toml" or kind_of(path / "run.toml") == "file":
             model = load_run(path)
         elif path.suffix == ".json" or kind_of(path) == "folder":
+            from howdah.shapes.huggingface import model_of
+
             return _drafted(path.name, model_of(path), wanted, devices)
         else:
             return _drafted(model, preset(model), wanted, devices)
@@ -84,13 +85,8 @@ def _check_draft(wanted: Draft) -> None:
 
     A number of 0 is open, and allowed.
     """
-    keys = {
-        "sequence": "data.sequence_length",
-        "micro_batch": "batch.micro_batch",
-        "global_batch": "batch.global_batch",
-    }
-    for name, key in keys.items():
-        number, most = getattr(wanted, name), BOUNDS[key].most
+    for name, kind in {"sequence": Tokens, "micro_batch": Samples, "global_batch": Samples}.items():
+        number, most = getattr(wanted, name), get_args(kind)[1].most
         if not 0 <= number <= most:
             raise UserError(
                 f"{option(name)} is {number}; it must be at least 0 and at most {most:,}"

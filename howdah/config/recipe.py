@@ -13,15 +13,15 @@ frozen dataclass of the package that uses it; unknown keys are errors with a sug
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 
 from howdah.base.atomic import write_text
-from howdah.base.bounds import out_of_bounds
+from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
-from howdah.base.tables import read_table
+from howdah.base.tables import out_of_bounds, read_table
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
@@ -75,9 +75,9 @@ class Run:
     name: str
     model: ModelShape
     layout: str = "single"
-    seed: int = 0
+    seed: Annotated[int, Bound(-(2**63), 2**63 - 1)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = 0
+    threads: Annotated[int, Bound(0, 1024, means="which shares the cores out")] = 0
     compile: bool = False
     folder: Path | None = None
     init_from: Path | None = None

@@ -21,11 +21,23 @@ nothing was measured); `attained` replaces the nominal numbers by these.
 
 from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
+from howdah.base.bounds import Bound, Length, Unit
 from howdah.base.errors import UserError
 
 WORLD = 1 << 20  # most ranks and devices of a plan; no machine has so many
+
+# What a cluster file may say. The positive ones are divided by.
+Name = Annotated[str, Length(0, 200)]
+Count = Annotated[int, Bound(1, WORLD)]
+Factor = Annotated[float, Bound(1, 1e6)]
+Fraction = Annotated[float, Bound(0, 1, above=True)]
+Memory = Annotated[float, Unit("bytes", positive=True)]
+Bandwidth = Annotated[float, Unit("bytes/s", positive=True)]
+FlopRate = Annotated[float, Unit("FLOP/s", positive=True)]
+Bytes = Annotated[float, Unit("bytes")]
+Watts = Annotated[float, Unit("watts")]
 
 
 @dataclass(frozen=True)
@@ -66,12 +78,12 @@ class Flops:
     None means that the device has no such arithmetic.
     """
 
-    float64: float | None = None
-    float32: float | None = None
-    tf32: float | None = None
-    fp16: float | None = None
-    bf16: float | None = None
-    fp8: float | None = None
+    float64: FlopRate | None = None
+    float32: FlopRate | None = None
+    tf32: FlopRate | None = None
+    fp16: FlopRate | None = None
+    bf16: FlopRate | None = None
+    fp8: FlopRate | None = None
 
 
 @dataclass(frozen=True)
@@ -86,14 +98,14 @@ class Device:
     price      to buy, in USD; None when it is not known
     """
 
-    name: str
-    memory: float
-    bandwidth: float
+    name: Name
+    memory: Memory
+    bandwidth: Bandwidth
     flops: Flops
-    reserved: float = 0.0
-    watts: float | None = None
-    idle: float = 0.0
-    price: float | None = None
+    reserved: Bytes = 0.0
+    watts: Watts | None = None
+    idle: Watts = 0.0
+    price: Annotated[float, Unit("USD")] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,8 +130,8 @@ class Level:
     leads up to the next level.
     """
 
-    nodes: int
-    oversubscription: float
+    nodes: Count
+    oversubscription: Factor
 
 
 @dataclass(frozen=True)
@@ -163,10 +175,10 @@ class Efficiency:
              clusters reach a tenth of the nominal bandwidth; measure it
     """
 
-    matmul: float = 0.78
-    memory: float = 0.8
-    inside: float = 0.75
-    between: float = 0.8
+    matmul: Fraction = 0.78
+    memory: Fraction = 0.8
+    inside: Fraction = 0.75
+    between: Fraction = 0.8
 
 
 @dataclass(frozen=True)

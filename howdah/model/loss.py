@@ -126,22 +126,22 @@ def cross_entropy_sum(
     weight: Tensor | Matrix,
     labels: Tensor,
     *,
-    parts: VocabShards | None = None,
+    shards: VocabShards | None = None,
     terms: Terms = NONE,
     chunk: int = CHUNK,
 ) -> Tensor:
     """The loss summed over all tokens, a scalar of at least float32.
 
-    hidden  [..., s, h] hidden states; with `parts`, possibly a slice of the positions
+    hidden  [..., s, h] hidden states; with `shards`, possibly a slice of the positions
     weight  [V, h] the head, or this rank's rows of it
     labels  [..., s] the token to predict, or MASKED
-    parts   the ranks that hold the other rows of the head; None: this rank holds all rows
+    shards  the ranks that hold the other rows of the head; None: this rank holds all rows
     terms   label smoothing and z-loss
     chunk   tokens whose logits are in memory at one time
     """
-    if parts is None:
-        parts = WholeVocab(len(weight if isinstance(weight, Tensor) else weight.value()))
-    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, _How(parts, terms, chunk))
+    if shards is None:
+        shards = WholeVocab(len(weight if isinstance(weight, Tensor) else weight.value()))
+    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, _How(shards, terms, chunk))
     assert isinstance(loss, Tensor)
     return loss
 
@@ -163,13 +163,13 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
 class _How:
     """The arguments of the operation that are not tensors."""
 
-    parts: VocabShards
+    shards: VocabShards
     terms: Terms
     chunk: int
 
     def states(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The hidden states of all T tokens, [T, h], detached from autograd."""
-        return self.parts.gather_in(hidden.detach()).reshape(-1, hidden.shape[-1])
+        return self.shards.gather_in(hidden.detach()).reshape(-1, hidden.shape[-1])
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -190,13 +190,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             kept = logits.sub_(largest[last, None]).exp_()
             total[last] = kept.sum(-1)
             del logits
-        normalisers = _combine(how.parts, largest, total, label_term)
+        normalisers = _combine(how.shards, largest, total, label_term)
         losses = normalisers - label_term
         if how.terms.z:
             losses += how.terms.z * normalisers.square()
         scale = None if last is None else (largest[last] - normalisers[last]).exp_()
         mine = weight if isinstance(weight, Tensor) else None
-        kept_states = states if how.parts.keeps else hidden
+        kept_states = states if how.shards.keeps else hidden
         ctx.save_for_backward(kept_states, mine, labels, normalisers)
         ctx.matrix, ctx.how = None if mine is not None else weight, how
         ctx.kept = None if kept is None else (kept, scale)
@@ -208,7 +208,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden, weight, labels, normalisers = ctx.saved_tensors
         how, matrix, flat = ctx.how, ctx.matrix, labels.reshape(-1)
         rows = weight if matrix is None else matrix.value()
-        states = hidden if how.parts.keeps else how.states(hidden, labels)
+        states = hidden if how.shards.keeps else how.states(hidden, labels)
         d_states = torch.empty_like(states)
         d_weight = None if matrix else torch.zeros_like(rows, dtype=promoted(rows.dtype))
         kept, ctx.kept = ctx.kept, None
@@ -225,7 +225,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             torch.mm(d_logits, rows, out=d_states[part])
             add = partial(add_product, left=d_logits.T, right=states[part])
             del d_logits
-        done = how.parts.reduce_out(d_states.view(*labels.shape, -1))
+        done = how.shards.reduce_out(d_states.view(*labels.shape, -1))
         _give(add, matrix, d_weight)  # while the gradient of the hidden states is summed
         return done(), d_weight, None, None
 
@@ -247,7 +247,7 @@ def _places(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
 
     MASKED labels have no row.
     """
-    places = labels - how.parts.first
+    places = labels - how.shards.first
     return places.clamp(0, rows - 1), (labels != MASKED) & (places >= 0) & (places < rows)
 
 
@@ -257,21 +257,21 @@ def _label_term(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
     smoothing = how.terms.smoothing
     label_term = torch.where(here, logits.gather(1, places[:, None])[:, 0], 0)
     if smoothing:
-        label_term.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.parts.vocab)
+        label_term.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.shards.vocab)
     return label_term
 
 
-def _combine(parts: VocabShards, largest: Tensor, total: Tensor, label_term: Tensor) -> Tensor:
+def _combine(shards: VocabShards, largest: Tensor, total: Tensor, label_term: Tensor) -> Tensor:
     """The log-sum-exp of each token over all ranks; sums `label_term` over the ranks in place.
 
     largest  the maximum of this rank's logits, for each token
     total    the sum of exp(logit - largest) on this rank, for each token; overwritten
     """
     most = largest.clone()
-    parts.combine(most, "max")
+    shards.combine(most, "max")
     total.mul_((largest - most).exp_())
-    parts.combine(total, "sum")
-    parts.combine(label_term, "sum")
+    shards.combine(total, "sum")
+    shards.combine(label_term, "sum")
     return total.log().add_(most)
 
 
@@ -294,7 +294,7 @@ def _logit_gradient(
         factor = factor * (1 + 2 * z * normalisers)
     d_logits = exponentials.mul_(factor[:, None])
     if smoothing:
-        d_logits.sub_((wanted * (smoothing / how.parts.vocab))[:, None])
+        d_logits.sub_((wanted * (smoothing / how.shards.vocab))[:, None])
     places, here = _places(labels, d_logits.shape[1], how)
     rows = torch.arange(len(labels), device=labels.device)
     d_logits[rows, places] -= torch.where(here, wanted * (1 - smoothing), 0)

@@ -85,7 +85,7 @@ class ParallelModel:
         window = [self.gatherer.window] if isinstance(self.gatherer, ShardedWeights) else []
         return [*window, *(unit.weights for unit in self.units.values())]
 
-    def whole(self, unit: FlatUnit) -> Tensor:
+    def gathered(self, unit: FlatUnit) -> Tensor:
         """All weights of a unit in one flat tensor. Sharded weights are gathered from the other
         ranks. All ranks call together.
         """
@@ -126,8 +126,8 @@ class ParallelModel:
     def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
         if self.store:
             weight = cast(Handle, self.model.head_weight)
-            parts = vocab_shards(self.plan, self.region) if self.region else None
-            return head_loss(hidden, weight, labels, parts=parts, terms=terms)
+            shards = vocab_shards(self.plan, self.region) if self.region else None
+            return head_loss(hidden, weight, labels, shards=shards, terms=terms)
         return cross_entropy_sum(hidden, self.model.head_weight, labels, terms=terms)
 
     def counted(self) -> Iterator[tuple[FlatUnit, int, int]]:

@@ -97,17 +97,17 @@ def head_loss(
     weight: Handle,
     labels: Tensor,
     *,
-    parts: VocabShards | None = None,
+    shards: VocabShards | None = None,
     terms: Terms = NONE,
 ) -> Tensor:
     """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...].
 
-    parts  the ranks that hold the other rows of the weight; None: this rank holds all rows
+    shards  the ranks that hold the other rows of the weight; None: this rank holds all rows
     terms  what is added to the cross-entropy
     """
     for _ in chunks(labels.numel()):  # each chunk adds a term to the gradient
         _note_use(hidden, weight)
-    return cross_entropy_sum(hidden, weight, labels, parts=parts, terms=terms)
+    return cross_entropy_sum(hidden, weight, labels, shards=shards, terms=terms)
 
 
 def add_bias(bias: Handle, rows: Tensor) -> None:

@@ -73,7 +73,7 @@ class UnitWeightStore:
         elif now:  # the queue must not keep the tensors of `add`
             self._held.append(lambda: self._added(name))
         else:
-            self._held.append(lambda: self._let(name, add))
+            self._held.append(lambda: self._add_deferred(name, add))
 
     def defer(self) -> None:
         """Defers all additions from now on."""
@@ -103,7 +103,7 @@ class UnitWeightStore:
         """Expects no gradients any longer: the forward passes so far were only measured."""
         self._awaited.clear()
 
-    def _let(self, name: str, add: Add) -> None:
+    def _add_deferred(self, name: str, add: Add) -> None:
         with torch.no_grad():  # this is outside of a backward pass
             add(self._target(name))
         self._added(name)

@@ -12,9 +12,11 @@ early steps then have fewer micro-batches; the layout's x is that of the full ba
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from howdah.base.bounds import out_of_bounds
+from howdah.base.bounds import Bound, Samples, Steps
 from howdah.base.errors import UserError
+from howdah.base.tables import out_of_bounds
 from howdah.plan.layout import Layout
 
 MASKED = -100  # the label of a token that is not to be predicted, as in torch's cross-entropy
@@ -30,10 +32,10 @@ class Batch:
     ramp_steps    number of steps until the global batch is full
     """
 
-    global_batch: int | None = None
-    micro_batch: int | None = None
-    ramp_from: int = 0
-    ramp_steps: int = 0
+    global_batch: Samples | None = None
+    micro_batch: Samples | None = None
+    ramp_from: Annotated[int, Bound(0, 1 << 31)] = 0
+    ramp_steps: Steps = 0
 
     def size(self, step: int) -> int:
         """The global batch of step `step`, counted from 0. The batch must be resolved."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from howdah.base.bounds import out_of_bounds
+from howdah.base.bounds import Tokens
 from howdah.base.errors import UserError, shown
+from howdah.base.tables import out_of_bounds
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
@@ -27,7 +28,7 @@ def check_plan(
         problems += [
             f"layout '{layout}': {problem}" for problem in _check_tokens(shape, layout, sequence)
         ]
-    problems += out_of_bounds(sequence, "data.sequence_length")
+    problems += out_of_bounds(sequence, "data.sequence_length", Tokens)
     if sequence > shape.context:
         problems.append(
             f"data.sequence_length {shown(sequence)} is over the model's context "
@@ -39,7 +40,7 @@ def check_plan(
 
 
 def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
-    if problems := [*out_of_bounds(batch, "batch")]:
+    if problems := out_of_bounds(batch, "batch"):
         return problems
     try:
         full, _ = resolve_batch(batch, layout)

@@ -5,7 +5,9 @@ seed and Method agree on every layout.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from howdah.base.bounds import Bound, NotNegative, Positive, Share, Steps
 
 Precision = Literal["float32", "bf16", "float64"]
 
@@ -30,11 +32,11 @@ class LearningRate:
     decay_steps   steps of decay of the wsd schedule
     """
 
-    peak: float = 1e-3
-    warmup_steps: int = 0
+    peak: Positive = 1e-3
+    warmup_steps: Steps = 0
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "cosine"
-    min_ratio: float = 0.1
-    decay_steps: int = 0
+    min_ratio: Annotated[float, Bound(0, 1)] = 0.1
+    decay_steps: Steps = 0
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Optimizer:
     """
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.95)
-    momentum: float = 0.9
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    momentum: Share = 0.9
+    epsilon: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.1
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ class Method:
     precision: Precision = "float32"
     optimizer: Optimizer = field(default_factory=Optimizer)
     lr: LearningRate = field(default_factory=LearningRate)
-    grad_clip: float = 1.0
-    dropout: float = 0.0
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
+    grad_clip: NotNegative = 1.0
+    dropout: Share = 0.0
+    label_smoothing: Share = 0.0
+    z_loss: NotNegative = 0.0

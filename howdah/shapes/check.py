@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from howdah.base.bounds import out_of_bounds
 from howdah.base.errors import UserError
+from howdah.base.tables import out_of_bounds
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 
@@ -12,7 +12,7 @@ LARGEST = 10**14  # parameters, ten times the most that was ever announced
 
 def check_shape(shape: ModelShape) -> list[str]:
     """Everything that is wrong with the sizes, as sentences."""
-    if problems := [*out_of_bounds(shape, "model")]:
+    if problems := out_of_bounds(shape, "model"):
         return problems
     problems = [*_check_heads(shape), *_check_stacks(shape), *_check_experts(shape)]
     if not problems and (count := parameters(shape).total) > LARGEST:

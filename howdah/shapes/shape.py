@@ -9,12 +9,20 @@ L layers, s sequence, E experts.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from howdah.base.bounds import Bound, Positive, Size, Tokens
 
 Family = Literal["decoder", "encoder", "encoder-decoder"]
 FeedForward = Literal["swiglu", "geglu", "gelu", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
+
+Layers = Annotated[int, Bound(1, 1000)]  # DeepNet has 1,000 (https://arxiv.org/abs/2203.00555)
+SomeLayers = Annotated[int, Bound(0, 1000)]
+Heads = Annotated[int, Bound(1, 4096)]
+InnerSize = Annotated[int, Bound(1, 1 << 20)]
+ManyExperts = Annotated[int, Bound(1, 1 << 14)]
 
 RENAMED = {  # keys of older recipes and checkpoints, and their names now
     "model.ffn": "model.ffn_size",
@@ -42,10 +50,10 @@ class RopeScaling:
     are kept, and those between are blended.
     """
 
-    factor: float
-    low: float = 1.0
-    high: float = 4.0
-    context: int = 8192
+    factor: Positive
+    low: Positive = 1.0
+    high: Positive = 4.0
+    context: Tokens = 8192
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,11 @@ class Latent:
     head's value has `v_size` numbers.
     """
 
-    kv_rank: int
-    query_rank: int
-    qk_nope_size: int
-    qk_rope_size: int
-    v_size: int
+    kv_rank: Size
+    query_rank: Annotated[int, Bound(0, 1 << 17)]
+    qk_nope_size: Size
+    qk_rope_size: Size
+    v_size: Size
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,12 @@ class Experts:
     every        of the others, one in so many has experts (the last of each `every`)
     """
 
-    count: int
-    top_k: int
-    ffn_size: int
-    shared: int = 0
-    first_dense: int = 0
-    every: int = 1
+    count: ManyExperts
+    top_k: ManyExperts
+    ffn_size: InnerSize
+    shared: Annotated[int, Bound(0, 1 << 20)] = 0
+    first_dense: SomeLayers = 0
+    every: Layers = 1
 
 
 @dataclass(frozen=True)
@@ -119,33 +127,33 @@ class ModelShape:
     relative_buckets  distances that relative positions distinguish
     """
 
-    layers: int
-    width: int
-    heads: int
-    ffn_size: int
-    vocab: int
-    context: int
-    kv_heads: int | None = None
-    head_size: int | None = None
+    layers: Layers
+    width: Size
+    heads: Heads
+    ffn_size: InnerSize
+    vocab: Annotated[int, Bound(1, 1 << 24)]
+    context: Tokens
+    kv_heads: Heads | None = None
+    head_size: Size | None = None
     feedforward: FeedForward = "swiglu"
     norm: Norm = "rmsnorm"
     norm_at: Literal["before", "after"] = "before"
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Bound(0, 1)] = 1e-5
     positions: Positions = "rotary"
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Bound(0, 1e12, above=True)] = 10_000.0
     rope_scaling: RopeScaling | None = None
     bias: bool = False
     tie_embeddings: bool = False
     qk_norm: bool = False
     family: Family = "decoder"
-    encoder_layers: int = 0
+    encoder_layers: SomeLayers = 0
     qkv_bias: bool = False
     embedding_norm: bool = False
-    token_types: int = 0
+    token_types: Annotated[int, Bound(0, 1 << 17)] = 0
     transform: bool = False
     latent: Latent | None = None
     experts: Experts | None = None
-    relative_buckets: int = 32
+    relative_buckets: Size = 32
 
     @property
     def k(self) -> int:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from howdah.base.bounds import Bound, Positive, Tokens
 from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, path_problem
 from howdah.text import readers
@@ -78,7 +79,7 @@ class Source:
 
     path: str = STDLIB
     field: str = "text"
-    weight: float = 1.0
+    weight: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class Data:
     """
 
     sources: tuple[Source, ...] = (Source(),)
-    sequence_length: int = 256
-    validation_share: float = 0.03
+    sequence_length: Tokens = 256
+    validation_share: Annotated[float, Bound(0, 1, above=True, below=True)] = 0.03
     tokenizer: str | None = None
     undecodable: Undecodable = "skip"
 

@@ -6,8 +6,9 @@ sizes agree, all names are resolved, all paths are absolute.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from howdah.base.bounds import Bound, Steps
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
@@ -30,12 +31,12 @@ class Training:
     export            whether to write a Hugging Face folder at the end
     """
 
-    steps: int = 1000
-    log_every: int = 10
-    evaluate_every: int = 0
-    evaluate_samples: int = 64
-    save_every: int = 0
-    keep_last: int = 2
+    steps: Annotated[int, Bound(1, 10**7)] = 1000
+    log_every: Annotated[int, Bound(1, 10**7)] = 10
+    evaluate_every: Steps = 0
+    evaluate_samples: Annotated[int, Bound(0, 1 << 31)] = 64
+    save_every: Steps = 0
+    keep_last: Annotated[int, Bound(1, 10**6)] = 2
     prompt: str = ""
     export: bool = False
 

@@ -94,7 +94,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     checksums = {
         name: crc32(weight.reshape(-1).view(torch.uint8).numpy().tobytes())
         for unit in placed.units.values()
-        for name, weight in unit.views(placed.whole(unit)).items()
+        for name, weight in unit.views(placed.gathered(unit)).items()
     }
     keep = mesh.rank == 0
     return Evidence(

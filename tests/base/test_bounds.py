@@ -2,29 +2,37 @@
 
 import re
 from dataclasses import is_dataclass, replace
-from typing import get_args, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 
-from howdah.base.bounds import BOUNDS, out_of_bounds
+from howdah.base.bounds import Length, Tokens
+from howdah.base.tables import out_of_bounds
 from howdah.config.recipe import Run
+from howdah.plan.batch import Batch
 from howdah.plan.method import LearningRate, Method, Optimizer
 from howdah.shapes.check import check_shape
 from howdah.shapes.presets import PRESETS
 
 
-def numbers(kind, prefix=""):
-    """The dotted names of all numbers of a dataclass, lists of them included."""
-    for name, hint in get_type_hints(kind).items():
-        for inner in (hint, *get_args(hint)):
-            if isinstance(inner, type) and is_dataclass(inner):
-                yield from numbers(inner, f"{prefix}{name}.")
-            if inner in (int, float):
-                yield prefix + name
+def numbers(hint, name=""):
+    """(dotted name, limit or None) of all numbers in an annotation, lists of them included."""
+    if is_dataclass(hint):
+        for field, inner in get_type_hints(hint, include_extras=True).items():
+            yield from numbers(inner, f"{name}.{field}".removeprefix("."))
+    elif hint in (int, float):
+        yield name, None
+    elif get_origin(hint) is Annotated:
+        yield name, get_args(hint)[1]
+    else:
+        for inner in get_args(hint):
+            yield from numbers(inner, name)
 
 
-def test_every_number_of_a_run_has_bounds_and_no_other():
-    assert set(numbers(Run)) == set(BOUNDS)
+def test_every_number_of_a_run_has_bounds():
+    found = dict(numbers(Run))
+    assert [name for name, limit in found.items() if limit is None] == []
+    assert len(found) == 55 and found["model.latent.query_rank"].most == 1 << 17
 
 
 def test_every_preset_is_in_bounds():
@@ -72,3 +80,34 @@ def test_the_bounds_themselves_are_in_bounds():
         optimizer=Optimizer(betas=(0.0, 0.0)), grad_clip=1e9, lr=LearningRate(min_ratio=1.0)
     )
     assert list(out_of_bounds(edge, "method")) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "sentence"),
+    [
+        (Batch(global_batch="3"), "batch.global_batch is '3'; it must be a whole number"),
+        (Batch(micro_batch=1.5), "batch.micro_batch is 1.5; it must be a whole number"),
+    ],
+)
+def test_what_a_program_hands_over_is_held_against_the_types_too(batch, sentence):
+    assert out_of_bounds(batch, "batch") == [sentence]
+
+
+def test_a_number_alone_has_the_bounds_of_its_annotation():
+    assert out_of_bounds(0, "sequence", Tokens) == ["sequence is 0; it must be at least 1"]
+    assert out_of_bounds(1, "sequence", Tokens) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "value", "wanted"),
+    [
+        (Length(0, 3), "abc", ""),
+        (Length(0, 3), "abcd", "a text in quotes of at most 3 characters, on one line"),
+        (Length(0, 3), "a\n", "a text in quotes of at most 3 characters, on one line"),
+        (Length(1, 3), (), "a list of 1 to 3"),
+        (Length(1, 3), (0,) * 3, ""),
+        (Length(0, 3), (0,) * 4, "a list of at most 3"),
+    ],
+)
+def test_a_length_is_of_a_text_on_one_line_or_of_a_list(length, value, wanted):
+    assert length.wanted(value) == wanted

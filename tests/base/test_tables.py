@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 
+from howdah.base.bounds import Bound, Length, Unit
 from howdah.base.tables import read_table
 
 
@@ -116,3 +117,31 @@ def test_a_key_that_went_before_is_suggested():
         Outer, {"number": 1, "inner": {"size": 1, "prest": 2}}, also=also
     ).problems
     assert problem.endswith("did you mean 'preset'?")
+
+
+@dataclass(frozen=True)
+class Limited:
+    memory: Annotated[float, Unit("bytes", positive=True)]
+    share: Annotated[float, Bound(0, 1)] | None = None
+    sizes: Annotated[tuple[Annotated[int, Bound(1, 9)], ...], Length(1, 2)] = (1,)
+
+
+def test_quantities_are_read_with_their_units():
+    found = read_table(Limited, {"memory": "2 GB", "share": 0.5, "sizes": [9]}, limits=True)
+    assert found == (Limited(2e9, 0.5, (9,)), [])
+
+
+def test_limits_and_units_are_told_together_with_the_rest():
+    table = {"memory": "0 GB", "share": 2, "sizes": [0, 10]}
+    assert read_table(Limited, table, limits=True).problems == [
+        "memory is '0 GB'; it must be from 1e-12 to 1e+21 bytes",
+        "share is 2; it must be at most 1",
+        "sizes[0] is 0; it must be at least 1",
+        "sizes[1] is 10; it must be at most 9",
+    ]
+    assert read_table(Limited, {"share": 2, "sizes": [1, 2, 3]}, limits=True).problems == [
+        "share is 2; it must be at most 1",
+        "sizes is [1, 2, 3]; it must be a list of 1 to 2",
+        "memory is missing",
+    ]
+    assert read_table(Limited, {"memory": "2 GB", "share": 2}) == (Limited(2e9, 2.0), [])

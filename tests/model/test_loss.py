@@ -121,7 +121,7 @@ def test_parts_of_a_vocabulary_that_does_not_divide_make_one_loss(chunk, terms, 
     def run(cut):
         rows = weight[slice(*cut)].detach().requires_grad_()
         part = Part(cut[0], board, meeting)
-        loss = cross_entropy_sum(hidden, rows, labels, parts=part, terms=terms, chunk=chunk)
+        loss = cross_entropy_sum(hidden, rows, labels, shards=part, terms=terms, chunk=chunk)
         return loss, torch.autograd.grad(loss, (hidden, rows))
 
     with ThreadPoolExecutor(2) as threads:
