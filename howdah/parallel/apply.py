@@ -72,14 +72,6 @@ class ParallelModel:
     executor: Executor
 
     @property
-    def exposed(self) -> float:
-        """Seconds that computation has waited for other ranks, over the whole run: for gradients
-        and weights, at the boundaries of tp regions, and for messages between stages.
-        """
-        parts = (self.sums, self.gatherer, self.region, self.executor)
-        return sum((part.exposed for part in parts if part), 0.0)
-
-    @property
     def multiplied(self) -> list[Tensor]:
         """The tensors that hold the weights with which the model multiplies."""
         window = [self.gatherer.window] if isinstance(self.gatherer, ShardedWeights) else []
@@ -170,9 +162,9 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
     # 6
     gatherer: UpdatedWeights | ShardedWeights | None = None
     if cut:
-        gatherer = ShardedWeights(units, mesh.shard, keep=layout.release == "step")
+        gatherer = ShardedWeights(units, mesh.shard, mesh.waited, keep=layout.release == "step")
     elif layout.zero > 0 and mesh.shard.size > 1:
-        gatherer = UpdatedWeights(units, mesh.shard)
+        gatherer = UpdatedWeights(units, mesh.shard, mesh.waited)
     # 7
     region = region_of(plan, mesh) if layout.tp > 1 else None
     store: UnitWeightStore | None = None

@@ -92,7 +92,6 @@ class Executor:
     gatherer  brings updated weights from other ranks; None where nothing is gathered
     sums      sums the gradients over ranks
     parts     the parts of each stage
-    exposed   seconds that this rank has waited for messages, over the whole run
     peak      the most pairs (stage, micro-batch) that it held at one time in the last pass
     """
 
@@ -110,7 +109,6 @@ class Executor:
         self.store, self.gatherer, self.sums = store, gatherer, sums
         self.links = StageLinks(mesh, directions_of(schedule_of(plan)))
         self.parts = stage_parts(plan, mesh.index_of("pp"))
-        self.exposed = 0.0
         self.peak = 0
         self._units = {part: units_at(plan, part) for some in self.parts.values() for part in some}
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
@@ -290,11 +288,11 @@ class StepRun:
             self.recorder.note(Instruction(verb, action, instruction.peer), began)
         else:
             moving = self.moving.pop((verb, action))
-            for future in moving.futures:
-                future.result()
+            with self.executor.mesh.waited:
+                for future in moving.futures:
+                    future.result()
             if verb is Verb.RECEIVE:
                 self.values[makes(action)] = moving.tensors
-            self.executor.exposed += perf_counter() - began
 
     # -- gradients
 

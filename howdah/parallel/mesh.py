@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from howdah.base.stopwatch import Stopwatch
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import SingleRank, SubgroupFactory, Transport
@@ -35,6 +36,7 @@ class Mesh:
     transports  the transports that were connected for the groups
     among       connects some of the ranks with a transport of their own
     joined      the groups that `join` has made, with their transports
+    waited      runs while computation waits for other ranks
     """
 
     layout: Layout
@@ -46,6 +48,7 @@ class Mesh:
     transports: tuple[Transport, ...]
     among: SubgroupFactory
     joined: list[tuple[Group, Transport]] = field(default_factory=list)
+    waited: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def tp(self) -> Group:

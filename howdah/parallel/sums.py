@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
+from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import DONE, Group
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
@@ -74,7 +74,6 @@ class GradientSums:
     order    decides when they start; the backward pass reports to it
     skipped  numbers of sums that are not performed, so that each rank keeps its own term: for
              `verify`, which has to notice it
-    exposed  seconds that this rank has waited for sums, over the whole run
     """
 
     def __init__(
@@ -83,10 +82,11 @@ class GradientSums:
         groups: Sequence[Group],
         units: Mapping[str, FlatUnit],
         window: Window,
+        waited: Stopwatch,
     ) -> None:
+        self._waited = waited
         self.sums, self.window, self.order = sums, window, SumOrder(sums, self)
         self.skipped: set[int] = set()
-        self.exposed = 0.0
         self._groups, self._units = groups, units
         self._futures = [DONE] * len(sums)  # the latest run of each sum
         self._slots: dict[int, Slot] = {}  # the open slot of a sum
@@ -204,9 +204,8 @@ class GradientSums:
         return future
 
     def _wait(self, future: Future[None]) -> None:
-        began = perf_counter()
-        future.result()
-        self.exposed += perf_counter() - began
+        with self._waited:
+            future.result()
 
 
 def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> GradientSums:
@@ -216,7 +215,8 @@ def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> Grad
     several = sorted({(row.axis, tuple(row.ranks)) for row in sums})
     groups = {(label, ranks): mesh.group_of(ranks, label=label) for label, ranks in several}
     window = Window(*window_of(plan, mesh.rank), like=next(iter(units.values())).summed)
-    return GradientSums(sums, [groups[row.axis, tuple(row.ranks)] for row in sums], units, window)
+    own = [groups[row.axis, tuple(row.ranks)] for row in sums]
+    return GradientSums(sums, own, units, window, mesh.waited)
 
 
 def listen_to_parameters(model: nn.Module, sums: GradientSums) -> None:

@@ -86,7 +86,7 @@ def _split_module(
 def region_of(plan: Plan, mesh: Mesh) -> TpRegion:
     """The boundary of the tensor-parallel regions of this rank."""
     keeps = plan.layout.inputs == "gathered"
-    return TpRegion(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps)
+    return TpRegion(mesh.tp, tokens(plan, mesh.rank), plan.layout.sp, keeps, mesh.waited)
 
 
 def vocab_shards(plan: Plan, region: TpRegion) -> TpVocabShards:

@@ -19,33 +19,18 @@ gathered input is kept, and nothing is sent twice.
 Slices are shares of the positions of each sample; their lengths may differ by one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
+from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
 from howdah.plan.flat_buffers import share
 
 Pending = Callable[[], Tensor]  # waits for a tensor that is being communicated, and returns it
-
-
-@dataclass
-class Waited:
-    """Seconds that computation has waited at the boundary of regions, over the whole run."""
-
-    seconds: float = 0.0
-
-    @contextmanager
-    def here(self) -> Iterator[None]:
-        """Adds the duration of the block."""
-        began = perf_counter()
-        yield
-        self.seconds += perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -56,19 +41,14 @@ class TpRegion:
     length  positions of a sample
     sliced  whether each tp rank has a slice of the positions outside of regions (sp)
     keeps   whether the gathered input is kept for the backward pass (inputs=gathered)
-    waited  time spent waiting here
+    waited  runs while computation waits here
     """
 
     group: Group
     length: int
     sliced: bool
-    keeps: bool = False
-    waited: Waited = field(default_factory=Waited)
-
-    @property
-    def exposed(self) -> float:
-        """Seconds that this rank has waited for others, over the whole run."""
-        return self.waited.seconds
+    keeps: bool
+    waited: Stopwatch
 
     def gather_in(self, x: Tensor, *, now: bool = False) -> Pending:
         """Starts to gather x [b, s, h], a slice of the positions under sp, to all S positions.
@@ -80,7 +60,7 @@ class TpRegion:
             return lambda: x
         rows = x.movedim(1, 0)
         out = rows.new_empty(self.length, *rows.shape[1:])
-        with self.waited.here():
+        with self.waited:
             started = self.group.all_gather(out, rows, async_op=not now)
         return self._after(started, lambda: out.movedim(0, 1).contiguous())
 
@@ -93,19 +73,19 @@ class TpRegion:
         `x` must own its memory, because the sum may be written into it.
         """
         if not self.sliced:
-            with self.waited.here():
+            with self.waited:
                 started = self.group.all_reduce(x, async_op=not now)
             return self._after(started, lambda: x)
         rows = x.movedim(1, 0)
         start, stop = self.slice
         out = rows.new_empty(stop - start, *rows.shape[1:])
-        with self.waited.here():
+        with self.waited:
             started = self.group.reduce_scatter(out, rows, async_op=not now)
         return self._after(started, lambda: out.movedim(0, 1).contiguous())
 
     def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
         """All-reduces `x` in place: the maximum or the sum over the tp ranks."""
-        with self.waited.here():
+        with self.waited:
             self.group.all_reduce(x, op=op)
 
     @property
@@ -122,7 +102,7 @@ class TpRegion:
 
     def _after(self, started: Future[None], give: Pending) -> Pending:
         def wait() -> Tensor:
-            with self.waited.here():
+            with self.waited:
                 started.result()
             return give()
 

@@ -18,8 +18,8 @@ inside a group, where the links may be faster, and shares of gradients are summe
 """
 
 from concurrent.futures import Future
-from time import perf_counter
 
+from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.sums import fill_buckets
@@ -32,14 +32,13 @@ class UpdatedWeights:
     operations between the two (the count of the next step's tokens) go first.
     """
 
-    def __init__(self, units: dict[str, FlatUnit], group: Group) -> None:
-        self._units, self._group = units, group
+    def __init__(self, units: dict[str, FlatUnit], group: Group, waited: Stopwatch) -> None:
+        self._units, self._group, self._waited = units, group, waited
         width = next(iter(units.values())).weights.element_size()
         buckets = fill_buckets([unit.buffer for unit in units.values()], element_bytes=width)
         self._buckets = [[buffer.unit for buffer in bucket] for bucket in buckets]
         self._stale = False
         self._coming: dict[str, Future[None]] = {}
-        self.exposed = 0.0  # seconds that this rank has waited, over the whole run
 
     def updated(self) -> None:
         """Records that the ranks' own ranges have changed."""
@@ -60,8 +59,7 @@ class UpdatedWeights:
         is named.
         """
         self.start()
-        began = perf_counter()
-        for unit in units or tuple(self._coming):
-            if future := self._coming.pop(unit, None):
-                future.result()
-        self.exposed += perf_counter() - began
+        with self._waited:
+            for unit in units or tuple(self._coming):
+                if future := self._coming.pop(unit, None):
+                    future.result()

@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
-from time import perf_counter
 
 from torch import Tensor
 
 from howdah.base.errors import UserError
+from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.weight_store import whole_weights
@@ -50,12 +50,15 @@ class ShardedWeights:
     """The weights of `units`. Each rank of `group` keeps a share of them, except of units that are
     not sharded.
 
-    keep     whether gathered units stay whole until the pass is over (release=step)
-    window   the tensor that holds whole units
-    exposed  seconds that this rank has waited for weights, over the whole run
+    waited  runs while computation waits for weights
+    keep    whether gathered units stay whole until the pass is over (release=step)
+    window  the tensor that holds whole units
     """
 
-    def __init__(self, units: dict[str, FlatUnit], group: Group, *, keep: bool = False) -> None:
+    def __init__(
+        self, units: dict[str, FlatUnit], group: Group, waited: Stopwatch, *, keep: bool
+    ) -> None:
+        self._waited = waited
         cut = {name: unit for name, unit in units.items() if unit.shared_out}
         self._units, self._group = cut, group
         self._unit_of = {s.name: u for u, unit in cut.items() for s in unit.buffer.segments}
@@ -71,7 +74,6 @@ class ShardedWeights:
         self._orders: dict[str, list[str]] = {}  # of units, by kind of pass
         self._kind = ""
         self._seen: list[str] = []
-        self.exposed = 0.0
 
     # -- passes
 
@@ -117,9 +119,8 @@ class ShardedWeights:
             self._here = {}
         here = self._coming or self._gather(unit)
         self._coming = self._gather(after, besides=here) if after else None
-        began = perf_counter()
-        here.future.result()
-        self.exposed += perf_counter() - began
+        with self._waited:
+            here.future.result()
         self._here[unit] = here.views
 
     def _next(self, unit: str) -> str | None:

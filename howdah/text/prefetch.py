@@ -11,8 +11,9 @@ the batches read ahead are dropped, and a later run reads them again.
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from time import perf_counter
 from typing import Generic, TypeVar
+
+from howdah.base.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -21,11 +22,11 @@ class Prefetch(Generic[T]):
     """Calls `read(step)`, `read(step + 1)`, ... in a thread, at most `depth` batches ahead.
 
     An exception of `read` is raised by the `next` that would have returned its result, and by
-    every later `next`. `waited` is the total time in seconds that `next` has spent waiting.
+    every later `next`. `waited` runs while `next` waits.
     """
 
     def __init__(self, read: Callable[[int], T], *, step: int = 0, depth: int = 2) -> None:
-        self.waited = 0.0
+        self.waited = Stopwatch()
         self._read = read
         self._ready: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
         self._room = threading.Semaphore(depth)
@@ -48,9 +49,8 @@ class Prefetch(Generic[T]):
         """Returns the batch of the next step; waits for it if it is not ready."""
         if self._closed.is_set():
             raise ValueError("this Prefetch is closed")
-        start = perf_counter()
-        batch, error = self._ready.get()
-        self.waited += perf_counter() - start
+        with self.waited:
+            batch, error = self._ready.get()
         if error is not None:
             self._ready.put((None, error))
             raise error

@@ -50,7 +50,7 @@ class SpeedMonitor:
         console: RunConsole,
         records: MetricsWriter | None,
     ) -> None:
-        self._job, self._mesh, self._placed = job, context.mesh, context.placed
+        self._job, self._mesh = job, context.mesh
         self._batches, self._console, self._records = batches, console, records
         self.peak, self.peak_source = peak
         sequence = job.data.sequence_length
@@ -65,8 +65,8 @@ class SpeedMonitor:
         return _Mark(
             clock=perf_counter(),
             sent=sum(self._mesh.counters.bytes.values()),
-            exposed=self._placed.exposed,
-            waited=self._batches.waited,
+            exposed=self._mesh.waited.seconds,
+            waited=self._batches.waited.seconds,
         )
 
     @contextmanager

@@ -28,7 +28,7 @@ and where matrices are cut:
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import cycle
 from typing import Any, cast
 
@@ -228,7 +228,7 @@ def skip_an_input_s_sum(context: StepContext) -> StepContext:
     columns = (m for m in context.placed.model.modules() if isinstance(m, Column))
     for column in columns:
         region = column.together.region
-        column.together.region = _Deaf(region.group, region.length, region.sliced)
+        column.together.region = _Deaf(**{f.name: getattr(region, f.name) for f in fields(region)})
         break
     return context
 

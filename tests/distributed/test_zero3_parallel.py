@@ -112,8 +112,8 @@ class Stale(ShardedWeights):
 class Unpublished(ShardedWeights):
     """Gathers shares as they were before the first update."""
 
-    def __init__(self, units, group, *, keep):
-        super().__init__(units, group, keep=keep)
+    def __init__(self, units, group, waited, *, keep):
+        super().__init__(units, group, waited, keep=keep)
         self._units = {n: _frozen(u) for n, u in units.items()}
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from tiny import SHAPE, micro, place, summed_loss
 
+from howdah.base import stopwatch
+from howdah.base.stopwatch import Stopwatch
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import SingleRank
-from howdah.parallel import sums
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.sums import GradientSums, Window
 from howdah.plan import sums as plan_sums
@@ -38,7 +39,7 @@ def sums_on(group):
         for name, one in units.items()
     ]
     like = torch.zeros(1)
-    return GradientSums(rows, [group] * len(rows), units, Window(0, 0, like))
+    return GradientSums(rows, [group] * len(rows), units, Window(0, 0, like), Stopwatch())
 
 
 class Awaited(Future):
@@ -65,12 +66,12 @@ class Slow(Group):
 
 def test_waiting_is_counted(monkeypatch):
     group = Slow(SingleRank(), axis="dp", counters=Counters())
-    monkeypatch.setattr(sums, "perf_counter", lambda: group.now)
+    monkeypatch.setattr(stopwatch, "perf_counter", lambda: group.now)
     summed = sums_on(group)
     for step in range(1, 3):
         summed.order.arm(0)
         summed.order.finish(0)
-        assert summed.exposed == len(summed.sums) * step
+        assert summed._waited.seconds == len(summed.sums) * step
     group.close()
 
 

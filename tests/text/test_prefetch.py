@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from howdah.text import prefetch
+from howdah.base import stopwatch
 from howdah.text.prefetch import Prefetch
 
 
@@ -46,10 +46,10 @@ def test_time_spent_waiting_is_counted(monkeypatch):
         clock[0] += 0.25 if step == 0 else 0.0
         return step
 
-    monkeypatch.setattr(prefetch, "perf_counter", now)
+    monkeypatch.setattr(stopwatch, "perf_counter", now)
     ahead = Prefetch(read)
     assert ahead.next() == 0
-    assert ahead.waited == 0.25
+    assert ahead.waited.seconds == 0.25
     ahead.close()
 
 
