@@ -9,6 +9,7 @@ reported and left out, so that one call reports all mistakes. A table without a 
 reported too, and gives None.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from howdah.base.bounds import Unit
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.files import path_problem, word_problem
 from howdah.base.quantities import parse_quantity
+from howdah.base.their_words import KEYS, ours
 
 NO_MORE: Mapping[str, tuple[str, ...]] = {}
 NO_NAMES: Mapping[str, str] = {}
@@ -167,11 +169,13 @@ class _Reader:
         return None if any(item is MISSING for item in found) else tuple(found)
 
     def _suggestion(self, path: str, name: str, known: Iterable[str]) -> str:
-        """What an unknown key could be: its new name, or else the most similar key of the same
-        table, or else the same key of another table.
+        """What an unknown key could be: its new name, or howdah's word for another trainer's, or
+        the most similar key of the same table, or else the same key of another table.
         """
         if path + name in self._renamed:
             return f"; it is called {self._renamed[path + name]!r} now"
+        if (here := ours(name, KEYS)) and re.split("[.=]", here)[0] in _hints(self._root):
+            return f"; here it is {here!r}"
         suggestion = nearest(name, known)
         elsewhere = [path for path in _paths(self._root, "") if path.rpartition(".")[2] == name]
         if "did you mean" in suggestion or not elsewhere:

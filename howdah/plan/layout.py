@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from howdah.base.errors import UserError, nearest, shown
+from howdah.base.their_words import answer_layout
 from howdah.machines.cluster import WORLD
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.schedule.registry import Family
@@ -251,7 +252,7 @@ def _read(word: str, text: str) -> dict[str, object]:
     if match and match[1] == "again":
         raise UserError(f"{says} {word} is spelled recompute=full:{match[2]} now")
     if match is None or match[1] not in NUMBERS:
-        near = nearest(match[1] if match else word, KNOWN)
+        near = answer_layout(word, NUMBERS) or nearest(match[1] if match else word, KNOWN)
         raise UserError(f"{says} unknown word {shown(word)}{near}")
     if match[2] == "*" and match[1] != "dp":
         raise UserError(f"{says} only dp can be '*'; give {match[1]} a number")
@@ -391,10 +392,9 @@ def resolve(layout: Layout, world: int | None) -> Layout:
 
 def _world_problem(layout: Layout, world: int) -> str:
     per_replica = layout.pp * layout.cp * layout.tp
-    fits = world % per_replica == 0
-    closest = f"dp{world // per_replica}" if fits and world >= per_replica else None
+    copies, rest = divmod(world, per_replica)
+    use = f"use dp{copies} or dp*, or " if copies and not rest else ""
     return (
-        f"layout '{layout}' needs {layout.world} processes but there are {world}; "
-        + (f"use {closest} or dp*, or " if closest else "")
-        + f"start {layout.world} processes"
+        f"layout '{layout}' needs {layout.world} processes but there are {world}; {use}start "
+        f"{layout.world} processes"
     )

@@ -62,7 +62,7 @@ def test_spellings(text, layout, printed):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("ddp2", "layout 'ddp2': unknown word 'ddp2'; did you mean 'dp'?"),
+        ("ddp2", "layout 'ddp2': unknown word 'ddp2'; here it is written 'dp2'"),
         ("singel x2", "layout 'singel x2': unknown word 'singel'; did you mean 'single'?"),
         ("pp2 1fb1", "layout 'pp2 1fb1': unknown word '1fb1'; did you mean '1f1b'?"),
         ("dp", "layout 'dp': 'dp' needs a number: replicas (dp2, or dp* for the rest)"),
