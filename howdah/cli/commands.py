@@ -1,15 +1,35 @@
 """The table of commands: registers the functions of the other modules under their names."""
 
+from typing import Annotated
+
 import typer
 
-from howdah.cli import bench, plan, runs, train
+from howdah.cli import bench, lists, plan, runs, train
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Plan, verify, train and resume transformer language models on more than one device.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"howdah {version('howdah')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show the version")
+    ] = False,
+) -> None:
+    pass
+
 
 app.command()(train.train)
 app.command()(train.verify)
@@ -20,6 +40,8 @@ app.command()(plan.plan)
 app.command()(plan.simulate)
 app.command()(plan.check)
 app.command()(plan.trace)
+app.command()(lists.presets)
+app.command()(lists.keys)
 app.add_typer(plan.draw_app, name="draw")
 app.add_typer(plan.cluster_app, name="cluster")
 app.add_typer(bench.bench_app, name="bench")

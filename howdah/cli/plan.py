@@ -67,7 +67,7 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     why: Annotated[bool, typer.Option(help="every stage, and where the numbers are from")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
 ) -> None:
-    """Say what a layout of MODEL holds, sends, takes and costs; exit code 2 if it does not fit."""
+    """Predict memory, traffic, time and cost of MODEL in a layout; exit code 2: does not fit."""
     count = parse_count(tokens) if tokens else 0
     if tokens and not cluster:
         raise UserError("--tokens asks for the time and cost of a run; say where, with a --cluster")

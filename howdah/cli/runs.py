@@ -49,7 +49,7 @@ def export(
 
 
 def doctor() -> None:
-    """Say what this machine has, and what each lack means."""
+    """Check this machine, and explain what is missing."""
     from howdah.host.doctor import doctor as examine
 
     for finding in examine(ready_torch()):

@@ -61,8 +61,10 @@ MOST_THREADS = 8  # of one process, for each core of the machine
 class Run:
     """A training run as the user wrote it.
 
+    name       of the run, and of its folder; by default that of the file
     model      in a recipe, the sizes of a ModelShape, or `preset = NAME` with the sizes that
                differ from it; if left out, the model is that of init_from
+    seed       of weights, dropout, and the order of samples
     layout     how the run is split, such as "dp2 x4"
     schedule   a file with the user's own pipeline schedule, in place of the layout's
     device     auto takes CUDA if every process has a device
