@@ -16,6 +16,7 @@ missing files.
 import json
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from howdah.base.atomic import sync_folder, write_text
@@ -87,17 +88,16 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(rubbish, ignore_errors=True)
 
 
-def prune(folder: Path, saved: int, *, keep: int) -> None:
+def prune(folder: Path, saved: int, *, keep: int, best: Collection[int]) -> None:
     """Remove old checkpoints after step `saved` was written. Kept are `saved`, the `keep` newest
-    steps up to `saved`, and the best.
+    steps up to `saved`, and all steps of `best`: those that could be the best one.
 
     Later steps are kept as well: they are from before the run resumed at an older checkpoint, and
     a damaged one of them must not displace the one just saved. Drafts of earlier steps are removed:
     every rank that has finished `saved` is done with them.
-    Raises UserError, before anything is removed, when best.json is damaged.
     """
     earlier = [step for step in numbered(folder) if step <= saved]
-    stay = {*earlier[-keep:], saved, best_step(folder)}
+    stay = {*earlier[-keep:], saved, *best}
     for step in earlier:
         if step not in stay:
             remove(step_folder(folder, step))

@@ -14,7 +14,8 @@ run collectives, calls `part` on every rank, then `cancel` if a rank's file is m
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -25,8 +26,10 @@ from torch import Tensor
 from howdah.base.atomic import sync_folder, write_text
 from howdah.base.errors import UserError
 from howdah.checkpoint.folders import (
+    best_step,
     draft_folder,
     mark_best,
+    numbered,
     prune,
     rank_file,
     step_folder,
@@ -71,6 +74,9 @@ class Saver:
         self._buffers: dict[str, Tensor] = {}
         self._thread: Thread | None = None
         self._saved: int | None = None  # the last step that this rank has written
+        self._unmarked: int | None = None  # the best step, while best.json cannot be written
+        self._suspects: set[int] | None = None  # one of them is the best; best.json is damaged
+        self._said: set[str] = set()  # why tidying up has failed so far
         self._failed: str | None = None
         self._written, self._cancelled = Event(), Event()
         self._part = True  # whether this rank's file of the last save is on disk
@@ -200,13 +206,48 @@ class Saver:
         return own
 
     def _tidy(self, step: int, best: bool) -> None:
-        """Mark the best and remove old checkpoints. An error is logged; the checkpoint is valid."""
+        """Mark the best and remove old checkpoints. An error is logged once: the checkpoint is
+        valid. Without a mark, old checkpoints are removed all the same, or the disk would fill up.
+        """
+        if best:
+            self._unmarked = step
+        with self._tidying(step):
+            if self._unmarked is not None:
+                mark_best(self.folder, self._unmarked)
+                self._unmarked = None
+        with self._tidying(step):
+            prune(self.folder, step, keep=self._keep, best=self._could_be_best())
+
+    @contextmanager
+    def _tidying(self, step: int) -> Iterator[None]:
         try:
-            if best:
-                mark_best(self.folder, step)
-            prune(self.folder, step, keep=self._keep)
+            yield
         except (OSError, UserError) as error:
-            self._say(f"step {step} is saved, but tidying up after it failed: {_reason(error)}")
+            if (reason := _reason(error)) not in self._said:
+                self._said.add(reason)
+                self._say(f"step {step} is saved, but tidying up after it failed: {reason}")
+
+    def _could_be_best(self) -> set[int]:
+        """The steps that must stay because one of them is the best checkpoint.
+
+        best.json protects one checkpoint, which may be far older than the newest ones. If it is
+        damaged, any checkpoint that is there can be the one that it named, so all of them stay. A
+        later one cannot: if it had been the best, this saver would have marked it, and best.json
+        would be whole again. So later ones are removed as usual, and the number of checkpoints
+        stays bounded. The next best is better than all of them and releases them; so does a user
+        who repairs the file. A best that could not be marked stays until it can.
+        """
+        stay = set() if self._unmarked is None else {self._unmarked}
+        try:
+            named = best_step(self.folder)
+            self._suspects = None
+        except UserError as error:
+            if self._suspects is None:
+                self._suspects = set(numbered(self.folder))
+                there = ", ".join(map(str, sorted(self._suspects)))
+                self._say(f"{error}; until then checkpoints stay of which one may be best: {there}")
+            return stay or self._suspects
+        return stay if named is None else stay | {named}
 
     def _give_up(self, step: int, reason: str) -> None:
         draft = draft_folder(self.folder, step)

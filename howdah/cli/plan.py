@@ -16,6 +16,7 @@ from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count
 from howdah.config.drafts import Draft, Drafted, draft
+from howdah.config.notes import notes_of
 from howdah.config.recipe import load_run, plan_of, problems_of
 from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
 from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
@@ -141,6 +142,8 @@ def check(
         f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
         f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
     )
+    for note in notes_of(plan, run.train):
+        print(f"note: {note}")
 
 
 def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:

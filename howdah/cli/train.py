@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
 from howdah.cli.environment import launched, number_in, ready_torch, this_machine
 from howdah.cli.errors import in_words
+from howdah.config.history import changes_since, rate_note, refuse_accident, remember
+from howdah.config.notes import notes_of
 from howdah.config.recipe import Machine, Run, load_run, resolve_run, resolved, save_run
 from howdah.host.facts import free_memory
 from howdah.search.capacity import Room, refuse_too_large
@@ -41,23 +44,25 @@ def train(
     overrides: Overrides = None,
     restarts: Annotated[int, typer.Option(min=0, help="start again after a failure")] = 0,
     force: Annotated[bool, typer.Option(help="even if the machine seems too small")] = False,
+    resume: Annotated[bool, typer.Option(help="go on, although settings have changed")] = False,
 ) -> None:
     """Train RECIPE: start its processes, or join those that torchrun has started."""
     run = load_run(recipe, overrides or [])
+    resume = resume or kind_of(recipe) == "folder"
     if launched():
         if "TORCHELASTIC_RUN_ID" in os.environ:  # if torchrun dies, so does this rank
             die_with_parent(SIGTERM)
         machine = this_machine(among=True)
         job = resolve_run(run, machine)
         _require_room(job, machine, force=force)
-        _make_ready(run, job, first=os.environ["RANK"] == "0")
+        _make_ready(run, job, first=os.environ["RANK"] == "0", resume=resume)
         sys.exit(_train_launched(job))
     machine = this_machine()
     job = resolve_run(run, machine)
     _require_room(job, machine, force=force)
     code: int | None = None
     try:
-        _make_ready(run, job, first=True)
+        _make_ready(run, job, first=True, resume=resume)
         with listen(patient=True):  # training handles stop signals itself
             here = job.layout.world > 1 or restarts
             code = _train_here(job, restarts) if here else _train_alone(job)
@@ -81,22 +86,34 @@ def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
         refuse_too_large(job.plan, room)
 
 
-def _make_ready(run: Run, job: Job, *, first: bool) -> None:
+def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> None:
     """Prepares a run's tokens, which finds its remaining mistakes.
 
-    The `first` process also prepares the start, and writes run.toml into the run folder.
+    The `first` process also prepares the start, and writes run.toml into the run folder. Without
+    `resume`, settings that change the result must be those of the run that is there.
     """
+    from howdah.checkpoint.folders import steps
     from howdah.train.console import RunConsole
     from howdah.train.run_folder import lock
     from howdah.train.start import prepare_start, prepare_tokens
 
     say = RunConsole(rank=0 if first else 1).say
+    now = resolved(run, job)
     with lock(job.folder) if first else nullcontext():
+        done = max(steps(job.folder / "checkpoints"), default=0) if first else 0
+        changed = changes_since(job.folder, now) if done else {}
+        if not resume:
+            refuse_accident(changed, job.folder)
         # One rank of each machine checks the files that all its ranks will read.
+        for note in notes_of(job.plan, job.train):
+            say(f"note        {note}")
+        if note := rate_note(changed, now, done):
+            say(f"note        {note}")
         corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
         if first:
             prepare_start(job, corpus, say)
-            save_run(resolved(run, job), job.folder / "run.toml")
+            save_run(now, job.folder / "run.toml")
+            remember(job.folder, done, changed)
 
 
 def _train_alone(job: Job) -> int:
@@ -110,6 +127,7 @@ def _train_alone(job: Job) -> int:
 def _train_here(job: Job, restarts: int) -> int:
     """Trains in processes that are started on this machine; returns the run's exit code."""
     from howdah.comm.launch import Terms, launch
+    from howdah.train.checkpointing import remove_drafts
 
     terms = Terms(
         ranks=job.layout.world,
@@ -118,6 +136,8 @@ def _train_here(job: Job, restarts: int) -> int:
         restarts=restarts,
     )
     ending = launch(train_rank, [job], terms, say=_say)
+    if ending.code:
+        remove_drafts(job.folder)
     if ending.kind in ("killed", "lost"):
         _say(f"{ending.why}; the others were ended; go on with the same command")
     elif ending.why:

@@ -270,6 +270,23 @@ def _check_each(run: Run) -> Iterator[str]:
         yield "layout is empty; write single for one process"
     if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
         yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
+    if run.init_from and run.data.tokenizer is None and kind_of(run.init_from) == "folder":
+        yield from _no_tokenizer(run.init_from)
+
+
+def _no_tokenizer(weights: Path) -> Iterator[str]:
+    if kind_of(weights / "tokenizer.json") != "file":
+        yield (
+            f"init_from: {named(weights)} has no tokenizer.json, and with other tokens than the "
+            "model's its embedding is useless; name the model's tokenizer in data.tokenizer"
+        )
+
+
+def _text_of(run: Run) -> Data:
+    """The run's text; without a tokenizer of its own, with that of the folder `init_from`."""
+    if run.init_from is None or run.data.tokenizer is not None:
+        return run.data
+    return replace(run.data, tokenizer=str(run.init_from.absolute()))
 
 
 def resolve_run(run: Run, machine: Machine) -> Job:
@@ -297,7 +314,7 @@ def resolve_run(run: Run, machine: Machine) -> Job:
         folder=(run.folder or Path("runs") / run.name).absolute(),
         cache=machine.cache,
         plan=plan_of(run, layout),
-        data=run.data,
+        data=_text_of(run),
         train=run.train,
         seed=run.seed,
         device="cuda" if on_cuda else "cpu",
@@ -313,7 +330,7 @@ def resolved(run: Run, job: Job) -> Run:
     Paths are absolute. Device, threads and micro-batch stay as the user wrote them: they depend on
     the machine, and the run may be resumed on another one.
     """
-    tokenizer = run.data.tokenizer
+    tokenizer = job.data.tokenizer
     sources = tuple(replace(s, path=_absolute(s.path)) for s in run.data.sources)
     return replace(
         run,

@@ -5,11 +5,12 @@ of all earlier ones. The best checkpoint is kept when older checkpoints are remo
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from howdah.base.atomic import replacing
 from howdah.base.errors import Unfinished, UserError
-from howdah.checkpoint.folders import steps
+from howdah.checkpoint.folders import clean, steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.comm.meeting import this_machine
@@ -23,7 +24,7 @@ from howdah.train.job import Job
 from howdah.train.metrics import MetricsWriter
 from howdah.train.optional import OptionalOutput
 from howdah.train.resume import Start, as_plain
-from howdah.train.run_folder import TOKENIZER
+from howdah.train.run_folder import TOKENIZER, lock
 from howdah.train.state import entries
 from howdah.train.step import StepContext
 
@@ -178,6 +179,23 @@ class Checkpointer:
             about=about,
             best=best,
         )
+
+
+def remove_drafts(run: Path) -> None:
+    """Removes what killed ranks have left of unfinished checkpoints in a run folder. For the
+    launcher, when all ranks that it started have ended.
+
+    A live run's rank 0 holds the folder's lock while any of its ranks writes. So nothing is removed
+    when the lock is taken; and while the lock is held here, no other run begins. Where no launcher
+    of howdah is left to do this (it was killed too, the run had one process, torchrun started it),
+    drafts stay until the next start, whose rank 0 removes them before any rank saves
+    (`resume.find_start`): a single rank cannot tell whether others still write.
+    """
+    folder = run / "checkpoints"
+    with suppress(UserError, OSError):
+        if folder.is_dir():
+            with lock(run):
+                clean(folder)
 
 
 def keep_tokenizer(source: Path, to: Path) -> None:

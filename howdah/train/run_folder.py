@@ -1,6 +1,7 @@
 """A run folder, and the lock that keeps a second live run out of it.
 
 RUN/run.toml          the resolved run
+    history.jsonl     a line for each start: what has changed, versions, machine, command
     tokenizer.json    the tokenizer of its tokens
     log.txt           every log line
     metrics.jsonl     one object per logged step and evaluation

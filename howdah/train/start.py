@@ -5,9 +5,11 @@ gives one sentence from one process, and the ranks find the tokens built. Under 
 are already running: all of them prepare the tokens, and rank 0 checks the rest.
 """
 
-from howdah.base.errors import UserError
+from pathlib import Path
+
+from howdah.base.errors import UserError, named
 from howdah.text.batches import order_of
-from howdah.text.tokenizer import prompt_ids
+from howdah.text.tokenizer import FILE, load, prompt_ids
 from howdah.text.tokens import Corpus, prepare, require_samples
 from howdah.train.console import Say, encoding_bar
 from howdah.train.job import Job
@@ -54,3 +56,16 @@ def prepare_start(job: Job, corpus: Corpus, say: Say) -> None:
         check_match(checkpoint, job, corpus)
     elif job.init_from is not None:
         read_folder(job.init_from, job.shape)
+        require_its_tokenizer(job.init_from, corpus)
+
+
+def require_its_tokenizer(folder: Path, corpus: Corpus) -> None:
+    """Raises UserError when the folder of weights has another tokenizer than the corpus: each row
+    of its embedding would stand for another token.
+    """
+    path = folder / FILE
+    if path.is_file() and load(path).get_vocab() != corpus.tokenizer.get_vocab():
+        raise UserError(
+            f"init_from: {named(folder)} has another tokenizer than data.tokenizer names; leave "
+            "data.tokenizer out, and that of the folder is used"
+        )

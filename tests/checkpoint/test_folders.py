@@ -1,11 +1,13 @@
 """Which checkpoints stay and which go."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
-from sample_state import only, save, silent, state
+from sample_state import about, only, parts, save, savers, silent, state
 
 from howdah.base.errors import UserError
+from howdah.checkpoint import save as saving
 from howdah.checkpoint.folders import best_step, clean, numbered, step_folder, steps
 from howdah.checkpoint.load import newest
 
@@ -32,12 +34,70 @@ def test_a_later_damaged_checkpoint_does_not_push_out_the_one_just_saved(tmp_pat
     assert len(said) == 1
 
 
-def test_trouble_with_tidying_up_does_not_cost_the_checkpoint(tmp_path):
+def saved_by_one(folder, said, *rows, keep=1):
+    """One process saves rows of (step, whether it is the best); what is there after each."""
+    (saver,) = savers(folder, 1, keep=keep, say=said.append)
+    there = []
+    for step, best in rows:
+        saver.save(step=step, entries=parts(state(seed=step), 1)[0], about=about(), best=best)
+        saver.wait()
+        there.append(steps(folder))
+    return there
+
+
+def test_a_damaged_mark_is_said_once_and_old_checkpoints_go(tmp_path):
+    """Nothing was removed any more, with a sentence at each save, until the disk was full."""
+    for step in (1, 2, 3):
+        save(tmp_path, step, state(seed=step), keep=2, best=step == 1)
     (tmp_path / "best.json").write_text("{")
     said = []
-    save(tmp_path, 1, state(), say=said.append)
-    assert "step 1 is saved, but tidying up after it failed" in said[0]
-    assert newest(tmp_path, silent).step == 1
+    there = saved_by_one(tmp_path, said, (4, False), (5, False), (6, False), (7, True), (8, False))
+    # Each of 1 to 4 may be the best: 5 and 6 were saved by a run that knows they are not.
+    assert there == [[1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [7], [7, 8]]
+    path = tmp_path / "best.json"
+    assert said == [
+        f'{path} is damaged; write {{"step": N}} into it, or delete it; until then checkpoints '
+        "stay of which one may be best: 1, 2, 3, 4"
+    ]
+    assert best_step(tmp_path) == 7
+
+
+def test_whoever_repairs_the_mark_says_what_stays(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, state(seed=step))
+    (saver,) = savers(tmp_path, 1, keep=1, say=(said := []).append)
+    for step, mark in ((4, "{"), (5, '{"step": 2}'), (6, "["), (7, None)):
+        (tmp_path / "best.json").write_text(mark) if mark else (tmp_path / "best.json").unlink()
+        saver.save(step=step, entries=parts(state(), 1)[0], about=about())
+        saver.wait()
+        assert steps(tmp_path) == {4: [1, 2, 3, 4], 5: [2, 5], 6: [2, 5, 6], 7: [7]}[step]
+    assert [sentence.rpartition("best: ")[2] for sentence in said] == ["1, 2, 3, 4", "2, 5, 6"]
+
+
+def test_a_best_that_cannot_be_marked_stays_and_is_marked_later(tmp_path):
+    """A mark that failed left nothing removed; and its checkpoint was nobody's, and went."""
+    (tmp_path / "best.json").mkdir()
+    said = []
+    (saver,) = savers(tmp_path, 1, keep=1, say=said.append)
+    for step, best in ((1, False), (2, True), (3, False), (4, False)):
+        if step == 4:
+            (tmp_path / "best.json").rmdir()
+        saver.save(step=step, entries=parts(state(), 1)[0], about=about(), best=best)
+        saver.wait()
+        assert steps(tmp_path) == {1: [1], 2: [2], 3: [2, 3], 4: [2, 4]}[step]
+    assert best_step(tmp_path) == 2
+    assert len(said) == 2
+    assert said[0].startswith(f"{tmp_path / 'best.json'} is damaged; ")
+    assert said[1].startswith("step 2 is saved, but tidying up after it failed: Is a directory")
+
+
+def test_trouble_with_tidying_up_does_not_cost_the_checkpoint(tmp_path, monkeypatch):
+    """It is said once, although every save has it."""
+    monkeypatch.setattr(saving, "prune", Mock(side_effect=OSError(5, "Input/output error")))
+    said = []
+    assert saved_by_one(tmp_path, said, (1, False), (2, False)) == [[1], [1, 2]]
+    assert said == ["step 1 is saved, but tidying up after it failed: Input/output error"]
+    assert newest(tmp_path, silent).step == 2
 
 
 @pytest.mark.parametrize(

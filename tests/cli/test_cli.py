@@ -4,6 +4,7 @@ Starting Python with torch takes seconds, so mistakes are made in this process, 
 about processes (launchers, signals, a rank that dies) starts some.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -244,10 +245,40 @@ def test_a_run_is_trained_sampled_exported_and_begun_from(howdah, trained, recip
 
     text = recipe.read_text()
     recipe.write_text(text[: text.index("[model]")] + text[text.index("[data]") :])
-    begin = [f"init_from={tmp_path / 'out'}", f"data.tokenizer={tmp_path / 'out'}"]
+    begin = [f"init_from={tmp_path / 'out'}"]  # its tokenizer is used
     code, out, error = howdah("train", recipe, f"folder={tmp_path / 'b'}", *begin, "train.steps=1")
     assert code == 0, error
     assert losses(tmp_path / "b")[1] < 1.1 * losses(trained)[20]
+
+
+def test_a_run_whose_settings_have_changed_is_not_resumed_by_accident(
+    howdah, refused, trained, recipe, tmp_path
+):
+    """A sweep over learning rates into one folder gave equal losses and wrong records."""
+    before = everything(trained)
+    words = ["train", recipe, f"folder={trained}", "train.steps=22"]
+    told = refused(*words, "method.lr.peak=5e-4", "seed=9")
+    assert told == (
+        f"{trained} has a run with other settings: seed was 1 and is 9; method.lr.peak was 0.003 "
+        "and is 0.0005; go on with it by --resume, or start another run with folder=PATH"
+    )
+    assert everything(trained) == before
+    code, out, error = howdah(*words, "method.lr.peak=5e-4", "--resume")
+    assert code == 0, error
+    (note,) = [line for line in out.splitlines() if line.startswith("note")]
+    assert note.startswith(
+        "note        the learning rate's schedule spans 22 steps now, instead of"
+    )
+    code, _, error = howdah("train", trained, "train.steps=23", "method.lr.schedule=constant")
+    assert code == 0, error  # the run folder itself is meant
+    lines = (trained / "history.jsonl").read_text().splitlines()
+    first, second, third = map(json.loads, lines)
+    assert [line["step"] for line in (first, second, third)] == [0, 20, 22]
+    assert first["changed"] == {}
+    assert second["changed"] == {"method.lr.peak": [0.003, 0.0005], "train.steps": [20, 22]}
+    assert third["changed"]["method.lr.schedule"] == ["cosine", "constant"]
+    assert third["command"][1:3] == ["train", str(trained)]
+    assert {"howdah", "torch", "python"} == set(third["versions"]) and third["host"]
 
 
 def test_doctor_finds_what_the_machine_has(howdah):

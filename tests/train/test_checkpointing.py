@@ -2,6 +2,7 @@
 that breaks off leaves of its checkpoints.
 """
 
+import shutil
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -10,11 +11,13 @@ import torch
 from full_disk import fill, small_disk
 
 from howdah.base.errors import UserError
-from howdah.checkpoint.folders import draft_folder
+from howdah.checkpoint.folders import draft_folder, steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
+from howdah.comm.transport import SingleRank
 from howdah.plan.boxes import Piece, whole
 from howdah.train import checkpointing as keep
+from howdah.train import loop
 from howdah.train.checkpointing import Checkpointer, keep_tokenizer
 
 
@@ -89,3 +92,20 @@ def test_a_save_that_a_lost_rank_leaves_in_flight_leaves_no_draft(tmp_path):
 def test_a_run_that_ends_well_cancels_nothing():
     saver = SimpleNamespace()  # which can do nothing
     Checkpointer.__exit__(SimpleNamespace(_saver=saver), None)
+
+
+def test_a_run_whose_folder_is_deleted_trains_on(make_job, tmp_path, capsys):
+    """TensorBoard's thread ended it; what is left to write is written into a new folder."""
+    step_of, folder = loop.train_step, tmp_path / "a"
+
+    def delete(context, batch, *, step, **rest):
+        if step == 5:
+            shutil.rmtree(folder)
+        return step_of(context, batch, step=step, **rest)
+
+    with patch.object(loop, "train_step", delete):
+        outcome = loop.train(make_job("a", "train.save_every=0"), SingleRank())
+    assert (outcome.step, steps(folder / "checkpoints")) == (20, [20])
+    said = capsys.readouterr().out
+    for kind in ("metrics.jsonl", "log.txt", "tensorboard"):
+        assert said.count(f"{kind} can no longer be written (No such file or directory)") == 1

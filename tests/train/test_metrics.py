@@ -4,15 +4,18 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from importlib.abc import MetaPathFinder
 
 import pytest
 from full_disk import FULL, fill, small_disk
 from small_runs import assert_same_bits, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from howdah.base.signals import Stopped, stop_behind
 from howdah.comm.transport import SingleRank
 from howdah.train.loop import train
 from howdah.train.metrics import MetricsWriter, StepMetrics, append
+from howdah.train.optional import importing
 
 ROW = StepMetrics(
     step=1,
@@ -147,6 +150,51 @@ def test_a_library_that_is_not_there_costs_its_files_alone(tmp_path, monkeypatch
     (sentence,) = said
     assert sentence.startswith("tensorboard can no longer be written (")
     assert rows(tmp_path) == [("train", 1), ("train", 2)]
+
+
+class Broken(MetaPathFinder):
+    """Raises an error where a module is imported."""
+
+    def __init__(self, module, error):
+        self._module, self._error = module, error
+
+    def find_spec(self, name, path, target=None):
+        if name == self._module:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "module", ["compat.proto.summary_pb2", "compat.proto.event_pb2", "summary.writer.record_writer"]
+)
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (AttributeError("no attribute 'x'\nand more"), "AttributeError: no attribute 'x'"),
+        (TypeError("Descriptors cannot be created"), "TypeError: Descriptors cannot be created"),
+        (RuntimeError(), "RuntimeError"),
+        (ImportError("gone"), "ImportError: gone"),
+    ],
+)
+def test_a_library_that_is_broken_costs_its_files_alone(tmp_path, monkeypatch, module, error, why):
+    """Two versions that do not fit each other raise anything; it ended the run."""
+    name = f"tensorboard.{module}"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(name, error), *sys.meta_path])
+    said = []
+    measured(MetricsWriter(tmp_path, step=0, say=said.append), 1, 2)
+    assert said == [
+        f"tensorboard can no longer be written (tensorboard cannot be imported: {why}): training "
+        "goes on without it"
+    ]
+    assert rows(tmp_path) == [("train", 1), ("train", 2)]
+    assert not [*tmp_path.glob("tensorboard/*")]
+
+
+def test_a_stop_signal_in_an_import_is_no_broken_library():
+    """Python turns what is raised while it makes a class into a RuntimeError."""
+    with pytest.raises(RuntimeError) as told, importing("a package"):
+        raise RuntimeError("Error calling __set_name__") from Stopped(15)
+    assert stop_behind(told.value).number == 15
 
 
 def test_a_run_trains_to_the_same_bits_without_any_of_its_records(make_job, tmp_path, capsys):

@@ -1,0 +1,113 @@
+"""The settings of a run over time: what has changed since it was started, and the record of it.
+
+A run folder is resumed by any recipe that names it. Where it runs, how often it saves, and how long
+it lasts may change at any time. What changes the result (method, data, global batch, seed, initial
+weights) is not changed by accident: `howdah train RECIPE` refuses it, unless `--resume` is given or
+the run folder itself is named as the recipe.
+
+RUN/history.jsonl has a line for each start: the step it went on from, the changed settings, the
+versions, the machine and the command.
+"""
+
+import json
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from howdah.base.errors import UserError, several, shown
+from howdah.config.recipe import Run, load_run
+from howdah.optim.learning_rate import learning_rate
+
+HISTORY = "history.jsonl"
+
+Changes = dict[str, tuple[Any, Any]]  # by dotted key: the value before, and now
+
+FREE = {  # keys that change no result, but how and where a run is computed, and what it tells
+    *("name", "folder", "layout", "schedule", "device", "threads", "compile"),
+    *("batch.micro_batch", "train.steps", "train.prompt", "train.export", "train.keep_last"),
+    *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
+}
+
+
+def changes(before: Run, after: Run) -> Changes:
+    """The settings that differ."""
+    old, new = dict(_flat(asdict(before))), dict(_flat(asdict(after)))
+    keys = [*old, *(key for key in new if key not in old)]
+    return {
+        key: (old.get(key), new.get(key)) for key in keys if str(old.get(key)) != str(new.get(key))
+    }
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield path + name, value
+
+
+def changes_since(folder: Path, now: Run) -> Changes:
+    """The settings of a run folder that differ from those of `now`; none if it cannot be read."""
+    try:
+        return changes(load_run(folder), now)
+    except UserError:
+        return {}
+
+
+def refuse_accident(found: Changes, folder: Path) -> None:
+    """Raises UserError if settings that change the result are among the changes."""
+    told = [
+        f"{key} was {shown(_plain(old))} and is {shown(_plain(new))}"
+        for key, (old, new) in found.items()
+        if key not in FREE
+    ]
+    if told:
+        raise UserError(
+            f"{folder} has a run with other settings: {several(told)}; go on with it by --resume, "
+            "or start another run with folder=PATH"
+        )
+
+
+def rate_note(found: Changes, now: Run, step: int) -> str:
+    """What a changed number of steps does to the learning rate at `step`; empty if nothing."""
+    if "train.steps" not in found or not step:
+        return ""
+    old, new = (
+        learning_rate(now.method.lr, step=step, steps=max(steps, step + 1))
+        for steps in (found["train.steps"][0], now.train.steps)
+    )
+    if abs(new - old) <= 0.01 * old:
+        return ""
+    return (
+        f"the learning rate's schedule spans {now.train.steps:,} steps now, instead of "
+        f"{found['train.steps'][0]:,}: step {step + 1:,} has {new:.3g} where it had {old:.3g}; to "
+        f"keep that, add method.lr.schedule=constant method.lr.peak={old:.3g} "
+        "method.lr.warmup_steps=0"
+    )
+
+
+def remember(folder: Path, step: int, found: Changes) -> None:
+    """Appends a line to the history of a run. What cannot be written is left out."""
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "changed": {key: [_plain(old), _plain(new)] for key, (old, new) in found.items()},
+        "command": sys.argv,
+        "host": platform.node(),
+        "versions": {name: version(name) for name in ("howdah", "torch")}
+        | {"python": platform.python_version()},
+    }
+    try:
+        with (folder / HISTORY).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        return
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,52 @@
+"""Notes: what is allowed and perhaps not meant is said, and nothing else."""
+
+import pytest
+
+from howdah.config.notes import notes_of
+from howdah.config.recipe import parse_run, plan_of
+from howdah.plan.layout import parse_layout, resolve
+
+
+def notes(layout="single", **tables):
+    run = parse_run({"name": "a", "model": {"preset": "laptop"}, "layout": layout, **tables})
+    return list(notes_of(plan_of(run, resolve(parse_layout(run.layout), None)), run.train))
+
+
+EIGHT = {"batch": {"global_batch": 8}}
+
+
+def test_a_usual_run_has_none():
+    assert notes("dp2 zero1 x2", batch={"global_batch": 8, "micro_batch": 2}) == []
+    assert notes(method={"lr": {"warmup_steps": 999}}, **EIGHT) == []
+    assert notes("dp4 zero3 shard2", **EIGHT) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "tables", "note"),
+    [
+        (
+            "single",
+            {"method": {"lr": {"warmup_steps": 1000}}, **EIGHT},
+            "the learning rate does not reach its peak: method.lr.warmup_steps is 1,000 and "
+            "train.steps 1,000",
+        ),
+        (
+            "single",
+            {
+                "method": {"lr": {"schedule": "wsd", "warmup_steps": 600, "decay_steps": 500}},
+                **EIGHT,
+            },
+            "the learning rate's warm-up and decay overlap: 600 and 500 of 1,000 steps",
+        ),
+        ("zero2", EIGHT, "zero2 shards nothing: each copy of the states is on one rank"),
+        ("dp2 zero3 shard1", EIGHT, "zero3 shards nothing: each copy of the states is on one rank"),
+        (
+            "dp2 x2",
+            {"batch": {"global_batch": 8, "micro_batch": 3}},
+            "4 of 12 places in a step stay empty: global_batch is 8, in micro-batches of 3 on "
+            "'dp2 x2'",
+        ),
+    ],
+)
+def test_what_is_perhaps_not_meant_is_said(layout, tables, note):
+    assert notes(layout, **tables) == [note]
