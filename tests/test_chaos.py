@@ -25,6 +25,21 @@ def test_kills_at_any_moment_leave_nothing_and_change_no_bit(chaos, monkeypatch,
     assert rows[-1] == {"kind": "end", "layout": "dp2 zero1", "code": 0, "equal": True}
 
 
+@pytest.mark.slow
+def test_a_launcher_or_a_server_that_is_stopped_ends_a_run(chaos, monkeypatch, tmp_path):
+    """Which takes five seconds to be noticed."""
+    import kills
+
+    assert {"launcher, stopped", "fork server, stopped"} <= {*kills.TARGETS}
+    monkeypatch.setattr(kills, "STEPS", 80)
+    monkeypatch.setattr(kills, "WITHIN", 600.0)
+    for seed, target in enumerate(("launcher, stopped", "fork server, stopped")):
+        monkeypatch.setattr(kills, "TARGETS", (target,))
+        rows = list(kills.kills(tmp_path / str(seed), each=1, layouts=("dp2",), seed=seed))
+        assert rows[0]["survived"], rows[0]
+        assert rows[1] == {"kind": "end", "layout": "dp2", "code": 0, "equal": True}
+
+
 @pytest.mark.parametrize("moment", ["ranks", "held out"])
 def test_a_stop_at_any_moment_leaves_nothing(chaos, monkeypatch, tmp_path, moment):
     import signals
@@ -48,15 +63,80 @@ def test_stops_cover_every_pair_of_layout_count_and_target(chaos):
     }
 
 
-@pytest.mark.root
-@pytest.mark.skipif(
-    os.geteuid() != 0,
-    reason="mounts a small disk, which takes root",
+CUT = {
+    "what": "cut",
+    "begun": True,
+    "aborted": False,
+    "told": [12.0, 12.3],
+    "ended": [13.0, 13.3],
+    "codes": [1, 1],
+}
+STOPPED = CUT | {"what": "stopped", "told": [20.0, 41.0], "ended": [21.0, 42.0]}
+SLOW = CUT | {"what": "slow", "told": [-1.0, -1.0], "codes": [0, 0], "equal": True}
+
+
+@pytest.mark.parametrize(
+    ("row", "fine"),
+    [
+        *((CUT, True), (STOPPED, True), (SLOW, True)),
+        (CUT | {"begun": False}, False),  # ranks that never met have no link to lose
+        (SLOW | {"begun": False}, False),
+        (CUT | {"told": [12.0, -1.0]}, False),
+        (CUT | {"codes": [1, 0]}, False),
+        (CUT | {"codes": [0, 0]}, False),  # it had finished when the cable was cut
+        (CUT | {"codes": [1, -6]}, False),
+        (CUT | {"aborted": True}, False),
+        (CUT | {"ended": [13.0, -1.0]}, False),
+        (CUT | {"ended": [13.0, 31.0]}, False),
+        (STOPPED | {"ended": [21.0, 52.0]}, False),  # it was continued after 21 s
+        (SLOW | {"codes": [0, 1]}, False),
+        (SLOW | {"equal": False}, False),
+    ],
 )
-def test_a_full_disk_never_ends_training(chaos, monkeypatch, tmp_path):
+def test_what_two_hosts_must_do(chaos, row, fine):
+    """A run that had not begun, or told nothing, once counted as one that survived."""
+    import hosts
+
+    assert hosts.survived(row) is fine
+
+
+@pytest.mark.parametrize(
+    ("said", "is_told"),
+    [
+        ("a warning\nhowdah: rank 1 has not been heard of for 20 s, as rank 0 saw: it is", True),
+        ("howdah: rank 0 ended, or its link is down, as rank 1 saw; this rank called", True),
+        ("ranks on several machines talk without passwords; local_rank: 0 lost its link", False),
+        ("howdah: the ranks cannot meet", False),
+    ],
+)
+def test_what_counts_as_telling(chaos, said, is_told):
+    import hosts
+
+    assert bool(hosts.TOLD.search(said)) is is_told
+
+
+@pytest.mark.parametrize(
+    ("place", "state", "code"),
+    [
+        pytest.param(
+            *("checkpoints", "full", 1),
+            marks=[
+                pytest.mark.root,
+                pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk: takes root"),
+            ],
+        ),
+        ("best.json", "read-only", 0),
+        pytest.param("sample", "gone", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_never_ends_training(chaos, monkeypatch, tmp_path, place, state, code):  # noqa: PLR0917
     import disks
 
-    monkeypatch.setattr(disks, "PLACES", ("checkpoints",))
-    monkeypatch.setattr(disks, "STATES", ("full",))
+    monkeypatch.setattr(disks, "PLACES", (place,))
+    monkeypatch.setattr(disks, "STATES", (state,))
     (row,) = disks.disks(tmp_path)
-    assert row["survived"] and row["code"] == 1, row
+    assert row["survived"] and row["code"] == code, row
+    if place == "best.json":  # a folder that stands there from the start
+        told = (tmp_path / "disk0" / "run" / "log.txt").read_text()
+        assert told.count("is saved, but tidying up after it failed: Is a directory") == 1
+        assert told.count("best.json is damaged; ") == 1

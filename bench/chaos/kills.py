@@ -23,7 +23,11 @@ LAYOUTS = (
 )
 STEPS = 300
 WITHIN = 10.0  # seconds
-TARGETS = ("a rank", "a rank", "launcher", "fork server", "all", "a rank, stopped")
+STOPPED = ", stopped"  # by SIGSTOP: it lives, and does nothing
+TARGETS = (
+    *("a rank", "a rank", "launcher", "fork server", "all"),
+    *(f"{who}{STOPPED}" for who in ("a rank", "launcher", "fork server")),
+)
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,20 @@ class Kill:
 
 
 def strike(family: Family, target: str, draw: random.Random) -> str:
-    """Kills; the name of whom it was, which may not be there yet."""
+    """Kills, or stops; the name of whom it was. Who is not there yet is the launcher in its stead,
+    which is killed: before it has started the fork server, nobody would notice that it stands.
+    """
     ranks, server = family.ranks(), family.server()
     if target == "all":
         victims = list(family.members())
-    elif target == "fork server" and server:
+    elif target.startswith("fork server") and server:
         victims = [server]
     elif target.startswith("a rank") and ranks:
         victims = [draw.choice(ranks)]
     else:
-        target, victims = "launcher", [family.process.pid]
-    number = signal.SIGSTOP if target.endswith("stopped") else signal.SIGKILL
+        target = "launcher" if not (target.startswith("launcher") and server) else target
+        victims = [family.process.pid]
+    number = signal.SIGSTOP if target.endswith(STOPPED) else signal.SIGKILL
     for pid in victims:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

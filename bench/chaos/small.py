@@ -77,7 +77,8 @@ def left(folder: Path, run: Path, family: Family, before: set[str]) -> list[str]
         time.sleep(0.01)
     found += ["its lock"] if is_locked(run) else []
     found += [f"temporary {name}" for name in os.listdir(folder / "tmp")]
-    if family.process.poll() in (0, *range(128, 160)):  # a rank 0 that is killed may leave a draft
+    code = family.process.poll()
+    if code is not None and code >= 0:  # a launcher that is killed may leave a draft
         found += [f"draft {path}" for path in run.rglob("*") if path.suffix in DRAFTS]
     return found + [f"shared memory {name}" for name in set(os.listdir("/dev/shm")) - before]
 

@@ -375,7 +375,7 @@ class _Server:
                 key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
             self._selector.close()
             self._ring.close()
-            code = _run_child(Connection(pipe), line)
+            code = _run_child(Connection(pipe), line, self._farewell)
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):
@@ -383,13 +383,13 @@ class _Server:
             os._exit(code)
 
 
-def _run_child(pipe: Connection, line: socket.socket) -> int:
+def _run_child(pipe: Connection, line: socket.socket, farewell: int) -> int:
     try:
-        (prepared,) = receive(pipe)
+        (prepared,) = receive(pipe, farewell=farewell)
         spawn.prepare(prepared)
-        target, arguments = receive(pipe)
+        target, arguments = receive(pipe, farewell=farewell)
     except EOFError:
-        return 1  # the caller has ended
+        return 1  # the caller has ended, or is stopped
     code: int = target(pipe, LocalStore(line), *arguments)
     return code
 

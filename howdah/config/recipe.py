@@ -284,9 +284,10 @@ def _no_tokenizer(weights: Path) -> Iterator[str]:
 
 def _text_of(run: Run) -> Data:
     """The run's text; without a tokenizer of its own, with that of the folder `init_from`."""
-    if run.init_from is None or run.data.tokenizer is not None:
+    weights = run.init_from
+    if weights is None or run.data.tokenizer is not None or kind_of(weights) != "folder":
         return run.data
-    return replace(run.data, tokenizer=str(run.init_from.absolute()))
+    return replace(run.data, tokenizer=str(weights.absolute()))
 
 
 def resolve_run(run: Run, machine: Machine) -> Job:

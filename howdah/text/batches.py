@@ -96,16 +96,17 @@ def held_out_micros(
     """Yields the micro-batches of one replica for one pass over the held-out text, in order.
 
     The last sample is padded with labels of -100, so that every token is predicted. `limit` is
-    the most samples read by all replicas together.
+    the most samples read by all replicas together; they are spread evenly over the text.
     """
-    total = corpus.held_out.windows(sequence)
-    total = total if limit is None else min(limit, total)
+    windows = corpus.held_out.windows(sequence)
+    total = windows if limit is None else min(limit, windows)
+    chosen = np.arange(total) * windows // max(total, 1)
     together = rows.replicas * rows.micro
     for first in range(0, total, together):
         numbers = _share(np.arange(first, min(first + together, total)), rows)
         batch = _empty(len(numbers), sequence, end=corpus.end)
         real = np.flatnonzero(numbers != NO_SAMPLE)
-        _fill(batch, real, corpus.held_out, numbers[real], end=corpus.end)
+        _fill(batch, real, corpus.held_out, chosen[numbers[real]], end=corpus.end)
         batch.samples[:] = numbers
         yield batch
 

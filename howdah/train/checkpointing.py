@@ -142,9 +142,12 @@ class Checkpointer:
         )
         if self._records:
             self._records.held_out(
-                step=step, loss=held_out.loss, bits_per_byte=held_out.bits_per_byte
+                step=step,
+                loss=held_out.loss,
+                bits_per_byte=held_out.bits_per_byte,
+                whole=not limit,
             )
-        part = f"first {limit} samples" if limit else "all of it"
+        part = f"{limit} samples" if limit else "all of it"
         self.say(
             f"held-out at step {step}, {part}: loss {held_out.loss:.4f}, "
             f"{held_out.bits_per_byte:.3f} bits per byte"

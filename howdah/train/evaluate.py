@@ -32,7 +32,8 @@ class HeldOut:
 def evaluate(
     context: StepContext, corpus: Corpus, *, sequence: int, micro: int, limit: int | None = None
 ) -> HeldOut:
-    """Evaluates on the held-out text, or on its first `limit` samples. All ranks call together.
+    """Evaluates on the held-out text, or on `limit` samples that are spread evenly over it. All
+    ranks call together.
 
     sequence  positions of a sample
     micro     samples of a micro-batch

@@ -22,7 +22,8 @@ from howdah.train.optional import OptionalOutput
 from howdah.train.tensorboard import Board, write_all
 
 METRICS, LOG, BOARD = "metrics.jsonl", "log.txt", "tensorboard"
-TRAIN, HELD_OUT = "train", "held_out"  # kinds of rows
+# Kinds of rows. HELD_OUT is of some samples, on the way; HELD_OUT_ALL of all held-out text.
+TRAIN, HELD_OUT, HELD_OUT_ALL = "train", "held_out", "held_out_all"
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -153,16 +154,19 @@ class MetricsWriter:
         with self._beside.writing(BOARD):
             self._board.add(measured.scalars(), measured.step)
 
-    def held_out(self, *, step: int, loss: float, bits_per_byte: float) -> None:
-        """Writes an evaluation. If a step is evaluated again, its last result is kept."""
+    def held_out(self, *, step: int, loss: float, bits_per_byte: float, whole: bool) -> None:
+        """Writes an evaluation, of some held-out samples or of the `whole` text. If a step is
+        evaluated again, its last result is kept.
+        """
+        kind = HELD_OUT_ALL if whole else HELD_OUT
         values = {"loss": loss, "bits_per_byte": bits_per_byte}
         with self._beside.writing(METRICS):
             if step <= self._evaluated:
-                sift(self._folder / METRICS, lambda *row: row != (HELD_OUT, step))
-            self._add(HELD_OUT, {"step": step, **values})
+                sift(self._folder / METRICS, lambda *row: row != (kind, step))
+            self._add(kind, {"step": step, **values})
             self._evaluated = step
         with self._beside.writing(BOARD):
-            self._board.add({f"held_out/{name}": value for name, value in values.items()}, step)
+            self._board.add({f"{kind}/{name}": value for name, value in values.items()}, step)
 
     def log(self, line: str) -> None:
         """Appends a line to log.txt."""

@@ -9,6 +9,24 @@ reported if they fail.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from howdah.base.errors import brief
+from howdah.base.signals import stop_behind
+
+
+@contextmanager
+def importing(package: str) -> Iterator[None]:
+    """The import of a package that training does not depend on. A broken one may raise anything
+    (AttributeError, TypeError, RuntimeError): every error leaves the block as an ImportError. A
+    stop signal that came during the import does not.
+    """
+    try:
+        yield
+    except Exception as error:
+        if stop_behind(error):
+            raise
+        why = f"{type(error).__name__}: {brief(error)}".removesuffix(": ")
+        raise ImportError(f"{package} cannot be imported: {why}") from error
+
 
 class OptionalOutput:
     """Suppresses the errors of optional writes; `say` gets a sentence for the first of each
@@ -21,7 +39,7 @@ class OptionalOutput:
 
     @contextmanager
     def writing(self, kind: str) -> Iterator[None]:
-        """Ends the block at an OSError or a missing library, and does not raise the error."""
+        """Ends the block at an OSError or an ImportError, and does not raise the error."""
         try:
             yield
         except (OSError, ImportError) as error:

@@ -13,11 +13,14 @@ started; TensorBoard reads all files of a folder, one after the other.
 import os
 import socket
 from collections.abc import Mapping
+from importlib import import_module
 from io import BytesIO, FileIO
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from howdah.train.optional import importing
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
@@ -34,31 +37,29 @@ class Board:
         self._file: Path | None = None  # None after a failed write
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
-        """Appends the values of `step`. Raises OSError when that is impossible."""
-        # Imported here because the import takes a third of a second, before the first step.
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        event = Event(wall_time=time(), step=step, summary=Summary(value=values))
+        """Appends the values of `step`. Raises OSError when that is impossible, and ImportError
+        when TensorBoard cannot be imported.
+        """
+        summary_of = _imported("compat.proto.summary_pb2", "Summary")
+        values = [summary_of.Value(tag=name, simple_value=one) for name, one in scalars.items()]
+        event = _event(step=step, summary=summary_of(value=values))
         file, self._file = self._file, None
         self._file = self._begin(event) if file is None else _append(file, event)
 
     def _begin(self, first: "Event") -> Path:
         """Creates a file with its header and one event; removes it if that fails."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        events = [Event(wall_time=time(), file_version="brain.Event:2")]
+        events = [_event(file_version="brain.Event:2")]
         if self._purge is not None:
-            started = SessionLog(status=SessionLog.START)
-            events.append(Event(wall_time=time(), step=self._purge, session_log=started))
+            session = _imported("compat.proto.event_pb2", "SessionLog")
+            events.append(_event(step=self._purge, session_log=session(status=session.START)))
+        data = b"".join(map(_record, [*events, first]))
         self._folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{int(time()):010d}.{socket.gethostname()}.{os.getpid()}"
         taken = {path.name for path in self._folder.iterdir()}
         file = self._folder / next(n for i in count() if (n := f"{name}.{i}") not in taken)
         with file.open("xb", buffering=0) as stream:
             try:
-                write_all(stream, b"".join(map(_record, [*events, first])))
+                write_all(stream, data)
             except OSError:
                 file.unlink()
                 raise
@@ -70,9 +71,10 @@ def _append(file: Path, event: "Event") -> Path:
     """Appends to an existing file. A file that was removed is not created again, because its header
     would be missing.
     """
+    data = _record(event)
     with file.open("r+b", buffering=0) as stream:
         stream.seek(0, os.SEEK_END)
-        write_all(stream, _record(event))
+        write_all(stream, data)
     return file
 
 
@@ -85,12 +87,23 @@ def write_all(file: FileIO, data: bytes) -> None:
         rest = rest[file.write(rest) :]
 
 
+def _event(**fields: object) -> "Event":
+    """An event that happens now."""
+    event: Event = _imported("compat.proto.event_pb2", "Event")(wall_time=time(), **fields)
+    return event
+
+
 def _record(event: "Event") -> bytes:
     """The bytes of an event, with its length and checksums."""
-    from tensorboard.summary.writer.record_writer import (  # type: ignore[import-untyped]
-        RecordWriter,
-    )
-
     record = BytesIO()
-    RecordWriter(record).write(event.SerializeToString())
+    writer = _imported("summary.writer.record_writer", "RecordWriter")(record)
+    writer.write(event.SerializeToString())
     return record.getvalue()
+
+
+def _imported(module: str, name: str) -> Any:
+    """What a module of TensorBoard defines under a name. The module is imported when it is first
+    needed: that takes a third of a second, and only one rank of a run writes.
+    """
+    with importing("tensorboard"):
+        return getattr(import_module(f"tensorboard.{module}"), name)

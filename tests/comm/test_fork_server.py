@@ -191,10 +191,41 @@ def test_a_child_that_is_stopped_does_not_keep_them(ending):
 
 def see_family_end(ending, **how):
     text = textwrap.dedent(CALLER).format(tests=os.path.dirname(__file__), ending=ending, **how)
-    command = [sys.executable, "-c", text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
-        gone(map(int, caller.stdout.readline().split()))
-        assert caller.wait() == (-signal.SIGKILL if ending == "SIGKILL" else 0)
+    see_all_end(text, code=-signal.SIGKILL if ending == "SIGKILL" else 0)
+
+
+def see_all_end(text, *, code):
+    """Of a program: the processes that its first line names, and then itself, with this code."""
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as one:
+        try:
+            gone(map(int, one.stdout.readline().split()))
+            assert one.wait(120) == code
+        finally:
+            one.kill()
+
+
+UNSAID = """
+import os, signal
+from howdah.comm import fork_server
+
+def stop(pipe, *things):
+    fork_server.send = send
+    print(family.pid, family._children[-1].pid, flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+send, fork_server.send = fork_server.send, stop
+how = {"farewell": signal.SIGTERM, "grace": 100_000, "preload": ["torch"], "main": False}
+family = fork_server.ForkServer(**how)
+family.fork(print)
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_was_not_told_what_to_do_leaves():
+    """A caller was stopped between asking for a child and telling it: the child waited on, deaf to
+    the farewell, as long as one may take to save. Found by bench/chaos/kills.py.
+    """
+    see_all_end(UNSAID, code=0)
 
 
 def test_a_server_that_cannot_load_says_why():

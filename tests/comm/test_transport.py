@@ -4,6 +4,11 @@ kinds    engine, torch      ranks   1 to 4
 sizes    empty, one element, fewer than ranks, not divisible, more than fits in one turn
 """
 
+import gc
+import os
+from contextlib import suppress
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -319,6 +324,59 @@ def test_the_first_of_many_calls_that_differs_is_told(workers, kind):
         assert "all_reduce(float32 [10], sum)" in text
         assert "all_reduce(float32 [7], sum)" in text
         assert "test_transport.py:" in text
+
+
+def disagree_on_late_counts(transport):
+    """Many calls at once, of which the last has other counts for the ranks."""
+    counts = [4, 5, 3] if transport.rank == 1 else [4, 4, 4]
+    try:
+        with transport.group():
+            for _ in range(9):
+                transport.all_reduce(torch.ones(10))
+            transport.all_gather(torch.ones(12), torch.ones(counts[transport.rank]), counts)
+    except Disagreement as error:
+        return str(error)
+
+
+def test_counts_that_are_cut_are_told(workers):
+    """The torch transport alone describes many calls by one record."""
+    zero, one, two = workers.run(disagree_on_late_counts, ranks=3, transport="torch")
+    assert zero.endswith("; the counts differ first for rank 1: 4 and 5")
+    assert one.endswith("; the counts differ first for rank 1: 5 and 4")
+    assert two.endswith("; the counts differ first for rank 1: 4 and 5")
+
+
+# -- what is left
+
+
+def open_files():
+    """What this process holds open: numbers, with what they stand for."""
+    gc.collect()
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the listing's own
+            found.add(f"{entry.name}: {os.readlink(entry)}")
+    return found
+
+
+def come_and_go(transport):
+    """The files that are open before, while and after some groups are made and closed."""
+    before, during = open_files(), set()
+    for _ in range(2):
+        other = transport.among(range(transport.size))
+        other.all_reduce(torch.ones(5))
+        during |= open_files() - before
+        transport.barrier()  # whoever leaves earlier takes its links along
+        other.close()
+        del other
+    return len(during), sorted(open_files() - before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_stays_open(workers, kind):
+    for during, left in workers.run(come_and_go, ranks=3, transport=kind):
+        assert during > 0  # sockets, or what watches processes
+        assert left == []
 
 
 def test_alone_everything_is_a_copy():

@@ -128,6 +128,10 @@ def test_held_out_text_can_be_read_in_part():
     made = corpus(stream(9), held_out=stream(30))
     read = list(held_out_micros(made, Rows(2), sequence=4, limit=3))
     assert [one.samples.tolist() for one in read] == [[0, 1], [2, -1]]
+    # the windows begin at 0, 4, 8, ... 28: three of eight, spread over the text
+    assert [int(one.tokens[row, 0]) for one in read for row in (0, 1)][:3] == [
+        int(made.held_out.ids[4 * window]) for window in (0, 2, 5)
+    ]
 
 
 def test_sources_are_read_where_the_order_says():

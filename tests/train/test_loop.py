@@ -90,7 +90,9 @@ def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
     drawn = {event.step: event.value for event in board.Scalars("loss_metrics/global_avg_loss")}
     assert drawn == pytest.approx({step: row["loss"] for step, row in trained.items()}, rel=1e-6)
     # at the end once on the samples of the others, to be weighed with them, and once on all
-    assert [event.step for event in board.Scalars("held_out/loss")] == [8, 16, 20, 20]
+    assert [event.step for event in board.Scalars("held_out/loss")] == [8, 16, 20]
+    assert [event.step for event in board.Scalars("held_out_all/loss")] == [20]
+    assert list(metrics(folder, "held_out_all")) == [20]
 
 
 def test_steps_that_are_done_again_stand_once(workers, make_job, tmp_path):
@@ -116,7 +118,7 @@ def test_old_checkpoints_go_and_the_best_stays(workers, make_job, tmp_path):
     train_on(workers, make_job("a", *often, "train.steps=6"))
     assert best_step(tmp_path / "a" / "checkpoints") == 6
     train_on(workers, make_job("a", *often, "train.steps=12", "method.lr.peak=100"))
-    held_out = {step: row["loss"] for step, row in metrics(tmp_path / "a", "held_out").items()}
+    held_out = {step: row["loss"] for step, row in metrics(tmp_path / "a", "held_out_all").items()}
     assert held_out[6] < held_out[4] < held_out[2] and held_out[6] < held_out[8]
     assert best_step(tmp_path / "a" / "checkpoints") == 6
     assert steps(tmp_path / "a" / "checkpoints") == [6, 12]
