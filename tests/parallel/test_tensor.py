@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_cases import case_of
 
+from howdah.base.stopwatch import Stopwatch
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
@@ -105,7 +106,8 @@ class Watched(TpRegion):
     """A region with nobody on the other side, which notes in a log when it is crossed."""
 
     def __init__(self, log, *, length, sliced):
-        super().__init__(group=None, length=length, sliced=sliced)
+        waited = Stopwatch()
+        super().__init__(group=None, length=length, sliced=sliced, keeps=False, waited=waited)
         object.__setattr__(self, "log", log)
 
     def gather_in(self, x, *, now=False):

@@ -205,7 +205,7 @@ def test_the_sums_of_tied_stages_start_on_their_own_word():
         assert noted.since() == ["land 1", "land 2"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(plans(), st.data())
 def test_of_any_plan_every_sum_starts_as_often_as_it_should(plan, data):
     """In whatever order the gradients of a stage become ready, and with some that never do."""

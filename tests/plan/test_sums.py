@@ -77,7 +77,7 @@ def test_a_unit_that_two_stages_of_a_rank_use():
     assert used_by_several(plan_of("x2", tied), 0) == frozenset()  # one stage
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(plans(), st.data())
 def test_every_gradient_is_summed_over_all_who_have_terms(plan, data):
     """Following the sums of a weight from rank to rank reaches exactly the ranks of its terms."""
@@ -99,7 +99,7 @@ def test_every_gradient_is_summed_over_all_who_have_terms(plan, data):
     assert reached == set(held.summed)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(plans(), st.data())
 def test_every_name_is_awaited_once_and_every_sum_by_later_ones(plan, data):
     rank = data.draw(st.integers(0, plan.layout.world - 1))
@@ -112,7 +112,7 @@ def test_every_name_is_awaited_once_and_every_sum_by_later_ones(plan, data):
         assert list(one.ranks) == sorted(set(one.ranks))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(plans(), st.data())
 def test_all_ranks_of_a_sum_agree_on_it(plan, data):
     """In the same order, with messages of the same lengths: otherwise they would not match."""

@@ -189,7 +189,7 @@ def test_sequence_parallelism_sends_ten_units_for_eight(t):
     assert found["tp", "reduce_scatter"] == EVEN.layers * 4 * unit + 2 * unit + rest
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(plans(), st.data())
 def test_the_list_of_sums_has_the_bytes_of_the_formulas(plan, data):
     """Prediction and run read one list, so the formulas are derived a second time for this test."""
