@@ -19,6 +19,7 @@ def test_kills_at_any_moment_leave_nothing_and_change_no_bit(chaos, monkeypatch,
     import kills
 
     monkeypatch.setattr(kills, "STEPS", 80)
+    monkeypatch.setattr(kills, "TARGETS", [t for t in kills.TARGETS if "stopped" not in t])
     rows = list(kills.kills(tmp_path, each=2, layouts=("dp2 zero1",), seed=5))
     assert [row["left"] for row in rows[:-1]] == [[]] * 2
     assert all(row["ended"] >= 0 and "Traceback" not in row["said"] for row in rows[:-1])
@@ -40,7 +41,7 @@ def test_a_launcher_or_a_server_that_is_stopped_ends_a_run(chaos, monkeypatch, t
         assert rows[1] == {"kind": "end", "layout": "dp2", "code": 0, "equal": True}
 
 
-@pytest.mark.parametrize("moment", ["ranks", "held out"])
+@pytest.mark.parametrize("moment", ["ranks", pytest.param("held out", marks=pytest.mark.slow)])
 def test_a_stop_at_any_moment_leaves_nothing(chaos, monkeypatch, tmp_path, moment):
     import signals
 
@@ -125,7 +126,7 @@ def test_what_counts_as_telling(chaos, said, is_told):
                 pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk: takes root"),
             ],
         ),
-        ("best.json", "read-only", 0),
+        pytest.param("best.json", "read-only", 0, marks=pytest.mark.slow),
         pytest.param("sample", "gone", 0, marks=pytest.mark.slow),
     ],
 )

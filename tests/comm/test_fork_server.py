@@ -175,7 +175,7 @@ os.kill(os.getpid(), signal.{ending})
 """
 
 
-@pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("ending", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_when_the_caller_is_killed_or_stopped_all_end(ending):
     """A caller that was stopped is woken, so that it can tell; this one has nothing to tell."""
     see_family_end(ending, before="", farewell="SIGKILL", grace=0)

@@ -76,7 +76,9 @@ def end(seat, how):
     ("how", "code", "kind", "why"),
     [
         ("killed", 1, "killed", ") was killed by SIGKILL; the system does so when memory runs out"),
-        ("frozen", 1, "killed", ") was stopped, and all were ended"),
+        pytest.param(
+            *("frozen", 1, "killed", ") was stopped, and all were ended"), marks=pytest.mark.slow
+        ),
         ("exit", 1, "defect", "rank 1 left with exit code 7"),
         ("disk", 1, "limit", "No space left on device: there"),
         ("early", 130, "early", "stopped before the first step: there is nothing to save"),
