@@ -197,7 +197,10 @@ class GradientSums:
     def _run(self, number: int, flats: list[Tensor]) -> Future[None]:
         """Starts the operation, behind the sum that it follows."""
         row, group = self.sums[number], self._groups[number]
-        future = self._futures[row.after[-1]] if row.after else DONE
+        # Results that land are in their places by now; what follows is chained on the others.
+        before = [self._futures[n] for n in row.after if not self.sums[n].lands]
+        assert len(before) <= 1, "an operation follows one other"
+        future = before[0] if before else DONE
         if number not in self.skipped:
             future = getattr(group, row.op)(flats, async_op=True, after=future)
         self._futures[number] = future

@@ -84,5 +84,8 @@ def _most_open(plan: Plan, rank: int, sums: Sequence[Sum]) -> int:
             if not awaited[unit]:
                 for name in names[unit]:
                     order.ready(name)
-        order.finish(action.stage)
+        if last[action.stage] != action:
+            order.finish(action.stage)
+    for stage in last:  # as in the program: at the end of the step
+        order.finish(stage)
     return slots.most
