@@ -11,9 +11,12 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import SCHEDULES, Layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
+from howdah.shapes.part import Part
 
 small = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
 home = st.sampled_from(["device", "device", "host", "disk"])
+names = st.sets(st.sampled_from(["layers.0", "layers.1", "layers.2", "encoder.0"]), min_size=1)
+blocks = st.none() | st.integers(1, 3) | names.map(lambda some: tuple(map(Part, sorted(some))))
 
 
 @st.composite
@@ -41,7 +44,7 @@ def layouts(draw, *, star=True):
         slices=draw(st.integers(2, 4)) if schedule == "terapipe" else 1,
         accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
         recompute=recompute,
-        recompute_layers=draw(st.none() | st.integers(1, 3)) if recompute != "none" else None,
+        recompute_blocks=draw(blocks) if recompute != "none" else None,
         context=draw(st.sampled_from(["ring", "all-to-all"])) if cp > 1 else "ring",
         inputs=draw(st.sampled_from(["sliced", "gathered"])) if sp else "sliced",
         release=draw(st.sampled_from(["use", "step"])) if zero == 3 else "use",

@@ -10,8 +10,7 @@ Full keeps only a block's input, and costs a third more of the block's flops (Ch
 https://arxiv.org/abs/1604.06174). Selective drops what attention keeps inside, which is much memory
 for few flops (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 
-With `recompute=full:N` only the first N blocks of each stage are recomputed, which may save enough
-memory.
+Not all blocks have to be recomputed: the layout can choose some (`plan/chosen_blocks.py`).
 
 The first run has no graph, so own operations expect no gradient for it; the second run, in
 backward, has one. Noise is a function of positions (`model/noise.py`), so the second run drops the

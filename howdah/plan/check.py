@@ -6,6 +6,7 @@ from howdah.base.bounds import Tokens
 from howdah.base.errors import UserError, shown
 from howdah.base.tables import out_of_bounds
 from howdah.plan.batch import Batch, resolve_batch
+from howdah.plan.chosen_blocks import missing_problem
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
 from howdah.shapes.check import check_shape
@@ -64,13 +65,11 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
             f"pp{layout.pp}{each} makes {stages} stages, but the model has {places} parts "
             f"(embedding, blocks, head); use {_fitting_stages(layout, places)}"
         )
-    blocks = sum(part.is_block for part in parts(shape))
-    if layout.recompute_layers is not None and layout.recompute_layers > blocks:
-        word = f"recompute={layout.recompute}"
-        yield (
-            f"{word}:{layout.recompute_layers} is over the {blocks} blocks; use {word}:{blocks}, "
-            f"or {word}"
-        )
+    chosen = layout.recompute_blocks
+    if chosen is not None and (
+        missing := missing_problem(layout.recompute, chosen, list(parts(shape)))
+    ):
+        yield missing
     if problem := _head_problem(shape, layout.tp):
         yield f"tp{layout.tp} {problem}"
     elif layout.context == "all-to-all" and (

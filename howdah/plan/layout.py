@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.their_words import answer_layout
 from howdah.machines.cluster import WORLD
+from howdah.plan.chosen_blocks import Chosen, chosen_problem, read_chosen, spell_chosen
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.schedule.registry import Family
 from howdah.shapes.activations import Recompute
@@ -54,7 +55,7 @@ class Layout:
     accumulate  gradients of several micro-batches: summed whole and reduced once, or reduced after
                 each micro-batch, so that a rank keeps its share (the default from zero2 on)
     recompute   activations that the backward pass computes again
-    recompute_layers  blocks of each stage, from its first, that are recomputed; None: all of them
+    recompute_blocks  which blocks: the first of each stage, or names; None: all of them
     context     attention under cp: keys and values in a ring, or all-to-all of sequence for heads
     inputs      what linears save of their input under sp: the rank's slice, which is all-gathered
                 again in the backward pass, or the gathered input
@@ -76,7 +77,7 @@ class Layout:
     slices: int = 1
     accumulate: Accumulate | None = None
     recompute: Recompute = "none"
-    recompute_layers: int | None = None
+    recompute_blocks: Chosen | None = None
     context: Context = "ring"
     inputs: Inputs = "sliced"
     release: Release = "use"
@@ -168,7 +169,6 @@ MEANING = {
     "x": "micro-batches per step (x4)",
     "slices": "token slices of each micro-batch (slices4)",
 }
-MOST_LAYERS = 1000  # recomputed blocks of a stage
 # The largest allowed value of each number, above those of any real machine or run.
 MOST = {
     "pp": 256,
@@ -208,8 +208,8 @@ def _words(layout: Layout) -> Iterator[str]:
         value = getattr(layout, word)
         default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
         if value != default:
-            some = layout.recompute_layers if word == "recompute" else None
-            yield f"{word}={value}" + (f":{some}" if some is not None else "")
+            some = layout.recompute_blocks if word == "recompute" else None
+            yield f"{word}={value}" + (f":{spell_chosen(some)}" if some is not None else "")
 
 
 def parse_layout(text: str) -> Layout:
@@ -233,9 +233,14 @@ def _read(word: str, text: str) -> dict[str, object]:
     """The fields that one word of the spelling `text` sets."""
     name, equals, value = word.partition("=")
     says = f"layout {shown(text)}:"
-    if name == "recompute" and re.fullmatch(r"\w+:[0-9]{1,9}", value):
-        how, _, layers = value.partition(":")
-        return {**_read(f"recompute={how}", text), "recompute_layers": int(layers)}
+    if name == "recompute" and ":" in value:
+        how, _, blocks = value.partition(":")
+        if (chosen := read_chosen(blocks)) is None:
+            raise UserError(
+                f"{says} {shown(word)} names no blocks; use the first of each stage "
+                "(recompute=full:2) or names (recompute=full:layers.0-3,7)"
+            )
+        return {**_read(f"recompute={how}", text), "recompute_blocks": chosen}
     if equals and name in CHOICES:
         if value not in CHOICES[name]:
             raise UserError(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
@@ -300,8 +305,9 @@ def _problems(layout: Layout) -> Iterator[str]:
         yield "accumulate=shard keeps shares of gradients, which begins with zero2"
     if layout.shard is not None and not layout.zero:
         yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
-    if layout.recompute_layers is not None:
-        yield from _recompute_problems(layout, layout.recompute_layers)
+    chosen = layout.recompute_blocks
+    if chosen is not None and (problem := chosen_problem(layout.recompute, chosen)):
+        yield problem
     if layout.inputs != "sliced" and not layout.sp:
         yield f"inputs={layout.inputs} keeps what sp gathers; add sp, or drop it"
     if layout.release != "use" and layout.zero != 3:
@@ -340,14 +346,6 @@ def _pipeline_problems(layout: Layout) -> Iterator[str]:
             if family.takes == "slices"
             else f"{schedule} does not cut tokens; use terapipe slices{layout.slices}"
         )
-
-
-def _recompute_problems(layout: Layout, layers: int) -> Iterator[str]:
-    if layout.recompute == "none":
-        yield f"recompute=none:{layers} recomputes nothing; use recompute=full:{layers}"
-    elif not 1 <= layers <= MOST_LAYERS:
-        word = f"recompute={layout.recompute}:{layers}"
-        yield f"{word} must have at least 1 and at most {MOST_LAYERS:,} blocks"
 
 
 def _division_problems(layout: Layout) -> Iterator[str]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
+from howdah.plan.chosen_blocks import is_chosen
 from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
@@ -74,12 +75,12 @@ class Plan:
     @cached_property
     def recompute(self) -> dict[Part, Recompute]:
         """By block, what the backward pass recomputes; parts that are no blocks are left out."""
-        first, how = self.layout.recompute_layers, self.layout.recompute
+        chosen, how = self.layout.recompute_blocks, self.layout.recompute
         blocks = ([part for part in parts if part.is_block] for parts in self.stages.parts)
         return {
-            part: how if first is None or place < first else "none"
+            part: how if is_chosen(chosen, part, index) else "none"
             for stage in blocks
-            for place, part in enumerate(stage)
+            for index, part in enumerate(stage)
         }
 
     @cached_property

@@ -21,6 +21,7 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.actions import Schedule
+from howdah.shapes.part import block
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 from howdah.text.tokens import Corpus, Tokens, prepare
@@ -116,7 +117,18 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
     virtual = shrink(layout.virtual)
     shard = layout.shard and shrink(layout.shard)
     tp, dp = shrink(layout.tp), (shard or 1) * shrink(layout.replicas // (layout.shard or 1))
-    return replace(layout, pp=pp, dp=dp, tp=tp, shard=shard, virtual=virtual, micros=micros)
+    # of a miniature's two blocks, the first is recomputed and the second is not
+    first = None if layout.recompute_blocks is None else (block("layers", 0),)
+    return replace(
+        layout,
+        pp=pp,
+        dp=dp,
+        tp=tp,
+        shard=shard,
+        virtual=virtual,
+        micros=micros,
+        recompute_blocks=first,
+    )
 
 
 def small_parts(parts: int, shape: ModelShape, small: ModelShape) -> int:

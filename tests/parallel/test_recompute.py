@@ -208,3 +208,12 @@ def test_the_first_blocks_of_each_stage_can_be_all_that_is_made_again():
         UserError, match="recompute=full:7 is over the 6 blocks; use recompute=full:6, or"
     ):
         plan_of(shape, "single x1 recompute=full:7", Method())
+
+
+def test_blocks_can_be_named():
+    shape = replace(FORMS["laptop"], layers=6)
+    plan = plan_of(shape, "pp2 recompute=full:layers.0-1,4 x2", Method())
+    again = [part for part, how in plan.recompute.items() if how == "full"]
+    assert again == ["layers.0", "layers.1", "layers.4"]
+    with pytest.raises(UserError, match=r"names layers.6, but the model's blocks are layers.0-5"):
+        plan_of(shape, "single x1 recompute=full:layers.5-6", Method())

@@ -19,6 +19,9 @@ from howdah.plan.layout import (
     resolve,
 )
 from howdah.plan.schedule.registry import SCHEDULES as BUILDERS
+from howdah.shapes.part import Part
+
+NAMED = tuple(map(Part, ["encoder.0", "layers.0", "layers.1", "layers.7"]))
 
 
 @given(layouts())
@@ -51,6 +54,14 @@ def test_the_order_of_words_and_the_spaces_do_not_matter(layout):
         ("pp2 zb-v", Layout(pp=2, virtual=2, schedule="zb-v"), "pp2 zb-v"),
         ("dp4 zero2 accumulate=shard", Layout(dp=4, zero=2), "dp4 zero2"),
         ("dp4 zero3 shard4", Layout(dp=4, zero=3), "dp4 zero3"),
+        *(
+            (
+                f"dp2 recompute=full:{names}",
+                Layout(dp=2, recompute="full", recompute_blocks=NAMED),
+                "dp2 recompute=full:encoder.0,layers.0-1,7",
+            )
+            for names in ("layers.7,0-1,encoder.0", "encoder.0,layers.0,layers.1,layers.7,0")
+        ),
         ("x8 1f1b zero1 tp2 dp4 pp2", parse_layout("pp2 dp4 tp2 zero1 1f1b x8"), None),
     ],
 )
@@ -93,6 +104,11 @@ def test_spellings(text, layout, printed):
         ("dp2 context=all-to-all", "add cp2 or more"),
         ("dp2 recompute=none:2", "recompute=none:2 recomputes nothing; use recompute=full:2"),
         ("dp2 recompute=full:0", "recompute=full:0 must have at least 1 and at most 1,000 blocks"),
+        ("dp2 recompute=none:layers.1", "recomputes nothing; use recompute=full:layers.1"),
+        ("dp2 recompute=full:2,layers.1", "or names (recompute=full:layers.0-3,7)"),
+        ("dp2 recompute=full:layers.3-1", "or names (recompute=full:layers.0-3,7)"),
+        ("dp2 recompute=full:layers.0-99999999", "or names (recompute=full:layers.0-3,7)"),
+        ("dp2 recompute=full:", "or names (recompute=full:layers.0-3,7)"),
         ("dp2 recompute=all:2", "recompute is 'all'; known are: full, none, selective"),
         ("dp2 again2", "again2 is spelled recompute=full:2 now"),
         ("tp2 inputs=gathered", "inputs=gathered keeps what sp gathers; add sp, or drop it"),
@@ -126,7 +142,7 @@ def test_no_text_at_all_gives_a_traceback(text):
 def test_every_word_is_explained_and_every_field_has_a_word():
     assert MEANING.keys() == NUMBERS.keys()
     assert all(MEANING.values())
-    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_layers"}
+    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_blocks"}
     assert named == {field.name for field in fields(Layout)}
 
 

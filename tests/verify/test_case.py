@@ -77,6 +77,14 @@ def test_a_miniature_keeps_both_cuts_of_the_replicas(make_job, layout, small):
     assert axis(case.layout, "shard").size > 1 and axis(case.layout, "across").size > 1
 
 
+@pytest.mark.parametrize("blocks", ["2", "layers.1"])
+def test_of_a_miniature_one_block_is_recomputed_where_not_all_are(make_job, blocks):
+    """`recompute=full:20` of a large model was over the two blocks of its miniature."""
+    job = make_job("a", f"layout=dp2 recompute=full:{blocks}")
+    case = miniature(job, precision="float64", steps=1)
+    assert [*case.plan.recompute.values()] == ["full", "none"]
+
+
 def test_full_is_the_run_itself(make_job):
     job = make_job("a", "layout=dp2", "batch.micro_batch=2")
     case = full_case(job, precision="float64", steps=1)
