@@ -98,13 +98,13 @@ class Checkpoint:
         if out.shape != (piece.elements,):
             raise ValueError(f"{piece.elements} elements do not fit {tuple(out.shape)}")
         try:
-            plan = reads([piece], {place: [item.piece] for place, item in enumerate(items)})
+            plan = reads([piece], {index: [item.piece] for index, item in enumerate(items)})
         except Missing as missing:
             raise UserError(
                 f"{self.path} is not whole: {missing}; use another checkpoint"
             ) from None
-        for place, group in groupby(plan, key=lambda read: read.holder):
-            self._copy(items[place], [read.run for read in group], out.detach())
+        for index, group in groupby(plan, key=lambda read: read.holder):
+            self._copy(items[index], [read.run for read in group], out.detach())
 
     def tensor(self, kind: str, name: str) -> Tensor:
         """Reads the full tensor to the CPU, in the dtype it was saved in; raises as `read` does."""

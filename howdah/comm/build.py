@@ -166,9 +166,9 @@ def _installed(compiler: str) -> Path:
 def _compile(command: list[str], target: Path) -> None:
     made = target.with_suffix(f".{os.getpid()}")
     # The compiler's temporary files are in a folder that is removed if a signal interrupts it.
-    with TemporaryDirectory(dir=target.parent) as place:
+    with TemporaryDirectory(dir=target.parent) as folder:
         result = subprocess.run(
-            ["env", f"TMPDIR={place}", *command, "-o", made, SOURCES[0]],
+            ["env", f"TMPDIR={folder}", *command, "-o", made, SOURCES[0]],
             capture_output=True,
             text=True,
             check=False,

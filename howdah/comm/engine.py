@@ -278,9 +278,9 @@ class Engine:
                 f"{self._heap}: connect with arena_bytes={self._used + needed} or more"
             )
         start = self._functions.howdah_heap_offset(self.size, self._heap, self.rank)
-        place = start + self._used
+        offset = start + self._used
         self._used += -(-needed // LINE) * LINE
-        return self._bytes[place : place + needed].view(dtype)
+        return self._bytes[offset : offset + needed].view(dtype)
 
     def there(self, x: Tensor, rank: int) -> Tensor:
         """The memory of another rank's arena at the same offset as x, a tensor of `allocate`. It is
@@ -294,8 +294,8 @@ class Engine:
         at = movable(x)[2] - self._bytes.data_ptr()
         if not start <= at <= start + self._used - x.nbytes:
             raise UserError("there() takes a contiguous tensor that allocate() gave")
-        place = at - start + other
-        return self._bytes[place : place + x.nbytes].view(x.dtype).view(x.shape)
+        offset = at - start + other
+        return self._bytes[offset : offset + x.nbytes].view(x.dtype).view(x.shape)
 
     def abort(self) -> None:
         """Ends all waits of all ranks with an error, also those of other threads of this rank."""

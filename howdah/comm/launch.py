@@ -183,9 +183,9 @@ class _Launched:
         """Starts the ranks, waits until all have ended, and returns how the run ended."""
         for rank in range(self._terms.ranks):
             _heed(self._request)
-            place = rank, self._terms.ranks, prefix
+            member = rank, self._terms.ranks, prefix
             try:
-                child = self._server.fork(_run_rank, function, place, arguments)
+                child = self._server.fork(_run_rank, function, member, arguments)
             except ServerLost:
                 if self._server.killed:
                     return Ending(1, KILLED, "killed")
@@ -313,15 +313,15 @@ def _run_rank(
     pipe: Connection,
     store: dist.Store,
     function: Callable[..., int],
-    place: tuple[int, int, str],
+    member: tuple[int, int, str],
     arguments: Sequence[Any],
 ) -> int:
     """The main function of a rank. Returns its exit code; if that is not 0, sends the reason to
     the launcher.
 
-    place  the rank, the world size, and the prefix of this attempt's keys in the store
+    member  the rank, the world size, and the prefix of this attempt's keys in the store
     """
-    rank, size, prefix = place
+    rank, size, prefix = member
     try:
         code = function(Seat(rank, size, dist.PrefixStore(prefix, store)), *arguments)
         failure = Failure("stopped", str(code - 128))

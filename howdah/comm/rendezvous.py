@@ -146,10 +146,10 @@ class _Joining:
         members = tuple(ranks)
         self.times[members] += 1
         name = f"{'-'.join(map(str, members))}/{self.times[members]}"
-        store, place = dist.PrefixStore(name, self.store), members.index(self.rank)
+        store, index = dist.PrefixStore(name, self.store), members.index(self.rank)
         return choose(
             store,
-            rank=place,
+            rank=index,
             size=len(members),
             transport=self.wanted,
             seconds=self.seconds,

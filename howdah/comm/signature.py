@@ -22,8 +22,8 @@ from zlib import crc32
 
 BY_RANK = ("reduce_scatter", "all_gather", "gather", "scatter")  # with a count for each rank
 SPELLED = re.compile(r"(?P<head>(?:#\d+ )?(?P<name>\w+)\(\w+ \[)(?P<counts>[\d ]*)(?P<tail>\].*)")
-CALL, PLACE = 132, 120  # bytes of text
-RECORD = 4 + CALL + PLACE
+CALL, SITE = 132, 120  # bytes of text
+RECORD = 4 + CALL + SITE
 
 _INSIDE = (str(Path(__file__).parent), contextlib.__file__)  # whose frames are skipped
 
@@ -48,11 +48,11 @@ def number(count: int, call: str) -> str:
     return f"#{count} {call}"
 
 
-def pack(call: str, place: str) -> bytes:
-    """The record (RECORD bytes) of a numbered call that was made at `place`, a file and line."""
+def pack(call: str, site: str) -> bytes:
+    """The record (RECORD bytes) of a numbered call that was made at `site`, a file and line."""
     text = call.encode()
     head = crc32(text).to_bytes(4, "little") + text[:CALL].ljust(CALL)
-    return head + place.encode()[-PLACE:].ljust(PLACE)
+    return head + site.encode()[-SITE:].ljust(SITE)
 
 
 def agree(mine: bytes, theirs: bytes) -> bool:
@@ -114,8 +114,8 @@ def different_counts(mine: Sequence[object], theirs: Sequence[object]) -> str:
 
 
 def _read(record: bytes) -> str:
-    call, place = record[4 : 4 + CALL], record[4 + CALL :]
-    return f"{call.decode(errors='replace').strip()} at {place.decode(errors='replace').strip()}"
+    call, site = record[4 : 4 + CALL], record[4 + CALL :]
+    return f"{call.decode(errors='replace').strip()} at {site.decode(errors='replace').strip()}"
 
 
 def caller() -> str:

@@ -275,15 +275,15 @@ class TorchTransport:
         if self._closed:
             raise UserError("this transport is closed")
         peers = sorted({peer for calls, _ in started for peer in calls})
-        place, texts, records = self.site or caller(), {}, {}
+        site, texts, records = self.site or caller(), {}, {}
         for peer in peers:
             self._calls[peer] += 1
             words = [calls[peer] for calls, _ in started if peer in calls]
-            self._said = f"{words[0]} at {place}"
+            self._said = f"{words[0]} at {site}"
             if words[0].endswith(f" to {self.rank})"):  # both ends compare one name
                 self._said = "receive" + self._said.removeprefix("send")
             texts[peer] = number(self._calls[peer], "; ".join(words))
-            records[peer] = pack(texts[peer], place)
+            records[peer] = pack(texts[peer], site)
         check = self._swap(texts, records)
         for together in zip_longest(*(rounds for _, rounds in started), fillvalue=Round()):
             work = self._post(together, records)

@@ -84,15 +84,15 @@ def _one(
                 "it written anew"
             )
     spans = tuple(
-        tuple(_in_lanes(step.spans, first=where.index(place))) for place, step in enumerate(traces)
+        tuple(_in_lanes(step.spans, first=where.index(index))) for index, step in enumerate(traces)
     )
     cost = _costs([[step[rank] for rank in ranks] for step in steps.values()])
 
     def seconds(action: Action) -> float:
         if action.kind is not Kind.UPDATE:
             return cost(Verb.COMPUTE, action)
-        place = where[action.stage]  # a rank updates all of its stages at once
-        return cost(Verb.UPDATE, action._replace(stage=place)) / where.count(place)
+        index = where[action.stage]  # a rank updates all of its stages at once
+        return cost(Verb.UPDATE, action._replace(stage=index)) / where.count(index)
 
     def transfer(instruction: Instruction) -> float:
         return cost(instruction.verb, instruction.action)
@@ -132,9 +132,9 @@ def _costs(steps: Sequence[Sequence[StepTrace]]) -> Cost:
     """
     found: dict[tuple[Verb, Kind, int], list[float]] = defaultdict(list)
     for ranks in steps:
-        for place, step in enumerate(ranks):
+        for index, step in enumerate(ranks):
             for (verb, action, *_), start, end in step.spans:
-                stage = place if verb is Verb.UPDATE else action.stage
+                stage = index if verb is Verb.UPDATE else action.stage
                 found[verb, action.kind, stage].append(end - start)
     costs = {key: (min if key[0] in TWO_ENDS else median)(all) for key, all in found.items()}
     return lambda verb, action: costs.get((verb, action.kind, action.stage), 0.0)

@@ -76,16 +76,16 @@ def bands(plan: Plan, per_node: int) -> list[Band | None]:
     pp = axis(plan.layout, "pp")
     small, labels = plan.layout.world <= SMALL, stage_labels(plan)
     found: list[Band | None] = []
-    for place in some(range(pp.size), pp.size if small else STAGES):
-        if place is None:
+    for pp_index in some(range(pp.size), pp.size if small else STAGES):
+        if pp_index is None:
             found.append(None)
             continue
-        ranks = range(place * pp.stride, (place + 1) * pp.stride)
+        ranks = range(pp_index * pp.stride, (pp_index + 1) * pp.stride)
         nodes = range(ranks.start // per_node, (ranks.stop - 1) // per_node + 1)
         numbers = some(nodes, len(nodes) if small else max(NODES, RANKS // per_node))
         shown = [n if n is None else _node(n, ranks, per_node) for n in numbers]
         hidden = len(nodes) + 1 - len(shown)
-        found.append(Band(labels[place], _parts(plan, place), shown, hidden))
+        found.append(Band(labels[pp_index], _parts(plan, pp_index), shown, hidden))
     return found
 
 
@@ -102,7 +102,7 @@ def some(items: Sequence[T], most: int) -> list[T | None]:
 
 def stage_labels(plan: Plan) -> list[str]:
     """For each pipeline rank, the stages that it runs: `stage 1`, `stages 1 5`."""
-    each = [stages_of(plan.stages.where, place) for place in range(plan.layout.pp)]
+    each = [stages_of(plan.stages.where, pp_index) for pp_index in range(plan.layout.pp)]
     return [f"stage{'s' * (len(mine) > 1)} {listed(mine)}" for mine in each]
 
 
@@ -111,9 +111,9 @@ def listed(numbers: Sequence[int]) -> str:
     return " ".join("…" if number is None else str(number) for number in some(numbers, 4))
 
 
-def _parts(plan: Plan, place: int) -> str:
+def _parts(plan: Plan, pp_index: int) -> str:
     """The parts of the model on a pipeline rank: embedding, layers.0 to 3; layers.8 to 11"""
-    mine = stages_of(plan.stages.where, place)
+    mine = stages_of(plan.stages.where, pp_index)
     return "; ".join(", ".join(_runs(plan.stages.parts[stage])) for stage in mine)
 
 

@@ -242,20 +242,20 @@ def _logits(states: Tensor, rows: Tensor) -> Tensor:
     return (states @ rows.T).to(promoted(states.dtype))
 
 
-def _places(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
+def _local_rows(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
     """(index of each label's row among this rank's rows [n], whether this rank has that row [n]).
 
     MASKED labels have no row.
     """
-    places = labels - how.shards.first
-    return places.clamp(0, rows - 1), (labels != MASKED) & (places >= 0) & (places < rows)
+    local = labels - how.shards.first
+    return local.clamp(0, rows - 1), (labels != MASKED) & (local >= 0) & (local < rows)
 
 
 def _label_term(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
     """What these logits subtract from each token's loss: (1 - ε)·x_label + ε/V·Σⱼ xⱼ."""
-    places, here = _places(labels, logits.shape[1], how)
+    local, here = _local_rows(labels, logits.shape[1], how)
     smoothing = how.terms.smoothing
-    label_term = torch.where(here, logits.gather(1, places[:, None])[:, 0], 0)
+    label_term = torch.where(here, logits.gather(1, local[:, None])[:, 0], 0)
     if smoothing:
         label_term.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.shards.vocab)
     return label_term
@@ -295,7 +295,7 @@ def _logit_gradient(
     d_logits = exponentials.mul_(factor[:, None])
     if smoothing:
         d_logits.sub_((wanted * (smoothing / how.shards.vocab))[:, None])
-    places, here = _places(labels, d_logits.shape[1], how)
+    local, here = _local_rows(labels, d_logits.shape[1], how)
     rows = torch.arange(len(labels), device=labels.device)
-    d_logits[rows, places] -= torch.where(here, wanted * (1 - smoothing), 0)
+    d_logits[rows, local] -= torch.where(here, wanted * (1 - smoothing), 0)
     return d_logits

@@ -40,11 +40,11 @@ def _shift(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def normal(key: int, places: Tensor) -> Tensor:
-    """Standard normal numbers, float32: the elements at indices `places` (int64) of the infinite
+def normal(key: int, indices: Tensor) -> Tensor:
+    """Standard normal numbers, float32: the elements at `indices` (int64) of the infinite
     sequence that `key` defines.
     """
-    bits = mix(key, places)
+    bits = mix(key, indices)
     total = sum((bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48))
     assert isinstance(total, Tensor)
     # Four uniform integers below 2^16: mean 2·(2^16 - 1), variance (2^32 - 1)/3.
@@ -58,17 +58,17 @@ def fill_normal(
     key: int,
     mean: float,
     spread: float,
-    places: Callable[[Tensor], Tensor] = lambda index: index,
+    index_of: Callable[[Tensor], Tensor] = lambda index: index,
 ) -> None:
     """Fill a 1-D `out` with mean + spread · normal, computed in float32 and then cast.
 
-    places  maps indices of `out` to indices in the sequence of normal numbers
+    index_of  maps indices of `out` to indices in the sequence of normal numbers
     """
     for first in range(0, out.numel(), CHUNK):
         part = out[first : first + CHUNK]
         if spread:
             index = torch.arange(first, first + part.numel(), device=out.device)
-            part.copy_(mean + spread * normal(key, places(index)))
+            part.copy_(mean + spread * normal(key, index_of(index)))
         else:
             part.fill_(mean)
 

@@ -181,20 +181,20 @@ def random_init(weights: tuple[Weight, ...], seed: int) -> Fill:
 
     def fill(piece: Piece, out: Tensor) -> None:
         weight, name = table[piece.name], key(seed, "weight", piece.name)
-        places = places_of(piece)
-        fill_normal(out, key=name, places=places, mean=weight.mean, spread=weight.spread)
+        index_of = index_of_piece(piece)
+        fill_normal(out, key=name, index_of=index_of, mean=weight.mean, spread=weight.spread)
 
     return fill
 
 
-def places_of(piece: Piece) -> Callable[[Tensor], Tensor]:
+def index_of_piece(piece: Piece) -> Callable[[Tensor], Tensor]:
     """A function: index within a piece → position in the whole tensor, row by row (both int64,
     1-D).
     """
     corner, size = piece.box.corner, piece.box.size
     strides = [prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
 
-    def places(index: Tensor) -> Tensor:
+    def index_of(index: Tensor) -> Tensor:
         rest, found = index + piece.start, torch.zeros_like(index)
         for first, length, stride in reversed(list(zip(corner, size, strides, strict=True))):
             found += (rest % length + first) * stride
@@ -204,4 +204,4 @@ def places_of(piece: Piece) -> Callable[[Tensor], Tensor]:
     if size[1:] == piece.shape[1:]:  # whole rows are contiguous
         offset = piece.start + (corner[0] * strides[0] if corner else 0)
         return lambda index: index + offset
-    return places
+    return index_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from howdah.base.errors import UserError, nearest
 from howdah.parallel.apply import ParallelModel
-from howdah.parallel.flat_params import FlatUnit, places_of
+from howdah.parallel.flat_params import FlatUnit, index_of_piece
 from howdah.plan.flat_buffers import pieces
 
 Own = Callable[[FlatUnit], Tensor]  # a tensor of the unit's own range
@@ -61,7 +61,9 @@ def _whole(placed: ParallelModel, name: str, own: Own) -> Tensor:
         for piece, start, stop in pieces(unit.buffer, first, last):
             if piece.name == name:
                 index = torch.arange(piece.elements, device=out.device)
-                out[places_of(piece)(index)] = own(unit)[start - unit.start : stop - unit.start]
+                out[index_of_piece(piece)(index)] = own(unit)[
+                    start - unit.start : stop - unit.start
+                ]
     placed.mesh.world.all_reduce(out)
     return out.view(weight.shape)
 

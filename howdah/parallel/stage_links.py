@@ -32,7 +32,7 @@ class StageLinks:
         self._groups: dict[Pair, Group] = {}
         for pair in sorted(directions):  # in one order on all ranks, to avoid deadlock
             if self._own in pair:
-                both = sorted(ranks[place] for place in pair)
+                both = sorted(ranks[index] for index in pair)
                 self._groups[pair] = mesh.join(both, label="pp")
 
     def send(self, x: Tensor, to: int) -> Future[None]:

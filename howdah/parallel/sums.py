@@ -29,7 +29,7 @@ from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import gaps
 from howdah.plan.plan import Plan
-from howdah.plan.sum_order import Land, SumOrder
+from howdah.plan.sum_order import Complete, SumOrder
 from howdah.plan.sums import Span, Sum, sums_of
 from howdah.plan.window import window_of
 
@@ -148,7 +148,7 @@ class GradientSums:
         self._slots[number] = Slot(memory, flats, views, set(views))
         return True
 
-    def start(self, number: int) -> Land:
+    def start(self, number: int) -> Complete:
         """Starts a sum. Returns a function that waits for its result, and puts it in its place."""
         row = self.sums[number]
         if row.packed:
@@ -158,35 +158,35 @@ class GradientSums:
         future = self._run(number, [self._gradient(span) for span in row.spans])
         return lambda: self._wait(future)
 
-    def _start_packed(self, number: int) -> Land:
+    def _start_packed(self, number: int) -> Complete:
         """Sums terms that lie apart as one message, and copies the sum over the terms."""
         terms = [self.target(name) for name in self.sums[number].names]
         flat = torch.cat([term.reshape(-1) for term in terms])
         future = self._run(number, [flat])
 
-        def land() -> None:
+        def complete() -> None:
             self._wait(future)
-            parts = flat.split([term.numel() for term in terms])
-            for term, part in zip(terms, parts, strict=True):
-                term.copy_(part.view(term.shape))
+            pieces = flat.split([term.numel() for term in terms])
+            for term, piece in zip(terms, pieces, strict=True):
+                term.copy_(piece.view(term.shape))
 
-        return land
+        return complete
 
-    def _start_share(self, number: int) -> Land:
+    def _start_share(self, number: int) -> Complete:
         """Reduces a bucket of the window, and adds this rank's share to the unit's."""
         slot = self._slots.pop(number)
         for name in slot.unset:  # backward did not reach it
             slot.views[name].zero_()
         future = self._run(number, slot.flats)
 
-        def land() -> None:
+        def complete() -> None:
             self._wait(future)
             for span, flat in zip(self.sums[number].spans, slot.flats, strict=True):
                 unit = self._units[span.unit]
                 unit.summed.add_(flat[unit.start : unit.stop])
             self.window.free.append(slot.memory)
 
-        return land
+        return complete
 
     def _gradient(self, span: Span) -> Tensor:
         unit = self._units[span.unit]
@@ -197,8 +197,8 @@ class GradientSums:
     def _run(self, number: int, flats: list[Tensor]) -> Future[None]:
         """Starts the operation, behind the sum that it follows."""
         row, group = self.sums[number], self._groups[number]
-        # Results that land are in their places by now; what follows is chained on the others.
-        before = [self._futures[n] for n in row.after if not self.sums[n].lands]
+        # Results that move are in their places by now; what follows is chained on the others.
+        before = [self._futures[n] for n in row.after if not self.sums[n].moves_result]
         assert len(before) <= 1, "an operation follows one other"
         future = before[0] if before else DONE
         if number not in self.skipped:

@@ -160,8 +160,8 @@ class _VocabEmbedding(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor, of: "VocabEmbedding") -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.of, rows = of, of.weight.value()
-        places, elsewhere = _places(tokens, of.first, len(rows))
-        out = F.embedding(places, rows).masked_fill_(elsewhere[..., None], 0)
+        local, elsewhere = _local_rows(tokens, of.first, len(rows))
+        out = F.embedding(local, rows).masked_fill_(elsewhere[..., None], 0)
         return of.region.reduce_out(out, now=True)()
 
     @staticmethod
@@ -171,19 +171,19 @@ class _VocabEmbedding(torch.autograd.Function):
         of, whole = ctx.of, ctx.of.region.gather_in(gradient, now=True)()
 
         def add(out: Tensor) -> None:
-            places, elsewhere = _places(tokens, of.first, len(out))
+            local, elsewhere = _local_rows(tokens, of.first, len(out))
             here = ~elsewhere
-            out.index_add_(0, places[here], whole[here].to(out.dtype))
+            out.index_add_(0, local[here], whole[here].to(out.dtype))
 
         of.weight.add(add)
         return None, None, None
 
 
-def _places(tokens: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+def _local_rows(tokens: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
     """The local row of each token, and a mask of the tokens whose rows other tp ranks hold."""
-    places = tokens - first
-    elsewhere = (places < 0) | (places >= rows)
-    return places.masked_fill(elsewhere, 0), elsewhere
+    local = tokens - first
+    elsewhere = (local < 0) | (local >= rows)
+    return local.masked_fill(elsewhere, 0), elsewhere
 
 
 def _input_gradient(rows: Sequence[Tensor], linears: Sequence[Linear]) -> Tensor:
@@ -211,8 +211,8 @@ class Columns:
         self.linears, self.region = linears, region
         self._outs: dict[int, Tensor] = {}
 
-    def take(self, place: int, x: Tensor) -> Tensor:
-        """The output of the linear with index `place`; each output is taken once for every
+    def take(self, index: int, x: Tensor) -> Tensor:
+        """The output of the linear with index `index`; each output is taken once for every
         input.
         """
         if not self._outs:
@@ -220,7 +220,7 @@ class Columns:
                 for weight, bias in self.linears:
                     _use(weight, bias)
             self._outs = dict(enumerate(_Columns.apply(x, self.linears, self.region)))
-        return self._outs.pop(place)
+        return self._outs.pop(index)
 
 
 class Column(nn.Module):
@@ -228,14 +228,14 @@ class Column(nn.Module):
     is a slice of the positions (s), and the output has all of them (S).
     """
 
-    def __init__(self, together: Columns, place: int) -> None:
+    def __init__(self, together: Columns, index: int) -> None:
         super().__init__()
-        self.together, self.place = together, place
-        self.weight, self.bias = together.linears[place]
+        self.together, self.index = together, index
+        self.weight, self.bias = together.linears[index]
 
     def forward(self, x: Tensor) -> Tensor:
         """The columns of the output that this rank computes."""
-        return self.together.take(self.place, x)
+        return self.together.take(self.index, x)
 
 
 class Row(nn.Module):

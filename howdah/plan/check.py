@@ -58,12 +58,12 @@ def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
 
 def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
     """The problems where an axis cuts something into more shards than it can be cut into."""
-    stages, places = layout.pp * layout.virtual, len(parts(shape))
-    if stages > places:
+    stages, count = layout.pp * layout.virtual, len(parts(shape))
+    if stages > count:
         each = f" with {layout.virtual} stages each" if layout.virtual > 1 else ""
         yield (
-            f"pp{layout.pp}{each} makes {stages} stages, but the model has {places} parts "
-            f"(embedding, blocks, head); use {_fitting_stages(layout, places)}"
+            f"pp{layout.pp}{each} makes {stages} stages, but the model has {count} parts "
+            f"(embedding, blocks, head); use {_fitting_stages(layout, count)}"
         )
     chosen = layout.recompute_blocks
     if chosen is not None and (
@@ -86,15 +86,15 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
         yield f"ep{layout.ep} shares out experts, but the model has {has}; use ep{experts} at most"
 
 
-def _fitting_stages(layout: Layout, places: int) -> str:
-    """The closest pp or v of the layout that makes at most `places` stages, as words to write."""
-    most = places // layout.pp
+def _fitting_stages(layout: Layout, count: int) -> str:
+    """The closest pp or v of the layout that makes at most `count` stages, as words to write."""
+    most = count // layout.pp
     if layout.schedule == "interleaved" and most > 1:
         return f"v{most}"
-    most = places // layout.virtual
+    most = count // layout.virtual
     if layout.virtual == 1 or most > 1:
         return f"pp{most}"
-    return f"pp{min(layout.pp, places)} with one stage each, such as 1f1b"
+    return f"pp{min(layout.pp, count)} with one stage each, such as 1f1b"
 
 
 def _head_problem(shape: ModelShape, ways: int) -> str | None:

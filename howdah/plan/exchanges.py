@@ -147,19 +147,19 @@ def _all_to_all(plan: Plan, rank: int, times: tuple[int, int]) -> Iterator[Excha
     shape, ways = plan.shape, tp.size * group.size
     key, value = _per_head(plan)
 
-    def numbers(place: int) -> tuple[int, int]:
+    def numbers(index: int) -> tuple[int, int]:
         """Elements of attention's inputs and output, for each token and one cp rank's heads."""
-        part = tp.index_of(rank) * group.size + place
-        first, last = heads(shape, ways, part)
-        kv = last - first if shape.latent else np.diff(kv_heads(shape, ways, part))[0]
+        way = tp.index_of(rank) * group.size + index
+        first, last = heads(shape, ways, way)
+        kv = last - first if shape.latent else np.diff(kv_heads(shape, ways, way))[0]
         return (last - first) * key + int(kv) * (key + value), (last - first) * value
 
-    places = range(group.size)
-    theirs, own = [numbers(place) for place in places], numbers(group.index_of(rank))
+    indices = range(group.size)
+    theirs, own = [numbers(index) for index in indices], numbers(group.index_of(rank))
     positions = [tokens(plan, other) * plan.micro_batch for other in group.group(rank)]
     mine = tokens(plan, rank) * plan.micro_batch
-    out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in places])
-    back = np.array([mine * theirs[p][1] + positions[p] * own[0] for p in places])
+    out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in indices])
+    back = np.array([mine * theirs[p][1] + positions[p] * own[0] for p in indices])
     sizes = (out * times[0] + back * times[1]) * plan.compute_bytes
     yield Exchange("cp", "all_to_all", group.group(rank), sizes)
 

@@ -48,11 +48,11 @@ def _step(plan: Plan, rank: int) -> Iterator[str]:
 
     The weight half (W) of a split backward pass needs no weights.
     """
-    place = axis(plan.layout, "pp").index_of(rank)
-    stages = stage_parts(plan, place)
+    pp_index = axis(plan.layout, "pp").index_of(rank)
+    stages = stage_parts(plan, pp_index)
     there = {stage: list(forward_units(plan, parts)) for stage, parts in stages.items()}
     back = {stage: list(backward_units(plan, parts)) for stage, parts in stages.items()}
-    for action in schedule_of(plan).programs[place]:
+    for action in schedule_of(plan).programs[pp_index]:
         if action.kind is Kind.FORWARD:
             yield from there[action.stage]
         elif action.kind in (Kind.BACKWARD, Kind.INPUT):

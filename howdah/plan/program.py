@@ -129,7 +129,7 @@ def tied_stages(plan: Plan) -> tuple[int, int] | None:
     return first, last
 
 
-def stage_parts(plan: Plan, place: int) -> dict[int, tuple[Part, ...]]:
-    """The stages of pipeline rank `place`, each with its parts of the model."""
+def stage_parts(plan: Plan, pp_index: int) -> dict[int, tuple[Part, ...]]:
+    """The stages of pipeline rank `pp_index`, each with its parts of the model."""
     pairs = zip(plan.stages.parts, plan.stages.where, strict=True)
-    return {stage: parts for stage, (parts, home) in enumerate(pairs) if home == place}
+    return {stage: parts for stage, (parts, home) in enumerate(pairs) if home == pp_index}

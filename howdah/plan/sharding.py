@@ -155,27 +155,27 @@ def _first(name: str, plan: Plan, rank: int) -> bool:
 # -- cuts ------------------------------------------------------------------------
 
 
-def heads(shape: ModelShape, parts: int, part: int) -> Range:
-    """The query heads of tp rank `part` of `parts`: those of whole key-value heads, or, where there
+def heads(shape: ModelShape, ways: int, index: int) -> Range:
+    """The query heads of tp rank `index` of `ways`: those of whole key-value heads, or, where there
     are more tp ranks than key-value heads, a range of the query heads of one of them.
     """
     if shape.latent:
-        return share(shape.heads, parts, part)
+        return share(shape.heads, ways, index)
     group = shape.heads // shape.k
-    if parts <= shape.k:
-        first, last = share(shape.k, parts, part)
+    if ways <= shape.k:
+        first, last = share(shape.k, ways, index)
         return first * group, last * group
-    sharers = parts // shape.k
-    first, last = share(group, sharers, part % sharers)
-    base = part // sharers * group
+    sharers = ways // shape.k
+    first, last = share(group, sharers, index % sharers)
+    base = index // sharers * group
     return base + first, base + last
 
 
-def kv_heads(shape: ModelShape, parts: int, part: int) -> Range:
-    """The key-value heads of tp rank `part` of `parts`; one head if there are fewer than ranks."""
-    if parts <= shape.k:
-        return share(shape.k, parts, part)
-    head = part // (parts // shape.k)
+def kv_heads(shape: ModelShape, ways: int, index: int) -> Range:
+    """The key-value heads of tp rank `index` of `ways`; one head if there are fewer than ranks."""
+    if ways <= shape.k:
+        return share(shape.k, ways, index)
+    head = index // (ways // shape.k)
     return head, head + 1
 
 
@@ -183,10 +183,10 @@ def tokens(plan: Plan, rank: int) -> int:
     """Number of positions of one sample that `rank` works on. Each cp rank takes an early and a
     late chunk, so that all attend to equally many keys; with cp2, chunks 0 and 3 | 1 and 2.
     """
-    parts, part = plan.layout.cp, axis(plan.layout, "cp").index_of(rank)
-    if parts == 1:
+    ways, index = plan.layout.cp, axis(plan.layout, "cp").index_of(rank)
+    if ways == 1:
         return plan.sequence
-    chunks = (share(plan.sequence, 2 * parts, i) for i in (part, 2 * parts - 1 - part))
+    chunks = (share(plan.sequence, 2 * ways, i) for i in (index, 2 * ways - 1 - index))
     return sum(stop - start for start, stop in chunks)
 
 
@@ -213,18 +213,18 @@ def local_of(plan: Plan, rank: int) -> Local:
     return Local(counts, dict(_shares(shape, layout.tp, _tp(layout, rank))))
 
 
-def _shares(shape: ModelShape, parts: int, part: int) -> Iterator[tuple[str, Fraction]]:
-    """For every dim that tp cuts, its name and the fraction of it on tp rank `part` of `parts`."""
+def _shares(shape: ModelShape, ways: int, index: int) -> Iterator[tuple[str, Fraction]]:
+    """For every dim that tp cuts, its name and the fraction of it on tp rank `index` of `ways`."""
     for names, whole, (start, stop) in (
-        (("heads", "query"), shape.heads, heads(shape, parts, part)),
-        (("kv_heads", "key"), shape.k, kv_heads(shape, parts, part)),
-        (("ffn",), shape.ffn_size, share(shape.ffn_size, parts, part)),
-        (("vocab",), shape.vocab, share(shape.vocab, parts, part)),
+        (("heads", "query"), shape.heads, heads(shape, ways, index)),
+        (("kv_heads", "key"), shape.k, kv_heads(shape, ways, index)),
+        (("ffn",), shape.ffn_size, share(shape.ffn_size, ways, index)),
+        (("vocab",), shape.vocab, share(shape.vocab, ways, index)),
     ):
         for name in names:
             yield name, Fraction(stop - start, whole)
     if shape.experts:
-        start, stop = share(shape.experts.ffn_size, parts, part)
+        start, stop = share(shape.experts.ffn_size, ways, index)
         yield "expert_ffn", Fraction(stop - start, shape.experts.ffn_size)
 
 
@@ -281,9 +281,9 @@ def _partial(weight: Weight, layout: Layout, same: int) -> bool:
 
 
 def _ranks(
-    weight: Weight, layout: Layout, rank: int, stages: tuple[int, ...], parts: tuple[int, ...]
+    weight: Weight, layout: Layout, rank: int, stages: tuple[int, ...], tp_ranks: tuple[int, ...]
 ) -> Iterator[int]:
     """The ranks at these stages and tp ranks, in every replica of `rank`'s weights."""
     pp, copies, tp = (axis(layout, name) for name in ("pp", replicas_of(weight.unit), "tp"))
-    for stage, copy, part in product(stages, copies.group(rank), parts):
-        yield copy + (stage - pp.index_of(rank)) * pp.stride + part - tp.index_of(rank)
+    for stage, copy, tp_rank in product(stages, copies.group(rank), tp_ranks):
+        yield copy + (stage - pp.index_of(rank)) * pp.stride + tp_rank - tp.index_of(rank)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from howdah.plan.sums import Sum
 
-Land = Callable[[], None]  # waits for the result of a sum, and puts it in its place
+Complete = Callable[[], None]  # waits for the result of a sum, and puts it in its place
 
 
 class Performer(Protocol):
@@ -35,18 +35,18 @@ class Performer(Protocol):
         """Gives a sum a slot of the window. If there is none: adds one, or returns False."""
         ...
 
-    def start(self, number: int) -> Land:
+    def start(self, number: int) -> Complete:
         """Starts a sum."""
         ...
 
 
 @dataclass(eq=False)
-class Flight:
+class RunningSum:
     """A sum that has started; `last` if it is of the last micro-batch of the step."""
 
     number: int
     last: bool
-    land: Land
+    complete: Complete
 
 
 class SumOrder:
@@ -55,19 +55,19 @@ class SumOrder:
     def __init__(self, sums: Sequence[Sum], performer: Performer) -> None:
         self.sums, self._performer = sums, performer
         self._awaits = {name: number for number, row in enumerate(sums) for name in row.names}
-        self._behind: dict[int, list[int]] = defaultdict(list)  # the sums that await a sum
+        self._followers: dict[int, list[int]] = defaultdict(list)  # the sums that await a sum
         self._of_stage: dict[int | None, list[int]] = defaultdict(list)
         self._lanes: dict[object, list[int]] = defaultdict(list)  # sums that start in this order
         for number, row in enumerate(sums):
             for before in row.after:
-                self._behind[before].append(number)
+                self._followers[before].append(number)
             self._of_stage[row.stage].append(number)
             self._lanes[row.stage, row.axis, row.ranks].append(number)
         self._missing = [len(row.names) + len(row.after) for row in sums]
         self._armed: set[int | None] = set()
         self._open: set[int] = set()
         self._started: set[int] = set()
-        self._flights: list[Flight] = []
+        self._running: list[RunningSum] = []
 
     # -- what the backward pass reports
 
@@ -80,11 +80,11 @@ class SumOrder:
         if number in self._open:
             return
         while not self._performer.open(number, add=False):
-            oldest = next((f for f in self._flights if self.sums[f.number].in_window), None)
+            oldest = next((r for r in self._running if self.sums[r.number].in_window), None)
             if oldest is None:
                 self._performer.open(number, add=True)
                 break
-            self._land(oldest)
+            self._complete(oldest)
         self._open.add(number)
 
     def ready(self, name: str) -> None:
@@ -99,11 +99,11 @@ class SumOrder:
         """
         for number in self._of_stage[stage]:
             if self._runs(number):
-                self._land_all(self.sums[number].after)
+                self._complete_all(self.sums[number].after)
                 if number not in self._started:
                     self._start(number)
         if stage in self._armed:
-            self._land_all(self._of_stage[stage])
+            self._complete_all(self._of_stage[stage])
         self._rewind(stage)
 
     def begin_tied(self) -> None:
@@ -113,7 +113,7 @@ class SumOrder:
 
     def finish_tied(self) -> None:
         """Waits for these sums."""
-        self._land_all(self._of_stage[None])
+        self._complete_all(self._of_stage[None])
         self._rewind(None)
 
     # -- what follows from it
@@ -121,7 +121,7 @@ class SumOrder:
     def _runs(self, number: int) -> bool:
         """Whether a sum runs after this micro-batch."""
         row = self.sums[number]
-        return row.each or row.stage in self._armed
+        return row.every_micro or row.stage in self._armed
 
     def _count(self, number: int) -> None:
         """One of the gradients or sums that a sum awaits is complete."""
@@ -136,37 +136,37 @@ class SumOrder:
     def _start(self, number: int) -> None:
         row = self.sums[number]
         if row.packed:
-            self._land_all(self._packed_of_other_units(row))
+            self._complete_all(self._packed_of_other_units(row))
         if row.in_window:
             self.open(number)  # in case no gradient came
             self._open.discard(number)
         self._started.add(number)
-        flight = Flight(number, row.stage in self._armed, self._performer.start(number))
-        self._flights.append(flight)
-        if not row.lands:
-            self._pass_on(flight)
+        running = RunningSum(number, row.stage in self._armed, self._performer.start(number))
+        self._running.append(running)
+        if not row.moves_result:
+            self._release_followers(running)
 
     def _packed_of_other_units(self, row: Sum) -> list[int]:
-        flying = [flight.number for flight in self._flights]
+        running = [one.number for one in self._running]
         unit = row.spans[0].unit
-        return [n for n in flying if self.sums[n].packed and self.sums[n].spans[0].unit != unit]
+        return [n for n in running if self.sums[n].packed and self.sums[n].spans[0].unit != unit]
 
-    def _land_all(self, numbers: Iterable[int]) -> None:
+    def _complete_all(self, numbers: Iterable[int]) -> None:
         due = set(numbers)
-        for flight in [flight for flight in self._flights if flight.number in due]:
-            self._land(flight)
+        for running in [one for one in self._running if one.number in due]:
+            self._complete(running)
 
-    def _land(self, flight: Flight) -> None:
-        flight.land()
-        self._flights.remove(flight)
-        if self.sums[flight.number].lands:
-            self._pass_on(flight)
+    def _complete(self, running: RunningSum) -> None:
+        running.complete()
+        self._running.remove(running)
+        if self.sums[running.number].moves_result:
+            self._release_followers(running)
 
-    def _pass_on(self, flight: Flight) -> None:
+    def _release_followers(self, running: RunningSum) -> None:
         """Counts a sum for those that await it."""
-        for number in self._behind[flight.number]:
+        for number in self._followers[running.number]:
             row = self.sums[number]
-            if row.each or (flight.last and row.stage is not None):
+            if row.every_micro or (running.last and row.stage is not None):
                 self._count(number)
 
     def _rewind(self, stage: int | None) -> None:

@@ -59,7 +59,7 @@ class Sum:
     op      the operation; reduce-scatter and all-gather cut each span into the ranks' shares
     spans   the gradients
     packed  whether the spans are copied into one message; otherwise each is a message
-    each    whether it runs after every micro-batch, not only after the last of a step
+    every_micro  whether it runs after every micro-batch, not only after the last of a step
     names   the weights whose gradients it awaits
     after   numbers of the sums whose results it awaits
     """
@@ -70,7 +70,7 @@ class Sum:
     op: Operation
     spans: tuple[Span, ...]
     packed: bool = False
-    each: bool = False
+    every_micro: bool = False
     names: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
 
@@ -79,10 +79,10 @@ class Sum:
         """Whether the gradients are whole only until they are summed, in the window
         (`plan/window.py`): of each unit, a rank keeps its share of the sum.
         """
-        return self.each and not self.packed
+        return self.every_micro and not self.packed
 
     @property
-    def lands(self) -> bool:
+    def moves_result(self) -> bool:
         """Whether the result has to be put in its place: copied, or added to a share."""
         return self.packed or self.in_window
 
@@ -97,7 +97,7 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
     """The sums of gradients in which `rank` takes part. Of the sums of one stage and the same
     ranks, each starts after those that are listed before it.
     """
-    listed = _List(plan, rank)
+    listed = _SumList(plan, rank)
     for stage, buffers in completed(plan, rank).items():
         for buffer in buffers:
             listed.over_tp(stage, buffer)
@@ -122,11 +122,11 @@ def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
     """The buffers of each stage of `rank`, in the order in which the backward pass completes them.
     A buffer that several stages use is listed under the one that computes its gradients last.
     """
-    place = axis(plan.layout, "pp").index_of(rank)
-    mine = stage_parts(plan, place)
+    pp_index = axis(plan.layout, "pp").index_of(rank)
+    mine = stage_parts(plan, pp_index)
     last = dict.fromkeys(mine, 0)
     if len(mine) > 1:
-        for number, action in enumerate(schedule_of(plan).programs[place]):
+        for number, action in enumerate(schedule_of(plan).programs[pp_index]):
             if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
                 last[action.stage] = number
     found: dict[int, list[Buffer]] = {stage: [] for stage in mine}
@@ -184,7 +184,7 @@ def _on_several(plan: Plan, unit: str) -> bool:
     return len(plan.ranks_of_unit[unit]) > 1
 
 
-class _List:
+class _SumList:
     """The list of a rank while it is made."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
@@ -199,20 +199,20 @@ class _List:
         """
         terms: dict[tuple[int, ...], list[Segment]] = {}
         for segment in buffer.segments:
-            parts = summed_over_tp(self.plan.weight(segment.name), self.plan, self.rank)
-            if len(parts) > 1:
-                terms.setdefault(parts, []).append(segment)
+            tp_ranks = summed_over_tp(self.plan.weight(segment.name), self.plan, self.rank)
+            if len(tp_ranks) > 1:
+                terms.setdefault(tp_ranks, []).append(segment)
         along = axis(self.plan.layout, "tp").group(self.rank)
-        for parts, segments in sorted(terms.items()):
+        for tp_ranks, segments in sorted(terms.items()):
             self._append(
                 Sum(
                     stage,
                     axis="tp",
-                    ranks=tuple(along[part] for part in parts),
+                    ranks=tuple(along[tp_rank] for tp_rank in tp_ranks),
                     op="all_reduce",
                     spans=tuple(Span(buffer.unit, s.start, s.stop) for s in segments),
                     packed=True,
-                    each=keeps_shares(self.plan, buffer.unit),
+                    every_micro=keeps_shares(self.plan, buffer.unit),
                     names=tuple(segment.name for segment in segments),
                 )
             )
@@ -232,7 +232,7 @@ class _List:
                     ranks=inside.group(self.rank),
                     op="all_reduce" if whole else "reduce_scatter",
                     spans=tuple(Span(buffer.unit, 0, buffer.length) for buffer in bucket),
-                    each=keeps_shares(self.plan, first),
+                    every_micro=keeps_shares(self.plan, first),
                     names=self._names(bucket),
                 )
             )
@@ -249,7 +249,7 @@ class _List:
         updates everything, the replicas then gather the result.
         """
         along = axis(self.plan.layout, "pp").group(self.rank)
-        ranks = tuple(along[place] for place in self.plan.ranks_of_unit[buffer.unit])
+        ranks = tuple(along[index] for index in self.plan.ranks_of_unit[buffer.unit])
         names = self._names([buffer])
         self._append(Sum(None, "pp", ranks, "all_reduce", (self._own(buffer),), names=names))
         inside, _ = shard_axes(self.plan.layout, buffer.unit)

@@ -19,7 +19,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts, steady_schedule
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_buffers
-from howdah.plan.sum_order import Land, SumOrder
+from howdah.plan.sum_order import Complete, SumOrder
 from howdah.plan.sums import Sum, sums_of, used_by_several
 
 
@@ -46,7 +46,7 @@ class _Slots:
         self.most = max(self.most, self.now)
         return True
 
-    def start(self, number: int) -> Land:
+    def start(self, number: int) -> Complete:
         self.now -= self.sums[number].in_window
         return lambda: None
 
@@ -57,10 +57,10 @@ def _most_open(plan: Plan, rank: int, sums: Sequence[Sum]) -> int:
     order = SumOrder(sums, slots)
     bucket = {span.unit: n for n, row in enumerate(sums) if row.in_window for span in row.spans}
     names = {buffer.unit: buffer.names for buffer in local_buffers(plan, rank)}
-    place, shared = axis(plan.layout, "pp").index_of(rank), used_by_several(plan, rank)
-    parts = stage_parts(plan, place)
+    pp_index, shared = axis(plan.layout, "pp").index_of(rank), used_by_several(plan, rank)
+    parts = stage_parts(plan, pp_index)
     units = {stage: list(forward_units(plan, some)) for stage, some in parts.items()}
-    program = steady_schedule(plan).programs[place]
+    program = steady_schedule(plan).programs[pp_index]
     last = {action.stage: action for action in program if action.kind is not Kind.FORWARD}
     awaited: Counter[str] = Counter()  # uses of units whose gradients have not come
 

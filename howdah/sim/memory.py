@@ -163,7 +163,7 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
         recompute = plan.recompute.get(part, "none")
         return bytes_of(saved(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes)
 
-    def anew(part: Part) -> int:
+    def recomputed(part: Part) -> int:
         recompute = plan.recompute.get(part, "none")
         return bytes_of(
             made_again(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes
@@ -178,7 +178,9 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
 
     elsewhere = layout.activations != "device"
     again = max(
-        anew(part) + elsewhere * kept(part) for stage in mine for part in plan.stages.parts[stage]
+        recomputed(part) + elsewhere * kept(part)
+        for stage in mine
+        for part in plan.stages.parts[stage]
     )
     return [
         Held("activations", layout.activations, PASSES, _in_flight(plan, rank, per_stage)),
@@ -193,5 +195,5 @@ def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:
     """
     if plan.layout.schedule is None:
         return sum(per_stage)
-    place = axis(plan.layout, "pp").index_of(rank)
-    return peak_held(steady_schedule(plan), place, sizes=per_stage)
+    pp_index = axis(plan.layout, "pp").index_of(rank)
+    return peak_held(steady_schedule(plan), pp_index, sizes=per_stage)

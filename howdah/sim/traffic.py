@@ -107,7 +107,7 @@ def scalars(plan: Plan) -> int:
 
 def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
     for row in sums_of(plan, rank):
-        times = plan.master_bytes * (plan.micros if row.each else 1)
+        times = plan.master_bytes * (plan.micros if row.every_micro else 1)
         for elements in row.messages:
             sizes = shares(elements, len(row.ranks)) * times
             if row.op != "all_gather":

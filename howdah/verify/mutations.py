@@ -228,12 +228,14 @@ def skip_an_input_s_sum(context: StepContext) -> StepContext:
     columns = (m for m in context.placed.model.modules() if isinstance(m, Column))
     for column in columns:
         region = column.together.region
-        column.together.region = _Deaf(**{f.name: getattr(region, f.name) for f in fields(region)})
+        column.together.region = _WithoutSum(
+            **{f.name: getattr(region, f.name) for f in fields(region)}
+        )
         break
     return context
 
 
-class _Deaf(TpRegion):
+class _WithoutSum(TpRegion):
     """A region that leaves out the terms of the other tp ranks."""
 
     def reduce_out(self, x: Tensor, *, now: bool = False) -> Pending:

@@ -9,7 +9,7 @@ import torch
 
 from howdah.comm.signature import (
     CALL,
-    PLACE,
+    SITE,
     RECORD,
     agree,
     both_ways,
@@ -22,7 +22,7 @@ from howdah.comm.signature import (
     spell,
 )
 
-PLACES = "/home/one/train.py:31", "/home/two/other.py:9"
+SITES = "/home/one/train.py:31", "/home/two/other.py:9"
 
 
 def gathers(*counts):
@@ -42,15 +42,15 @@ def test_a_call_is_spelled_with_all_that_must_agree():
 
 
 @pytest.mark.parametrize("call", ["", "#1 barrier", MANY, "#1 é" + "x" * CALL])
-@pytest.mark.parametrize("place", ["", PLACES[0], "/" + "é" * PLACE + "/a.py:1"])
-def test_every_record_has_one_size(call, place):
-    assert len(pack(call, place)) == RECORD
+@pytest.mark.parametrize("site", ["", SITES[0], "/" + "é" * SITE + "/a.py:1"])
+def test_every_record_has_one_size(call, site):
+    assert len(pack(call, site)) == RECORD
 
 
 def test_what_is_cut_of_a_call_is_its_end_and_of_a_place_its_beginning():
-    text = pack(MANY, "/far" * PLACE + "/away.py:31")[4:].decode()
+    text = pack(MANY, "/far" * SITE + "/away.py:31")[4:].decode()
     assert len(MANY) > CALL and text[:CALL] == MANY[:CALL]
-    assert len(text[CALL:]) == PLACE and text.endswith("/far/away.py:31")
+    assert len(text[CALL:]) == SITE and text.endswith("/far/away.py:31")
 
 
 @pytest.mark.parametrize(
@@ -69,26 +69,26 @@ def test_what_is_cut_of_a_call_is_its_end_and_of_a_place_its_beginning():
 def test_which_calls_agree_and_which_only_look_alike(mine, theirs, equal, alike):
     """Wherever they are made. The checksum is that of the whole call."""
     for one, other in ((mine, theirs), (theirs, mine)):
-        records = pack(one, PLACES[0]), pack(other, PLACES[1])
+        records = pack(one, SITES[0]), pack(other, SITES[1])
         assert (agree(*records), look_alike(*records)) == (equal, alike)
 
 
 def test_calls_that_look_alike_are_told_apart_by_the_counts_that_are_cut():
     """32 ranks, of which one has other counts for the last two."""
-    records = pack(MANY, PLACES[0]), pack(ONE_MORE, PLACES[1])
+    records = pack(MANY, SITES[0]), pack(ONE_MORE, SITES[1])
     told = str(disagreement(5, records[0], 7, records[1], (MANY, ONE_MORE)))
     shown = MANY[:CALL].strip()
     assert told == (
-        f"rank 5 called {shown} at {PLACES[0]}, but rank 7 {shown} at {PLACES[1]}; "
+        f"rank 5 called {shown} at {SITES[0]}, but rank 7 {shown} at {SITES[1]}; "
         "the counts differ first for rank 30: 100 and 101"
     )
 
 
 def test_calls_that_show_their_difference_are_told_as_they_are():
     mine, theirs = gathers(1, 2), number(17, "barrier")
-    records = pack(mine, PLACES[0]), pack(theirs, PLACES[1])
+    records = pack(mine, SITES[0]), pack(theirs, SITES[1])
     assert str(disagreement(0, records[0], 1, records[1], (mine, theirs))) == (
-        f"rank 0 called {mine} at {PLACES[0]}, but rank 1 {theirs} at {PLACES[1]}"
+        f"rank 0 called {mine} at {SITES[0]}, but rank 1 {theirs} at {SITES[1]}"
     )
 
 

@@ -61,14 +61,14 @@ def test_fill_normal_is_the_same_in_parts_and_over_the_chunk(monkeypatch):
     assert torch.equal(whole, 0.5 + 0.02 * normal(9, torch.arange(300)))
     parts = [torch.empty(stop - start) for start, stop in ((0, 70), (70, 71), (71, 300))]
     for part, start in zip(parts, (0, 70, 71), strict=True):
-        fill_normal(part, key=9, places=partial(after, start), mean=0.5, spread=0.02)
+        fill_normal(part, key=9, index_of=partial(after, start), mean=0.5, spread=0.02)
     assert torch.equal(torch.cat(parts), whole)
 
 
 def test_fill_normal_casts_at_the_end_and_knows_constants():
     half, wide = torch.empty(50, dtype=torch.bfloat16), torch.empty(50)
     for out in (half, wide):
-        fill_normal(out, key=3, places=lambda index: index + 8, mean=0.0, spread=0.02)
+        fill_normal(out, key=3, index_of=lambda index: index + 8, mean=0.0, spread=0.02)
     assert torch.equal(half, wide.bfloat16())
     fill_normal(wide, key=3, mean=1.0, spread=0.0)
     assert (wide == 1).all()

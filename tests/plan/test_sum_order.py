@@ -1,4 +1,4 @@
-"""When sums start and land, on lists by hand and on those of random plans."""
+"""When sums start and complete, on lists by hand and on those of random plans."""
 
 from collections import Counter
 
@@ -28,12 +28,12 @@ class Noted:
     def start(self, number):
         self.did.append(f"start {number}")
 
-        def land():
-            self.did.append(f"land {number}")
+        def complete():
+            self.did.append(f"end {number}")
             if self.sums and self.sums[number].in_window:
                 self.slots += 1
 
-        return land
+        return complete
 
     def since(self):
         did, self.did = self.did, []
@@ -76,7 +76,7 @@ def test_sums_start_in_one_order_whatever_is_ready_first():
     ready(order, "k")
     assert noted.since() == ["start 1", "start 2"]
     order.finish(0)
-    assert noted.since() == ["land 0", "land 1", "land 2"]
+    assert noted.since() == ["end 0", "end 1", "end 2"]
 
 
 def test_finish_starts_what_backward_never_reached():
@@ -84,7 +84,7 @@ def test_finish_starts_what_backward_never_reached():
     order.arm(0)
     ready(order, "norm", "head", "u")
     order.finish(0)
-    assert noted.since() == ["start 0", "start 1", "start 2", "land 0", "land 1", "land 2"]
+    assert noted.since() == ["start 0", "start 1", "start 2", "end 0", "end 1", "end 2"]
 
 
 def test_micro_batches_but_the_last_sum_nothing():
@@ -97,7 +97,7 @@ def test_micro_batches_but_the_last_sum_nothing():
         ready(order, "norm", "head", "q", "k", "u")
         order.finish(0)
         assert Counter(noted.since()) == Counter(
-            f"{verb} {n}" for verb in ("start", "land") for n in range(3)
+            f"{verb} {n}" for verb in ("start", "end") for n in range(3)
         )
 
 
@@ -106,7 +106,7 @@ def test_stages_do_not_wait_for_each_other():
     order.arm(3)
     ready(order, "x", "y")
     order.finish(3)
-    assert noted.since() == ["start 1", "land 1"]
+    assert noted.since() == ["start 1", "end 1"]
 
 
 def test_terms_of_tp_land_when_those_of_the_next_unit_start():
@@ -123,11 +123,11 @@ def test_terms_of_tp_land_when_those_of_the_next_unit_start():
     ready(order, "norm", "head")
     assert noted.since() == ["start 0"]
     ready(order, "q1", "n1")
-    assert noted.since() == ["land 0", "start 3", "start 1"]
+    assert noted.since() == ["end 0", "start 3", "start 1"]
     ready(order, "q0")
     order.finish(0)
     assert noted.since() == [
-        *("land 1", "start 4", "start 2", "land 2", "start 5", "land 3", "land 4", "land 5"),
+        *("end 1", "start 4", "start 2", "end 2", "start 5", "end 3", "end 4", "end 5"),
     ]
 
 
@@ -142,12 +142,12 @@ def test_a_sum_across_copies_is_chained_on_the_one_within():
     ready(order, "x")
     assert noted.since() == ["start 0", "start 2"]
     order.finish(0)
-    assert noted.since() == ["start 1", "start 3", "land 0", "land 1", "land 2", "land 3"]
+    assert noted.since() == ["start 1", "start 3", "end 0", "end 1", "end 2", "end 3"]
 
 
 SHARES = [
-    one("a", "x", op="reduce_scatter", each=True),
-    one("b", "y", op="reduce_scatter", each=True),
+    one("a", "x", op="reduce_scatter", every_micro=True),
+    one("b", "y", op="reduce_scatter", every_micro=True),
     one("a", after=(0,), ranks=(0, 2)),
     one("b", after=(1,), ranks=(0, 2)),
 ]
@@ -162,7 +162,7 @@ def test_shares_land_when_their_slot_is_needed():
     order.finish(0)
     assert noted.since() == ["open 0", "start 0", "open 1", "start 1"]
     order.open(0)
-    assert noted.since() == ["land 0", "open 0"]
+    assert noted.since() == ["end 0", "open 0"]
 
 
 def test_shares_are_summed_across_copies_after_the_last_micro_batch_alone():
@@ -179,7 +179,9 @@ def test_shares_are_summed_across_copies_after_the_last_micro_batch_alone():
         *("start 0", "start 1", "start 0", "start 1"),
         *("start 2", "start 3"),
     ]
-    assert did.index("start 2") > len(did) - 1 - did[::-1].index("land 0")  # not before all landed
+    assert did.index("start 2") > len(did) - 1 - did[::-1].index(
+        "end 0"
+    )  # not before all have ended
 
 
 def test_a_slot_is_added_where_none_will_ever_be_free():
@@ -198,11 +200,11 @@ def test_the_sums_of_tied_stages_start_on_their_own_word():
         order.arm(0)
         ready(order, "x")
         order.finish(0)
-        assert noted.since() == ["start 0", "land 0"]
+        assert noted.since() == ["start 0", "end 0"]
         order.begin_tied()
         assert noted.since() == ["start 1", "start 2"]
         order.finish_tied()
-        assert noted.since() == ["land 1", "land 2"]
+        assert noted.since() == ["end 1", "end 2"]
 
 
 @settings(max_examples=60)
@@ -229,12 +231,12 @@ def test_of_any_plan_every_sum_starts_as_often_as_it_should(plan, data):
     order.begin_tied()
     order.finish_tied()
     started = [int(what.split()[1]) for what in noted.did if what.startswith("start")]
-    landed = [int(what.split()[1]) for what in noted.did if what.startswith("land")]
-    wanted = Counter({n: micros if s.each else 1 for n, s in enumerate(sums)})
-    assert Counter(started) == Counter(landed) == wanted
+    ended = [int(what.split()[1]) for what in noted.did if what.startswith("end")]
+    wanted = Counter({n: micros if s.every_micro else 1 for n, s in enumerate(sums)})
+    assert Counter(started) == Counter(ended) == wanted
     for number, s in enumerate(sums):  # never before the last run of what it awaits has started
         for before in s.after:
-            if not s.each:
+            if not s.every_micro:
                 last = len(started) - 1 - started[::-1].index(before)
                 assert last < started.index(number)
     lanes = {}

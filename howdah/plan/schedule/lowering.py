@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from howdah.base.errors import UserError
 from howdah.plan.schedule.actions import Action, Kind, Schedule, rank_of_stage
-from howdah.plan.schedule.messages import Message, message_order, places
+from howdah.plan.schedule.messages import Message, message_order, message_times
 
 
 class Verb(StrEnum):
@@ -135,7 +135,7 @@ def _start(started: Instruction, here: list[Instruction], waits: list[Instructio
 def _messages(
     rank: int, program: Sequence[Action], queue: Sequence[Message], slots: list[Slot]
 ) -> None:
-    for message, start, wait in places(rank, program, queue):
+    for message, start, wait in message_times(rank, program, queue):
         if message.source == rank:
             send = Instruction(Verb.SEND, message.action, message.target)
             _start(send, slots[start].follows, slots[wait].waits)

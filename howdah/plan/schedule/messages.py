@@ -44,7 +44,7 @@ class Message(NamedTuple):
     used: int
 
 
-class Place(NamedTuple):
+class MessageTimes(NamedTuple):
     """Where a rank starts a message and waits for it, as indices into the rank's program.
 
     A send starts after action `start`, a receive before it. The wait is before action `wait`.
@@ -80,7 +80,9 @@ def message_order(schedule: Schedule) -> dict[tuple[int, int], list[Message]]:
     return dict(queues)
 
 
-def places(rank: int, program: Sequence[Action], queue: Sequence[Message]) -> Iterator[Place]:
+def message_times(
+    rank: int, program: Sequence[Action], queue: Sequence[Message]
+) -> Iterator[MessageTimes]:
     """Where `rank` starts each message of a pair and where it waits for it.
 
     program  the actions of `rank`
@@ -92,12 +94,12 @@ def places(rank: int, program: Sequence[Action], queue: Sequence[Message]) -> It
     turn = 0  # earliest start of a receive: after all sends before it in the queue
     for message, start in zip(queue, latest, strict=True):
         if message.target == rank:
-            yield Place(message, max(start, turn), message.used)
+            yield MessageTimes(message, max(start, turn), message.used)
         else:
             turn = message.made + 1
             reply = bisect_left(replies, message.used, key=lambda m: m.made)
             wait = replies[reply].used if reply < len(replies) else len(program)
-            yield Place(message, message.made, wait)
+            yield MessageTimes(message, message.made, wait)
 
 
 def _before(program: Sequence[Action], number: int) -> int:

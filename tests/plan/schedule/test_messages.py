@@ -6,7 +6,7 @@ from small_schedules import any_schedule, shipped
 
 from howdah.plan.schedule.actions import makes, needs
 from howdah.plan.schedule.clock import clock, units
-from howdah.plan.schedule.messages import message_order, places
+from howdah.plan.schedule.messages import message_order, message_times
 from howdah.plan.schedule.registry import SCHEDULES, build
 
 
@@ -59,7 +59,7 @@ def can_be_posted(schedule):
         for rank in (low, high):
             program = schedule.programs[rank]
             posted = [(-1, 0)]
-            for place in places(rank, program, queue):
+            for place in message_times(rank, program, queue):
                 sends = place.message.source == rank
                 assert place.start == place.message.made if sends else True
                 assert place.start < place.wait if sends else place.start <= place.wait
@@ -83,7 +83,7 @@ def test_any_schedule(schedule):
 
 def test_a_receive_is_started_one_action_before_its_use():
     schedule = build("gpipe", ranks=2, micros=3)
-    receives = list(places(1, schedule.programs[1], message_order(schedule)[0, 1]))[:3]
+    receives = list(message_times(1, schedule.programs[1], message_order(schedule)[0, 1]))[:3]
     assert [(p.start, p.wait) for p in receives] == [(0, 0), (0, 1), (1, 2)]
 
 
@@ -92,7 +92,7 @@ def test_updates_do_not_count_as_the_action_before():
     schedule = build("pipedream", ranks=2, micros=3)
     names = [str(action) for action in schedule.programs[0]]
     assert names[-4:] == ["0B1", "0U1", "0B2", "0U2"]
-    found = places(0, schedule.programs[0], message_order(schedule)[0, 1])
+    found = message_times(0, schedule.programs[0], message_order(schedule)[0, 1])
     (last,) = (place for place in found if str(place.message.action) == "1B2")
     assert (last.start, last.wait) == (names.index("0B1"), names.index("0B2"))
 
@@ -101,7 +101,9 @@ def test_a_send_is_waited_for_when_an_answer_is_there():
     """0F0 and 0F1 have been used when 1B0 comes back, for gpipe's 1B0 follows 1F1."""
     schedule = build("gpipe", ranks=2, micros=2)
     program = schedule.programs[0]
-    sends = [p for p in places(0, program, message_order(schedule)[0, 1]) if p.message.source == 0]
+    sends = [
+        p for p in message_times(0, program, message_order(schedule)[0, 1]) if p.message.source == 0
+    ]
     assert [str(program[p.wait]) for p in sends] == ["0B0", "0B0"]
-    back = places(1, schedule.programs[1], message_order(schedule)[0, 1])
+    back = message_times(1, schedule.programs[1], message_order(schedule)[0, 1])
     assert [p.wait for p in back if p.message.source == 1] == [4, 4]  # nothing answers: the end
