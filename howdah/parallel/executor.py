@@ -109,7 +109,6 @@ class Executor:
         self.store, self.gatherer, self.sums = store, gatherer, sums
         self.links = StageLinks(mesh, directions_of(schedule_of(plan)))
         self.parts = stage_parts(plan, mesh.index_of("pp"))
-        self.peak = 0
         self._units = {part: units_at(plan, part) for some in self.parts.values() for part in some}
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
 
@@ -183,7 +182,6 @@ class StepRun:
         for instruction in program:
             if instruction.verb is Verb.COMPUTE and instruction.action.kind in GRADIENTS:
                 self.last[instruction.action.stage] = instruction.action
-        self.executor.peak = 0
         for instruction in program:
             VERBS[instruction.verb](self, instruction)
         left = [*self.values, *self.held, *self.late, *self.moving]
@@ -197,7 +195,6 @@ class StepRun:
             self.executor.sums.order.arm(action.stage)
         with self.recorder.span(instruction):
             KINDS[action.kind](self, action)
-        self.executor.peak = max(self.executor.peak, len(self.held) + len(self.late))
 
     def forward(self, action: Action) -> None:
         inputs, outputs = self.outputs(action)

@@ -55,7 +55,7 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
     """
     return lower(
         schedule_of(plan, micros),
-        reduce_each=plan.layout.accumulate == "shard",
+        reduce_each=plan.layout.accumulate == "shard" and plan.layout.sharers > 1,
         tied=tied_stages(plan),
     )
 

@@ -64,21 +64,6 @@ class Timeline:
         """The papers' bubble: idle / busy, such as (p - 1)/m for GPipe and 1F1B."""
         return len(self.spans) * self.makespan / sum(self.busy) - 1 if sum(self.busy) else 0.0
 
-    @cached_property
-    def links(self) -> dict[tuple[int, int], float]:
-        """For each pair (sender, receiver) of ranks, the seconds in which messages travel."""
-        seconds: dict[tuple[int, int], float] = defaultdict(float)
-        for rank, spans in enumerate(self.spans):
-            for instruction, start, end in spans:
-                if instruction.verb is Verb.SEND and instruction.peer is not None:
-                    seconds[rank, instruction.peer] += end - start
-        return dict(seconds)
-
-    @property
-    def peak_link(self) -> float:
-        """The fraction of the step in which the busiest of `links` carries a message."""
-        return max(self.links.values(), default=0.0) / (self.makespan or 1.0)
-
 
 def at_once(_: Instruction) -> float:
     """A `transfer` for `simulate`: communication takes no time."""

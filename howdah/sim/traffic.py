@@ -33,9 +33,15 @@ from howdah.plan.layout import has_whole_norm
 from howdah.plan.plan import Plan
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.plan.sharding import local_buffers, shard_axes
-from howdah.plan.sums import sums_of
+from howdah.plan.sums import Operation, sums_of
 
 SCALAR_BYTES = 8
+# The operations of the wire that an operation of the list of sums is made of.
+HALVES: dict[Operation, tuple[str, ...]] = {
+    "all_reduce": ("reduce_scatter", "all_gather"),
+    "reduce_scatter": ("reduce_scatter",),
+    "all_gather": ("all_gather",),
+}
 
 
 @dataclass
@@ -110,11 +116,9 @@ def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
         times = plan.master_bytes * (plan.micros if row.every_micro else 1)
         for elements in row.messages:
             sizes = shares(elements, len(row.ranks)) * times
-            if row.op != "all_gather":
-                sender.send(row.axis, "reduce_scatter", row.ranks, sizes)
-            if row.op != "reduce_scatter":
+            for half in HALVES[row.op]:
                 own = int(sizes[row.ranks.index(rank)])
-                sender.send(row.axis, "all_gather", row.ranks, own)
+                sender.send(row.axis, half, row.ranks, own if half == "all_gather" else sizes)
 
 
 def _weights(plan: Plan, rank: int, sender: Sender) -> None:

@@ -147,10 +147,11 @@ def skip_the_sum_across(context: StepContext) -> StepContext:
 
 
 def _skip(context: StepContext, chosen: Callable[[Sum], bool]) -> StepContext:
-    """The chosen sums of the list are not performed: each rank keeps its own term."""
+    """The chosen sums of the list are not performed: each rank keeps its own term. Stages without
+    such a sum skip nothing; where none has one, the control goes unnoticed, which is told.
+    """
     sums = context.placed.sums
     sums.skipped |= {number for number, row in enumerate(sums.sums) if chosen(row)}
-    assert sums.skipped or context.mesh.layout.pp > 1, "there is such a sum"
     return context
 
 
