@@ -51,11 +51,11 @@ def test_going_on_is_equal_bit_for_bit(workers, make_job, layout, precision):
 @pytest.mark.parametrize(
     ("optimizer", "states"),
     [
-        (["name=adam"], {"exp_avg", "exp_avg_sq"}),
-        (["name=sgd"], {"momentum_buffer"}),
-        (["name=sgd", "momentum=0"], set()),
-        (["name=rmsprop"], {"square_avg", "momentum_buffer"}),
-        (["name=rmsprop", "momentum=0"], {"square_avg"}),
+        (["name=adam"], ["exp_avg", "exp_avg_sq"]),
+        (["name=sgd"], ["momentum_buffer"]),
+        (["name=sgd", "momentum=0"], []),
+        (["name=rmsprop"], ["square_avg", "momentum_buffer"]),
+        (["name=rmsprop", "momentum=0"], ["square_avg"]),
     ],
     ids=" ".join,
 )
@@ -236,7 +236,11 @@ def test_other_text_under_the_same_tokenizer_is_refused(make_job, trained, text,
     same = make_job("a", tokenizer)
     prepare_start(same, prepare_tokens(same, print), print)
     job = make_job("a", tokenizer, f"data.sources=['{tmp_path / 'other'}']")
-    with pytest.raises(UserError, match=r"was trained with samples of each source \[\d+\], this"):
+    sentence = (
+        r"was trained with samples of each source \[\d+\], this run has .*; restore them, or go on "
+        rf"with this text in another run: howdah export {tmp_path}/a --to DIR, then init_from=DIR f"
+    )
+    with pytest.raises(UserError, match=sentence):
         prepare_start(job, prepare_tokens(job, print), print)
 
 
