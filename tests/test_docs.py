@@ -9,6 +9,7 @@
     <!-- slow --> before such a block: its commands are read and resolved, but not run
     <!-- file: NAME --> before a block: it is written to the folder
     ```python     blocks with >>> run, and must print what they show
+    $ python examples/...   runs in this process, on the session's workers (run_examples.py)
     links         lead to files and headings that exist
 
 A clock, a load and a rounding decide the sign of a number, its digits, and how wide its column is.
@@ -39,6 +40,7 @@ from shutil import copytree
 
 import pytest
 import typer.main
+from run_examples import run_example
 from typer.exceptions import TyperException
 
 from howdah.base.errors import UserError
@@ -169,24 +171,34 @@ def howdah(words, *, refused):
     return code, said.getvalue()
 
 
-def play(path, folder):
+def example(words, workers):
+    """Runs a script of examples/; its exit code and what it printed."""
+    said = StringIO()
+    with redirect_stdout(said):
+        run_example(*words, workers=workers)
+    return 0, said.getvalue()
+
+
+def play(path, folder, workers):
     """Runs the quick commands of a page."""
     for block in blocks(path.read_text("utf-8")):
         if block.mark.startswith("file: "):
             (folder / block.mark.removeprefix("file: ")).write_text(block.body, "utf-8")
     for line, shown in console(path, slow=False):
         program, *words = shlex.split(line)
-        assert program == "howdah", f"{line}: only howdah runs here; mark the block as slow"
+        is_ours = program == "howdah"
+        runs = is_ours or words[0].startswith("examples/")
+        assert runs, f"{line}: only howdah and examples run here; mark the block as slow"
         refused = any(text.startswith("howdah: ") for text, _ in shown)
         with chdir(folder):
-            code, printed = howdah(words, refused=refused)
+            code, printed = howdah(words, refused=refused) if is_ours else example(words, workers)
         assert code == (2 if refused else 0), f"{line} ended with {code}:\n{printed}"
         lost = missing(shown, printed.splitlines())
         assert lost is None, f"{line}: this is shown but not printed: {lost}\n{printed}"
 
 
 @pytest.fixture(scope="module")
-def toured(tmp_path_factory, text):
+def toured(tmp_path_factory, text, workers):
     """The folder in which the tour was taken; its commands are tested on the way."""
     folder = tmp_path_factory.mktemp("docs")
     copytree(text, folder / "text")
@@ -194,7 +206,7 @@ def toured(tmp_path_factory, text):
         patch.setenv("HOWDAH_CACHE", str(folder / "cache"))
         for launched in ("RANK", "WORLD_SIZE", "FORCE_COLOR"):
             patch.delenv(launched, raising=False)
-        play(TOUR, folder)
+        play(TOUR, folder, workers)
         yield folder
 
 
@@ -205,8 +217,8 @@ def test_the_tour_can_be_taken(toured):
 @pytest.mark.parametrize(
     "path", [p for p in PAGES if p != TOUR and list(console(p, slow=False))], ids=page_name
 )
-def test_quick_commands_print_what_is_shown(path, toured):
-    play(path, toured)
+def test_quick_commands_print_what_is_shown(path, toured, workers):
+    play(path, toured, workers)
 
 
 # -- slow commands ---------------------------------------------------------------
@@ -219,13 +231,17 @@ def check_command(line):
     if words[0] == "torchrun":
         sizes = {word: int(n) for word, n in pairwise(words) if n.isdigit()}
         world = sizes.get("--nnodes", 1) * sizes["--nproc-per-node"]
+        if words[-1].startswith("examples/"):
+            assert (ROOT / words[-1]).is_file(), words[-1]
+            return
         words = words[words.index("howdah") :]
     command = typer.main.get_command(app).commands[words[1]]
     given = command.make_context(words[1], words[2:]).params
     if "recipe" in given:
         recipe = Path(given["recipe"])
-        if recipe.parts[0] == "runs":  # the folder of a recipe's run
+        if recipe.parts[0] == "runs":  # the folder of a recipe's run, or of the laptop recipe's
             recipe = Path("recipes", f"{recipe.name}.toml")
+            recipe = recipe if (ROOT / recipe).is_file() else Path("recipes", "laptop.toml")
         machine = Machine(world=world, local_world=world, cores=2, cuda=0, cache=Path())
         with chdir(ROOT):
             resolve_run(load_run(recipe, given["overrides"] or []), machine)
@@ -324,14 +340,6 @@ def test_files_that_are_named_exist(path):
     for name in FILE_NAME.findall(path.read_text("utf-8")):
         if name.endswith(".py"):
             assert (ROOT / name).is_file() or (ROOT / "howdah" / name).is_file(), name
-
-
-# -- recipes -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=page_name)
-def test_every_recipe_loads_and_resolves(path):
-    check_command(f"howdah train {page_name(path)}")
 
 
 # -- the reader of this file ---------------------------------------------------------

@@ -4,8 +4,12 @@ docs/training.md    every key of a recipe, with its default
 docs/presets.md     every preset, with its sizes
 docs/layouts.md     every word of a layout, and whether it runs
 docs/planning.md    every key of `howdah plan --json`
+docs/library.md     every name that `import howdah` gives
+docs/comm.md        every operation of a group, and of the engine
+docs/glossary.md    the words that a reader once had to guess
 """
 
+import inspect
 import re
 import tomllib
 from dataclasses import is_dataclass
@@ -14,7 +18,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+import howdah
 from howdah.base.errors import UserError
+from howdah.comm.engine import Engine
+from howdah.comm.group import Group
 from howdah.config.drafts import Draft, draft
 from howdah.config.recipe import Run, parse_run
 from howdah.draw.tables import prediction_data
@@ -74,9 +81,9 @@ def smallest(name):
     """The least that a recipe says in which the key `name` has a place, and that place."""
     recipe = {"name": "a", "model": dict(SMALL)}
     *path, _ = name.split(".")
-    if path == ["data", "sources"]:
-        recipe["data"] = {"sources": [{}]}
-        return recipe, recipe["data"]["sources"][0]
+    if path in (["data", "sources"], ["data", "validation"]):
+        recipe["data"] = {path[1]: [{}]}
+        return recipe, recipe["data"][path[1]][0]
     if path[1:]:
         recipe["model"] |= {part: dict(OPTIONAL[part]) for part in path[1:] if part in OPTIONAL}
     inner = recipe
@@ -153,3 +160,54 @@ def test_every_key_of_a_plan_as_json_is_documented():
     rows = table("planning.md", "For programs")
     assert list(rows) == list(data)
     assert {inner for inner in data["run"] if f"`{inner}`" not in rows["run"][0]} == set()
+
+
+# -- the library ---------------------------------------------------------------------------
+
+
+def test_every_name_of_the_library_has_its_row():
+    assert set(table("library.md", "Names")) == set(howdah.__all__)
+
+
+def operations(page, heading):
+    """The calls in the first cells of a table, by name: `send(x, to)` → {"send": ["x", "to"]}."""
+    text = (DOCS / page).read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    calls = [call for row in rows for call in re.findall(r"`(\w+)\(([^`]*)\)`", row)]
+    return {name: re.findall(r"(\w+)(?:=|,|$)", arguments) for name, arguments in calls}
+
+
+def public(kind):
+    """The methods of a class that others call, with their arguments."""
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    return {name: [*inspect.signature(call).parameters] for name, call in methods if name[0] != "_"}
+
+
+def test_every_operation_of_a_group_is_documented_with_its_arguments():
+    rows = operations("comm.md", "`Group`")
+    assert set(rows) == set(public(Group))
+    for name, arguments in public(Group).items():
+        given = [word for word in arguments if word not in ("self", "async_op", "after")]
+        assert [word for word in rows[name] if word in arguments] == given, name
+
+
+def test_what_the_engine_can_do_besides_is_documented():
+    rows = operations("comm.md", "The engine")
+    assert set(rows) == set(public(Engine)) - set(public(Group))
+    for name, arguments in rows.items():
+        assert set(arguments) <= set(public(Engine)[name]), name
+
+
+# -- words -----------------------------------------------------------------------------------
+
+GUESSED = """masters|part|place|unit|share|home|held|moment (of a step)|moments (of Adam)|window
+kept|computed again|summed|lack|sound|go on|accumulation|`sp`|hybrid shards|`accumulate=whole`
+`release=step`|`inputs=gathered`|boundary|flush|lowering|tie (in a program)|tied|partial"""
+
+
+@pytest.mark.parametrize("word", re.split(r"[|\n]", GUESSED))
+def test_words_that_were_guessed_are_in_the_glossary(word):
+    cells = re.findall(
+        r"^\| ([^|]+) \| [^|]{20,} \|$", (DOCS / "glossary.md").read_text("utf-8"), re.M
+    )
+    assert word in [name for cell in cells for name in cell.split(", ")]

@@ -29,6 +29,7 @@ def test_a_wheel_serves_all_pythons_and_old_systems(wheel):
     assert "-py3-none-manylinux_2_17_" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         assert any("comm/_engine" in name for name in archive.namelist())
+        assert "howdah/config/recipes/laptop.toml" in archive.namelist()
 
 
 def test_without_a_compiler_the_wheel_s_engine_is_used(wheel, tmp_path):
@@ -47,6 +48,8 @@ def test_without_a_compiler_the_wheel_s_engine_is_used(wheel, tmp_path):
     where = [python, "-c", "import howdah; print(howdah.__file__)"]
     kwargs = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
     assert str(place) in subprocess.run(where, check=True, **kwargs).stdout
+    shipped = [python, "-m", "howdah", "check", "laptop", "--force"]
+    assert subprocess.run(shipped, check=True, **kwargs).stdout.startswith("laptop: sound: ")
     words = ["bench", "collectives", "--transport", "engine", "--sizes", "64", "--repeats", "1"]
     done = subprocess.run([python, "-m", "howdah", *words], check=False, **kwargs)
     assert done.returncode == 0, done.stderr

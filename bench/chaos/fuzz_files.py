@@ -207,7 +207,8 @@ def text(random: Random, folder: Path) -> None:
     """Text of every kind, whose documents are read."""
     lines = [json.dumps({"text": "é one\n", "n": n}) for n in range(5)]
     content = mutate_text(random, "\n".join(lines).encode())
-    ending = random.choice([".txt", ".jsonl", ".jsonl.gz", ".parquet", ".json.gz"])
+    endings = (".txt", ".jsonl", ".jsonl.gz", ".parquet", ".json.gz", ".json", ".csv", ".tsv")
+    ending = random.choice(endings)
     if ending.endswith(".gz"):
         content = gzip.compress(content)
         content = content if random.random() < 0.5 else mutate_text(random, content)

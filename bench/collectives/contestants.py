@@ -1,7 +1,7 @@
 """The contestants behind one small interface: five operations on flat tensors, in float32 or bf16.
 
-    engine   howdah's transport, called directly
-    group    howdah's Group on the engine: what a program calls
+    group    howdah's Group on the engine, as `connect()` returns it: what a program calls
+    engine   howdah's transport below it, called directly
     gloo     torch.distributed on its gloo backend: what a program calls
 
 All of them live in the same processes and take the same tensors.
@@ -34,11 +34,11 @@ class Carrier(Protocol):
 
 
 class OverGroup:
-    """howdah's Group, which counts bytes and takes tensors of any shape. Shares are its own."""
+    """howdah's Group, made as `howdah.comm.connect` makes it. Shares are its own."""
 
     def __init__(self, transport: Transport) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self.group = Group(transport, axis="dp", counters=Counters())
+        self.group = Group(transport, axis="world", counters=Counters())
 
     def all_reduce(self, x: Tensor) -> object:
         return self.group.all_reduce(x)
@@ -86,8 +86,8 @@ def connect(engine: Transport, store: dist.Store) -> dict[str, Carrier]:
     rank, size = engine.rank, engine.size
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return {
-        "engine": engine,
         "group": OverGroup(engine),
+        "engine": engine,
         "gloo": OverGloo(rank, size),
     }
 

@@ -3,7 +3,8 @@
     python bench/collectives/run.py            every case, writes results.md and results.json
     python bench/collectives/run.py --tiny     the same in seconds, writes nothing
 
-Let nothing else run on the machine. README.md says what is compared with what.
+Let nothing else run on the machine: its noise is measured first (../quiet.py). README.md says what
+is compared with what.
 """
 
 import argparse
@@ -14,25 +15,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import quiet
 from cases import Case, cases
+from machine import machine
 from measure import measure
 from tables import markdown, refusals, summary, verdicts
 
 from howdah.comm.spawn import Workers
-from howdah.host.facts import allowed_cores
 
 HERE = Path(__file__).resolve().parent
 BUDGET = 300.0  # seconds for all cases; what a case leaves, the later ones may take
-
-
-def machine() -> str:
-    """The machine in a sentence, without its name."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    kind = next((line.split(":")[1].strip() for line in lines if "model name" in line), "a CPU")
-    build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
-    version = ".".join(torch.__version__.split(".")[:2])
-    return f"{allowed_cores()} cores ({kind}), {build} of torch {version}, one thread per process."
 
 
 def measured(wanted: list[Case]) -> list[dict[str, Any]]:
@@ -55,9 +49,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that it works")
     parser.add_argument("--only", default="", help="cases whose name holds this; writes nothing")
+    quiet.add_option(parser)
     words = parser.parse_args()
+    watch = quiet.Watch(writes=not (words.tiny or words.only), loaded=words.loaded)
     summaries = measured([case for case in cases(tiny=words.tiny) if words.only in case.name])
-    text = markdown(machine(), summaries)
+    noise = watch.end()
+    text = markdown(f"{machine()} {quiet.sentence(noise)}", summaries)
     print(text)
     for one in verdicts(summaries):
         told = "met" if one["met"] else "NOT MET"
@@ -67,8 +64,9 @@ def main() -> int:
     if problems:
         print("\n".join(problems), file=sys.stderr)
         return 1
-    if not (words.tiny or words.only):
-        results = {"machine": machine(), "goals": verdicts(summaries), "cases": summaries}
+    if watch.writes:
+        results = {"machine": machine(), "noise": noise}
+        results |= {"goals": verdicts(summaries), "cases": summaries}
         (HERE / "results.md").write_text(text, encoding="utf-8")
         (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -12,6 +12,7 @@ runs once and stands in both tables; so are howdah's two ways to accumulate.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any, Literal
 
 from cases import Case
@@ -69,3 +70,12 @@ def contestants(case: Case) -> list[Contestant]:
 
 def _one(name: str, kind: Kind, at: int, build: Callable[..., Step], **more: Any) -> Contestant:
     return Contestant(name, kind, (at,), partial(build, **more))
+
+
+def installed(*names: str) -> str:
+    """The peers that are no part of torch, in a sentence; `names` beside DeepSpeed."""
+    names = (*names, "deepspeed") if AVAILABLE else names
+    found = " and ".join(f"{name} {version(name)}" for name in names) or "none"
+    return f"Peers beside torch: {found}." + (
+        "" if AVAILABLE else " DeepSpeed is not installed here and did not take part."
+    )

@@ -14,6 +14,7 @@ The first five are the work that is asked for; norm and clip are part of the mat
 count against the loop here. A *stretch* is ten steps and one log line.
 """
 
+import argparse
 import functools
 import sys
 import tempfile
@@ -27,9 +28,11 @@ from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import quiet
 import torch
 from machine import machine
-from run import HERE
 
 import howdah.train.step
 from howdah.comm.transport import SingleRank
@@ -40,6 +43,7 @@ from howdah.text.prefetch import Prefetch
 from howdah.train.loop import train
 from howdah.train.monitor import SpeedMonitor
 
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WORK = ("forward", "backward", "optimizer", "zero", "publish")
 LOOP = ("norm", "clip", "batches", "watch", "other")
@@ -145,13 +149,13 @@ def shares(steps: list[Counter[str]]) -> dict[str, float]:
     }
 
 
-def table(parts: dict[str, float], seconds: float) -> str:
+def table(parts: dict[str, float], seconds: float, noise: str) -> str:
     """The whole of overhead.md."""
     loop = sum(parts[part] for part in LOOP)
     rows = "".join(f"| {part} | {share:.2%} |\n" for part, share in parts.items())
     return (
         "# The loop's share of a step: results\n\n"
-        f"Written by `overhead.py`. {machine()}\n\n"
+        f"Written by `overhead.py`. {machine()} {noise}\n\n"
         f"Laptop recipe, one process, micro-batch 8 × 256, bf16; median over {STRETCHES} stretches "
         f"of ten steps. A step takes {1000 * seconds:.0f} ms.\n\n"
         f"Outside forward, backward, optimizer, zero and publish: **{loop:.2%}** of a step "
@@ -161,11 +165,15 @@ def table(parts: dict[str, float], seconds: float) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    quiet.add_option(parser)
+    watch = quiet.Watch(writes=True, loaded=parser.parse_args().loaded)
     with tempfile.TemporaryDirectory() as folder:
         steps = steps_of_a_run(Path(folder))
     parts = shares(steps)
     assert all(parts[part] > 0 for part in WORK), f"a hook did not fire: {parts}"
-    text = table(parts, median(step.total() for step in steps))
+    noise = quiet.sentence(watch.end())
+    text = table(parts, median(step.total() for step in steps), noise)
     print(text)
     (HERE / "overhead.md").write_text(text, encoding="utf-8")
     return 0 if sum(parts[part] for part in LOOP) < GOAL else 1

@@ -1,13 +1,15 @@
 """How soon is a lost rank noticed, and is anything left behind?
 
-    python bench/faults/run.py           100 faults of the engine; results.md
+    python bench/faults/run.py           100 faults of the engine; results.md, results.json
     python bench/faults/run.py --tiny    12 faults, writes nothing
 
-README.md says what is done. The script fails if a survivor is told of another rank than the lost
-one, if a short stop is not survived, if a sum is wrong, or if anything is left behind.
+README.md says what is done. The noise of the machine is measured first (../quiet.py). The script
+fails if a survivor is told of another rank than the lost one, if a short stop is not survived, if a
+sum is wrong, or if anything is left behind.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -18,9 +20,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import quiet
 import torch.distributed as dist
 from left import listing
+from machine import machine
 from ranks import SHORT_STOP, Case, Ending, serve
 
 HOST = "127.0.0.1"
@@ -142,26 +149,39 @@ def _hear(pipe: Connection):  # type: ignore[no-untyped-def]
 HEAD = """# Lost ranks: results
 
 Written by `run.py`; README.md says what is measured. Milliseconds from just before the signal is
-sent to the exception in a survivor.{load}
+sent to the exception in a survivor. {about}
 
 | transport | fault | faults | survivors | median | 90 % | worst |
 |---|---|---|---|---|---|---|
 """
 
 
-def row(transport: str, how: str, faults: int, times: Sequence[float]) -> str:
-    """A line of the table, of the times of all survivors."""
+def told(transport: str, how: str, faults: int, times: Sequence[float]) -> dict[str, Any]:
+    """What results.json holds of a row, of the times of all survivors in milliseconds."""
     ordered = sorted(1000 * time for time in times)
-    picked = [ordered[len(ordered) // 2], ordered[int(0.9 * (len(ordered) - 1))], ordered[-1]]
-    cells = [transport, how, f"{faults}", f"{len(ordered)}", *(f"{ms:.1f}" for ms in picked)]
+    return {
+        "transport": transport,
+        "fault": how,
+        "faults": faults,
+        "survivors": len(ordered),
+        "median": ordered[len(ordered) // 2],
+        "90 %": ordered[int(0.9 * (len(ordered) - 1))],
+        "worst": ordered[-1],
+    }
+
+
+def row(found: dict[str, Any]) -> str:
+    """A line of the table."""
+    cells = [f"{value:.1f}" if isinstance(value, float) else f"{value}" for value in found.values()]
     return f"| {' | '.join(cells)} |"
 
 
-def machine(load: float) -> str:
-    """The machine in a sentence, without its name, and how busy it was."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    kind = next((line.split(":")[1].strip() for line in lines if "model name" in line), "a CPU")
-    return f"\n{os.cpu_count()} cores ({kind}); load {load:.1f} when it started."
+def markdown(results: dict[str, Any]) -> str:
+    """The whole of results.md."""
+    wrong = results["wrong"]
+    verdict = "\n".join(["", *(f"- {sentence}" for sentence in wrong)]) if wrong else ALL_WELL
+    head = HEAD.format(about=f"{results['machine']} {quiet.sentence(results.get('noise', []))}")
+    return head + "\n".join(map(row, results["rows"])) + "\n" + verdict + "\n"
 
 
 def main() -> int:
@@ -169,10 +189,12 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a few faults, writes nothing")
     parser.add_argument("--seed", type=int, default=1, help="of the random moments")
     parser.add_argument("--only", default="", help="rows whose name holds this; writes nothing")
+    quiet.add_option(parser)
     words = parser.parse_args()
+    watch = quiet.Watch(writes=not (words.tiny or words.only), loaded=words.loaded)
     stage, wrong, rows = Stage(), list[str](), []
     stage.play(Case("engine", "kill", 2, 0, 0.0, 8))  # starts the fork server
-    before, head = stage.listing(), HEAD.format(load=machine(os.getloadavg()[0]))
+    before = stage.listing()
     for transport, how, count in ROWS:
         if words.only not in f"{transport} {how}":
             continue
@@ -181,16 +203,17 @@ def main() -> int:
             found, complaints = stage.play(case)
             times += found
             wrong += complaints
-        rows.append(row(transport, how, len(cases), times))
-        print(rows[-1], flush=True)
+        rows.append(told(transport, how, len(cases), times))
+        print(row(rows[-1]), flush=True)
     after = stage.listing()
     wrong += [f"left behind: {line}" for line in sorted(after - before)]
     wrong += [f"gone: {line}" for line in sorted(before - after)]
     for sentence in wrong:
         print(sentence, file=sys.stderr)
-    if not (words.tiny or words.only):
-        verdict = "\n".join(["", *(f"- {sentence}" for sentence in wrong)]) if wrong else ALL_WELL
-        (HERE / "results.md").write_text(head + "\n".join(rows) + "\n" + verdict + "\n", "utf-8")
+    if watch.writes:
+        results = {"machine": machine(), "noise": watch.end(), "rows": rows, "wrong": wrong}
+        (HERE / "results.md").write_text(markdown(results), encoding="utf-8")
+        (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 1 if wrong else 0
 
 

@@ -4,8 +4,9 @@
     python bench/forms/run.py --only pp2          cases whose name holds this; writes nothing
     python bench/forms/run.py --tiny              a tiny model, in seconds; writes nothing
 
-Let nothing else run on the machine. README.md says what is compared with what. Measuring, the
-peers of data parallelism and the tables are those of bench/data_parallel.
+Let nothing else run on the machine: its noise is measured first (../quiet.py). README.md says what
+is compared with what. Measuring, the peers of data parallelism and the tables are those of
+bench/data_parallel.
 """
 
 import argparse
@@ -14,12 +15,15 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "data_parallel"))
 
+import quiet
+from contestants import installed
 from entrants import entrants
 from judged import markdown, problems, section, summary
 from layouts import forms
-from machine import machine, peers
+from machine import machine
 from measure import measure
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +34,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that it works")
     parser.add_argument("--only", default="", help="cases whose name holds this; writes nothing")
     parser.add_argument("--repeats", type=int, default=3, help="blocks of each contestant")
+    quiet.add_option(parser)
     words = parser.parse_args()
+    watch = quiet.Watch(writes=not (words.tiny or words.only), loaded=words.loaded)
     summaries, began = [], perf_counter()
     for case in forms(tiny=words.tiny, repeats=words.repeats):
         if words.only in case.name:
@@ -42,10 +48,12 @@ def main() -> int:
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
-    if not (words.tiny or words.only):
-        text = markdown(f"{machine()} {peers()}", summaries)
+    noise, about = watch.end(), f"{machine()} {installed()}"
+    if watch.writes:
+        results = {"machine": about, "noise": noise, "cases": summaries}
+        text = markdown(f"{about} {quiet.sentence(noise)}", summaries)
         (HERE / "results.md").write_text(text, encoding="utf-8")
-        (HERE / "results.json").write_text(json.dumps(summaries, indent=1) + "\n", encoding="utf-8")
+        (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

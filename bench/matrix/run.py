@@ -1,7 +1,8 @@
-"""Runs the parity matrix and writes docs/matrix.md from what ran.
+"""Runs the parity matrix and writes docs/matrix.md from what ran; results.json has every cell.
 
     python bench/matrix/run.py                 every pair, every triple, and layouts drawn at random
     python bench/matrix/run.py --only tensor   cells with this form; writes nothing
+    python bench/matrix/run.py --to FOLDER     writes matrix.md and the results there
 
 Every cell is a layout in float64, held against plain PyTorch on one device by `verify`: losses,
 norms, every gradient and parameter, bits of all replicas, bytes predicted and counted. Exit code 1
@@ -9,18 +10,22 @@ where one neither works nor is refused.
 """
 
 import argparse
+import json
 import random
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError, Workers
 from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
 from howdah.verify.verify import verify
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parents[1] / "docs"
 ABOUT = """\
 Written by `make matrix` from what ran. Each cell is the smallest layout with both forms, in
 float64 on a small model whose sizes do not divide, held against plain PyTorch on one device:
@@ -33,9 +38,9 @@ SEED = 20
 
 
 class Result(NamedTuple):
-    """kind: works, refused or fails; why: the sentence of the last two."""
+    """result: works, refused or fails; why: the sentence of the last two."""
 
-    kind: str
+    result: str
     why: str = ""
 
 
@@ -87,9 +92,9 @@ def page(results: dict[Cell, Result]) -> str:
     reasons: dict[str, int] = {}
 
     def short(result: Result) -> str:
-        if result.kind == "works":
+        if result.result == "works":
             return "works"
-        return f"{result.kind} {reasons.setdefault(result.why, len(reasons) + 1)}"
+        return f"{result.result} {reasons.setdefault(result.why, len(reasons) + 1)}"
 
     names = list(FORMS)
     of = {frozenset(cell.forms): result for cell, result in results.items() if cell.forms}
@@ -118,23 +123,75 @@ def page(results: dict[Cell, Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def commit() -> str:
+    """The commit that ran, and whether files differ from it."""
+    git = ["git", "-C", str(HERE)]
+    said = [
+        subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+        for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    ]
+    return said[0][:12] + (" and changes" if said[1] else "")
+
+
+def kind_of(cell: Cell) -> str:
+    return {1: "alone", 2: "pair", 3: "triple"}.get(len(set(cell.forms)), "drawn at random")
+
+
+def summary(results: dict[Cell, Result], where: str) -> dict[str, Any]:
+    """What results.json holds. `where` is the commit."""
+    cells = [
+        {"kind": kind_of(cell), "forms": cell.forms, "layout": cell.words, **result._asdict()}
+        for cell, result in results.items()
+    ]
+    counts = {
+        kind: dict(Counter(one["result"] for one in cells if one["kind"] == kind))
+        for kind in dict.fromkeys(one["kind"] for one in cells)
+    }
+    return {"commit": where, "all": len(cells), "counts": counts, "cells": cells}
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The whole of results.md."""
+    kinds = ("works", "refused", "fails")
+    lines = [
+        "# Parity matrix: results",
+        "",
+        f"Written by `run.py` at {found['commit']}: {found['all']} cells, all of them in "
+        "[the matrix](../../docs/matrix.md).",
+        "",
+        "| cells | works | refused | fails |",
+        "|---|---|---|---|",
+    ]
+    for kind, counts in found["counts"].items():
+        lines.append(f"| {kind} | {' | '.join(str(counts.get(name, 0)) for name in kinds)} |")
+    others = [one for one in found["cells"] if one["result"] != "works"]
+    if others:
+        lines += ["", "## What does not work", "", "| layout | | sentence |", "|---|---|---|"]
+    lines += [f"| `{one['layout']}` | {one['result']} | {one['why']} |" for one in others]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells with this form; writes nothing")
-    wanted = parser.parse_args().only
+    parser.add_argument("--to", type=Path, help="a folder for all that is written")
+    words = parser.parse_args()
     cells = [*pairs(), *triples(), *drawn()]
-    cells = [cell for cell in cells if not wanted or wanted in cell.forms]
+    cells = [cell for cell in cells if not words.only or words.only in cell.forms]
     bench, results = Bench(), {}
     for number, cell in enumerate(cells, 1):
         results[cell] = bench.run(cell.words)
-        kind, why = results[cell]
-        print(f"{number}/{len(cells)} {cell.words}: {kind} {why[:160]}", flush=True)
+        result, why = results[cell]
+        print(f"{number}/{len(cells)} {cell.words}: {result} {why[:160]}", flush=True)
     bench.close()
-    if not wanted:
-        PAGE.write_text(page(results), encoding="utf-8")
-    kinds = [result.kind for result in results.values()]
-    print({kind: kinds.count(kind) for kind in sorted(set(kinds))})
-    return 1 if "fails" in kinds else 0
+    found = summary(results, commit())
+    if words.to or not words.only:
+        here = words.to or HERE
+        (words.to or DOCS).joinpath("matrix.md").write_text(page(results), encoding="utf-8")
+        (here / "results.md").write_text(markdown(found), encoding="utf-8")
+        (here / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(found["counts"])
+    return 1 if any(result.result == "fails" for result in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from howdah.plan.plan import Plan
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parents[2] / "shared" / "data"
+OVER = "mean over sources"
 SPREAD = ("rows", "mean of sizes", "mean", "least", "most")
 STATES = re.compile(r"(?:steady allocated|params\+grads\+optimizer) ([\d.]+)")
 
@@ -50,7 +51,21 @@ def compare(path: Path) -> dict[str, Any]:
         {"source": source, "reason": reason, "rows": count}
         for (source, reason), count in sorted(left_out.items())
     ]
-    return {"compared": compared, "tried": _tried(plans), "left out": reasons}
+    tried = _tried(plans)
+    return {"means": means(compared), "compared": compared, "tried": tried, "left out": reasons}
+
+
+def means(compared: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of peak and states: the mean size of the errors of each source, and over the sources."""
+    found = {}
+    for what in ("peak", "states"):
+        by_source = defaultdict(list)
+        for one in compared:
+            if what in one:
+                by_source[one["source"]].append(abs(one[f"{what} error"]))
+        sizes = {source: mean(errors) for source, errors in by_source.items()}
+        found[what] = sizes | {OVER: mean(sizes.values())}
+    return found
 
 
 def _tried(plans: list[tuple[Row, Plan]]) -> list[dict[str, Any]]:
@@ -81,7 +96,7 @@ def markdown(found: dict[str, Any]) -> str:
         by_source[one["source"]].append(one)
     parts = ["# Memory of published runs: results\n\nWritten by `run.py`.\n"]
     for what, title in (("peak", "Peak"), ("states", "States alone, where they are published")):
-        parts.append(f"## {title}\n\n{_summary(what, by_source)}")
+        parts.append(f"## {title}\n\n{_summary(what, by_source, found['means'][what][OVER])}")
     tried = [(one["source"], one["setting"], *_spread(one["errors"])) for one in found["tried"]]
     parts.append(
         "## Settings that were looked at and not taken\n\n"
@@ -94,15 +109,13 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _summary(what: str, by_source: dict[str, list[dict[str, Any]]]) -> str:
-    lines, means = [], []
+def _summary(what: str, by_source: dict[str, list[dict[str, Any]]], over: float) -> str:
+    lines: list[tuple[object, ...]] = []
     for source, ones in by_source.items():
         errors = [one[f"{what} error"] for one in ones if what in one]
         if errors:
-            means.append(mean(map(abs, errors)))
             lines.append((source, *_spread(errors)))
-    lines.append(("mean over sources", "", f"{mean(means):.1%}", "", "", ""))
-    return _table(("source", *SPREAD), lines)
+    return _table(("source", *SPREAD), [*lines, (OVER, "", f"{over:.1%}", "", "", "")])
 
 
 def _spread(errors: list[float]) -> tuple[object, ...]:

@@ -5,8 +5,8 @@
 
 Each version has processes of its own, which stay alive and wait while those of the other run: so
 both meet the same machine, block after block. Equal losses are required to the last bit, or, with
---close, to 1e-6 of their value. Nothing else should run on the machine: before the clock starts,
-its processors must be idle.
+--close, to 1e-6 of their value. Nothing else should run on the machine: its noise is measured
+first (../quiet.py), and before each case its processors must be idle.
 """
 
 import argparse
@@ -18,8 +18,11 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from time import sleep
 from typing import IO
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = {  # words: rows of a replica, steps in a block
@@ -33,7 +36,6 @@ LAYOUTS = {  # words: rows of a replica, steps in a block
     "pp2 zb-h1 x8": (8, 3),
     "dp2 tp2 sp zero2 x4": (4, 2),
 }
-IDLE = 0.9  # least share of the processors' time that must be idle before a case
 
 
 class Version:
@@ -71,19 +73,6 @@ def _world(words: str) -> int:
     return sizes[0] if len(sizes) == 1 else sizes[0] * sizes[1]
 
 
-def idle() -> float:
-    """The share of the processors' time that was idle in the last two seconds."""
-
-    def read() -> tuple[int, int]:
-        numbers = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return numbers[3] + numbers[4], sum(numbers)
-
-    before, total = read()
-    sleep(2)
-    after, later = read()
-    return (after - before) / max(later - total, 1)
-
-
 def compare(old: Path, new: Path, words: str, repeats: int, *, close: bool) -> list[float]:
     """The ratios of times, new to old, of each repeat."""
     rows, steps = LAYOUTS[words]
@@ -112,13 +101,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--close", action="store_true", help="losses may differ by rounding")
+    quiet.add_option(parser)
     given = parser.parse_args()
+    quiet.Watch(writes=True, loaded=given.loaded)
     print("seconds of a step, new / old (median, quarter to three quarters of the repeats)")
     for words in LAYOUTS:
         if given.only not in words:
             continue
-        if (free := idle()) < IDLE:
-            raise SystemExit(f"the machine is not quiet: {free:.0%} idle before {words}")
+        busy = quiet.others(quiet.WINDOW)
+        if busy > quiet.MOST.others and not given.loaded:
+            print(f"the machine is not quiet: others take {busy:.0%} before {words}")
+            sys.exit(2)
         ratios = sorted(compare(given.old, given.new, words, given.repeats, close=given.close))
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(f"{words:22s} {median(ratios):.3f}  ({low:.3f} to {high:.3f})", flush=True)

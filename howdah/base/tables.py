@@ -113,8 +113,8 @@ class _Reader:
             for name, hint in hints.items()
             if name in table and (value := self.read(hint, table[name], path + name)) is not MISSING
         }
-        must = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-        if lacking := [name for name in must if name not in table]:
+        must = _required(kind)
+        if lacking := [part for name in must if name not in table for part in _parts(kind, name)]:
             verb = "is" if len(lacking) == 1 else "are"
             self.problems.append(f"{path}{', '.join(lacking)} {verb} missing")
         return None if set(must) - set(values) else kind(**values)
@@ -187,6 +187,18 @@ class _Reader:
 def _hints(kind: type) -> Mapping[str, Any]:
     """The annotations of a dataclass by field."""
     return get_type_hints(kind, include_extras=True)
+
+
+def _required(kind: type) -> list[str]:
+    """The fields of a dataclass that have no default."""
+    return [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+
+
+def _parts(kind: type, name: str) -> list[str]:
+    """What a field must have: of a table that has required keys, their dotted names."""
+    inner = _hints(kind)[name]
+    keys = _required(inner) if is_dataclass(inner) and isinstance(inner, type) else []
+    return [f"{name}.{part}" for key in keys for part in _parts(inner, key)] or [name]
 
 
 def _limited(hint: Any) -> tuple[Any, Any]:

@@ -79,7 +79,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     to = to.absolute()
     draft = to.with_name(f".{to.name}.export")
     try:
-        _require_free(to)
+        require_free(to)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         _write_weights(draft, plan_shards(found, dtype, shard_bytes), tensor=tensor, dtype=dtype)
@@ -180,7 +180,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _require_free(to: Path) -> None:
+def require_free(to: Path) -> None:
     """Raises UserError unless `to` is missing, empty, or an earlier export and nothing more."""
     if not to.exists():
         return

@@ -1,11 +1,12 @@
-"""The commands that list what there is: presets, and the keys of a recipe."""
+"""The commands that list what there is: presets, recipes, and the keys of a recipe."""
 
 from typing import Annotated
 
 import typer
 
-from howdah.base.errors import UserError, shown
+from howdah.base.errors import UserError, nearest, shown
 from howdah.config.keys import find_keys, recipe_keys
+from howdah.config.shipped import FOLDER, about, recipe_names
 from howdah.draw.columns import columns
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS
@@ -23,6 +24,19 @@ def presets(
     if not rows:
         raise UserError(f"no preset has {shown(word)} in its name; `howdah presets` lists them all")
     print("\n".join(columns(rows, "<><")))
+
+
+def recipes(
+    name: Annotated[str, typer.Argument(help="print this one, to begin a recipe with")] = "",
+) -> None:
+    """List the shipped recipes; `howdah recipes NAME > mine.toml` begins one of your own."""
+    names = recipe_names()
+    if name and name not in names:
+        raise UserError(f"no recipe is called {shown(name)}{nearest(name, names)}")
+    if name:
+        print((FOLDER / f"{name}.toml").read_text("utf-8"), end="")
+        return
+    print("\n".join(columns([(one, about(one)) for one in names], "<<")))
 
 
 def keys(

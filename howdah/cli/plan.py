@@ -14,7 +14,7 @@ import typer
 from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
-from howdah.base.quantities import parse_count
+from howdah.base.quantities import parse_count, parse_quantity
 from howdah.config.drafts import Draft, Drafted, draft
 from howdah.config.notes import notes_of
 from howdah.config.recipe import load_run, plan_of, problems_of
@@ -24,22 +24,33 @@ from howdah.draw.perfetto import trace as trace_json
 from howdah.draw.pictures import put, require_place
 from howdah.draw.schedule import draw as draw_timeline
 from howdah.draw.schedule_svg import draw_svg as timeline_svg
-from howdah.draw.tables import model_data, prediction_data, show_model, show_prediction
+from howdah.draw.tables import (
+    model_data,
+    prediction_data,
+    show_model,
+    show_notes,
+    show_prediction,
+    size_of,
+    spell_causes,
+)
 from howdah.host.facts import free_memory, usable_cores
 from howdah.machines.cluster import Cluster
-from howdah.machines.cluster_file import load_cluster
+from howdah.machines.cluster_file import load_cluster, split_size
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
 from howdah.plan.schedule.registry import SCHEDULES, build
 from howdah.plan.schedule.text import format_schedule, read_schedule
+from howdah.plan.support import unsupported
 from howdah.plan.trace_file import FOLDER as TRACE
 from howdah.plan.trace_file import read_traces
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.search.closest import closest
-from howdah.sim.predict import predict
+from howdah.search.notes import notes_on
+from howdah.sim.predict import Prediction, predict
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate as time_actions
+from howdah.text.sources import unreadable
 
 draw_app = typer.Typer(no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic.")
 cluster_app = typer.Typer(no_args_is_help=True, help="List, show and check clusters.")
@@ -49,6 +60,9 @@ Model = Annotated[
 ]
 LayoutText = Annotated[str, typer.Option("--layout", help='such as "pp2 dp* tp2 zero1 x8"')]
 ClusterText = Annotated[str, typer.Option("--cluster", help="NAME, NAMExDEVICES or a .toml file")]
+Keys = Annotated[
+    list[str] | None, typer.Argument(help="changes of single keys, such as model.layers=40")
+]
 Sequence = Annotated[int, typer.Option(help="tokens of a sample; 0: of the model, at most 8192")]
 MicroBatch = Annotated[int, typer.Option(help="samples of a micro-batch; 0: 1, or the recipe's")]
 GlobalBatch = Annotated[int, typer.Option(help="samples of a step; 0 follows from the layout")]
@@ -58,9 +72,11 @@ Svg = Annotated[Path | None, typer.Option(help="write the drawing to this SVG fi
 
 def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     model: Model,
+    keys: Keys = None,
     cluster: ClusterText = "",
     layout: LayoutText = "",
     tokens: Annotated[str, typer.Option(help="of the whole run, such as 15T")] = "",
+    rent: Annotated[str, typer.Option(help="USD for an hour of a device, such as 2.50")] = "",
     sequence: Sequence = 0,
     micro_batch: MicroBatch = 0,
     global_batch: GlobalBatch = 0,
@@ -68,36 +84,64 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     why: Annotated[bool, typer.Option(help="every stage, and where the numbers are from")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
 ) -> None:
-    """Predict memory, traffic, time and cost of MODEL in a layout; exit code 2: does not fit."""
-    count = parse_count(tokens) if tokens else 0
-    if tokens and not cluster:
-        raise UserError("--tokens asks for the time and cost of a run; say where, with a --cluster")
-    wanted = Draft(layout, sequence, micro_batch, global_batch, precision)
+    """Predict memory, traffic, time and cost of training MODEL with a layout.
+
+    Exit code 2: it does not fit.
+    """
+    count, rate = _asked(tokens, rent, cluster)
+    wanted = Draft(layout, sequence, micro_batch, global_batch, precision, tuple(keys or ()))
     devices = load_cluster(cluster) if cluster else None
-    found = draft(model, wanted, devices=devices.devices if devices else None)
+    found = _drafted(model, wanted, cluster, devices)
+    lines = show_model(found.name, found.shape, found.sequence)
     if found.plan is None:
         if why:
             raise UserError(
                 "--why says nothing of a model alone; give a --layout or a --cluster too"
             )
         data = model_data(found.shape, found.sequence)
-        lines = show_model(found.name, found.shape, found.sequence)
+        lines += show_notes(found.notes)
         print(json.dumps(data, indent=2) if as_json else "\n".join(lines))
         return
-    prediction = predict(found.plan, devices, tokens=count)
+    prediction = predict(found.plan, devices, tokens=count, rent=rate)
+    notes = [*found.notes, *notes_on(found.plan, devices)]
     if as_json:
-        print(json.dumps(prediction_data(prediction), indent=2))
+        print(json.dumps(prediction_data(prediction, notes), indent=2))
     else:
-        lines = show_model(found.name, found.shape, found.sequence)
-        print("\n".join([*lines, *show_prediction(prediction, why=why)]))
-    capacity = prediction.capacity
-    if capacity is not None and prediction.peak > capacity:
-        better = closest(found.plan, capacity)
-        raise UserError(
-            f"layout '{found.plan.layout}' needs {prediction.peak / 1e9:.1f} GB a device, and "
-            f"{cluster} has {capacity / 1e9:.1f}; "
-            + (f"'{better}' fits" if better else "nothing near fits: take more devices")
-        )
+        print("\n".join([*lines, *show_prediction(prediction, why=why, notes=notes)]))
+    _refuse_what_does_not_fit(prediction, cluster)
+
+
+def _asked(tokens: str, rent: str, cluster: str) -> tuple[int, float | None]:
+    """The tokens of a run (0: no costs are wanted), and USD per device and hour."""
+    if tokens and not cluster:
+        raise UserError("--tokens asks for the time and cost of a run; say where, with a --cluster")
+    if rent and not tokens:
+        raise UserError("--rent is the price of a run's hours; say how long it is, with --tokens")
+    if not rent:
+        return parse_count(tokens) if tokens else 0, None
+    price = rent if rent.split()[1:] else f"{rent} USD/h"
+    return parse_count(tokens), parse_quantity(price, "USD/h", where="--rent")
+
+
+def _drafted(model: str, wanted: Draft, cluster: str, devices: Cluster | None) -> Drafted:
+    number = devices.devices if devices else None
+    return draft(model, wanted, devices=number, cluster=split_size(cluster)[0])
+
+
+def _refuse_what_does_not_fit(prediction: Prediction, cluster: str) -> None:
+    plan, capacity = prediction.plan, prediction.capacity
+    if capacity is None or prediction.peak <= capacity:
+        return
+    better = closest(plan, capacity)
+    way = f"'{better}' fits" if better else "nothing near fits: take more devices"
+    known = unsupported(plan.shape, plan.layout)  # the notes say this of the plan already
+    reasons = [one for one in unsupported(plan.shape, better or plan.layout) if one not in known]
+    if reasons:
+        way += f" ({several(reasons)})"
+    raise UserError(
+        f"layout '{plan.layout}' needs {size_of(prediction.peak)} a device, and {cluster} has "
+        f"{size_of(capacity)}; {way}"
+    )
 
 
 def simulate(
@@ -119,8 +163,7 @@ def simulate(
         put(timeline_svg(time.timeline), svg)
         return
     print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
-    parts = ", ".join(f"{name} {s:.3g} s" for name, s in time.breakdown.items() if s > 0)
-    print(f"from stated efficiencies of {cluster}: {parts}")
+    print(f"from stated efficiencies of {cluster}: {spell_causes(time.breakdown)}")
 
 
 def check(
@@ -128,12 +171,12 @@ def check(
     overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="dp4"')] = None,
     force: Annotated[bool, typer.Option(help="do not ask whether this machine is enough")] = False,
 ) -> None:
-    """Say everything that keeps RECIPE from running here; exit code 2 if anything does."""
+    """List everything that keeps RECIPE from running here; exit code 2 if anything does."""
     run = load_run(recipe, overrides or [])
     # dp* may be any number of replicas; the check uses one
     words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
     run = replace(run, layout=" ".join(words))
-    if problems := problems_of(run, None):
+    if problems := [*problems_of(run, None), *unreadable(run.data)]:
         raise UserError(several(problems))
     plan = plan_of(run, parse_layout(run.layout))
     if not force and run.device != "cuda":  # only torch knows a GPU's memory
@@ -192,6 +235,8 @@ def draw_schedule(  # noqa: PLR0913, PLR0917
         return
     timeline = time_actions(schedule)
     put(timeline_svg(timeline) if svg else draw_timeline(timeline), svg)
+    if not svg and name in SCHEDULES and not SCHEDULES[name].keeps:  # its updates have no boxes
+        print(f"{name}: {SCHEDULES[name].about}")
 
 
 def _own_schedule(path: Path) -> Schedule:
@@ -212,7 +257,7 @@ Planned = Literal["memory", "mesh", "traffic"]
 def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
     require_place(svg)
     devices = load_cluster(cluster) if cluster else None
-    found = draft(model, wanted, devices=devices.devices if devices else None)
+    found = _drafted(model, wanted, cluster, devices)
     plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
     assert plan is not None
     node = devices.devices_per_node if devices else 8
@@ -242,26 +287,38 @@ def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path
 
 @draw_app.command("memory")
 def _memory(
-    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+    model: Model,
+    keys: Keys = None,
+    layout: LayoutText = "",
+    cluster: ClusterText = "",
+    svg: Svg = None,
 ) -> None:
     """Draw what each pipeline stage holds, against the memory of a device."""
-    _draw_plan("memory", model, Draft(layout), cluster, svg)
+    _draw_plan("memory", model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
 
 
 @draw_app.command("mesh")
 def _mesh(
-    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+    model: Model,
+    keys: Keys = None,
+    layout: LayoutText = "",
+    cluster: ClusterText = "",
+    svg: Svg = None,
 ) -> None:
     """Draw the ranks of a layout: nodes, axes, stages."""
-    _draw_plan("mesh", model, Draft(layout), cluster, svg)
+    _draw_plan("mesh", model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
 
 
 @draw_app.command("traffic")
 def _traffic(
-    model: Model, layout: LayoutText = "", cluster: ClusterText = "", svg: Svg = None
+    model: Model,
+    keys: Keys = None,
+    layout: LayoutText = "",
+    cluster: ClusterText = "",
+    svg: Svg = None,
 ) -> None:
     """Draw what a rank sends in a step, by axis and link."""
-    _draw_plan("traffic", model, Draft(layout), cluster, svg)
+    _draw_plan("traffic", model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
 
 
 # -- measured --------------------------------------------------------------------------

@@ -48,11 +48,20 @@ def export(
     print(f"step {opened.checkpoint.step} of {folder} is in {to}")
 
 
-def doctor() -> None:
+def doctor(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="measure the flop/s that mfu divides by again")
+    ] = False,
+) -> None:
     """Check this machine, and explain what is missing."""
+    cache = ready_torch()
     from howdah.host.doctor import doctor as examine
+    from howdah.host.doctor import main_device
+    from howdah.host.peak import measure_again
 
-    for finding in examine(ready_torch()):
+    if measure:
+        measure_again(main_device(), cache)
+    for finding in examine(cache):
         print(f"{finding.name:16s} {finding.value}")
         if finding.lack:
             print(f"{'':16s} {finding.lack}")

@@ -6,21 +6,30 @@ has set environment variables.
 """
 
 import os
+import shutil
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from howdah.base.errors import UserError, named
 from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
 from howdah.cli.environment import launched, number_in, ready_torch, this_machine
 from howdah.cli.errors import in_words
-from howdah.config.history import changes_since, rate_note, refuse_accident, remember
+from howdah.config.history import (
+    changes_since,
+    rate_note,
+    refuse_accident,
+    refuse_other_start,
+    remember,
+)
 from howdah.config.notes import notes_of
 from howdah.config.recipe import Machine, Run, load_run, resolve_run, resolved, save_run
 from howdah.host.facts import free_memory
@@ -33,7 +42,10 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 600  # how long a stopped run may take to save before its processes are killed
 
-Recipe = Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder to go on with")]
+Recipe = Annotated[
+    Path,
+    typer.Argument(help="a recipe (.toml), a run folder to resume, or a shipped recipe"),
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help='changes, such as layout="dp2 x4" train.steps=100')
 ]
@@ -46,7 +58,7 @@ def train(
     force: Annotated[bool, typer.Option(help="even if the machine seems too small")] = False,
     resume: Annotated[bool, typer.Option(help="go on, although settings have changed")] = False,
 ) -> None:
-    """Train RECIPE: start its processes, or join those that torchrun has started."""
+    """Train RECIPE, or resume a run folder. `howdah keys` lists what KEY=VALUE can change."""
     run = load_run(recipe, overrides or [])
     resume = resume or kind_of(recipe) == "folder"
     if launched():
@@ -55,14 +67,14 @@ def train(
         machine = this_machine(among=True)
         job = resolve_run(run, machine)
         _require_room(job, machine, force=force)
-        _make_ready(run, job, first=os.environ["RANK"] == "0", resume=resume)
+        job = _make_ready(run, job, first=os.environ["RANK"] == "0", resume=resume)
         sys.exit(_train_launched(job))
     machine = this_machine()
     job = resolve_run(run, machine)
     _require_room(job, machine, force=force)
     code: int | None = None
     try:
-        _make_ready(run, job, first=True, resume=resume)
+        job = _make_ready(run, job, first=True, resume=resume)
         with listen(patient=True):  # training handles stop signals itself
             here = job.layout.world > 1 or restarts
             code = _train_here(job, restarts) if here else _train_alone(job)
@@ -86,17 +98,31 @@ def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
         refuse_too_large(job.plan, room)
 
 
-def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> None:
-    """Prepares a run's tokens, which finds its remaining mistakes.
+def _require_compiler(job: Job) -> None:
+    """Raises UserError if torch.compile would not find its C++ compiler, which it asks for late."""
+    name = os.environ.get("CXX", "g++")
+    if job.compile and job.device == "cpu" and not shutil.which(name):
+        raise UserError(
+            f"compile is true, but the C++ compiler that torch.compile uses, {named(name)}, is not "
+            "found; install it, name another in CXX, or leave compile out"
+        )
+
+
+def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> Job:
+    """Prepares a run's tokens, which finds its remaining mistakes, and returns the job with its
+    length in steps.
 
     The `first` process also prepares the start, and writes run.toml into the run folder. Without
     `resume`, settings that change the result must be those of the run that is there.
     """
     from howdah.checkpoint.folders import steps
+    from howdah.text.batches import order_of
     from howdah.train.console import RunConsole
+    from howdah.train.length import in_steps
     from howdah.train.run_folder import lock
     from howdah.train.start import prepare_start, prepare_tokens
 
+    _require_compiler(job)
     say = RunConsole(rank=0 if first else 1).say
     now = resolved(run, job)
     with lock(job.folder) if first else nullcontext():
@@ -104,16 +130,22 @@ def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> None
         changed = changes_since(job.folder, now) if done else {}
         if not resume:
             refuse_accident(changed, job.folder)
+        refuse_other_start(changed, job.folder)
         # One rank of each machine checks the files that all its ranks will read.
-        for note in notes_of(job.plan, job.train):
-            say(f"note        {note}")
-        if note := rate_note(changed, now, done):
-            say(f"note        {note}")
         corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
+        order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)
+        train = in_steps(job.train, job.batch, order.sequence, sum(order.samples))
+        job = replace(job, train=train)
+        now = resolved(run, job)
+        changed = changes_since(job.folder, now) if done else {}
+        for note in [*notes_of(job.plan, job.train), rate_note(changed, now, done)]:
+            if note:
+                say(f"note        {note}")
         if first:
             prepare_start(job, corpus, say)
             save_run(now, job.folder / "run.toml")
             remember(job.folder, done, changed)
+    return job
 
 
 def _train_alone(job: Job) -> int:

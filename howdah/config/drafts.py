@@ -1,26 +1,42 @@
 """Drafts: a plan from a model and a few options, for `howdah plan` and `howdah draw`.
 
-A model is a preset, a recipe, or a config.json of Hugging Face. An option that is not given follows
-from the model or the recipe. Data, a run folder and the settings of training are not needed,
-because nothing is run.
+A model is a preset, a recipe, or a config.json of Hugging Face. A preset and a config.json become a
+recipe that says nothing else, so that one way leads from all three to a plan:
+
+    recipe of the model  <-  KEY=VALUE of the command  <-  its options (--layout, --sequence ...)
+
+An option is a short name for a key. Values that are not given follow from the model or the recipe.
+Keys of data, folders and training are refused, because a plan does not depend on them.
 """
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import cast, get_args
 
-from howdah.base.bounds import Samples, Tokens
-from howdah.base.errors import UserError, nearest, shown
+from howdah.base.errors import UserError, several
 from howdah.base.files import kind_of
-from howdah.config.recipe import Run, load_run, plan_of
+from howdah.config.recipe import Run, Table, apply_override, load_run, parse_run, plan_of
 from howdah.plan.batch import Batch
-from howdah.plan.layout import parse_layout, resolve
-from howdah.plan.method import Method, Precision
-from howdah.plan.plan import Plan, make_plan
-from howdah.shapes.presets import preset
+from howdah.plan.check import check_plan
+from howdah.plan.layout import Layout, parse_layout, resolve
+from howdah.plan.plan import Plan
 from howdah.shapes.shape import ModelShape
+from howdah.text.sources import Data
 
 LONGEST = 8192  # tokens per sample at most, if not given: contexts of 131072 are for inference
+OPTIONS = {  # the key of a recipe that an option sets
+    "layout": "layout",
+    "sequence": "data.sequence_length",
+    "micro_batch": "batch.micro_batch",
+    "global_batch": "batch.global_batch",
+    "precision": "method.precision",
+}
+OF_MODEL = ("name", "model", OPTIONS["sequence"])  # keys that the numbers of a model depend on
+IGNORED = (  # keys that no plan depends on
+    *(f"data.{one.name}" for one in fields(Data) if one.name != "sequence_length"),
+    *("device", "threads", "compile", "folder", "init_from", "seed", "train"),
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,7 @@ class Draft:
 
     sequence                   tokens per sample
     micro_batch, global_batch  in samples
+    keys                       changes of single keys, such as "model.layers=40"
     """
 
     layout: str = ""
@@ -36,93 +53,144 @@ class Draft:
     micro_batch: int = 0
     global_batch: int = 0
     precision: str = ""
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """A model with its name, and its plan; None if there is neither a layout nor a cluster."""
+    """A model with its name, and its plan; None if there is neither a layout nor a cluster.
+
+    notes  what a config.json says that a plan does not depend on
+    """
 
     name: str
     shape: ModelShape
     sequence: int
     plan: Plan | None
+    notes: tuple[str, ...] = ()
 
 
-def draft(model: str | Run, wanted: Draft, *, devices: int | None) -> Drafted:
+def draft(
+    model: str | Run, wanted: Draft, *, devices: int | None, cluster: str = "NAME"
+) -> Drafted:
     """The plan of `model` (a preset, recipe, config.json, or a Run) on `devices` devices.
+
+    cluster  for error messages: the name of the cluster that has them
 
     A preset or config.json has no plan if neither a layout nor devices are given. Raises UserError.
     """
-    _check_draft(wanted)
-    if isinstance(model, str):
-        path = Path(model)
-        if path.suffix == ".toml" or kind_of(path / "run.toml") == "file":
-            model = load_run(path)
-        elif path.suffix == ".json" or kind_of(path) == "folder":
-            from howdah.shapes.huggingface import model_of
-
-            return _drafted(path.name, model_of(path), wanted, devices)
-        else:
-            return _drafted(model, preset(model), wanted, devices)
-    layout, method = wanted.layout or model.layout, model.method
-    if wanted.precision:
-        method = replace(method, precision=_precision(wanted.precision))
-    batch = replace(
-        model.batch,
-        micro_batch=wanted.micro_batch or model.batch.micro_batch,
-        global_batch=wanted.global_batch or model.batch.global_batch,
-    )
-    sequence = wanted.sequence or model.data.sequence_length
-    changed = replace(
-        model, batch=batch, method=method, data=replace(model.data, sequence_length=sequence)
-    )
-    plan = plan_of(changed, resolve(parse_layout(layout), devices))
-    return Drafted(model.name, model.model, sequence, plan)
+    changes = _changes(wanted)
+    try:
+        return _drafted(model, changes, devices, cluster)
+    except UserError as problem:
+        raise UserError(_in_options(str(problem), wanted)) from None
 
 
-def _check_draft(wanted: Draft) -> None:
-    """Raises UserError, which names the command-line option, if a number is out of bounds.
+def _drafted(
+    model: str | Run, changes: Mapping[str, str], devices: int | None, cluster: str
+) -> Drafted:
+    notes: tuple[str, ...] = ()
+    if isinstance(model, str) and (
+        model.endswith(".toml") or kind_of(Path(model) / "run.toml") == "file"
+    ):
+        model = load_run(Path(model), [*changes.values()])
+    if isinstance(model, Run):
+        run, name, planned = model, model.name, True
+    else:
+        name, table, notes = _table_of(model)
+        run, planned = _filled(table, changes), devices is not None or "layout" in changes
+    if not planned:
+        _check_alone(run, changes)
+    plan = _plan(run, devices, cluster) if planned else None
+    return Drafted(name, run.model, run.data.sequence_length, plan, notes)
 
-    A number of 0 is open, and allowed.
-    """
-    for name, kind in {"sequence": Tokens, "micro_batch": Samples, "global_batch": Samples}.items():
-        number, most = getattr(wanted, name), get_args(kind)[1].most
-        if not 0 <= number <= most:
-            raise UserError(
-                f"{option(name)} is {number}; it must be at least 0 and at most {most:,}"
-            )
 
-
-def option(name: str) -> str:
-    """The command-line option that sets the field `name` of a Draft."""
-    return f"--{name.replace('_', '-')}"
-
-
-def _drafted(name: str, shape: ModelShape, wanted: Draft, devices: int | None) -> Drafted:
-    sequence = wanted.sequence or min(shape.context, LONGEST)
-    if sequence > shape.context:
+def _plan(run: Run, devices: int | None, cluster: str) -> Plan:
+    layout = parse_layout(run.layout)
+    if devices is not None and layout.dp is not None and layout.world != devices:
+        replicas, rest = divmod(devices, layout.pp * layout.cp * layout.tp)
+        use = "" if rest or not replicas else f", or use dp{replicas} or dp*"
         raise UserError(
-            f"--sequence {sequence} is over the context of {name}; use at most {shape.context}"
+            f"layout '{layout}' is for {layout.world} device{'s' * (layout.world != 1)}, and the "
+            f"cluster has {devices}; plan it for {cluster}x{layout.world}{use}"
         )
-    if not wanted.layout and devices is None:
-        for what in ("micro_batch", "global_batch", "precision"):
-            if getattr(wanted, what):
-                raise UserError(
-                    f"{option(what)} says nothing of a model alone; give a --layout or a --cluster "
-                    "too"
-                )
-        return Drafted(name, shape, sequence, None)
-    layout = resolve(parse_layout(wanted.layout or "dp*"), devices)
-    batch = Batch(wanted.global_batch or None, wanted.micro_batch or None)
+    return plan_of(run, resolve(layout, devices))
+
+
+# -- a model without a recipe --------------------------------------------------------
+
+
+def _table_of(model: str) -> tuple[str, Table, tuple[str, ...]]:
+    """The name of a preset or config.json, a recipe of it, and notes."""
+    path = Path(model)
+    if path.suffix != ".json" and kind_of(path) != "folder":
+        return model, {"model": {"preset": model}}, ()
+    from howdah.shapes.huggingface import sizes_of
+
+    shape, notes = sizes_of(path)
+    sizes = {name: size for name, size in asdict(shape).items() if size is not None}
+    return path.name, {"model": sizes}, notes
+
+
+def _filled(table: Table, changes: Mapping[str, str]) -> Run:
+    """The run of a table without a recipe: bf16, one sample at a time, dp*, at most LONGEST."""
+    table = {"name": "plan", "layout": "dp*", "method": {"precision": "bf16"}, **table}
+    for change in changes.values():
+        apply_override(table, change)
+    run = parse_run(table)
+    batch, layout = run.batch, parse_layout(run.layout)
     if batch.micro_batch is None and (batch.global_batch is None or layout.micros is None):
-        batch = replace(batch, micro_batch=1)
-    method = Method(precision=_precision(wanted.precision or "bf16"))
-    plan = make_plan(shape, layout, batch, sequence=sequence, method=method)
-    return Drafted(name, shape, sequence, plan)
+        run = replace(run, batch=replace(batch, micro_batch=1))
+    if OPTIONS["sequence"] not in changes:
+        length = min(run.model.context, LONGEST)
+        run = replace(run, data=replace(run.data, sequence_length=length))
+    return run
 
 
-def _precision(word: str) -> Precision:
-    known = get_args(Precision)
-    if word not in known:
-        raise UserError(f"precision {shown(word)} is unknown{nearest(word, known)}")
-    return cast(Precision, word)
+def _check_alone(run: Run, changes: Mapping[str, str]) -> None:
+    """Raises UserError for keys and values that a model without layout and devices cannot have."""
+    for name in changes:
+        if not _among(name, OF_MODEL):
+            raise UserError(
+                f"{name} says nothing of a model alone; give a --layout or a --cluster too"
+            )
+    batch, sequence = Batch(micro_batch=1), run.data.sequence_length
+    if problems := check_plan(run.model, Layout(), batch, run.method, sequence=sequence):
+        raise UserError(several(problems))
+
+
+# -- options and keys ----------------------------------------------------------------
+
+
+def _changes(wanted: Draft) -> dict[str, str]:
+    """The keys and options as changes of a recipe, by the name of the key. Raises UserError where
+    two of them disagree, and for a key that no plan depends on.
+    """
+    changes = {change.partition("=")[0]: change for change in wanted.keys}
+    for name in changes:
+        if _among(name, IGNORED):
+            raise UserError(f"{name} is no part of a plan; leave it out")
+    for field, key in OPTIONS.items():
+        if not (value := getattr(wanted, field)):
+            continue
+        said = changes.get(key, f"={value}").partition("=")[2].strip("'\"")
+        if said != str(value):
+            raise UserError(f"{_option(field)} is {value} and {key} is {said}; give one of the two")
+        changes[key] = f"{key}={json.dumps(value, ensure_ascii=False)}"
+    return changes
+
+
+def _among(name: str, keys: Sequence[str]) -> bool:
+    return any(name == key or name.startswith(f"{key}.") for key in keys)
+
+
+def _in_options(problem: str, wanted: Draft) -> str:
+    """A sentence about a key, about the option instead if that was given."""
+    for field, key in OPTIONS.items():
+        if getattr(wanted, field) and "." in key:
+            problem = problem.replace(f"{key}=", f"{_option(field)} ").replace(key, _option(field))
+    return problem
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import UserError, several, shown
+from howdah.base.errors import UserError, named, several, shown
 from howdah.config.recipe import Run, load_run
 from howdah.optim.learning_rate import learning_rate
 
@@ -29,7 +29,8 @@ Changes = dict[str, tuple[Any, Any]]  # by dotted key: the value before, and now
 
 FREE = {  # keys that change no result, but how and where a run is computed, and what it tells
     *("name", "folder", "layout", "schedule", "device", "threads", "compile"),
-    *("batch.micro_batch", "train.steps", "train.prompt", "train.export", "train.keep_last"),
+    *("batch.micro_batch", "train.prompt", "train.export", "train.keep_last"),
+    *("train.steps", "train.tokens", "train.epochs"),
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
 }
 
@@ -70,6 +71,17 @@ def refuse_accident(found: Changes, folder: Path) -> None:
         raise UserError(
             f"{folder} has a run with other settings: {several(told)}; go on with it by --resume, "
             "or start another run with folder=PATH"
+        )
+
+
+def refuse_other_start(found: Changes, folder: Path) -> None:
+    """Raises UserError if a run that has begun is given other initial weights."""
+    old, new = found.get("init_from", (None, None))
+    if new is not None:
+        begun = named(old or "random weights")
+        raise UserError(
+            f"init_from is {named(new)}, but {folder} has begun from {begun}; start another run "
+            "with folder=PATH"
         )
 
 

@@ -11,7 +11,7 @@ frozen dataclass of the package that uses it; unknown keys are errors with a sug
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,8 @@ from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
 from howdah.base.tables import out_of_bounds, read_table
+from howdah.config.shipped import found, meant
+from howdah.config.texts import absolute, check_tokenizer, text_of, with_texts
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
@@ -30,11 +32,13 @@ from howdah.plan.plan import Plan, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.text import read_schedule
 from howdah.plan.support import unsupported
+from howdah.shapes.huggingface_written import kind as exported_as
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import RENAMED as RENAMED_SIZES
 from howdah.shapes.shape import ModelShape
-from howdah.text.sources import STDLIB, Data, check_sources
+from howdah.text.sources import Data, check_sources
 from howdah.train.job import Job, Training
+from howdah.train.length import LENGTHS, in_steps, read_length
 
 Table = dict[str, Any]
 
@@ -53,6 +57,7 @@ RENAMED = {  # keys of older recipes, and their names now
     "method.optimizer.decay": "method.optimizer.weight_decay",
     "method.optimizer.clip": "method.grad_clip",
 }
+SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
 
@@ -112,23 +117,28 @@ class Machine:
 
 
 def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
-    """The run of a recipe, or of a run folder that holds a run.toml, with overrides applied.
+    """The run of a recipe, of a run folder that holds a run.toml, or of a shipped recipe that
+    `recipe` names; with overrides applied.
 
     Raises UserError, which names the file, or every key and value that is wrong.
     """
+    recipe = found(recipe)
     in_folder = kind_of(recipe) == "folder"
     path = recipe / "run.toml" if in_folder else recipe
     try:
         table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
-        raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}") from error
+        text = "; a folder of text is named in data.sources of a recipe"
+        hint = text if in_folder else meant(recipe)
+        raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}{hint}") from error
     except ValueError as error:
         raise UserError(f"{named(path)} is not TOML: {error}") from error
     table.setdefault("name", path.stem)
     if in_folder:
         table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
     for override in overrides:
-        _override(table, override)
+        table = with_texts(table)
+        apply_override(table, override)
     return parse_run(table)
 
 
@@ -137,37 +147,51 @@ def parse_run(table: Table) -> Run:
     every value that can be read but is wrong by itself.
     """
     table, problems = _filled(table)
-    found = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
-    if problems := [*problems, *found.problems]:
+    read = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
+    if problems := [*problems, *read.problems]:
         rest = {**table, "name": "run", "model": preset("laptop")}
-        partly = found.value or read_table(Run, rest).value
-        raise UserError(several([*problems, *_grammar(partly.layout), *_check_each(partly)]))
-    run: Run = found.value
+        partly = read.value or read_table(Run, rest).value
+        raise UserError(several([*dict.fromkeys([*problems, *_further(partly, table)])]))
+    run: Run = read.value
     return run
 
 
-def _grammar(layout: str) -> list[str]:
+def _further(partly: Run, table: Table) -> Iterator[str]:
+    """The problems of what could be read of a recipe. How model, layout and batch fit together is
+    looked at only where nothing in their tables is wrong: a default is not what was meant.
+    """
+    fitted = {"model": ModelShape, "batch": Batch, "data": Data}
+    tables = [(kind, table.get(name, {})) for name, kind in fitted.items()]
+    if all(isinstance(part, dict) and not read_table(kind, part).problems for kind, part in tables):
+        yield from problems_of(partly, None)
+        return
     try:
-        parse_layout(layout)
+        parse_layout(partly.layout)
     except UserError as problem:
-        return [str(problem)]
-    return []
+        yield str(problem)
+    yield from _check_each(partly)
 
 
-def _override(table: Table, override: str) -> None:
+def apply_override(table: Table, override: str) -> None:
+    """Changes one value of a table. Raises UserError."""
     name, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"{shown(override)} changes nothing; write key=value, such as seed=1")
     *path, last = name.split(".")
+    owners = [table]
     for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner = [owner.setdefault(part, {}) for owner in owners]
+        owners = [one for item in inner for one in (item if isinstance(item, list) else [item])]
+        if not all(isinstance(owner, dict) for owner in owners):
             raise UserError(f"{named(name)}: {named(part)} is a single value, not a table")
+    for other in LENGTHS if path == ["train"] and last in LENGTHS else ():
+        owners[0].pop(other, None)  # the length that the recipe gives, in whichever unit
     try:
         read = parse_toml(f"value = {text}")
     except ValueError:
         read = {}
-    table[last] = read["value"] if len(read) == 1 else text  # a bare word is a string
+    for owner in owners:  # of a list of tables, such as data.sources, each is changed
+        owner[last] = read["value"] if len(read) == 1 else text  # a bare word is a string
 
 
 def _filled(table: Table) -> tuple[Table, list[str]]:
@@ -180,11 +204,10 @@ def _filled(table: Table) -> tuple[Table, list[str]]:
         table["model"] = _model(table)
     except UserError as problem:
         table["model"], problems = preset("laptop"), [str(problem)]
-    data = table.get("data", {})
-    if isinstance(data, dict) and isinstance(sources := data.get("sources"), list | str):
-        sources = [sources] if isinstance(sources, str) else sources
-        paths = [{"path": s} if isinstance(s, str) else s for s in sources]
-        table["data"] = {**data, "sources": paths}
+    table = with_texts(table)
+    if isinstance(train := table.get("train"), dict):
+        table["train"], more = read_length(train)
+        problems += more
     return table, problems
 
 
@@ -200,6 +223,11 @@ def _model(table: Table) -> object:
     if isinstance(model, str):
         raise UserError(f"model is {shown(model)}; write the name of a preset as model.preset=NAME")
     if not isinstance(model, dict) or "preset" not in model:
+        if isinstance(model, dict) and "init_from" in table and not set(model) >= SIZES:
+            raise UserError(
+                "the table [model] lacks sizes, and those of init_from are used only without it: "
+                f"leave {', '.join(f'model.{name}' for name in model) or '[model]'} out"
+            )
         return model
     if not isinstance(model["preset"], str):
         raise UserError(f"model.preset is {shown(model['preset'])}; it must be a name, like laptop")
@@ -243,6 +271,11 @@ def check_run(run: Run, layout: Layout) -> list[str]:
     sequence = run.data.sequence_length
     fit = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
     here = unsupported(run.model, layout, compiled=run.compile)
+    if run.train.export and not fit and not here:
+        try:
+            exported_as(run.model)
+        except UserError as problem:
+            here = [f"train.export is true, but {problem}; use train.export=false"]
     return [*dict.fromkeys([*fit, *_check_each(run), *here])]
 
 
@@ -265,29 +298,12 @@ def problems_of(run: Run, world: int | None) -> list[str]:
 def _check_each(run: Run) -> Iterator[str]:
     """The problems of single values, which do not depend on other values."""
     yield from out_of_bounds(run)
-    yield from check_sources(run.data)
+    yield from check_sources(text_of(run.data, run.init_from))
     if not run.layout.strip():
         yield "layout is empty; write single for one process"
     if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
         yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
-    if run.init_from and run.data.tokenizer is None and kind_of(run.init_from) == "folder":
-        yield from _no_tokenizer(run.init_from)
-
-
-def _no_tokenizer(weights: Path) -> Iterator[str]:
-    if kind_of(weights / "tokenizer.json") != "file":
-        yield (
-            f"init_from: {named(weights)} has no tokenizer.json, and with other tokens than the "
-            "model's its embedding is useless; name the model's tokenizer in data.tokenizer"
-        )
-
-
-def _text_of(run: Run) -> Data:
-    """The run's text; without a tokenizer of its own, with that of the folder `init_from`."""
-    weights = run.init_from
-    if weights is None or run.data.tokenizer is not None or kind_of(weights) != "folder":
-        return run.data
-    return replace(run.data, tokenizer=str(weights.absolute()))
+    yield from check_tokenizer(run.data, run.init_from)
 
 
 def resolve_run(run: Run, machine: Machine) -> Job:
@@ -310,13 +326,14 @@ def resolve_run(run: Run, machine: Machine) -> Job:
             f"several, or use at most {MOST_HERE}"
         )
     on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
+    plan = plan_of(run, layout)
     return Job(
         name=run.name,
         folder=(run.folder or Path("runs") / run.name).absolute(),
         cache=machine.cache,
-        plan=plan_of(run, layout),
-        data=_text_of(run),
-        train=run.train,
+        plan=plan,
+        data=text_of(run.data, run.init_from),
+        train=in_steps(run.train, plan.batch, plan.sequence),
         seed=run.seed,
         device="cuda" if on_cuda else "cpu",
         threads=run.threads or max(machine.cores // local, 1),
@@ -331,22 +348,13 @@ def resolved(run: Run, job: Job) -> Run:
     Paths are absolute. Device, threads and micro-batch stay as the user wrote them: they depend on
     the machine, and the run may be resumed on another one.
     """
-    tokenizer = job.data.tokenizer
-    sources = tuple(replace(s, path=_absolute(s.path)) for s in run.data.sources)
     return replace(
         run,
         layout=str(job.layout),
         batch=replace(run.batch, global_batch=job.batch.global_batch),
         folder=job.folder,
+        train=job.train,
         init_from=job.init_from,
         schedule=run.schedule.absolute() if run.schedule else None,
-        data=replace(
-            run.data, sources=sources, tokenizer=_absolute(tokenizer) if tokenizer else None
-        ),
+        data=absolute(job.data),
     )
-
-
-def _absolute(name: str) -> str:
-    """The absolute path of `name`; a name that is no existing path is returned unchanged."""
-    there = name != STDLIB and kind_of(Path(name)) != "does not exist"
-    return str(Path(name).absolute()) if there else name

@@ -44,8 +44,9 @@ def check_cluster(cluster: Cluster) -> list[str]:
     """A verdict on a cluster that could be read, then a line for each optional value it lacks."""
     device = cluster.device
     optional = [
+        ("device.reserved", device.reserved, "plans take all of a device's memory as free"),
         ("device.watts", device.watts, "energy and carbon stay unknown"),
-        ("device.price or rent", device.price or cluster.rent, "money stays unknown"),
+        ("device.price or rent", device.price or cluster.rent, "the cost of a run stays unknown"),
         ("measured", cluster.measured, "plans count on assumed shares of the nominal numbers"),
     ]
     size = f"{cluster.nodes} x {cluster.devices_per_node} {device.name}"

@@ -1,10 +1,15 @@
-"""A prediction as lines of text, and as plain data for other programs."""
+"""A prediction as lines of text, and as plain data for other programs.
+
+Text has units chosen by size, and leaves out what is less than a thousandth of its sum: scalars
+that are sent, rounding errors of a wait. `--why` and the plain data have everything.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from howdah.base.quantities import spell
+from howdah.draw.columns import columns
 from howdah.draw.mesh import stage_labels
 from howdah.draw.traffic import sums
 from howdah.machines.cluster import expected
@@ -12,11 +17,18 @@ from howdah.plan.plan import Plan
 from howdah.shapes.parameters import parameters
 from howdah.shapes.products import conventions
 from howdah.shapes.shape import ModelShape
-from howdah.sim.cost import hourly
+from howdah.sim.cost import YEARS, Cost
 from howdah.sim.memory import Held, peak
 from howdah.sim.predict import Prediction
 
-GB = 1e9
+K = TypeVar("K")
+
+NOTHING = 1e-3  # of a sum: a smaller term is left out of the text
+SIZES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+DAYS = {"days": 1.0, "hours": 1 / 24, "minutes": 1 / 1440, "seconds": 1 / 86400}
+KWH = {"GWh": 1e6, "MWh": 1e3, "kWh": 1.0, "Wh": 1e-3}
+TONNES = {"t": 1.0, "kg": 1e-3, "g": 1e-6}
+CAUSES = {"memory": "memory-bound"}  # what the text calls a cause of time, if not by its key
 
 
 # -- text ------------------------------------------------------------------------------
@@ -35,29 +47,45 @@ def show_model(name: str, shape: ModelShape, sequence: int) -> list[str]:
     ]
 
 
-def show_prediction(prediction: Prediction, *, why: bool = False) -> list[str]:
-    """The prediction as lines of text; `why` adds all stages and the source of each number."""
+def show_prediction(
+    prediction: Prediction, *, why: bool = False, notes: Sequence[str] = ()
+) -> list[str]:
+    """The prediction as lines of text.
+
+    why    adds all stages and small terms, and the source of each number
+    notes  what the user should know about the plan; a line for each
+    """
     plan = prediction.plan
     lines = [
-        f"layout  {plan.layout} on {plan.layout.world:,} {_devices(prediction)}",
+        f"layout  {plan.layout} on {_devices(prediction)}",
         f"batch   {plan.batch.global_batch:,} x {plan.sequence:,} tokens a step, "
         f"micro-batches of {plan.micro_batch}",
         *_memory(prediction, why=why),
-        *_traffic(prediction),
+        *_traffic(prediction, why=why),
     ]
     if prediction.time:
         lines += _time(prediction, why=why)
-    return lines
+    if prediction.cost:
+        lines.append(_run(prediction.cost))
+    return [*lines, *show_notes(notes)]
+
+
+def show_notes(notes: Sequence[str]) -> list[str]:
+    """A line for each note."""
+    return [f"note    {note}" for note in notes]
 
 
 def _devices(prediction: Prediction) -> str:
+    world = prediction.plan.layout.world
     if prediction.cluster:
-        return prediction.cluster.device.name
-    return "device" if prediction.plan.layout.world == 1 else "devices"
+        return f"{world:,} x {prediction.cluster.device.name}"
+    return "1 device" if world == 1 else f"{world:,} devices"
 
 
 def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
-    yield f"memory  {_gb(prediction.peak)} GB a device{_fit(prediction)}"
+    """All numbers in the unit of the largest, so that they can be compared."""
+    unit = _unit(prediction.peak, SIZES)
+    yield f"memory  {_in(unit, prediction.peak)} {unit} a device{_fit(prediction, unit)}"
     stages, labels = prediction.plan.stages, stage_labels(prediction.plan)
     for rank, held in enumerate(prediction.memory):
         if rank and not why and len(prediction.memory) > 4 and rank < len(prediction.memory) - 1:
@@ -67,39 +95,39 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
             for names, home in zip(stages.parts, stages.where, strict=True)
             if home == rank
         )
-        rows = _by_component(held, " on ").items()
-        listed = ", ".join(f"{name} {_gb(count)}" for name, count in rows)
-        yield f"  {labels[rank]}, {parts} parts: {_gb(peak(held))} = {listed}"
+        rows = large(_by_component(held, " on "), why=why).items()
+        listed = ", ".join(f"{name} {_in(unit, count)}" for name, count in rows)
+        held_parts = f"{parts} part{'s' * (parts != 1)}"
+        yield f"  {labels[rank]}, {held_parts}: {_in(unit, peak(held))} = {listed}"
 
 
-def _fit(prediction: Prediction) -> str:
+def _fit(prediction: Prediction, unit: str) -> str:
     capacity = prediction.capacity
     if capacity is None:
         return ""
     verdict = "fits" if prediction.peak <= capacity else "DOES NOT FIT"
-    return f" of {_gb(capacity)}: {verdict}"
+    own = _unit(capacity, SIZES)
+    return f" of {_in(own, capacity)}{'' if own == unit else f' {own}'}: {verdict}"
 
 
-def _traffic(prediction: Prediction) -> Iterator[str]:
+def _traffic(prediction: Prediction, *, why: bool) -> list[str]:
     """The traffic of the stage that sends most."""
     rows = max(prediction.traffic, key=lambda sent: sum(sent.values()))
     if not rows:
-        yield "traffic none: one process"
-        return
-    yield f"traffic {_gb(sum(rows.values()))} GB sent by a rank in a step"
-    for row, count in sorted(rows.items(), key=lambda item: -item[1]):
-        yield f"  {row.axis:5s} {row.operation:14s} {row.link:10s} {_gb(count)}"
+        return ["traffic none: one process"]
+    shown = sorted(large(rows, why=why).items(), key=lambda item: -item[1])
+    cells = [(row.axis, row.operation, row.link, size_of(count)) for row, count in shown]
+    lines = [f"  {line}" for line in columns(cells, "<<<<")]
+    return [f"traffic {size_of(sum(rows.values()))} sent by a rank in a step", *lines]
 
 
 def _time(prediction: Prediction, *, why: bool) -> Iterator[str]:
     time, cluster = prediction.time, prediction.cluster
     assert time is not None and cluster is not None
-    parts = ", ".join(
-        f"{name} {spell(s, 'seconds')}" for name, s in time.breakdown.items() if s > 0
-    )
+    parts = spell_causes(time.breakdown)
     yield f"time    {spell(time.seconds, 'seconds')} a step, from stated efficiencies: {parts}"
     yield (
-        f"        {time.tokens_per_second:,.0f} tokens/s, mfu {time.mfu:.1%} (all pairs), "
+        f"        {_figure(time.tokens_per_second)} tokens/s, {_mfu(prediction)}, "
         f"bubble {time.timeline.bubble:.1%}"
     )
     if why:
@@ -107,15 +135,53 @@ def _time(prediction: Prediction, *, why: bool) -> Iterator[str]:
         for name, share, value in expected(cluster):
             source = "measured" if name in measured else f"{share:.0%} of the data sheet, assumed"
             yield f"        {name} {measured.get(name, value):.4g}: {source}"
-    if cost := prediction.cost:
-        basis = hourly(cluster).basis
-        money = f"price {basis}" if cost.money is None else f"{cost.money:,.0f} USD ({basis})"
-        energy = "unknown energy" if cost.kwh is None else f"{cost.kwh / 1000:,.1f} MWh"
-        carbon = "" if cost.tonnes is None else f", {cost.tonnes:,.1f} t CO2eq"
-        yield (
-            f"run     {cost.days:,.2f} days, {cost.device_hours:,.0f} device-hours, "
-            f"{money}, {energy}{carbon}"
+
+
+def spell_causes(breakdown: Mapping[str, float]) -> str:
+    """The seconds of a step by cause, as text."""
+    shown = large(breakdown).items()
+    return ", ".join(f"{CAUSES.get(name, name)} {spell(s, 'seconds')}" for name, s in shown)
+
+
+def _mfu(prediction: Prediction) -> str:
+    """Model flops over the dense peak, by both conventions; never over 100 %.
+
+    The time counts only the pairs of tokens that a causal mask leaves. Flops of all pairs in this
+    time would exceed the peak where sequences are long, which says nothing of the device.
+    """
+    assert prediction.time is not None
+    both, causal = prediction.time.mfu, _causal_mfu(prediction)
+    if causal == both:
+        return f"mfu {both:.1%}"
+    if both > 1:
+        return f"mfu {causal:.1%} (causal)"
+    return f"mfu {both:.1%} (all pairs), {causal:.1%} (causal)"
+
+
+def _causal_mfu(prediction: Prediction) -> float:
+    assert prediction.time is not None
+    flops = conventions(prediction.plan.shape, prediction.plan.sequence)
+    return prediction.time.mfu * flops.causal_model / flops.model
+
+
+def _run(cost: Cost) -> str:
+    prices = [
+        f"{_small(money)} USD ({basis})"
+        for money, basis in (
+            (cost.purchase, f"purchase over {YEARS:g} years"),
+            (cost.rent, "rent"),
         )
+        if money is not None
+    ]
+    return "run     " + ", ".join(
+        [
+            _scaled(cost.days, DAYS, digits=2),
+            f"{_small(cost.device_hours)} device-hours",
+            *(prices or ["price not stated"]),
+            "energy not stated" if cost.kwh is None else _scaled(cost.kwh, KWH),
+            *([] if cost.tonnes is None else [f"{_scaled(cost.tonnes, TONNES)} CO2eq"]),
+        ]
+    )
 
 
 # -- data ------------------------------------------------------------------------------
@@ -136,8 +202,8 @@ def model_data(shape: ModelShape, sequence: int) -> dict[str, Any]:
     }
 
 
-def prediction_data(prediction: Prediction) -> dict[str, Any]:
-    """The whole prediction, in bytes and seconds.
+def prediction_data(prediction: Prediction, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """The whole prediction, in bytes and seconds; `notes` as in `show_prediction`.
 
     Lists have an entry for each pipeline rank, but `stages` one for each stage.
     """
@@ -157,6 +223,7 @@ def prediction_data(prediction: Prediction) -> dict[str, Any]:
             for sent in prediction.traffic
         ],
         "stages": _stages(plan),
+        "notes": list(notes),
     }
     if prediction.capacity is not None:
         data["fits"] = prediction.peak <= prediction.capacity
@@ -166,6 +233,7 @@ def prediction_data(prediction: Prediction) -> dict[str, Any]:
             "step_seconds_from": "stated efficiencies",
             "tokens_per_second": time.tokens_per_second,
             "mfu": time.mfu,
+            "mfu_causal": _causal_mfu(prediction),
             "bubble": time.timeline.bubble,
             "breakdown_seconds": time.breakdown,
         }
@@ -173,7 +241,8 @@ def prediction_data(prediction: Prediction) -> dict[str, Any]:
         data["run"] = {
             "days": cost.days,
             "device_hours": cost.device_hours,
-            "usd": cost.money,
+            "usd_purchase": cost.purchase,
+            "usd_rent": cost.rent,
             "kwh": cost.kwh,
             "tonnes_co2eq": cost.tonnes,
         }
@@ -205,8 +274,48 @@ def _stages(plan: Plan) -> list[dict[str, Any]]:
 # -- numbers ---------------------------------------------------------------------------
 
 
-def _gb(count: float) -> str:
-    return f"{count / GB:.3g}" if count < 100 * GB else f"{count / GB:,.0f}"
+def large(terms: Mapping[K, float], *, why: bool = False) -> dict[K, float]:
+    """The terms that are at least a thousandth of their sum; with `why`, all that are not zero."""
+    least = 0.0 if why else NOTHING * sum(terms.values())
+    return {name: value for name, value in terms.items() if value and value >= least}
+
+
+def size_of(count: float) -> str:
+    """Bytes as text.
+
+    >>> size_of(5.37e8)
+    '537 MB'
+    """
+    unit = _unit(count, SIZES)
+    return f"{_in(unit, count)} {unit}"
+
+
+def _unit(value: float, units: Mapping[str, float]) -> str:
+    """The largest unit of which `value` has at least one, else the smallest unit."""
+    return next((unit for unit, size in units.items() if value >= size), [*units][-1])
+
+
+def _in(unit: str, count: float) -> str:
+    return _figure(count / SIZES[unit])
+
+
+def _figure(number: float) -> str:
+    """Three digits, or all those of a large number; never an exponent."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if number >= 1e-3 or not number else "under 0.001"
+
+
+def _small(number: float) -> str:
+    """A number whose hundredths are of no interest once it has three digits before them."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.2f}" if number >= 0.01 else "under 0.01"
+
+
+def _scaled(value: float, units: Mapping[str, float], *, digits: int = 1) -> str:
+    unit = _unit(value, units)
+    return f"{value / units[unit]:,.{digits}f} {unit}"
 
 
 def _count(number: int) -> str:

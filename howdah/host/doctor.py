@@ -11,14 +11,15 @@ import os
 import platform
 import resource
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from howdah.host import facts as machine
 from howdah.host.facts import Interface
+from howdah.host.peak import BUSY, Facts, Measured, data_sheet, facts_of, kept
 
 MIB, GIB = 2**20, 2**30
 UNKNOWN = "not known on this system"
@@ -39,7 +40,7 @@ class Finding:
 def doctor(cache: Path | None) -> list[Finding]:
     """The findings on everything that a run depends on. Writes no files and opens no connections.
 
-    cache  the folder that will hold tokens; None if it is not known
+    cache  the folder for tokens and measured peaks; None if it is not known
     """
     allowed, quota = machine.allowed_cores(), machine.core_quota()
     cuda = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -58,7 +59,15 @@ def doctor(cache: Path | None) -> list[Finding]:
         judge_network(machine.interfaces(), machine.gloo_address()),
         judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
-    return findings if cache is None else [*findings, _judge_cache(cache)]
+    if cache is None:
+        return findings
+    here = facts_of(main_device(), torch.float32, threads=0)
+    return [*findings, judge_peaks(here, kept(cache, here)), _judge_cache(cache)]
+
+
+def main_device() -> torch.device:
+    """The device on which runs train by default."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _capabilities() -> Mapping[str, object] | None:
@@ -208,6 +217,25 @@ def judge_open_files(soft: int, hard: int) -> Finding:
         return Finding("open files", value)
     lack = "a rank keeps a socket to every other rank: for many ranks raise it"
     return Finding("open files", value, f"{lack} with ulimit -n 4096")
+
+
+def judge_peaks(here: Facts, found: Sequence[Measured]) -> Finding:
+    """The finding on the flop/s that `mfu` divides by: `found` was measured on `here`, and kept."""
+    rows = [f"{one.flops / 1e9:,.0f} {_spell(one.facts)}" for one in found]
+    if sheet := data_sheet(replace(here, precision="bfloat16")):
+        rows.append(f"{sheet.flops / 1e9:,.0f} bfloat16 (data sheet)")
+    if not rows:
+        return Finding("peak", "not measured yet; a run does it, or howdah doctor --measure")
+    value = f"Gflop/s: {', '.join(rows)}"
+    if all(one.share >= BUSY for one in found):
+        return Finding("peak", value)
+    lack = "other programs took the cores while this was measured, so it is too low"
+    return Finding("peak", value, f"{lack}: run howdah doctor --measure on a quiet machine")
+
+
+def _spell(facts: Facts) -> str:
+    plural = "s" if facts.threads > 1 else ""
+    return facts.precision + (f" with {facts.threads} thread{plural}" if facts.threads else "")
 
 
 def judge_disk(folder: Path, free: int, *, writable: bool) -> Finding:

@@ -15,6 +15,7 @@ it is the container's own control group.
 """
 
 import os
+import platform
 import shutil
 import socket
 import struct
@@ -67,6 +68,12 @@ def parse_limit(text: str) -> int | None:
     return int(text) if text.isdecimal() and int(text) < 2**60 else None
 
 
+def parse_cpu_model(cpuinfo: str) -> str | None:
+    """The CPU's name, from the text of /proc/cpuinfo; None where it has none, as on ARM."""
+    pairs = (line.partition(":") for line in cpuinfo.splitlines())
+    return next((name.strip() for key, _, name in pairs if key.strip() == "model name"), None)
+
+
 def parse_control_groups(text: str, controller: str) -> list[str]:
     """Folders below /sys/fs/cgroup that limit this process, from the text of /proc/self/cgroup.
 
@@ -96,6 +103,11 @@ def parse_ipv6(text: str) -> dict[str, list[str]]:
 
 
 # -- reading -------------------------------------------------------------------
+
+
+def cpu_model() -> str:
+    """The CPU's name; where the system has none, its architecture."""
+    return parse_cpu_model(_text(PROC / "cpuinfo")) or platform.machine()
 
 
 def allowed_cores() -> int:

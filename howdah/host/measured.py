@@ -1,44 +1,10 @@
-"""Measured values of this machine and this process: peak flop/s and memory."""
+"""Measured values of this machine and this process: the memory that was used, and what is left."""
 
 import resource
-import time
 
 import torch
 
 from howdah.host.facts import memory, memory_limit
-
-# Dense bf16 peaks in flop/s from the vendors' data sheets (not the doubled figures for sparsity).
-DATA_SHEETS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-}
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The peak flop/s for utilisation figures, and a text that names the source of the number.
-
-    For a known accelerator and bf16 it is the value of the data sheet. Otherwise it is the best of
-    four matrix products timed in this process: no data sheet has the peak of some cores of a CPU.
-    """
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for known, peak in DATA_SHEETS.items():
-            if known in name and dtype is torch.bfloat16:
-                return peak, f"{known} data sheet, dense bf16"
-    size = 8192 if device.type == "cuda" else 768
-    matrix = torch.ones(size, size, dtype=dtype, device=device)
-    best = min(_seconds(matrix) for _ in range(4))
-    return 2 * size**3 / best, f"measured {size}³ matrix product"
-
-
-def _seconds(matrix: torch.Tensor) -> float:
-    began = time.perf_counter()
-    product = matrix @ matrix
-    if product.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def peak_memory(device: torch.device) -> tuple[int, int]:

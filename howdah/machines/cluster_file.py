@@ -29,12 +29,12 @@ def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
     """
     from howdah.machines.cluster_tables import parse_cluster  # most commands need none
 
-    name, size = _split(text)
+    name, size = split_size(text)
     if devices is not None and size is not None and devices != size:
         raise UserError(f"cluster {shown(text)} has {size} devices, but {devices} are asked for")
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in cluster_names():
-        raise UserError(f"cluster {shown(text)} is unknown{nearest(name, cluster_names())}")
+        raise UserError(f"cluster {shown(text)} is unknown{_meant(name)}")
     try:
         content = read_text(path, LARGEST_FILE)
     except OSError as error:
@@ -46,7 +46,13 @@ def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
     return cluster if wanted is None else resized(cluster, wanted)
 
 
-def _split(text: str) -> tuple[str, int | None]:
+def _meant(name: str) -> str:
+    """The clusters whose names begin with `name` (a100), else those most like it."""
+    begin = [repr(known) for known in cluster_names() if name and known.startswith(name)]
+    return f"; did you mean {' or '.join(begin)}?" if begin else nearest(name, cluster_names())
+
+
+def split_size(text: str) -> tuple[str, int | None]:
     """The name and the size in `text`: a100-40x16 is 16 devices of a100-40. None without size."""
     match = re.fullmatch(r"(.+)x(\d{1,9})", text)
     return (match[1], int(match[2])) if match else (text, None)

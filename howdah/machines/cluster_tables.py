@@ -6,6 +6,7 @@ giving its bandwidth, or by giving the bandwidth of a network card and of the no
 agree. A UserError names the file, and each wrong key.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
@@ -137,22 +138,55 @@ class _File:
     measured: _Measured = field(default_factory=_Measured)
 
 
+STAND_INS: dict[str, Any] = {  # a sound table of each kind
+    "device": {"name": "a", "memory": "1 GB", "bandwidth": "1 GB/s", "flops": {"bf16": "1 FLOP/s"}},
+    "node": {"devices": 1},
+    "host": {"link": "pcie4", "memory": "1 GB"},
+    "inside": {"link": "pcie4"},
+    "between": {"link": "hdr"},
+}
+
+
 # -- from a file to a cluster --------------------------------------------------
 
 
 def parse_cluster(text: str, *, file: str) -> Cluster:
     """Parses the TOML `text` of a cluster file; `file` is its name in error messages.
 
-    Raises UserError with every value that is wrong by itself, or else with every contradiction.
+    Raises UserError with every value that is wrong by itself, and every contradiction of the
+    others.
     """
     try:
         raw = parse_toml(text)
     except ValueError as error:
         raise UserError(f"{file} is not TOML: {error}") from None
     found = read_table(_File, raw, limits=True)
-    if problems := found.problems or [*_contradictions(found.value)]:
+    others = [*_contradictions(found.value)] if found.value else _of_the_sound(raw)
+    if problems := [*found.problems, *others]:
         raise UserError(f"{file}: {several(problems)}")
     return _cluster(found.value)
+
+
+def _of_the_sound(raw: dict[str, Any]) -> list[str]:
+    """The contradictions of a file in which tables are wrong or missing: those of the others, with
+    stand-ins in their place. A sentence that names a stand-in would be about nothing.
+    """
+    sound = {
+        name: table
+        for name, table in raw.items()
+        if not read_table(_File, {"name": "", **STAND_INS, name: table}, limits=True).problems
+    }
+    if "network" in raw and "network" not in sound:
+        return []
+    instead = {
+        name: table
+        for name, table in STAND_INS.items()
+        if name not in sound and (name in raw or name in ("device", "node", "host"))
+    }
+    file = read_table(_File, {"name": "", **instead, **sound}, limits=True).value
+    told = _contradictions(file) if file else ()
+    named = [rf"\b{name}\.|\[{name}\]" + r"|\d nodes" * (name == "node") for name in instead]
+    return [one for one in told if not any(re.search(name, one) for name in named)]
 
 
 def _cluster(file: _File) -> Cluster:

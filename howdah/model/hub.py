@@ -59,6 +59,7 @@ GPT2 = {
 }
 STEMS = ("model.", "transformer.")  # prefixes; missing when a model was saved without its head
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants in old files
+READ = (*CLASSES, "mistral")  # up to its window, a Llama by another name
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -129,12 +130,18 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     Raises UserError when the folder has no safetensors files, or when they do not contain exactly
     the weights of a model that howdah runs.
     """
+    if kind_of(folder) == "does not exist" and kind_of(folder.parent) == "does not exist":
+        name = "/".join(folder.parts[-2:])
+        raise UserError(
+            f"{named(folder)} does not exist; if it is a model of the Hugging Face hub, download "
+            f"it first: hf download {named(name)} --local-dir DIR, then init_from=DIR"
+        )
     config = read_json(folder / "config.json")
     found_type = config.get("model_type")
-    if not isinstance(found_type, str) or found_type not in CLASSES:
+    if not isinstance(found_type, str) or found_type not in READ:
         raise UserError(
             f"{named(folder)} holds a model of type {shown(found_type)}, which howdah does not "
-            f"run; it runs {', '.join(CLASSES)}"
+            f"run; it runs {', '.join(READ)}"
         )
     shape = shape_from_config(config)
     stored = {tensor.name: tensor for file in _files(folder) for tensor in _headers(file)}

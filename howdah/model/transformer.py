@@ -44,6 +44,7 @@ class BlockContext:
 
 
 BlockRun = Callable[[Tensor, BlockContext], Tensor]
+Drop = Callable[["Block", Tensor, str, BlockContext], Tensor]
 
 
 class Block(nn.Module):
@@ -60,6 +61,7 @@ class Block(nn.Module):
         self.feedforward_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         self.feedforward = FeedForward(shape)
         self.run: BlockRun | None = None
+        self.drop: Drop = drop  # compiled blocks replace it
 
     def forward(self, x: Tensor, context: BlockContext) -> Tensor:
         """Map x [b, s, h] → [b, s, h]."""
@@ -76,7 +78,12 @@ class Block(nn.Module):
         return x if self.before else self.feedforward_norm(x)
 
     def _drop(self, x: Tensor, place: str, context: BlockContext) -> Tensor:
-        return dropout(x, f"{self.name}.{place}", share=self.dropout, noise=context.noise)
+        return self.drop(self, x, place, context) if self.dropout else x
+
+
+def drop(block: Block, x: Tensor, place: str, context: BlockContext) -> Tensor:
+    """The dropout of a block at a place in it: its noise depends on the names of both."""
+    return dropout(x, f"{block.name}.{place}", share=block.dropout, noise=context.noise)
 
 
 class Transformer(nn.Module):

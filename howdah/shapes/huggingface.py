@@ -17,16 +17,18 @@ DeepSeek's positions, its router's scores, and whether BERT's GELU is exact.
 `huggingface_names.py` has the names; here is how they are read, and what no name alone says.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, parse_json, read_file
 from howdah.shapes.check import require_shape
-from howdah.shapes.huggingface_names import DEFAULTS, MODEL_TYPES, SCALING, Setting
+from howdah.shapes.huggingface_names import DEFAULTS, LLAMA, MODEL_TYPES, SCALING, Setting
 from howdah.shapes.shape import Experts, Latent, ModelShape, RopeScaling
 
 Config = dict[str, Any]
+T = TypeVar("T")
 
 LARGEST = 16 << 20  # bytes: the list of the weights of a model with 256 experts a layer has 9 MB
 
@@ -38,12 +40,54 @@ def model_of(source: Path | Config) -> ModelShape:
     """
     if isinstance(source, dict):
         return shape_from_config(source)
+    return _of_file(source, shape_from_config)
+
+
+def sizes_of(source: Path) -> tuple[ModelShape, tuple[str, ...]]:
+    """The sizes for a plan, and a note for each setting that changes no size and is left out.
+
+    For a model type that is not read, the error names a plan of a Llama of these sizes.
+    """
+    return _of_file(source, _planned)
+
+
+def _of_file(source: Path, read: Callable[[Config], T]) -> T:
     file = source / "config.json" if kind_of(source) == "folder" else source
     config = read_json(file)
     try:
-        return shape_from_config(config)
+        return read(config)
     except UserError as problem:
         raise UserError(f"{named(file)}: {problem}") from None
+
+
+def _planned(config: Config) -> tuple[ModelShape, tuple[str, ...]]:
+    if str(config.get("model_type")) not in MODEL_TYPES:
+        raise UserError(f"{_unknown(config)}{_as_llama(config)}")
+    stretched = _rope_type(_with_rope(config))
+    if stretched in ("default", "llama3"):
+        return shape_from_config(config), ()
+    rope = _get(config, Setting("rope_parameters", {}, dict), {})
+    kept = {name: value for name, value in rope.items() if name == "rope_theta"}
+    plain = {**config, "rope_scaling": None, "rope_parameters": kept}
+    note = f"rope_type {shown(stretched)} of config.json changes no size; the plan leaves it out"
+    return shape_from_config(plain), (note,)
+
+
+def _unknown(config: Config) -> str:
+    return (
+        f"config.json has model_type {shown(config.get('model_type'))}; howdah reads "
+        f"{', '.join(MODEL_TYPES)}"
+    )
+
+
+def _as_llama(config: Config) -> str:
+    """How sizes with the usual names can be planned; empty if some have other names."""
+    sizes = {name: config.get(place.name) for name, place in LLAMA.items() if place.kind is int}
+    given = {name: size for name, size in sizes.items() if type(size) is int}
+    if not {"layers", "width", "heads", "ffn_size", "vocab"} <= given.keys():
+        return ": choose one of these models"
+    keys = " ".join(f"model.{name}={size}" for name, size in given.items())
+    return f"; to plan a Llama of its sizes, give them to a preset: howdah plan llama2-7b {keys}"
 
 
 def read_json(path: Path) -> Config:
@@ -68,10 +112,7 @@ def shape_from_config(config: Config) -> ModelShape:
     """
     found = config.get("model_type")
     if not isinstance(found, str) or found not in MODEL_TYPES:
-        raise UserError(
-            f"config.json has model_type {shown(found)}; howdah reads {', '.join(MODEL_TYPES)}: "
-            "choose one of these models"
-        )
+        raise UserError(f"{_unknown(config)}: choose one of these models")
     if found != "deepseek_v3":  # which was trained and given out in 8 bits
         _require(config, "quantization_config", None)
     family = MODEL_TYPES[found]
@@ -173,10 +214,14 @@ def _with_rope(config: Config) -> Config:
     return {**config, **(newer or older)}
 
 
+def _rope_type(config: Config) -> object:
+    return config.get("rope_type", config.get("type", "default"))
+
+
 def _scaling(config: Config, stretched: str) -> RopeScaling | None:
     """How rotary positions are stretched; `stretched` is the one form that this model may have."""
     _require(config, "partial_rotary_factor", 1.0)
-    form = config.get("rope_type", config.get("type", "default"))
+    form = _rope_type(config)
     if form not in ("default", stretched):
         raise UserError(
             f"config.json has rope_type {shown(form)}, and howdah computes default and "

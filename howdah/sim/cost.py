@@ -12,26 +12,28 @@ switches and failed runs are left out, as in those model cards.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from howdah.machines.cluster import Cluster
 
 HOURS_OF_A_YEAR = 8766.0
+YEARS = 5.0  # over which the price of a bought device is spread
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The power, price and carbon of one device while it runs.
+    """The power, prices and carbon of one device while it runs.
 
-    watts   average power of the device; None if its power is not published
-    price   USD per hour; None if not known
-    basis   the source of the price, in words
-    pue     power of the whole site / power of its devices
-    carbon  kg of CO2 equivalent per kWh
+    watts     average power of the device; None if its power is not published
+    purchase  USD per hour: the price of the device, spread over years; None if not known
+    rent      USD per hour; None if not known
+    pue       power of the whole site / power of its devices
+    carbon    kg of CO2 equivalent per kWh
     """
 
     watts: float | None
-    price: float | None
-    basis: str
+    purchase: float | None
+    rent: float | None
     pue: float
     carbon: float
 
@@ -42,31 +44,38 @@ class Cost:
 
     days          duration of the run
     device_hours  hours, summed over all devices
-    money         USD
+    purchase      USD, if the devices are bought
+    rent          USD, if they are rented
     kwh           energy in kWh
     tonnes        tonnes of CO2 equivalent
     """
 
     days: float
     device_hours: float
-    money: float | None
+    purchase: float | None
+    rent: float | None
     kwh: float | None
     tonnes: float | None
 
 
-def hourly(cluster: Cluster, *, use: float = 1.0, years: float = 5.0) -> Rates:
+def hourly(
+    cluster: Cluster, *, use: float = 1.0, years: float = YEARS, rent: float | None = None
+) -> Rates:
     """The rates of a cluster's devices.
 
     use    average power of a run, as a fraction of the range from idle (0) to full power (1);
            model cards assume 1
-    years  years over which the price of a bought device is spread, if the cluster has no rent
+    years  years over which the price of a bought device is spread
+    rent   USD per device and hour, in place of the cluster's own
     """
-    device, price, basis = cluster.device, cluster.rent, "rent"
-    if price is None and device.price is not None:
-        price, basis = device.price / (years * HOURS_OF_A_YEAR), f"purchase over {years:g} years"
-    watts = None if device.watts is None else device.idle + use * (device.watts - device.idle)
-    basis = "not stated" if price is None else basis
-    return Rates(watts, price, basis, cluster.pue, cluster.carbon)
+    device = cluster.device
+    return Rates(
+        watts=None if device.watts is None else device.idle + use * (device.watts - device.idle),
+        purchase=None if device.price is None else device.price / (years * HOURS_OF_A_YEAR),
+        rent=cluster.rent if rent is None else rent,
+        pue=cluster.pue,
+        carbon=cluster.carbon,
+    )
 
 
 def cost(device_hours: float, *, devices: int, rates: Rates) -> Cost:
@@ -75,7 +84,8 @@ def cost(device_hours: float, *, devices: int, rates: Rates) -> Cost:
     return Cost(
         days=device_hours / devices / 24,
         device_hours=device_hours,
-        money=None if rates.price is None else device_hours * rates.price,
+        purchase=None if rates.purchase is None else device_hours * rates.purchase,
+        rent=None if rates.rent is None else device_hours * rates.rent,
         kwh=kwh,
         tonnes=None if kwh is None else kwh * rates.carbon / 1000,
     )
@@ -118,3 +128,20 @@ def throughput(
 def gradient_bytes(parameters: float, *, replicas: int, width: int = 4) -> float:
     """Bytes of the gradients of all replicas in one step, with `width` bytes for each element."""
     return float(parameters * replicas * width)
+
+
+def devices_to_hold(parameters: float, *, memory: float, width: int = 2) -> int:
+    """Number of devices, each with `memory` bytes, that hold weights of `width` bytes each."""
+    return ceil(parameters * width / memory)
+
+
+def expert_share(
+    total: float, active: float, *, experts: int, chosen: int = 1, ep: int = 1
+) -> float:
+    """Parameters on each of `ep` ranks that share the experts, from the two published totals.
+
+    A token uses `chosen` of `experts` equal experts and everything else: the difference of the
+    totals is the experts that it does not use.
+    """
+    each = (total - active) / (experts - chosen)
+    return total - each * experts * (1 - 1 / ep)

@@ -48,11 +48,14 @@ class Prediction:
         return device.memory - device.reserved if device else None
 
 
-def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) -> Prediction:
+def predict(
+    plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0, rent: float | None = None
+) -> Prediction:
     """The prediction for `plan`.
 
     cluster  the machines; adds the time of a step
     tokens   tokens of the whole run; with a cluster, adds the cost of the run
+    rent     USD per device and hour; None: the cluster's own
     """
     stages = axis(plan.layout, "pp").group(0)
     wires = Wires()
@@ -61,8 +64,8 @@ def predict(plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0) ->
     time = step_time(plan, cluster) if cluster else None
     bill = None
     if cluster and time and tokens:
-        rate, devices = time.tokens_per_second, plan.layout.world
-        bill = run_cost(tokens, tokens_per_second=rate, devices=devices, rates=hourly(cluster))
+        rate, devices, rates = time.tokens_per_second, plan.layout.world, hourly(cluster, rent=rent)
+        bill = run_cost(tokens, tokens_per_second=rate, devices=devices, rates=rates)
     return Prediction(
         plan,
         cluster,

@@ -1,7 +1,7 @@
 """Building the token cache: text in, token files out. `tokens.py` describes the files.
 
     1. survey    read all documents once: hash each, drop exact copies
-    2. split     decide by hash which documents are held out
+    2. split     hold out the validation text, or documents that are chosen by hash
     3. tokenizer train it on the documents that are not held out, or copy the given tokenizer
     4. encode    read again; write each document to its source's stream or to the held-out one
     5. index     counts, checksums and facts, written last
@@ -11,7 +11,8 @@ and encoding costs many times more than reading.
 
 The split is by the hash of each document, not by seed or position: two runs with different seeds
 are evaluated on the same text, and a document stays in its set when other documents are added or
-removed. Copies are dropped before the split, or the same text would be in both sets.
+removed. Copies are dropped before the split, or the same text would be in both sets. The texts of
+data.validation are read first, so that their copies in the training text are dropped.
 """
 
 import os
@@ -25,16 +26,16 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, several
 from howdah.text import tokenizer as tokenizers
 from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode
 from howdah.text.interruptible import interruptible
-from howdah.text.sources import Data, documents
+from howdah.text.sources import Data, documents, nothing_in, texts, unreadable
 
 Say = Callable[[str], None]
 
-FORMAT = "howdah tokens 2"
+FORMAT = "howdah tokens 3"
 HELD_OUT = "held_out"
 
 LEARN = 64 << 20  # bytes of text that a tokenizer is trained on; more hardly changes its entries
@@ -55,17 +56,19 @@ def build(
     if data.tokenizer is None:
         tokenizers.require_room(vocab)  # checked here and in `_bring`, before all text is read
     else:
-        _bring(data.tokenizer, folder, vocab)
-    say("reading " + ", ".join(source.path for source in data.sources))
+        _bring(data, folder, vocab)
+    if problems := unreadable(data):
+        raise UserError(several(problems))
+    say("reading " + ", ".join(source.path for source in (*data.sources, *data.validation)))
     survey = _survey(data)  # 1
-    held = split(survey.digests, data.validation_share)  # 2
+    held = survey.validation or split(survey.digests, data.validation_share)  # 2
     _tell(survey, held, say)
     if data.tokenizer is None:  # 3
         say(f"training a tokenizer of {vocab} entries")
         learned = interruptible(lambda: tokenizers.train(_lesson(data, held), vocab))
         (folder / tokenizers.FILE).write_text(learned.to_str(), "utf-8")
     tokenizer = tokenizers.load(folder / tokenizers.FILE)
-    facts = _facts(tokenizer, folder, survey)
+    facts = _facts(tokenizer, folder, survey, data.end_token)
     say("encoding")
     meter = _Meter(survey.bytes, progress)
     scales = Scales()
@@ -85,52 +88,65 @@ def build(
 
 @dataclass(frozen=True)
 class _Survey:
+    validation: frozenset[bytes]  # the digests of the documents of data.validation
     digests: list[list[bytes]]  # of each source's own documents
     bytes: int
     duplicates: int
+    shared: int  # duplicates in the sources that are copies of validation text
     skipped: list[str]  # a sentence for each skipped document
+
+    @property
+    def documents(self) -> int:
+        return len(self.validation) + sum(map(len, self.digests))
 
 
 def _unique(
     data: Data, skipped: Callable[[str], None] = lambda sentence: None
 ) -> Iterator[tuple[int, bytes, str | None]]:
-    """Yields (source, hash, text) of every document; text is None for a copy of an earlier one."""
+    """Yields (source, hash, text) of every document; text is None for a copy of an earlier one. The
+    numbers of the validation texts are negative.
+    """
     seen = set()
-    for index, source in enumerate(data.sources):
-        for text in documents(source, data.undecodable, skipped=skipped):
+    for index, (_, one) in enumerate(texts(data), -len(data.validation)):
+        for text in documents(one, data.undecodable, skipped=skipped):
             digest = blake2b(text.encode(), digest_size=16).digest()
             yield index, digest, None if digest in seen else text
             seen.add(digest)
 
 
 def _survey(data: Data) -> _Survey:
-    digests: list[list[bytes]] = [[] for _ in data.sources]
+    found: dict[int, list[bytes]] = {n: [] for n in range(-len(data.validation), len(data.sources))}
+    held: set[bytes] = set()
     skipped: list[str] = []
-    size = duplicates = 0
+    size = duplicates = shared = 0
     for index, digest, text in _unique(data, skipped.append):
         if text is None:
             duplicates += 1
+            shared += index >= 0 and digest in held
             continue
-        digests[index].append(digest)
+        found[index].append(digest)
         size += len(text.encode())
-    for source, found in zip(data.sources, digests, strict=True):
-        if not found:
-            why = "" if not skipped else f" ({len(skipped)} skipped: {skipped[0]})"
-            raise UserError(
-                f"data.sources: {source.path} holds no document that is not empty or a copy{why}; "
-                "add text, or remove the source"
-            )
-    return _Survey(digests, size, duplicates, skipped)
+        if index < 0:
+            held.add(digest)
+    for (key, one), own in zip(texts(data), found.values(), strict=True):
+        if not own:
+            raise UserError(f"{key.partition('[')[0]}: {nothing_in(one, skipped)}")
+    digests = [own for index, own in found.items() if index >= 0]
+    return _Survey(frozenset(held), digests, size, duplicates, shared, skipped)
 
 
 def _tell(survey: _Survey, held: frozenset[bytes], say: Say) -> None:
-    count = sum(map(len, survey.digests))
     say(
-        f"{count} documents, {survey.bytes / 1e6:.1f} MB; {len(held)} of them held out; "
+        f"{survey.documents} documents, {survey.bytes / 1e6:.1f} MB; {len(held)} of them held out; "
         f"{survey.duplicates} copies left out"
     )
+    if survey.shared:
+        say(
+            f"{survey.shared} documents of data.sources are in data.validation too, and are not "
+            "trained on"
+        )
     if survey.skipped:
-        say(f"skipped {len(survey.skipped)} that are not UTF-8, the first: {survey.skipped[0]}")
+        say(f"skipped {len(survey.skipped)} that cannot be read, the first: {survey.skipped[0]}")
 
 
 # -- 2. split ------------------------------------------------------------------
@@ -174,30 +190,33 @@ def _lesson(data: Data, held: frozenset[bytes]) -> Iterator[str]:
     """
     left = [LEARN // len(data.sources)] * len(data.sources)
     for index, digest, text in _unique(data):
-        if text is not None and digest not in held and left[index] > 0:
+        if index >= 0 and text is not None and digest not in held and left[index] > 0:
             left[index] -= len(text)
             yield text
 
 
-def _bring(name: str, folder: Path, vocab: int) -> None:
+def _bring(data: Data, folder: Path, vocab: int) -> None:
     """Copies the given tokenizer into the cache, so that the cache does not need the original.
 
     Raises UserError when it is too large for `vocab` or has no end token.
     """
-    path = tokenizers.find(name)
+    assert data.tokenizer is not None
+    path = tokenizers.find(data.tokenizer)
     tokenizer = tokenizers.load(path)
     tokenizers.require_fits(tokenizers.entries(tokenizer), vocab, str(path))
-    tokenizers.end_of(tokenizer, str(path))
+    tokenizers.end_of(tokenizer, str(path), data.end_token)
     shutil.copyfile(path, folder / tokenizers.FILE)
 
 
-def _facts(tokenizer: Tokenizer, folder: Path, survey: _Survey) -> dict[str, Any]:
+def _facts(
+    tokenizer: Tokenizer, folder: Path, survey: _Survey, end_token: str | None
+) -> dict[str, Any]:
     path = folder / tokenizers.FILE
     return {
         "fingerprint": tokenizers.fingerprint(path),
         "entries": tokenizers.entries(tokenizer),
-        "end": tokenizers.end_of(tokenizer, str(path)),
-        "documents": sum(map(len, survey.digests)),
+        "end": tokenizers.end_of(tokenizer, str(path), end_token),
+        "documents": survey.documents,
         "duplicates": survey.duplicates,
         "skipped": len(survey.skipped),
     }

@@ -1,35 +1,43 @@
-"""One reader for each file format: a file in, its documents out, as a stream.
+"""Files of text: opened as UTF-8, whatever their encoding, and plain text cut into documents.
 
-A reader holds at most one document (text), one line (JSON) or one batch of rows (Parquet), so a
-corpus may be larger than memory. Each reader takes `bad`, which it calls with a sentence about each
-document that is not UTF-8. If `bad` returns, the reader continues with the next document; `bad` may
-also raise.
+UTF-16 and UTF-32 are recognised by the mark at the start of a file, UTF-16 also by its zero bytes,
+and are converted. If that fails, the whole file is left out: read as UTF-8, parts of it would pass,
+and would be trained on.
 
-pyarrow and datasets are optional: they are imported where they are needed, and a missing package
-is a UserError that names the extra to install.
+`bad` is called with a sentence about each document that is not text. If it returns, the reader
+continues with the next document; it may also raise.
 """
 
+import codecs
 import gzip
-import json
+import io
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
-from howdah.base.errors import UserError, brief, nearest, shown
+from howdah.base.errors import UserError
 
 Bad = Callable[[str], None]
-Dataset = Any  # datasets.Dataset, which is optional and untyped
 
-LONGEST_LINE = 64 << 20  # bytes; far more than any document, and still little memory
-
-EXTRA = "pip install 'howdah[data]'"
+MARKS = {  # UTF-32's begins with UTF-16's
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+HEAD = 4096  # bytes by which an encoding is recognised
+RARE = 50  # text has at most one zero byte in so many
+OFTEN = 16  # UTF-16 has at least one in so many: one in two for English, and one for each space
+BINARY = ""  # in place of an encoding
+BLOCK = 1 << 20  # bytes converted at a time
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turns the error of an unreadable file or a damaged gzip into a UserError."""
     try:
         yield
@@ -38,20 +46,63 @@ def _reading(path: Path) -> Iterator[None]:
         raise UserError(f"cannot read {path}: {reason}; repair or remove the file") from error
 
 
-# -- text ----------------------------------------------------------------------
+@contextmanager
+def opened(path: Path, bad: Bad) -> Iterator[BinaryIO]:
+    """Opens a file as UTF-8, unpacked if its name ends in .gz.
+
+    If its encoding is another, it is converted into a temporary file. If it is none, `bad` is
+    called and there is nothing to read. Single bytes that are not UTF-8 are left to the reader.
+    """
+    with reading(path), _unpacked(path) as file:
+        encoding = encoding_of(file.read(HEAD))
+        file.seek(0)
+        if encoding == "utf-8":
+            yield file
+        elif encoding == BINARY:
+            bad(f"{path}: its zero bytes are those of a binary file, not of text")
+            yield io.BytesIO()
+        else:
+            with TemporaryFile() as converted:
+                try:
+                    for part in codecs.iterdecode(iter(partial(file.read, BLOCK), b""), encoding):
+                        converted.write(part.encode())
+                except UnicodeDecodeError:
+                    converted.truncate(0)
+                    bad(f"{path}: it begins as {encoding[:6].upper()} and has bytes that are not")
+                converted.seek(0)
+                yield converted
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    return io.BufferedReader(gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def encoding_of(head: bytes) -> str:
+    """The encoding of a file that begins with `head`; BINARY if it is no text."""
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            return encoding
+    even, odd = head[0::2].count(0), head[1::2].count(0)
+    if (even + odd) * RARE <= len(head):
+        return "utf-8"
+    if min(even, odd) * 4 > max(even, odd) or max(even, odd) * OFTEN < len(head):
+        return BINARY
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
 def text(path: Path, *, longest: int, bad: Bad) -> Iterator[str]:
     """Yields a text file as documents of at most `longest` bytes, cut at blank lines if possible.
 
-    The documents joined together are the file, byte for byte.
+    The documents joined together are the file, byte for byte, without a mark at its start.
     """
-    with _reading(path), path.open("rb") as file:
+    with opened(path, bad) as file:
         for offset, block in _cut(file, longest):
             try:
-                yield block.decode()
+                document = block.decode()
             except UnicodeDecodeError as error:
                 bad(f"{path}: the byte at offset {offset + error.start} is not UTF-8")
+            else:
+                yield document if offset else document.removeprefix("\ufeff")
 
 
 def _cut(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
@@ -77,158 +128,3 @@ def _break(held: bytes) -> int:
         if held[end] & 0xC0 != 0x80:  # not a continuation byte: a character starts here
             return end
     return last
-
-
-# -- JSON lines ----------------------------------------------------------------
-
-
-def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """Yields one document per line: the `field` of a JSON object. Blank lines are skipped.
-
-    Raises UserError with file and line when a line is not a JSON object with such a string.
-    """
-    opened = gzip.open if path.suffix == ".gz" else open
-    with _reading(path), opened(path, "rb") as file:
-        number = 0
-        while raw := file.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(raw) > LONGEST_LINE:
-                raise UserError(
-                    f"{path} line {number}: longer than {LONGEST_LINE >> 20} MiB; a line is one "
-                    "document, so cut it"
-                )
-            if not raw.strip():
-                continue
-            try:
-                line = raw.decode()
-            except UnicodeDecodeError as error:
-                bad(f"{path} line {number}: the byte at offset {error.start} is not UTF-8")
-                continue
-            document = _field(line, f"{path} line {number}", field=field)
-            if _whole(document, f"{path} line {number}", bad):
-                yield document
-
-
-def _field(line: str, where: str, *, field: str) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise UserError(
-            f"{where}: not JSON ({error}); every line must be an object with the field "
-            f"{shown(field)}"
-        ) from error
-    except RecursionError as error:
-        raise UserError(f"{where}: JSON that is nested too deeply; flatten the line") from error
-    if not isinstance(record, dict):
-        raise UserError(
-            f"{where}: not an object; every line must be one, with the field {shown(field)}"
-        )
-    if field not in record:
-        raise UserError(f"{where}: no field {shown(field)}{nearest(field, record)}")
-    return _string(record[field], where, field=field)
-
-
-def _string(value: object, where: str, *, field: str) -> str:
-    if not isinstance(value, str):
-        kind = "empty" if value is None else f"of type {type(value).__name__}"
-        raise UserError(f"{where}: the field {shown(field)} is {kind}; it must be a string")
-    return value
-
-
-def _whole(document: str, where: str, bad: Bad) -> bool:
-    """Whether `document` can be encoded as UTF-8; if not, calls `bad`. A JSON string may contain
-    half of a surrogate pair, which UTF-8 cannot encode.
-    """
-    try:
-        document.encode()
-    except UnicodeEncodeError as error:
-        bad(f"{where}: the character at {error.start} is half of a surrogate pair, not UTF-8")
-        return False
-    return True
-
-
-# -- Parquet -------------------------------------------------------------------
-
-
-def parquet(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """Yields one document per row: the column `field`. Raises UserError with file and row."""
-    library = _optional("pyarrow.parquet", f"the Parquet file {path}")
-    try:
-        with _reading(path), library.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if field not in names:
-                raise UserError(f"{path}: no column {shown(field)}{nearest(field, names)}")
-            batches = file.iter_batches(columns=[field])
-            cells = (cell for batch in batches for cell in batch.column(0))
-            for number, cell in enumerate(cells, 1):
-                yield from _cell(cell, f"{path} row {number}", field=field, bad=bad)
-    except _optional("pyarrow", str(path)).ArrowException as error:
-        raise UserError(f"cannot read {path} as Parquet: {brief(error)}") from error
-
-
-def _cell(cell: Any, where: str, *, field: str, bad: Bad) -> Iterator[str]:
-    try:
-        yield _string(cell.as_py(), where, field=field)
-    except UnicodeDecodeError as error:
-        bad(f"{where}: the byte at offset {error.start} is not UTF-8")
-
-
-# -- the datasets library ------------------------------------------------------
-
-
-def dataset_by_name(name: str) -> Dataset:
-    """Loads the train split of `hf:NAME` or `hf:NAME:CONFIG`, from the datasets cache or the hub.
-
-    Raises UserError when the datasets library cannot load it.
-    """
-    library = _optional("datasets", name)
-    repository, _, config = name.removeprefix("hf:").partition(":")
-    try:
-        return library.load_dataset(repository, config or None, split="train")
-    except Exception as error:  # the library raises many kinds, all about the name or the network
-        raise UserError(f"cannot load the dataset {shown(name)}: {brief(error)}") from error
-
-
-def dataset_on_disk(path: Path) -> Dataset:
-    """Opens a dataset that was saved with `save_to_disk`; of several splits, the one named train.
-
-    Raises UserError when the folder cannot be opened, or has no such split.
-    """
-    library = _optional("datasets", str(path))
-    try:
-        dataset = library.load_from_disk(str(path))
-    except Exception as error:  # the library raises many kinds, all about the folder
-        raise UserError(f"cannot open the dataset in {path}: {brief(error)}") from error
-    if not isinstance(dataset, dict):
-        return dataset
-    if "train" not in dataset:
-        raise UserError(
-            f"{path}: no split 'train'{nearest('train', dataset)}; name a split's folder"
-        )
-    return dataset["train"]
-
-
-def dataset_fingerprint(dataset: Dataset, field: str) -> str:
-    """The datasets library's own fingerprint of the contents, with the name of the field."""
-    return f"{dataset._fingerprint} {field}"
-
-
-def rows(dataset: Dataset, name: str, *, field: str, bad: Bad) -> Iterator[str]:
-    """Yields one document per row of an open dataset. Raises UserError with the row."""
-    if field not in dataset.column_names:
-        raise UserError(f"{name}: no column {shown(field)}{nearest(field, dataset.column_names)}")
-    for number, row in enumerate(dataset.select_columns([field]), 1):
-        document = _string(row[field], f"{name} row {number}", field=field)
-        if _whole(document, f"{name} row {number}", bad):
-            yield document
-
-
-# -- optional packages ---------------------------------------------------------
-
-
-def _optional(module: str, reads: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise UserError(f"{reads} needs the package {package}; {EXTRA}") from error

@@ -4,57 +4,58 @@
     Source("notes/")               a folder: every file in it whose name ends in one of KNOWN
     Source("book.txt")             one text file, cut into documents at blank lines
     Source("web.jsonl", "body")    one JSON object per line; the document is its field
-    Source("web.parquet")          one document per row of a column
+    Source("web.json", "body")     an array of JSON objects
+    Source("web.csv", "body")      one document per row of a column; also .tsv and .parquet
     Source("saved/")               a folder that the datasets library saved
     Source("hf:NAME")              a dataset by name, or hf:NAME:CONFIG; its train split
 
 A document is a string; `building.py` turns documents into tokens. File names fix the order, so two
-machines with the same files see the same documents in the same order. `readers.py` reads each
-format; this file interprets source names, finds files, and hashes what identifies their contents.
+machines with the same files see the same documents in the same order. `readers.py` reads plain
+text, `records.py` the formats with fields; this file interprets source names, finds files, and
+hashes what identifies their contents.
 """
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from howdah.base.bounds import Bound, Positive, Tokens
-from howdah.base.errors import UserError, named, shown
+from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, path_problem
-from howdah.text import readers
+from howdah.text import readers, records
 
 Undecodable = Literal["skip", "stop"]
+T = TypeVar("T")
 
 STDLIB = "stdlib"
 NOT_STDLIB = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 PROSE = (".txt", ".text", ".md", ".rst", ".tex", ".org", ".html")
 CODE = (
-    ".py",
-    ".pyi",
-    ".c",
-    ".h",
-    ".cc",
-    ".cpp",
-    ".hpp",
-    ".cu",
-    ".java",
-    ".js",
-    ".ts",
-    ".go",
-    ".rs",
+    *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu"),
+    *(".java", ".js", ".ts", ".go", ".rs"),
 )
 SETTINGS = (".sh", ".sql", ".toml", ".yaml", ".yml")
-LINES = (".jsonl", ".jsonl.gz", ".json.gz")
-PARQUET = ".parquet"
-KNOWN = (*PROSE, *CODE, *SETTINGS, *LINES, PARQUET)  # name endings of files read from a folder
+RECORDS = {  # by ending, without .gz
+    ".jsonl": records.lines,
+    ".json": records.array,
+    ".csv": records.table,
+    ".tsv": records.table,
+    ".parquet": records.parquet,
+}
+# Name endings of the files that are read from a folder. Those of MIXED are often settings or tables
+# beside the text, so they are read from a folder that has no others.
+KNOWN = (*PROSE, *CODE, *SETTINGS, ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
+MIXED = (".json", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 MANY = 1000  # sources at most: proportions of the mix are thousandths (`order.py`)
 MANY_FILES = 4_000_000  # more files below a source: a whole disk rather than a folder of text
 NONE: frozenset[str] = frozenset()
+SHARE = 0.03
 
 # Opening a corpus should be instant. Small sources are identified by their bytes, which copying
 # and `touch` do not change; hashing this many bytes takes about 0.1 s. Larger sources are
@@ -69,16 +70,24 @@ SHELVED = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
-    """One source of text.
+class Text:
+    """One place that text is read from.
 
     path    "stdlib", a file, a folder, or "hf:NAME"; see the top of this file
-    field   the field (JSON lines) or column (Parquet, datasets) that holds the text
-    weight  number of training samples of this source, relative to the other sources
+    field   the field (JSON) or column (CSV, Parquet, datasets) that holds the text
     """
 
     path: str = STDLIB
     field: str = "text"
+
+
+@dataclass(frozen=True)
+class Source(Text):
+    """One source of text to train on.
+
+    weight  number of training samples of this source, relative to the other sources
+    """
+
     weight: Positive = 1.0
 
 
@@ -88,16 +97,27 @@ class Data:
 
     sources           the sources of the text
     sequence_length   tokens of one sample
+    validation        text for evaluation, never trained on, in place of a share of the sources
     validation_share  the fraction of documents kept for evaluation, never trained on
     tokenizer         a tokenizer.json or a folder that holds one; None trains one on the sources
-    undecodable       how to treat a document that is not UTF-8: skip and count it, or stop
+    end_token         the token of `tokenizer` between documents; None: the usual ones are tried
+    undecodable       how to treat a document that is not UTF-8 or UTF-16: skip and count, or stop
     """
 
     sources: tuple[Source, ...] = (Source(),)
     sequence_length: Tokens = 256
-    validation_share: Annotated[float, Bound(0, 1, above=True, below=True)] = 0.03
+    validation: tuple[Text, ...] = ()
+    validation_share: Annotated[float, Bound(0, 1, above=True, below=True)] = SHARE
     tokenizer: str | None = None
+    end_token: str | None = None
     undecodable: Undecodable = "skip"
+
+
+def texts(data: Data) -> Iterator[tuple[str, Text]]:
+    """Yields every text of a run with the key that names it, such as data.sources[0]."""
+    for key, found in (("validation", data.validation), ("sources", data.sources)):
+        for place, one in enumerate(found):
+            yield f"data.{key}[{place}]", one
 
 
 def check_sources(data: Data) -> Iterator[str]:
@@ -107,19 +127,79 @@ def check_sources(data: Data) -> Iterator[str]:
     """
     if not data.sources:
         yield "data.sources is empty; name at least one, such as 'stdlib'"
+    if data.validation and data.validation_share != SHARE:
+        yield (
+            "data.validation names the text to hold out, and data.validation_share "
+            f"({data.validation_share:g}) holds out a share of data.sources; leave one of them out"
+        )
     if len(data.sources) > MANY:
         yield f"data.sources names {len(data.sources):,} places; at most {MANY:,} are mixed"
-    for place, source in enumerate(data.sources):
-        if not source.path.strip():
-            yield f"data.sources[{place}].path is empty; name a file, a folder or 'stdlib'"
-        elif problem := path_problem(source.path):
-            yield f"data.sources[{place}].path is {shown(source.path)}, and {problem}"
+    for key, source in texts(data):
+        if problem := _unusable(source.path):
+            yield f"{key}.path {problem}"
     if data.tokenizer is not None and (problem := path_problem(data.tokenizer)):
         yield f"data.tokenizer is {shown(data.tokenizer)}, and {problem}"
+    if data.end_token is not None and data.tokenizer is None:
+        yield "data.end_token names a token of data.tokenizer, which is not given; give it too"
+
+
+def _unusable(path: str) -> str:
+    """What is wrong with the name of a text; empty if nothing is."""
+    if not path.strip():
+        return "is empty; name a file, a folder or 'stdlib'"
+    if problem := path_problem(path):
+        return f"is {shown(path)}, and {problem}"
+    if "://" in path:
+        return (
+            f"is {shown(path)}, an address; download it and name the file, or write hf:NAME for a "
+            "dataset of the Hugging Face hub"
+        )
+    return ""
+
+
+def of_each(data: Data, ask: Callable[[Text], T]) -> list[T]:
+    """What `ask` returns for each text of a run. Raises UserError with the problems of all."""
+    answers, problems = [], []
+    for key, one in texts(data):
+        try:
+            answers.append(ask(one))
+        except UserError as problem:
+            problems.append(f"{key.partition('[')[0]}: {problem}")
+    if problems:
+        raise UserError(several(problems))
+    return answers
+
+
+def unreadable(data: Data) -> list[str]:
+    """A sentence if texts are missing, or if their first documents cannot be read.
+
+    Names that `check_sources` refuses are left to it, and the hub is not asked.
+    """
+
+    def first(source: Text) -> None:
+        skipped: list[str] = []
+        if source.path.startswith("hf:") or _unusable(source.path):
+            return
+        if next(documents(source, data.undecodable, skipped=skipped.append), None) is None:
+            raise nothing_in(source, skipped)
+
+    try:
+        of_each(data, first)
+    except UserError as problems:
+        return [str(problems)]
+    return []
+
+
+def nothing_in(source: Text, skipped: Sequence[str]) -> UserError:
+    """The error of a source without documents, of which some may have been skipped."""
+    why = "" if not skipped else f" ({len(skipped)} skipped: {skipped[0]})"
+    return UserError(
+        f"{source.path} holds no document that is not empty or a copy{why}; add text, or remove it"
+    )
 
 
 def documents(
-    source: Source,
+    source: Text,
     undecodable: Undecodable = "skip",
     *,
     skipped: Callable[[str], None] = lambda sentence: None,
@@ -139,19 +219,17 @@ def documents(
     return (text for text in _read(source, bad) if text)
 
 
-def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
+def _read(source: Text, bad: readers.Bad) -> Iterator[str]:
     if dataset := _dataset(source):
-        yield from readers.rows(dataset, source.path, field=source.field, bad=bad)
+        yield from records.rows(dataset, source.path, field=source.field, bad=bad)
         return
     longest = ALONE if kind_of(Path(source.path)) == "file" else SHELVED
     found, left_out = _listed(source)
     for path in left_out:
         bad(f"{named(path)} {kind_of(path)}")
     for path in found:
-        if path.name.endswith(LINES):
-            yield from readers.lines(path, field=source.field, bad=bad)
-        elif path.suffix == PARQUET:
-            yield from readers.parquet(path, field=source.field, bad=bad)
+        if read := RECORDS.get(Path(path.name.removesuffix(".gz")).suffix):
+            yield from read(path, field=source.field, bad=bad)
         else:
             yield from readers.text(path, longest=longest, bad=bad)
 
@@ -159,12 +237,12 @@ def _read(source: Source, bad: readers.Bad) -> Iterator[str]:
 # -- which files ---------------------------------------------------------------
 
 
-def files(source: Source) -> list[Path]:
+def files(source: Text) -> list[Path]:
     """The files of a source on disk, sorted by name. Raises UserError when there are none."""
     return _listed(source)[0]
 
 
-def _listed(source: Source) -> tuple[list[Path], list[Path]]:
+def _listed(source: Text) -> tuple[list[Path], list[Path]]:
     """(files of the source, paths named like text files that cannot be read as one: a broken
     link, a pipe).
     """
@@ -177,17 +255,21 @@ def _listed(source: Source) -> tuple[list[Path], list[Path]]:
     if kind == "file":
         return [path], []
     if kind != "folder":
-        raise UserError(f"data.sources: {named(path)} {kind}; name a file, a folder or 'stdlib'")
+        raise UserError(
+            f"{named(path)} {kind}; name a file, a folder or 'stdlib', or hf:NAME for a dataset of "
+            "the hub"
+        )
     if path.resolve() == Path("/"):
-        raise UserError(f"data.sources: {path} is the whole disk; name a folder of text in it")
+        raise UserError(f"{path} is the whole disk; name a folder of text in it")
     if _saved(path):
         return [path for path, kind in _walk(path) if kind == "file"], []
-    known = [(path, kind) for path, kind in _walk(path) if path.name.endswith(KNOWN)]
+    mixed = [(path, kind) for path, kind in _walk(path) if path.name.endswith((*KNOWN, *MIXED))]
+    known = [(path, kind) for path, kind in mixed if path.name.endswith(KNOWN)] or mixed
     found = [path for path, kind in known if kind == "file"]
     if not found:
         raise UserError(
-            f"data.sources: the folder {path} holds no text; files are taken whose names end in "
-            + " ".join(KNOWN)
+            f"the folder {path} holds no text; files are taken whose names end in "
+            + " ".join((*KNOWN, *MIXED))
         )
     return found, [path for path, kind in known if kind not in ("file", "folder")]
 
@@ -204,8 +286,7 @@ def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tup
         seen += len(folders) + len(names)
         if seen > MANY_FILES:
             raise UserError(
-                f"data.sources: {root} holds more than {MANY_FILES:,} files; name a folder of text "
-                "in it"
+                f"{root} holds more than {MANY_FILES:,} files; name a folder of text in it"
             )
         for name in sorted(names):
             if not name.startswith("."):
@@ -216,8 +297,7 @@ def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tup
 def _unreadable(error: OSError) -> None:
     """Raises UserError: a folder that was silently left out would change the corpus."""
     raise UserError(
-        f"data.sources: cannot read {error.filename}: {error.strerror}; make it readable, or name "
-        "another folder"
+        f"cannot read {error.filename}: {error.strerror}; make it readable, or name another folder"
     ) from error
 
 
@@ -229,25 +309,25 @@ def _saved(path: Path) -> bool:
     return any(kind_of(path / n) == "file" for n in ("dataset_dict.json", "dataset_info.json"))
 
 
-def _dataset(source: Source) -> readers.Dataset | None:
+def _dataset(source: Text) -> records.Dataset | None:
     """Opens the dataset that a source names; None when the source is plain files."""
     if source.path.startswith("hf:"):
-        return readers.dataset_by_name(source.path)
+        return records.dataset_by_name(source.path)
     if source.path != STDLIB and _saved(Path(source.path)):
-        return readers.dataset_on_disk(Path(source.path))
+        return records.dataset_on_disk(Path(source.path))
     return None
 
 
 # -- what identifies the contents ----------------------------------------------
 
 
-def contents(source: Source) -> str:
+def contents(source: Text) -> str:
     """A hash that changes when the documents of a source may have changed.
 
     It depends on paths relative to their common folder only, so a corpus may be moved.
     """
     if source.path.startswith("hf:"):
-        return readers.dataset_fingerprint(readers.dataset_by_name(source.path), source.field)
+        return records.dataset_fingerprint(records.dataset_by_name(source.path), source.field)
     paths = files(source)
     root = Path(os.path.commonpath([path.parent for path in paths]))
     try:

@@ -15,11 +15,14 @@ from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from howdah.base.errors import UserError, brief, named
+from howdah.base.errors import UserError, brief, named, nearest, shown
 from howdah.base.files import kind_of, read_file, read_text
 
 END = "<|end|>"
-ENDS = (END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]")
+ENDS = (
+    *(END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]"),
+    "[SEP]",  # of BERT
+)
 SMALLEST = 256 + 1  # entries: the bytes and the end token
 FILE = "tokenizer.json"
 LARGEST = 128 << 20  # bytes; files of the largest vocabularies have 35 MB
@@ -118,16 +121,22 @@ def _as_utf8(words: str) -> str:
         raise UserError("the prompt is not UTF-8; write it in a terminal whose text is") from None
 
 
-def end_of(tokenizer: Tokenizer, name: str) -> int:
-    """The id of the end token, which is put between documents.
+def end_of(tokenizer: Tokenizer, name: str, wanted: str | None = None) -> int:
+    """The id of the end token, which is put between documents: `wanted`, or the first of `ENDS`.
 
-    Raises UserError, naming the tokenizer `name`, when the tokenizer has none of `ENDS`.
+    Raises UserError, naming the tokenizer `name`, when the tokenizer does not have it.
     """
-    for end in ENDS:
+    for end in (wanted,) if wanted else ENDS:
         if (token := tokenizer.token_to_id(end)) is not None:
             return int(token)
+    added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+    if wanted:
+        raise UserError(
+            f"data.end_token is {shown(wanted)}, which {name} does not have{nearest(wanted, added)}"
+        )
     raise UserError(
-        f"data.tokenizer: {name} has no token that ends a document; add one of {', '.join(ENDS)}"
+        f"data.tokenizer: {name} has no token that ends a document; name one of its tokens in "
+        f"data.end_token, or add one of {', '.join(ENDS)}"
     )
 
 

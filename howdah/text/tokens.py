@@ -38,7 +38,7 @@ from howdah.text import tokenizer as tokenizers
 from howdah.text.building import FORMAT, HELD_OUT, Say, build, source_name
 from howdah.text.checking import damage, read_index, require_size
 from howdah.text.order import shares
-from howdah.text.sources import Data, contents
+from howdah.text.sources import Data, contents, of_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,9 @@ def _key(data: Data, vocab: int) -> str:
         tokenizer,
         data.validation_share,
         data.undecodable,
-        *map(contents, data.sources),
+        data.end_token,
+        len(data.validation),
+        *of_each(data, contents),
     ]
     return blake2b("\x1f".join(map(str, words)).encode(), digest_size=12).hexdigest()
 

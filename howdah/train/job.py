@@ -16,12 +16,16 @@ from howdah.plan.plan import Plan
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 
+MOST_STEPS = 10**7
+
 
 @dataclass(frozen=True)
 class Training:
     """The length of a run, and what it does besides training steps.
 
     steps             updates of the whole run; the learning rate's schedule spans them
+    tokens            the length in tokens instead, as a number or a text such as "1.5B"
+    epochs            the length in epochs instead; an epoch is as many samples as the text has
     log_every         steps between log lines
     evaluate_every    steps between held-out evaluations; 0: only at the end
     evaluate_samples  held-out samples of an evaluation between steps; 0: all. The last takes all.
@@ -31,7 +35,9 @@ class Training:
     export            whether to write a Hugging Face folder at the end
     """
 
-    steps: Annotated[int, Bound(1, 10**7)] = 1000
+    steps: Annotated[int, Bound(1, MOST_STEPS)] = 1000
+    tokens: Annotated[int, Bound(0, 10**16)] = 0
+    epochs: Annotated[float, Bound(0, 10**6)] = 0.0
     log_every: Annotated[int, Bound(1, 10**7)] = 10
     evaluate_every: Steps = 0
     evaluate_samples: Annotated[int, Bound(0, 1 << 31)] = 64

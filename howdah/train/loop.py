@@ -14,18 +14,21 @@ import torch
 from howdah.base.errors import UserError
 from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.comm.transport import Transport
-from howdah.host.measured import peak_flops
+from howdah.host.peak import Peak, peak_flops
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import ParallelModel, apply
+from howdah.parallel.compile import compile_blocks
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.text.batches import Micro, micros, order_of, rows_of
+from howdah.text.order import Order
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.checkpointing import Checkpointer
 from howdah.train.console import RunConsole, Say
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
+from howdah.train.length import describe
 from howdah.train.metrics import MetricsWriter
 from howdah.train.monitor import SpeedMonitor
 from howdah.train.report import Bytes, measured_memory, predict_lines
@@ -55,12 +58,14 @@ class Begun:
 
     start         the state that the run starts from
     first_sample  step → index of its first sample in the order of samples
+    in_epoch      samples of an epoch
     tell          shows a line to the user and appends it to log.txt
     """
 
     context: StepContext
     start: Start
     first_sample: Callable[[int], int]
+    in_epoch: int
     batches: Prefetch[list[Micro]]
     monitor: SpeedMonitor
     checkpointer: Checkpointer
@@ -103,6 +108,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
     require_same_text(mesh, corpus)
     start = find_start(job, mesh, say)
+    peak = peak_of(job, mesh, say)
     placed = place(job, mesh, start, corpus)
     console = RunConsole(mesh.rank, steps=job.train.steps, done=start.step)
     stack.enter_context(closing(console))
@@ -113,15 +119,16 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     tell = telling(console, records)
     checkpointer = Checkpointer(job, context, corpus, start, records=records, say=tell)
     stack.enter_context(checkpointer)
-    first = first_samples(job, start)
+    first, order = first_samples(job, start), order_of_run(job, corpus)
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
-    peak = peak_flops(device, DTYPES[job.method.precision])
     monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
-    for line in predict_lines(job.plan, mesh):
+    length = describe(order, steps=job.train.steps, used=first(job.train.steps))
+    for line in [*predict_lines(job.plan, mesh), length]:
         tell(line)
     if start.step >= job.train.steps:
         tell(f"no step is left: {start.step} of {job.train.steps} are done; raise train.steps")
-    return Begun(context, start, first, batches, monitor, checkpointer, tell)
+    in_epoch = sum(order.samples)
+    return Begun(context, start, first, in_epoch, batches, monitor, checkpointer, tell)
 
 
 def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool, Bytes]:
@@ -138,7 +145,8 @@ def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool,
         result = train_step(begun.context, batch, step=step, rate=rate, stop=asked)
         step, stopped = step + 1, result.stop
         refuse_divergence(result, step)
-        begun.monitor.step(result, step=step, rate=rate)
+        epoch = begun.first_sample(step) / begun.in_epoch
+        begun.monitor.step(result, step=step, rate=rate, epoch=epoch)
         if not stopped:
             with begun.monitor.paused():
                 begun.checkpointer.between(step, samples=begun.first_sample(step))
@@ -165,6 +173,16 @@ def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
         )
 
 
+def peak_of(job: Job, mesh: Mesh, say: Say) -> Peak:
+    """The peak flop/s of rank 0's device, by which all ranks divide."""
+    found = Peak(0.0, "of rank 0")
+    if mesh.rank == 0:
+        dtype = DTYPES[job.method.precision]
+        found = peak_flops(mesh.device, dtype, threads=job.threads, cache=job.cache, say=say)
+    (flops,) = mesh.world.sum_scalars([found.flops])
+    return found._replace(flops=flops)
+
+
 def refuse_divergence(result: StepResult, step: int) -> None:
     """Raises UserError when loss or gradient norm is not finite; such a step is not saved."""
     if not isfinite(result.norm + result.loss):
@@ -182,8 +200,7 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
     if start.checkpoint:
         restore_states(placed, start.checkpoint)
     if job.compile:
-        for block in placed.model.layers.values():
-            block.compile()
+        compile_blocks(placed.model)
     return placed
 
 
@@ -202,11 +219,16 @@ def first_samples(job: Job, start: Start) -> Callable[[int], int]:
     return lambda step: start.samples + before(min(step, last)) - before(start.step)
 
 
+def order_of_run(job: Job, corpus: Corpus) -> Order:
+    """The order of the samples of a run."""
+    return order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
+
+
 def read_batches(
     job: Job, mesh: Mesh, corpus: Corpus, start: Start, first: Callable[[int], int]
 ) -> Prefetch[list[Micro]]:
     """Reads the micro-batches of this rank, step after step, ahead of their use."""
-    order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
+    order = order_of_run(job, corpus)
     assert job.batch.micro_batch is not None
     rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
 

@@ -4,6 +4,7 @@ The log line begins like torchtitan's, for which parsers exist:
 
     step: 10  loss:  5.61120  grad_norm:  1.2201  memory:  0.52GiB(2.21%)  tps: 4,310  tflops: 0.11
     mfu: 41.20%  lr: 3.00e-03  sent: 12.1MiB  exposed: 2.10%  data: 0.05%
+    epoch: 0.02  left: 0:04:10
 
 tps is tokens per second *per rank*. tflops and mfu count the full attention square, as torchtitan
 does; metrics.jsonl also has the causal count. TensorBoard keys are torchtitan's.
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from howdah.base.atomic import replacing, sync_folder
+from howdah.train.length import spell_time
 from howdah.train.optional import OptionalOutput
 from howdah.train.tensorboard import Board, write_all
 
@@ -42,6 +44,8 @@ class StepMetrics:
     exposed       share of the time that computation waited for other ranks
     waited        share of the time that the loop waited for data
     seconds       duration of the stretch
+    epoch         epochs of the text that the run has used so far
+    left          seconds that the rest of the run takes, at the speed since its start or resume
     """
 
     step: int
@@ -58,6 +62,8 @@ class StepMetrics:
     exposed: float
     waited: float
     seconds: float
+    epoch: float = 0.0
+    left: float = 0.0
 
     def line(self) -> str:
         """The log line."""
@@ -66,7 +72,8 @@ class StepMetrics:
             f"memory: {self.memory / GIB:5.2f}GiB({self.memory_share:.2%})  "
             f"tps: {round(self.tps):,}  tflops: {self.tflops:,.2f}  mfu: {self.mfu:.2%}  "
             f"lr: {self.rate:.2e}  sent: {self.sent / MIB:.1f}MiB  "
-            f"exposed: {self.exposed:.2%}  data: {self.waited:.2%}"
+            f"exposed: {self.exposed:.2%}  data: {self.waited:.2%}  "
+            f"epoch: {self.epoch:.2f}  left: {spell_time(self.left)}"
         )
 
     def scalars(self) -> dict[str, float]:

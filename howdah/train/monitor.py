@@ -6,6 +6,7 @@ time, the bytes sent, the time spent waiting for data and for other ranks.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -56,7 +57,8 @@ class SpeedMonitor:
         sequence = job.data.sequence_length
         self._full = train_flops(job.shape, sequence, causal=False)
         self._causal = train_flops(job.shape, sequence, causal=True)
-        self._steps = self._tokens = 0
+        self._steps = self._tokens = self._done = 0
+        self._began = perf_counter()
         self.steps, self.tokens, self.seconds = 0, 0, 0.0
         self.last: StepMetrics | None = None
         self._mark = self._now()
@@ -77,13 +79,19 @@ class SpeedMonitor:
         passed = zip(self._mark, self._now(), before, strict=True)
         self._mark = _Mark(*(mark + now - then for mark, now, then in passed))
 
-    def step(self, result: StepResult, *, step: int, rate: float) -> None:
-        """Counts the finished `step` (from 1); at the end of a stretch, reports the stretch."""
+    def step(self, result: StepResult, *, step: int, rate: float, epoch: float) -> None:
+        """Counts the finished `step` (from 1); at the end of a stretch, reports the stretch.
+
+        epoch  epochs of the text that the run has used so far
+        """
         self._steps += 1
+        self._done += 1
         self._tokens += result.tokens
         self._console.step(step)
         if step % self._job.train.log_every == 0 or step == self._job.train.steps:
-            self.last = self._measure(result, step, rate)
+            left = (perf_counter() - self._began) / self._done * (self._job.train.steps - step)
+            measured = self._measure(result, step, rate)
+            self.last = replace(measured, epoch=epoch, left=left)
             self._console.measured(self.last)
             if self._records:
                 self._records.measured(self.last)

@@ -93,7 +93,8 @@ def read_weights(checkpoint: Checkpoint) -> Fill:
 
 
 def read_folder(folder: Path, shape: ModelShape) -> Fill:
-    """Returns a Fill that reads pieces of weights from a Hugging Face folder.
+    """Returns a Fill that reads pieces of weights from a Hugging Face folder. It raises UserError
+    for numbers that are not finite.
 
     Raises UserError when the model in the folder is not of `shape`.
     """
@@ -108,7 +109,13 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
     def fill(piece: Piece, out: Tensor) -> None:
         corner, size = piece.box.corner, piece.box.size
         box = tuple(slice(start, start + n) for start, n in zip(corner, size, strict=True))
-        out.copy_(tensor(piece.name)[box].reshape(-1)[piece.start : piece.stop])
+        part = tensor(piece.name)[box].reshape(-1)[piece.start : piece.stop]
+        if not part.isfinite().all():  # a run would seem to diverge at its first step
+            raise UserError(
+                f"init_from: {folder} holds numbers in {piece.name} that are not finite; download "
+                "it again, or start from another model"
+            )
+        out.copy_(part)
 
     return fill
 
@@ -125,6 +132,10 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
     change.
     """
     way_out = "restore it, or give another folder=PATH"
+    more_text = (
+        "restore them, or go on with this text in another run: "
+        f"howdah export {job.folder} --to DIR, then init_from=DIR folder=PATH"
+    )
     if checkpoint.step > job.train.steps:
         raise UserError(
             f"{checkpoint.path} is past train.steps {job.train.steps}; make it "
@@ -140,14 +151,15 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
     if saved.tokenizer != corpus.fingerprint:
         raise UserError(
             f"{checkpoint.path} was trained with another tokenizer: its text sources or its "
-            "vocabulary have changed; restore them, or give another folder=PATH"
+            f"vocabulary have changed; {more_text}"
         )
     order = as_plain(order_of(corpus, sequence=job.data.sequence_length, seed=job.seed))
     theirs = as_plain(saved.order)
     for name in _different(order, theirs):
         raise UserError(
             f"{checkpoint.path} was trained with {ORDER[name]} {theirs[name]}, "
-            f"this run has {order[name]}, so the next sample would be another; {way_out}"
+            f"this run has {order[name]}, so the next sample would be another; "
+            f"{more_text if name == 'samples' else way_out}"
         )
     _check_optimizer(checkpoint, saved.optimizer, job.method.optimizer)
 

@@ -8,12 +8,14 @@ are already running: all of them prepare the tokens, and rank 0 checks the rest.
 from pathlib import Path
 
 from howdah.base.errors import UserError, named
+from howdah.checkpoint.export import require_free
 from howdah.text.batches import order_of
 from howdah.text.tokenizer import FILE, load, prompt_ids
 from howdah.text.tokens import Corpus, prepare, require_samples
 from howdah.train.console import Say, encoding_bar
 from howdah.train.job import Job
 from howdah.train.resume import check_match, choose, read_folder
+from howdah.train.run_folder import EXPORT
 
 
 def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
@@ -37,6 +39,8 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     require_samples(
         corpus, sequence=job.data.sequence_length, batch=job.batch.size(job.train.steps)
     )
+    if job.init_from is None and (note := vocab_note(corpus.entries, job.shape.vocab)):
+        say(f"note        {note}")
     if job.train.prompt:
         tokens = len(prompt_ids(corpus.tokenizer, job.train.prompt, corpus.end))
         if tokens > job.shape.context:
@@ -47,10 +51,26 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     return corpus
 
 
-def prepare_start(job: Job, corpus: Corpus, say: Say) -> None:
-    """Checks what the run starts from: its newest checkpoint, or the folder of weights `init_from`.
-    Raises UserError when the run cannot start from it. The caller holds the lock of the run folder.
+def vocab_note(entries: int, vocab: int) -> str:
+    """A note for a model that has at least 1 % more rows than its tokenizer has entries, which is
+    more than rounding up gives; empty for others.
     """
+    if (vocab - entries) * 100 < vocab:
+        return ""
+    return (
+        f"the tokenizer has {entries:,} entries and model.vocab is {vocab:,}: {vocab - entries:,} "
+        f"rows of the embedding stand for no token; model.vocab={entries} leaves them out"
+    )
+
+
+def prepare_start(job: Job, corpus: Corpus, say: Say) -> None:
+    """Checks what the run starts from: its newest checkpoint, or the folder of weights `init_from`;
+    and that its export can be written. The caller holds the lock of the run folder.
+
+    Raises UserError when the run cannot start.
+    """
+    if job.train.export:
+        require_free(job.folder / EXPORT)
     checkpoint = choose(job.folder / "checkpoints", say)
     if checkpoint:
         check_match(checkpoint, job, corpus)

@@ -309,7 +309,7 @@ def test_a_run_whose_reader_does_not_read_stops_when_it_is_asked(recipe, cache, 
     words = ["train", str(recipe), f"folder={tmp_path / 'a'}", "train.steps=1000000"]
     log = tmp_path / "a" / "log.txt"
     with unread_pipe() as (_, to):
-        fcntl.fcntl(to, fcntl.F_SETPIPE_SZ, 4096)  # thirty lines of the log
+        fcntl.fcntl(to, fcntl.F_SETPIPE_SZ, 16384)  # some seventy lines of the log
         environment = {**os.environ, "HOWDAH_CACHE": str(cache.parent)}
         command = [sys.executable, "-c", program, *words, "method.lr.schedule=constant"]
         streams = {"stdout": to, "stderr": subprocess.PIPE}

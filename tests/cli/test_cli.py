@@ -211,6 +211,14 @@ def test_an_export_never_replaces_anything_else(trained, refused, tmp_path):
     assert refused("export", trained, "--to", "/dev/null/x").startswith("cannot export to /dev/nu")
 
 
+def test_compiled_blocks_need_a_compiler(recipe, refused, tmp_path, monkeypatch):
+    """torch asks for it at the first step: it was a traceback."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    told = refused("train", recipe, "compile=true", f"folder={tmp_path / 'a'}")
+    assert told.startswith("compile is true, but the C++ compiler that torch.compile uses, no-such")
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_draw_that_means_nothing(trained, refused):
     assert refused("sample", trained, "a", "--temperature=-1").startswith("temperature is -1.0; ")
     assert refused("sample", trained, "a", "--top-p=2").startswith("top_p is 2.0; ")
@@ -261,6 +269,12 @@ def test_a_run_whose_settings_have_changed_is_not_resumed_by_accident(
     assert told == (
         f"{trained} has a run with other settings: seed was 1 and is 9; method.lr.peak was 0.003 "
         "and is 0.0005; go on with it by --resume, or start another run with folder=PATH"
+    )
+    assert everything(trained) == before
+    told = refused("train", trained, f"init_from={tmp_path}", "data.tokenizer=" + str(trained))
+    assert told == (
+        f"init_from is {tmp_path}, but {trained} has begun from random weights; start another run "
+        "with folder=PATH"
     )
     assert everything(trained) == before
     code, out, error = howdah(*words, "method.lr.peak=5e-4", "--resume")

@@ -18,6 +18,16 @@ from howdah.train.loop import train
 RECIPE = "recipes/laptop.toml"
 FITS = ("llama3-8b", "--cluster", "h100x16", "--layout", "pp2 dp* tp2 zero1 sp x8 recompute=full")
 
+SMALL = {  # a config.json
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 40,
+    "max_position_embeddings": 32,
+}
+
 
 @pytest.fixture
 def howdah(monkeypatch, capsys):
@@ -67,17 +77,98 @@ def test_a_plan_of_a_recipe_takes_the_recipes_batch_and_layout(howdah):
     assert (other["layout"], other["micro_batch"]) == ("pp2 1f1b x4", 2)
 
 
+@pytest.mark.parametrize("model", ["laptop", RECIPE, "config.json"])
+def test_keys_change_a_plan_as_options_do(howdah, tmp_path, monkeypatch, model):
+    """A preset, a recipe and a config.json take KEY=VALUE, alike and together with options."""
+    if model == "config.json":
+        model = tmp_path / model
+        model.write_text(json.dumps(SMALL))
+    keys = howdah(
+        "plan",
+        model,
+        "layout=dp2 x2",
+        "data.sequence_length=16",
+        "batch.micro_batch=3",
+        "batch.global_batch=12",
+        "method.precision=float32",
+        "--json",
+    )
+    options = howdah(
+        "plan",
+        model,
+        "--json",
+        *("--layout", "dp2 x2", "--sequence", 16),
+        *("--micro-batch", 3, "--global-batch", 12, "--precision", "float32"),
+    )
+    assert keys == options
+    data = json.loads(keys[1])
+    assert (data["layout"], data["sequence"], data["global_batch"]) == ("dp2 x2", 16, 12)
+    assert "masters" not in data["memory_bytes"][0]  # float32
+    both = howdah("plan", model, "model.layers=3", "layout=pp3 x2", "--layout", "pp3 x2", "--json")
+    assert len(json.loads(both[1])["stages"]) == 3
+
+
+def test_keys_change_a_model_alone_and_a_drawing(howdah):
+    more = json.loads(howdah("plan", "llama3-8b", "model.layers=40", "--json")[1])
+    assert more["parameters"] > parameters(preset("llama3-8b")).total
+    assert (
+        "layers.5 to 7, head"
+        in howdah("draw", "mesh", "laptop", "model.layers=8", "layout=pp2 x2")[1]
+    )
+
+
+def test_rent_stands_beside_purchase(howdah):
+    long = (*FITS, "--tokens", "1T")
+    assert " USD (purchase over 5 years), 25.5 MWh" in howdah("plan", *long)[1]
+    code, out, _ = howdah("plan", *long, "--rent", "2.5")
+    run = json.loads(howdah("plan", *long, "--rent", "2.5 USD/h", "--json")[1])["run"]
+    assert code == 0 and " USD (purchase over 5 years), " in out and " USD (rent), " in out
+    assert run["usd_rent"] == pytest.approx(2.5 * run["device_hours"])
+    tpu = howdah("plan", "llama3-8b", "--cluster", "tpu-v5e", "--tokens", "1T")[1]
+    assert " USD (rent), " in tpu and "purchase" not in tpu
+
+
+def test_mfu_over_100_percent_is_not_printed(howdah):
+    """qwen3-0.6b at 40,960 tokens: flops of all pairs are 1.8 times those that are computed."""
+    words = ("qwen3-0.6b", "--cluster", "h100x8", "--layout", "dp* zero1", "--sequence", "40960")
+    code, out, _ = howdah("plan", *words)
+    assert code == 0 and "mfu 76.4% (causal), bubble" in out
+    data = json.loads(howdah("plan", *words, "--json")[1])
+    assert data["mfu_causal"] < 1 < data["mfu"]
+
+
+def test_a_hint_that_cannot_be_run_says_so(howdah, tmp_path):
+    small = tmp_path / "small.toml"
+    small.write_text(
+        'name = "small"\nnode.devices = 2\ninside.link = "pcie4"\nhost.link = "pcie4"\n'
+        'host.memory = "64 GB"\ndevice.name = "chip"\ndevice.memory = "35 MB"\n'
+        'device.bandwidth = "1 TB/s"\ndevice.flops.bf16 = "1 TFLOP/s"\n'
+    )
+    code, out, err = howdah("plan", "laptop", "--cluster", small)
+    assert code == 2 and "memory  83 MB a device of 35: DOES NOT FIT" in out
+    assert err == (
+        f"howdah: layout 'dp2 x1' needs 83 MB a device, and {small} has 35 MB; 'dp2 x1 "
+        "recompute=full optimizer=host' fits (optimizer=host can be planned, but not run yet)\n"
+    )
+
+
+def test_what_can_only_be_planned_is_noted(howdah):
+    words = ("mixtral-8x7b", "--layout", "cp2")
+    out = howdah("plan", *words)[1]
+    told = ["cp2 can be planned, but not run yet", "experts can be planned, but not built yet"]
+    assert all(f"{sentence}\n" in out for sentence in told)
+    assert len(json.loads(howdah("plan", *words, "--json")[1])["notes"]) == 3  # and the batch
+
+
+def test_a_config_json_with_yarn_is_planned_with_a_note(howdah, tmp_path):
+    config = SMALL | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, _ = howdah("plan", tmp_path)
+    assert code == 0 and "note    rope_type 'yarn' of config.json changes no size" in out
+
+
 def test_a_plan_of_a_config_json(howdah, tmp_path):
-    sizes = {
-        "model_type": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 40,
-        "max_position_embeddings": 32,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
     for path in (tmp_path, tmp_path / "config.json"):
         assert json.loads(howdah("plan", path, "--json")[1])["sequence"] == 32
 
@@ -104,18 +195,21 @@ def test_what_fits_nowhere_near_is_told(howdah):
         (["llama3-8b", "--layout", "dp2 tpp2"], "unknown word 'tpp2'; did you mean 'tp'?"),
         (
             ["llama3-8b", "--layout", "dp3", "--cluster", "h100"],
-            "needs 3 processes but there are 8",
+            "'dp3' is for 3 devices, and the cluster has 8; plan it for h100x3, or use dp8 or dp*",
         ),
         (["llama3-8b", "--layout", "tp12"], "tp12 does not divide 32 heads of 8 key-value heads"),
-        (["llama3-8b", "--layout", "dp2", "--precision", "fp4"], "precision 'fp4' is unknown"),
+        (
+            ["llama3-8b", "--layout", "dp2", "--precision", "fp4"],
+            "--precision is 'fp4'; it must",
+        ),
         (["laptop", "--layout", "dp999999999"], "dp999999999 must be at most dp1048576"),
         (["laptop", "--layout", "x999999999"], "x999999999 must be at most x16384"),
         (["laptop", "--cluster", "h100x99999999"], "with 99,999,999 devices is too large; at most"),
-        (["llama3-8b", "--sequence", "-4"], "--sequence is -4; it must be at least 0 and at most"),
-        (["llama3-8b", "--sequence", "9" * 19], "it must be at least 0 and at most 134,217,728"),
+        (["llama3-8b", "--sequence", "-4"], "--sequence is -4; it must be at least 1"),
+        (["llama3-8b", "--sequence", "9" * 19], "it must be at most 134,217,728"),
         (
             ["llama3-8b", "--sequence", "200000"],
-            "is over the context of llama3-8b; use at most 131",
+            "--sequence 200000 is over the model's context 131072; use --sequence 131072",
         ),
         (
             ["llama3-8b", "--layout", "dp2", "--micro-batch", "-1"],
@@ -132,6 +226,39 @@ def test_what_fits_nowhere_near_is_told(howdah):
         (
             ["llama3-8b", "--layout", "dp2", "--tokens", "15T"],
             "--tokens asks for the time and cost",
+        ),
+        (
+            [RECIPE, "--sequence", "512"],
+            "--sequence 512 is over the model's context 256; use --",
+        ),
+        (["llama3-8b", "data.sequence_length=-4"], "data.sequence_length is -4; it must be at l"),
+        (["llama3-8b", "model.layers=0"], "model.layers is 0; it must be at least 1"),
+        (
+            ["llama3-8b", "--layout", "dp2", "method.dropout=2"],
+            "method.dropout is 2.0; it must be",
+        ),
+        (["llama3-8b", "batch.micro_batch=2"], "batch.micro_batch says nothing of a model alone"),
+        (["llama3-8b", "train.steps=2"], "train.steps is no part of a plan; leave it out"),
+        ([RECIPE, "data.sources=text"], "data.sources is no part of a plan; leave it out"),
+        (["llama3-8b", "model.layer=2"], "unknown key 'model.layer'; did you mean 'layers'?"),
+        (["llama3-8b", "layers"], "'layers' changes nothing; write key=value"),
+        (
+            ["llama3-8b", "layout=dp8", "--layout", "dp4", "--cluster", "h100"],
+            "--layout is dp4 and layout is dp8; give one of the two",
+        ),
+        (
+            [RECIPE, "data.sequence_length=128", "--sequence", "64"],
+            "--sequence is 64 and data.sequence_length is 128; give one of the two",
+        ),
+        (
+            ["llama3-8b", "--layout", "single", "--cluster", "h100x2"],
+            "'single' is for 1 device, and the cluster has 2; plan it for h100x1, or use dp2 or",
+        ),
+        (["llama3-8b", "--cluster", "a100"], "did you mean 'a100-40' or 'a100-80'?"),
+        (["llama3-8b", "--cluster", "h100", "--rent", "2"], "say how long it is, with --tokens"),
+        (
+            ["llama3-8b", "--cluster", "h100", "--tokens", "1T", "--rent", "-2"],
+            "--rent '-2 USD/h' is not a number and a unit, like '2 USD/h'",
         ),
         (["x" * 5000], "is unknown; of 65 that are known the nearest are"),
         (["none.toml"], "cannot read the recipe none.toml: No such file"),
@@ -185,6 +312,9 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     assert code == 2
     assert all(word in err for word in ("tp3", "method.dropout", "data.sequence_length 300"))
     assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
+    code, _, err = howdah("check", RECIPE, "data.sources=nowhere", "data.validation=/none.txt")
+    assert code == 2 and "data.validation: /none.txt does not exist; name a file" in err
+    assert "data.sources: nowhere does not exist; " in err
 
 
 def test_check_refuses_what_this_machine_cannot_hold_unless_it_is_forced(howdah):
@@ -204,6 +334,14 @@ def test_draw_schedule(howdah, tmp_path):
     svg = tmp_path / "1f1b.svg"
     assert howdah("draw", "schedule", "1f1b", "--svg", svg)[:2] == (0, "")
     assert svg.read_text().startswith("<svg ")
+
+
+def test_a_schedule_without_flush_says_when_it_updates(howdah):
+    out = howdah("draw", "schedule", "pipedream", "--pp", 2, "--micros", 3)[1]
+    assert out.endswith(
+        "pipedream: 1F1B without flush: an update after every backward, p versions\n"
+    )
+    assert "without flush" not in howdah("draw", "schedule", "1f1b")[1]
 
 
 def test_a_schedule_goes_to_a_file_and_comes_back(howdah, tmp_path):

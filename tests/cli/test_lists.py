@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from howdah.base.errors import UserError
 from howdah.base.tables import _paths
+from howdah.cli import lists
 from howdah.cli.commands import app
 from howdah.config.keys import find_keys, recipe_keys
 from howdah.config.recipe import Run, parse_run
+from howdah.config.shipped import FOLDER, recipe_names
 from howdah.shapes.presets import PRESETS
 
 GROUPS = ("method", "train", "batch", "data")
@@ -25,6 +28,16 @@ def run(*words):
 def test_the_version_is_that_of_the_package():
     assert run("--version") == (0, f"howdah {version('howdah')}\n")
     assert run("-h") == run("--help")
+
+
+def test_the_recipes_are_listed_and_printed():
+    code, told = run("recipes")
+    assert code == 0 and [line.split()[0] for line in told.splitlines()] == recipe_names()
+    assert "  Two CPU processes train a small" in told
+    text = (FOLDER / "laptop.toml").read_text("utf-8")
+    assert run("recipes", "laptop") == (0, text)
+    with pytest.raises(UserError, match=r"^no recipe is called 'labtop'; did you mean 'laptop'\?$"):
+        lists.recipes("labtop")
 
 
 def test_every_preset_is_listed_once():
@@ -69,7 +82,7 @@ def test_defaults_are_those_of_an_empty_recipe():
     ("word", "names"),
     [
         ("learning_rate", ["method.lr.peak"]),  # another trainer's word
-        ("epochs", ["train.steps"]),
+        ("epochs", ["train.epochs"]),
         ("warmup", ["method.lr.warmup_steps"]),
         ("KEEP_LAST", ["train.keep_last"]),
         ("key-value", ["model.kv_heads", "model.latent.kv_rank"]),

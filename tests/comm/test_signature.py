@@ -9,8 +9,8 @@ import torch
 
 from howdah.comm.signature import (
     CALL,
-    SITE,
     RECORD,
+    SITE,
     agree,
     both_ways,
     difference,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from howdah.base.errors import UserError
+from howdah.config.history import changes_since, refuse_accident
 from howdah.config.recipe import (
     RENAMED,
     Machine,
@@ -20,7 +21,7 @@ from howdah.config.recipe import (
 from howdah.shapes.shape import RopeScaling
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+MODEL = '[model]\npreset = "laptop"\n'
 
 
 def refusal(recipe, *overrides, machine=HERE):
@@ -29,12 +30,6 @@ def refusal(recipe, *overrides, machine=HERE):
         resolve_run(load_run(recipe, overrides), machine)
     assert "\n" not in str(refused.value)
     return str(refused.value)
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_shipped_recipe_resolves(path):
-    job = resolve_run(load_run(path), HERE)
-    assert job.name == path.stem and job.folder == Path.cwd() / "runs" / path.stem
 
 
 def test_overrides_change_single_values(recipe):
@@ -182,6 +177,9 @@ def test_several_problems_are_told_at_once(recipe):
         ("device=cuda", "device is cuda, but torch sees no CUDA device here; use device=cpu"),
         ("data.sources=[]", "data.sources is empty; name at least one"),
         ("data.validation_share=0", "data.validation_share is 0.0; it must be above 0"),
+        ("data.validation=[{path='a', weight=2}]", "unknown key 'data.validation[0].weight'"),
+        ("data.validation=a", "data.validation names the text to hold out, and data.validation_sh"),
+        ("data.end_token=x", "data.end_token names a token of data.tokenizer, which is not given"),
         ("train.keep_last=0", "train.keep_last is 0; it must be at least 1"),
         ("train.save_every=-1", "train.save_every is -1; it must be at least 0"),
     ],
@@ -291,6 +289,38 @@ def test_a_pipe_is_no_recipe(tmp_path):
     assert "it is a pipe, a socket or a device" in refusal(tmp_path / "pipe.toml")
 
 
+def test_a_key_of_the_sources_is_one_of_each(recipe):
+    """`data.sources.field=body` is in the list of keys, and was refused on the line."""
+    both = ["data.sources=['a', {path='b', weight=2}]", "data.sources.field=body"]
+    sources = load_run(recipe, both).data.sources
+    assert [(s.path, s.field, s.weight) for s in sources] == [("a", "body", 1), ("b", "body", 2)]
+    recipe.write_text(f"data.sources = 'c'\n{MODEL}")
+    (source,) = load_run(recipe, ["data.sources.field=body"]).data.sources
+    assert (source.path, source.field) == ("c", "body")
+    recipe.write_text(MODEL)
+    keys = ["data.validation.path=d", "data.validation.field=body"]
+    (held,) = load_run(recipe, keys).data.validation
+    assert (held.path, held.field) == ("d", "body")
+    found = refusal(recipe, "data.sources=[1]", "data.sources.field=x")
+    assert found.startswith("data.sources.field: sources is a single value, not a table")
+
+
+def test_a_run_folder_holds_its_validation_text(recipe, tmp_path, monkeypatch):
+    """Another is a change that a resume has to ask for; so is one that is taken away."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held.jsonl").write_text('{"text": "one"}\n')
+    recipe.write_text(recipe.read_text().replace("validation_share = 0.1", ""))
+    run = load_run(recipe, ["data.validation=held.jsonl", "folder=a"])
+    (tmp_path / "a").mkdir()
+    save_run(resolved(run, resolve_run(run, HERE)), tmp_path / "a" / "run.toml")
+    again = load_run(tmp_path / "a")
+    assert [held.path for held in again.data.validation] == [str(tmp_path / "held.jsonl")]
+    resolve_run(again, HERE)
+    changed = load_run(tmp_path / "a", ["data.validation=[]"])
+    with pytest.raises(UserError, match=r"other settings: data\.validation was .* and is \(\); go"):
+        refuse_accident(changes_since(tmp_path / "a", changed), tmp_path / "a")
+
+
 def test_one_source_may_be_written_as_a_word(recipe):
     assert load_run(recipe, ["data.sources=mytext"]).data.sources[0].path == "mytext"
 
@@ -330,7 +360,9 @@ def test_what_is_not_toml_is_refused(tmp_path, content):
 
 def test_what_is_not_there_is_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "none.toml")
-    assert f"{tmp_path / 'run.toml'}: No such file" in refusal(tmp_path)
+    assert refusal(tmp_path).endswith(
+        "run.toml: No such file or directory; a folder of text is named in data.sources of a recipe"
+    )
 
 
 def test_a_recipe_may_not_share_its_table(recipe):
@@ -352,3 +384,27 @@ def test_a_run_that_cannot_be_written_is_a_sentence(tmp_path):
         UserError, match=r"cannot write .*/gone/run\.toml: No such file or directory"
     ):
         save_run(run, tmp_path / "gone" / "run.toml")
+
+
+def test_mistakes_of_every_stage_are_told_together(recipe):
+    """A value that cannot be read hid those that do not fit together, such as layout and heads."""
+    found = refusal(
+        recipe, "seed=abc", "layout=tp3", "batch.micro_batch=100", "method.lr.peak=-1", "threads=-1"
+    )
+    for name in ("seed is 'abc'", "tp3 does not divide", "micro_batch 100", "lr.peak", "threads"):
+        assert name in found
+    found = refusal(recipe, "batch.global_batch=x", "layout=dp2", "method.dropout=2")
+    assert found == (  # and nothing about a batch that is open
+        "batch.global_batch is 'x'; it must be a whole number; "
+        "method.dropout is 2.0; it must be below 1"
+    )
+
+
+def test_sizes_beside_a_folder_of_weights(recipe):
+    """It was: width, heads, ffn_size, vocab, context are missing."""
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("[model]")] + text[text.index("[data]") :])
+    assert refusal(recipe, "init_from=hf", "model.layers=2") == (
+        "the table [model] lacks sizes, and those of init_from are used only without it: leave "
+        "model.layers out"
+    )

@@ -70,9 +70,10 @@ def test_the_check_says_what_is_left_open():
     assert check_cluster(load_cluster("h100x16")) == ["h100: sound, 2 x 8 H100 SXM5 80 GB"]
     assert check_cluster(load_cluster("tpu-v5e")) == [
         "tpu-v5e: sound, 32 x 8 TPU v5e",
+        "  device.reserved is not given: plans take all of a device's memory as free",
         "  device.watts is not given: energy and carbon stay unknown",
     ]
     assert check_cluster(load_cluster("b300"))[1:] == [
-        "  device.price or rent is not given: money stays unknown",
+        "  device.price or rent is not given: the cost of a run stays unknown",
         "  measured is not given: plans count on assumed shares of the nominal numbers",
     ]

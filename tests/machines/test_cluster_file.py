@@ -246,6 +246,69 @@ def test_every_contradiction_is_told_at_once():
     assert [sentence in str(refused.value) for sentence in told] == [True] * 3
 
 
+def test_what_is_missing_is_told_with_what_contradicts():
+    """An absent table once hid the keys that it must have, and every contradiction."""
+    text = """
+inside = 3
+[device]
+name = "x"
+memroy = "24 GB"
+[node]
+devices = 2
+count = 3
+[network]
+shape = "spine-leaf"
+leaf = 3
+"""
+    with pytest.raises(UserError) as refused:
+        parse_cluster(text, file="ours.toml")
+    assert str(refused.value).split("; ") == [
+        "ours.toml: unknown key 'device.memroy'",
+        "did you mean 'memory'?",
+        "device.memory, bandwidth, flops are missing",
+        "inside is 3",
+        "it must be a table",
+        "name, host.link, host.memory are missing",
+        "network.oversubscription is missing",
+        "a spine-leaf network needs it",
+        "[between] is missing, the link between the 3 nodes",
+    ]
+
+
+def test_an_empty_file_is_told_all_that_it_must_say():
+    with pytest.raises(UserError, match="toml: name, device") as refused:
+        parse_cluster("", file="ours.toml")
+    assert str(refused.value).endswith(
+        "device.bandwidth, device.flops, node.devices, host.link, host.memory are missing; "
+        "[inside] is missing, the link between the devices of a node"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "more"),
+    [
+        ('[inside]\nlink = "pcie4"\n', "", '[network]\nshape = "torus"\ndims = [2, 4]'),
+        ("", "", '[network]\nshape = "mesh"\ndims = [2, 4]'),
+    ],
+)
+def test_a_grid_is_not_held_against_a_node_that_is_wrong(old, new, more):
+    text = changed("devices = 4", "devices = 0").replace(old, new)
+    with pytest.raises(UserError) as refused:
+        parse_cluster(f"{text}{more}", file="ours.toml")
+    assert "nodes of" not in str(refused.value)
+    assert ("give [between], not [inside]" in str(refused.value)) is (not old)
+
+
+def test_nothing_is_said_of_a_table_that_stands_in():
+    text = changed("devices = 4", "devices = 0").replace('link = "10gbe"', "link = 3")
+    with pytest.raises(UserError) as refused:
+        parse_cluster(text, file="ours.toml")
+    assert str(refused.value) == (
+        "ours.toml: node.devices is 0; it must be at least 1; between.link is 3; "
+        "it must be a text in quotes"
+    )
+
+
 # -- names and paths -----------------------------------------------------------
 
 
@@ -338,8 +401,19 @@ def test_a_grid_of_as_many_dims_as_numpy_has_can_be_priced():
 PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
 
 
-def test_the_file_of_the_page_is_sound():
+def test_the_least_file_of_the_page_is_sound_and_says_the_least():
     example = PAGE.split("```toml\n")[1].split("```")[0]
+    cluster = parse_cluster(example, file="ours.toml")
+    assert (cluster.devices, cluster.nics, cluster.device.reserved) == (2, 1, 0)
+    lines = [line for line in example.splitlines() if line]
+    assert len(lines) <= 10
+    for line in lines:
+        with pytest.raises(UserError):
+            parse_cluster(example.replace(line, ""), file="ours.toml")
+
+
+def test_the_file_of_the_page_is_sound():
+    example = PAGE.split("```toml\n")[2].split("```")[0]
     cluster = parse_cluster(example, file="ours.toml")
     assert (cluster.devices, cluster.nics, cluster.network) == (48, 2, Tree((Level(6, 3),)))
 

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +103,18 @@ def assert_equal_logits(theirs, folder, shape, *, bound):
         expected = theirs(tokens).logits
     assert mine.dtype == expected.dtype
     assert (mine - expected).abs().max() < bound * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize("window", [None, 12, 64])
+def test_mistral_is_a_llama_up_to_its_window(window, tmp_path, widened):
+    """Its tensors have Llama's names; a window that no sample leaves changes nothing."""
+    sizes = config(LLAMA, end=0, dtype="float64") | {"sliding_window": window}
+    made = transformers.MistralConfig(**sizes | {"architectures": None})
+    theirs = transformers.MistralForCausalLM._from_config(made, attn_implementation="sdpa")
+    theirs = theirs.to(torch.float64).eval()
+    theirs.save_pretrained(tmp_path)
+    shape = replace(LLAMA, context=min(LLAMA.context, window or LLAMA.context))
+    assert_equal_logits(theirs, tmp_path, shape, bound=1e-10)
 
 
 @every_shape
@@ -284,3 +297,14 @@ def test_a_truncated_file_gets_a_sentence(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="download it again"):
         read_hub(tmp_path)
+
+
+def test_a_name_of_the_hub_is_answered_with_a_download(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^meta-llama/Llama does not exist; if it is a model of"):
+        read_hub(Path("meta-llama/Llama"))
+    told = "download it first: hf download meta-llama/Llama --local-dir DIR, then init_from=DIR"
+    with pytest.raises(UserError, match=told):
+        read_hub(Path("meta-llama/Llama").absolute())
+    with pytest.raises(UserError, match=r"cannot read .*/typo/config\.json"):
+        read_hub(tmp_path / "typo")

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from howdah.base.errors import UserError
+from howdah.config.drafts import Draft, draft
 from howdah.shapes.check import check_shape
-from howdah.shapes.huggingface import model_of, shape_from_config
+from howdah.shapes.huggingface import model_of, shape_from_config, sizes_of
 from howdah.shapes.huggingface_names import MODEL_TYPES
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
@@ -383,6 +384,44 @@ def test_whatever_a_config_holds_it_is_read_or_refused(data):
         config[name] = data.draw(strange)
     with suppress(UserError):
         assert check_shape(model_of(config)) == []
+
+
+# -- for a plan ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["yarn", "linear", "dynamic", "longrope"])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_a_plan_needs_no_positions(tmp_path, form, place):
+    """How rotary positions are stretched changes no size; a run still refuses it."""
+    changes = {"rope_scaling": None, place: {"rope_type": form, "rope_theta": 1e4, "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(RELEASED["qwen3-8b"] | changes))
+    shape, (note,) = sizes_of(tmp_path)
+    assert stated(replace(shape, rope_theta=1e6)) == stated(preset("qwen3-8b"))
+    assert f"rope_type '{form}'" in note
+    with pytest.raises(UserError, match=f"rope_type '{form}'"):
+        model_of(tmp_path)
+
+
+def test_a_plan_of_what_is_read_has_no_notes(tmp_path):
+    for name in ("llama3-1b", "gpt2-124m"):
+        (tmp_path / "config.json").write_text(json.dumps(RELEASED[name]))
+        assert sizes_of(tmp_path) == (model_of(tmp_path), ())
+
+
+def test_another_family_is_answered_with_a_llama_of_its_sizes(tmp_path):
+    sizes = {"num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8}
+    gemma = {"model_type": "gemma", **sizes, "intermediate_size": 16384, "vocab_size": 256000}
+    (tmp_path / "config.json").write_text(json.dumps(gemma))
+    with pytest.raises(UserError) as refused:
+        sizes_of(tmp_path)
+    command = str(refused.value).partition("howdah plan ")[2]
+    found = draft(command.split()[0], Draft(keys=tuple(command.split()[1:])), devices=None).shape
+    assert (found.layers, found.width, found.heads) == (18, 2048, 8)
+    assert (found.ffn_size, found.vocab) == (16384, 256000)
+    for strange in ({"model_type": "mamba", "d_model": 8}, {"model_type": ["x"]}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(strange))
+        with pytest.raises(UserError, match="choose one of these models"):
+            sizes_of(tmp_path)
 
 
 # -- files ---------------------------------------------------------------------

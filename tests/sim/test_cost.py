@@ -20,9 +20,9 @@ from howdah.sim.cost import (
 )
 
 
-def rates(watts, *, price=None):
+def rates(watts, *, rent=None):
     """PUE 1.1 and 0.385 kg/kWh, as in the model cards."""
-    return Rates(watts, price, "given", pue=1.1, carbon=0.385)
+    return Rates(watts, None, rent, pue=1.1, carbon=0.385)
 
 
 # -- what was published --------------------------------------------------------
@@ -72,11 +72,11 @@ def test_deepseek_v3_pre_training():
     14.8T tokens, 2664K hours, 5.328M dollars at 2 dollars an hour.
     """
     speed = 1e12 / (180e3 * 3600) * 2048
-    trillion = run_cost(1e12, tokens_per_second=speed, devices=2048, rates=rates(700, price=2))
+    trillion = run_cost(1e12, tokens_per_second=speed, devices=2048, rates=rates(700, rent=2))
     assert round(trillion.days, 1) == 3.7
-    whole = run_cost(14.8e12, tokens_per_second=speed, devices=2048, rates=rates(700, price=2))
+    whole = run_cost(14.8e12, tokens_per_second=speed, devices=2048, rates=rates(700, rent=2))
     assert whole.device_hours == pytest.approx(2.664e6)
-    assert whole.money == pytest.approx(5.328e6)
+    assert whole.rent == pytest.approx(5.328e6)
 
 
 def test_llama_3_1_405b():
@@ -130,19 +130,31 @@ def test_gradients_of_128_replicas_of_gpt_3():
 
 
 def test_a_bill_by_hand():
-    bill = cost(48, devices=2, rates=Rates(500.0, 3.0, "rent", pue=1.2, carbon=0.4))
+    bill = cost(48, devices=2, rates=Rates(500.0, 0.5, 3.0, pue=1.2, carbon=0.4))
     assert bill == Cost(
-        days=1, device_hours=48, money=144.0, kwh=28.8, tonnes=pytest.approx(11.52e-3)
+        days=1,
+        device_hours=48,
+        purchase=24.0,
+        rent=144.0,
+        kwh=28.8,
+        tonnes=pytest.approx(11.52e-3),
     )
 
 
-def test_rent_comes_before_purchase():
+def test_purchase_and_rent_stand_beside_each_other():
     """A TPU is rented at its list price; an H100 of 25000 dollars pays off in five years."""
-    assert hourly(load_cluster("tpu-v4")).price == 3.22
+    tpu = hourly(load_cluster("tpu-v4"))
+    assert (tpu.purchase, tpu.rent) == (None, 3.22)
     bought = hourly(load_cluster("h100"))
-    assert bought.price == pytest.approx(25_000 / (5 * 365.25 * 24))
-    assert bought.basis == "purchase over 5 years"
-    assert hourly(load_cluster("h100"), years=2.5).price == pytest.approx(2 * bought.price)
+    assert bought.purchase == pytest.approx(25_000 / (5 * 365.25 * 24))
+    assert bought.rent is None
+    shorter = hourly(load_cluster("h100"), years=2.5)
+    assert shorter.purchase == pytest.approx(2 * bought.purchase)
+
+
+def test_a_rent_that_is_given_replaces_the_clusters():
+    for name in ("tpu-v4", "h100"):
+        assert hourly(load_cluster(name), rent=2.5).rent == 2.5
 
 
 def test_energy_between_idle_and_full_power():
@@ -154,8 +166,7 @@ def test_energy_between_idle_and_full_power():
 
 def test_what_is_not_published_stays_unknown():
     b300 = cost(10, devices=1, rates=hourly(load_cluster("b300")))
-    assert b300.money is None
+    assert (b300.purchase, b300.rent) == (None, None)
     assert b300.kwh is not None
     v5e = cost(10, devices=1, rates=hourly(load_cluster("tpu-v5e")))
-    assert (v5e.kwh, v5e.tonnes, v5e.money) == (None, None, 12.0)
-    assert hourly(load_cluster("b300")).basis == "not stated"
+    assert (v5e.kwh, v5e.tonnes, v5e.rent) == (None, None, 12.0)

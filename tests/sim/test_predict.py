@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 
 import pytest
 
@@ -72,7 +73,12 @@ def try_one(draw):
     data = prediction_data(prediction)
     assert all(math.isfinite(n) and n >= 0 for n in numbers(data)), data
     assert json.loads(json.dumps(data)) == data
-    assert show_prediction(prediction, why=True)
+    for why in (False, True):
+        text = "\n".join(show_prediction(prediction, why=why))
+        text = re.sub(r"(?m)^        \w+\.[\w.]+ .*", "", text)  # the cluster's numbers
+        assert not re.search(r"\de[+-]?\d|\bnan\b|\binf\b| -\d", text), text
+        assert all(float(found) <= 100 for found in re.findall(r"mfu ([\d.]+)%", text)), text
+        assert "None" not in text
     assert data["step_seconds"] > 0 and data["memory_bytes"][0]["peak"] > 0
     return True
 

@@ -75,17 +75,64 @@ def test_a_source_of_nothing_but_copies_is_refused(tmp_path):
         built(tmp_path, one, two)
 
 
+# -- data.validation ---------------------------------------------------------------
+
+
+def counts_of(index):
+    return {name: count["starts"] for name, count in index["tokens"].items()}
+
+
+def test_validation_text_is_held_out_and_its_copies_are_not_trained_on(tmp_path):
+    texts = [f"document {i}" for i in range(20)]
+    train = lines(tmp_path / "train.jsonl", *texts, texts[0])
+    held = [lines(tmp_path / f"{n}.jsonl", *texts[18 + n :], f"only {n}") for n in range(2)]
+    said, index, _ = built(tmp_path, train, validation=tuple(held))
+    assert counts_of(index) == {"source0": 18, "held_out": 4}
+    assert index["facts"]["documents"] == 22 and index["facts"]["duplicates"] == 4
+    assert "22 documents, 0.0 MB; 4 of them held out; 4 copies left out" in said
+    assert "2 documents of data.sources are in data.validation too, and are not trained on" in said
+
+
+def test_the_tokenizer_is_not_trained_on_validation_text(tmp_path):
+    train = lines(tmp_path / "a.jsonl", "plain words again and again " * 3)
+    held = lines(tmp_path / "b.jsonl", "zyzzyva " * 50)
+    built(tmp_path, train, validation=(held,), vocab=290)
+    tokens = json.loads((tmp_path / "out" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert any("agai" in token for token in tokens) and not any("zyzz" in t for t in tokens)
+
+
+@pytest.mark.parametrize(
+    ("train", "held", "sentence"),
+    [
+        ("ab", "", r"data\.validation: .*b\.jsonl holds no document that is not empty or a copy;"),
+        ("ab", "ba", r"data\.sources: .*a\.jsonl holds no document that is not empty or a copy;"),
+    ],
+)
+def test_text_to_train_on_and_text_to_hold_out_are_both_needed(tmp_path, train, held, sentence):
+    one, two = lines(tmp_path / "a.jsonl", *train), lines(tmp_path / "b.jsonl", *held)
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        built(tmp_path, one, validation=(two,))
+
+
+def test_one_document_may_be_all_the_validation_text(tmp_path):
+    one, two = lines(tmp_path / "a.jsonl", "alone"), lines(tmp_path / "b.jsonl", "another")
+    assert counts_of(built(tmp_path, one, validation=(two,))[1]) == {"source0": 1, "held_out": 1}
+
+
+# -- what is told --------------------------------------------------------------------
+
+
 def test_what_was_skipped_is_told(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
-    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xff")
     said, index, _ = built(tmp_path, Source(str(tmp_path)))
     assert index["facts"]["skipped"] == 1
     assert any("skipped 1 " in sentence and "c.txt" in sentence for sentence in said)
 
 
 def test_a_source_where_all_is_skipped_says_why(tmp_path):
-    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xff")
     with pytest.raises(UserError, match=r"holds no document .*1 skipped: .*c\.txt"):
         built(tmp_path, Source(str(tmp_path)))
 

@@ -1,25 +1,17 @@
-"""Readers: each format gives its documents whole, and says where a file is wrong."""
+"""Text files: documents whole, in any of their encodings, and what is no text left out."""
 
 import gzip
 import io
-import json
-import sys
 
-import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet as format
 
-from howdah.base.errors import UserError
 from howdah.text import readers
 
 
 def refuse(sentence):
     raise AssertionError(sentence)
-
-
-# -- text ----------------------------------------------------------------------
 
 
 @given(
@@ -52,117 +44,41 @@ def test_bytes_that_are_not_utf8_are_named_by_their_offset_in_the_file(tmp_path)
     assert told == [f"{path}: the byte at offset 15 is not UTF-8"]
 
 
-# -- JSON lines ----------------------------------------------------------------
+# -- encodings -----------------------------------------------------------------
+
+RUSSIAN = "Все счастливые семьи похожи друг на друга, каждая несчастливая по-своему.\n"
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".json.gz"])
-def test_json_lines_give_their_field(tmp_path, suffix):
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("text", ["a line\r\n\nand another 😀\n" * 9, RUSSIAN * 9])
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_a_text_is_the_same_in_any_encoding(tmp_path, encoding, text, suffix):
+    """Half of a UTF-16 file passed as UTF-8 with a zero byte in each pair, and was trained on."""
     path = tmp_path / f"a{suffix}"
-    lines = "\n".join(json.dumps({"body": text, "n": 1}) for text in ("é", "a\u2028b", "\n"))
-    with (gzip.open if suffix.endswith(".gz") else open)(path, "wb") as file:
-        file.write(f"{lines}\n\n".encode())
-    assert list(readers.lines(path, field="body", bad=refuse)) == ["é", "a\u2028b", "\n"]
+    raw = text.encode(encoding)
+    path.write_bytes(gzip.compress(raw) if suffix == ".txt.gz" else raw)
+    found = list(readers.text(path, longest=100, bad=refuse))
+    assert "".join(found) == text and len(found) > 1
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("raw", "sentence"),
     [
-        ("{'text': 1}", "line 2: not JSON .* object with the field 'text'"),
-        ('["text"]', "line 2: not an object"),
-        ('{"txt": "a"}', "line 2: no field 'text'; did you mean 'txt'?"),
-        ('{"text": 3}', "line 2: the field 'text' is of type int; it must be a string"),
-        ('{"text": null}', "line 2: the field 'text' is empty"),
-        ("[" * 100_000, "line 2: "),
+        ("one\n\ntwo".encode("utf-16") + b"\n", "it begins as UTF-16 and has bytes that are not"),
+        (b"\xff\xfe" + b"a\0" * 3000 + b"\0\xd8" * 9, "it begins as UTF-16 and has bytes that"),
+        ("one".encode("utf-32")[:-1], "it begins as UTF-32 and has bytes that are not"),
+        (bytes(64), "its zero bytes are those of a binary file, not of text"),
+        (b"PNG" * 20 + bytes(3) + b"and more", "its zero bytes are those of a binary file"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, sentence):
-    path = tmp_path / "a.jsonl"
-    path.write_text(f'{{"text": "fine"}}\n{line}\n')
-    read = readers.lines(path, field="text", bad=refuse)
-    assert next(read) == "fine"
-    with pytest.raises(UserError, match=sentence) as refusal:
-        next(read)
-    assert str(path) in str(refusal.value)
+def test_a_file_that_is_no_text_is_left_out_whole(tmp_path, raw, sentence):
+    path, told = tmp_path / "a.txt", []
+    path.write_bytes(raw)
+    assert list(readers.text(path, longest=8, bad=told.append)) == []
+    (found,) = told
+    assert found.startswith(f"{path}: {sentence}")
 
 
-def test_lines_that_are_not_utf8_are_told_and_passed_over(tmp_path):
-    path, told = tmp_path / "a.jsonl", []
-    path.write_bytes(b'{"text": "a\xff"}\n{"text": "\\ud800"}\n{"text": "fine"}\n')
-    assert list(readers.lines(path, field="text", bad=told.append)) == ["fine"]
-    assert [sentence.removeprefix(str(path)) for sentence in told] == [
-        " line 1: the byte at offset 11 is not UTF-8",
-        " line 2: the character at 0 is half of a surrogate pair, not UTF-8",
-    ]
-
-
-@pytest.mark.parametrize("keep", [0.5, 0.9])
-def test_a_damaged_gzip_is_a_sentence(tmp_path, keep):
-    path = tmp_path / "a.jsonl.gz"
-    whole = gzip.compress(b'{"text": "fine"}\n' * 100)
-    path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(UserError, match=r"cannot read .*a\.jsonl\.gz"):
-        list(readers.lines(path, field="text", bad=refuse))
-    path.write_bytes(b"not gzip")
-    with pytest.raises(UserError, match=r"cannot read .*a\.jsonl\.gz"):
-        list(readers.lines(path, field="text", bad=refuse))
-
-
-def test_a_line_without_an_end_is_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_LINE", 30)
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "fine"}\n' + " " * 13 + '{"text": "fine"}\n{"text": "' + "x" * 30)
-    read = readers.lines(path, field="text", bad=refuse)
-    assert [next(read), next(read)] == ["fine", "fine"]
-    with pytest.raises(
-        UserError, match=r"a\.jsonl line 3: longer than 0 MiB; a line is one document"
-    ):
-        next(read)
-
-
-def test_fields_of_any_length_leave_the_sentence_short(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"x" * 5000: 1, "a\nb": 2}) + "\n")
-    with pytest.raises(UserError, match="no field 'y") as refused:
-        list(readers.lines(path, field="y" * 5000, bad=refuse))
-    assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
-
-
-# -- Parquet -------------------------------------------------------------------
-
-
-def table(path, **columns):
-    format.write_table(pyarrow.table(columns), path, row_group_size=2)
-    return path
-
-
-def test_parquet_gives_its_column(tmp_path):
-    path = table(tmp_path / "a.parquet", body=["one", "é", "three"], n=[1, 2, 3])
-    assert list(readers.parquet(path, field="body", bad=refuse)) == ["one", "é", "three"]
-
-
-def test_bad_parquet_is_named_by_file_and_row(tmp_path):
-    path = table(tmp_path / "a.parquet", text=["one", "two", None], n=[1, 2, 3])
-    for field, sentence in (
-        ("text", "row 3: the field 'text' is empty"),
-        ("txt", "no column 'txt'; did you mean 'text'?"),
-        ("n", "row 1: the field 'n' is of type int"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            list(readers.parquet(path, field=field, bad=refuse))
-    path.write_bytes(b"not parquet at all")
-    with pytest.raises(UserError, match=r"cannot read .*a\.parquet as Parquet"):
-        list(readers.parquet(path, field="text", bad=refuse))
-
-
-def test_parquet_rows_that_are_not_utf8_are_told_and_passed_over(tmp_path):
-    raw = pyarrow.array([b"a\xff", b"fine"]).view(pyarrow.string())
-    path, told = table(tmp_path / "a.parquet", text=raw), []
-    assert list(readers.parquet(path, field="text", bad=told.append)) == ["fine"]
-    assert told == [f"{path} row 1: the byte at offset 1 is not UTF-8"]
-
-
-def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    path = tmp_path / "a.parquet"
-    with pytest.raises(UserError, match=r"needs the package pyarrow; .*howdah\[data\]"):
-        list(readers.parquet(path, field="text", bad=refuse))
+def test_a_zero_byte_alone_makes_no_text_binary():
+    assert readers.encoding_of(b"a line of a log\n" * 8 + b"\0") == "utf-8"
+    assert readers.encoding_of(b"") == "utf-8"

@@ -1,6 +1,8 @@
 """Sources: which files are taken, in which order, and what identifies their contents."""
 
+import gzip
 import os
+import re
 import sys
 from hashlib import blake2b
 from pathlib import Path
@@ -10,7 +12,16 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.text import sources
-from howdah.text.sources import Data, Source, check_sources, contents, documents, files
+from howdah.text.sources import (
+    Data,
+    Source,
+    Text,
+    check_sources,
+    contents,
+    documents,
+    files,
+    unreadable,
+)
 
 
 def fill(folder, **texts):
@@ -69,12 +80,12 @@ def test_undecodable_documents_are_skipped_and_told_or_stop(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["hf:somebody/something", "saved"])
-def test_the_datasets_library_is_asked_for_by_the_extra(tmp_path, path, monkeypatch):
+def test_the_datasets_library_is_asked_for_by_its_name(tmp_path, path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     if path == "saved":
         path = fill(tmp_path / path).path
         (tmp_path / "saved" / "dataset_info.json").write_text("{}")
-    with pytest.raises(UserError, match=r"needs the package datasets; .*howdah\[data\]"):
+    with pytest.raises(UserError, match=r"needs the package datasets; pip install datasets$"):
         list(documents(Source(path)))
 
 
@@ -113,6 +124,16 @@ def test_the_field_is_part_of_the_contents(tmp_path):
         (Data((Source(), Source(" "))), "data.sources[1].path is empty"),
         (Data((Source("a\0b"),)), "data.sources[0].path is 'a\\x00b', and it has a NUL"),
         (Data((Source("x" * 300),)), "and a path has at most 4,096 characters, and 255 in each"),
+        (
+            Data((Source("https://example.com/a.txt"),)),
+            "data.sources[0].path is 'https://example.com/a.txt', an address; download it and name",
+        ),
+        (Data(validation=(Text(""),)), "data.validation[0].path is empty; name a file"),
+        (
+            Data(validation=(Text("a"),), validation_share=0.1),
+            "data.validation names the text to hold out, and data.validation_share (0.1) holds out",
+        ),
+        (Data(end_token="[SEP]"), "data.end_token names a token of data.tokenizer, which is not "),
         (Data(()), "data.sources is empty; name at least one, such as 'stdlib'"),
         (Data((Source(),) * 1001), "data.sources names 1,001 places; at most 1,000 are mixed"),
         (Data(tokenizer="\ud800"), "data.tokenizer is '\\ud800', and it is not UTF-8"),
@@ -121,6 +142,48 @@ def test_the_field_is_part_of_the_contents(tmp_path):
 def test_names_that_cannot_work_are_told(data, sentence):
     (problem,) = check_sources(data)
     assert sentence in problem
+
+
+def test_all_texts_that_cannot_be_read_are_told_at_once(tmp_path, monkeypatch):
+    """Before any of them is read to its end."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"txt": "one"}\n')
+    (tmp_path / "b.csv").write_text("text\n")
+    (tmp_path / "c.txt").write_bytes(bytes(99))
+    fill(tmp_path / "d", a_txt="fine")
+    found = ("a.jsonl", "nowhere", "d", "hf:none/such", "https://example.com")
+    data = Data(tuple(map(Source, found)), validation=(Text("b.csv"), Text("c.txt")))
+    assert unreadable(data) == [
+        "data.validation: b.csv holds no document that is not empty or a copy; add text, or remove "
+        "it; data.validation: c.txt holds no document that is not empty or a copy (1 skipped: "
+        "c.txt: its zero bytes are those of a binary file, not of text); add text, or remove it; "
+        "data.sources: a.jsonl line 1: no field 'text'; did you mean 'txt'?; "
+        "data.sources: nowhere does not exist; name a file, a folder or 'stdlib', or hf:NAME for a "
+        "dataset of the hub"
+    ]
+    assert unreadable(Data((Source("d"),))) == []
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz"])
+def test_tables_in_a_folder_are_read_where_it_holds_no_other_text(tmp_path, name):
+    """Beside text they are its settings and figures: a package.json has no field 'text'."""
+    raw = b'[{"text": "one"}]' if name == "a.json" else b"text\none\n"
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    source = Source(str(tmp_path))
+    assert list(documents(source)) == ["one"]
+    before = contents(source)
+    fill(tmp_path, b_txt="two")
+    assert list(documents(source)) == ["two"]
+    assert contents(source) != before
+
+
+def test_the_endings_that_are_read_from_a_folder_are_documented():
+    page = Path(__file__).parents[2] / "docs" / "text.md"
+    part = page.read_text("utf-8").partition("| endings that are read from a folder |")[2]
+    named = re.findall(r"`(\.[\w.]+)`", part.partition("\n\n")[0].partition("none of the")[0])
+    assert sorted(named) == sorted(sources.KNOWN)
+    mixed = part.partition("none of the endings above |")[2].partition("\n")[0]
+    assert re.findall(r"`(\.[\w.]+)`", mixed) == [*sources.MIXED]
 
 
 # -- folders that hold more than text ------------------------------------------

@@ -58,6 +58,20 @@ def test_the_end_is_looked_up_by_name():
         tokenizers.end_of(word_level("a", "b"), "mine")
 
 
+def test_a_wordpiece_tokenizer_ends_documents_with_any_of_its_tokens():
+    """BERT's have none of the usual ends; there was no way to name another."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##able"]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}))
+    assert tokenizers.end_of(tokenizer, "x") == 3
+    assert tokenizers.end_of(tokenizer, "x", "[PAD]") == 0
+    assert tokenizers.encode(tokenizer, ["unable"])[0].ids == [4, 5]
+    tokenizer.add_special_tokens(["[EOD]"])
+    with pytest.raises(
+        UserError, match=r"data\.end_token is '\[EOP\]', which x does not have; did .* '\[EOD\]'\?"
+    ):
+        tokenizers.end_of(tokenizer, "x", "[EOP]")
+
+
 def test_size_is_the_largest_id_for_ids_may_have_gaps():
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 9}, "a"))
     assert tokenizers.entries(tokenizer) == 10

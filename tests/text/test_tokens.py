@@ -15,7 +15,7 @@ from made_corpus import corpus, stream
 from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text import tokens as cache
-from howdah.text.sources import Data, Source
+from howdah.text.sources import Data, Source, Text
 from howdah.text.tokens import prepare, require_samples
 
 TEXTS = [f"document {i}: naïve café 😀 <|end|>\n" for i in range(40)]
@@ -76,10 +76,14 @@ def test_what_tokens_depend_on_gives_another_folder(tmp_path, source):
     folders.add(ready(source, tmp_path, vocab=299).folder)
     folders.add(ready(source, tmp_path, validation_share=0.3).folder)
     folders.add(ready(source, tmp_path, undecodable="stop").folder)
+    held = Text(str(tmp_path / "held.txt"))
+    for text in ("one", "two"):
+        (tmp_path / "held.txt").write_text(text)
+        folders.add(ready(source, tmp_path, validation=(held,)).folder)
     with open(source.path, "a") as file:
         file.write('{"text": "one more"}\n')
     folders.add(ready(source, tmp_path).folder)
-    assert len(folders) == 5
+    assert len(folders) == 7
 
 
 def test_the_same_text_gives_the_same_files(tmp_path, source):
@@ -175,6 +179,20 @@ def test_a_brought_tokenizer_is_used_and_kept(tmp_path, source):
     assert made.tokenizer_path.read_bytes() == path.read_bytes()
     path.unlink()
     assert sorted(texts_of(made, made.sources[0]) + texts_of(made, made.held_out)) == sorted(TEXTS)
+
+
+def test_documents_end_with_the_token_that_is_named(tmp_path, source):
+    own = tokenizers.train(TEXTS, 270)
+    own.add_special_tokens(["[EOD]"])
+    path = tmp_path / "tokenizer.json"
+    path.write_text(own.to_str())
+    usual, other = (
+        ready(source, tmp_path, tokenizer=str(path), end_token=end) for end in (None, "[EOD]")
+    )
+    assert (usual.end, other.end) == (own.token_to_id("<|end|>"), own.token_to_id("[EOD]"))
+    assert other.sources[0].ids[0] == other.end and usual.folder != other.folder
+    with pytest.raises(UserError, match=r"data\.end_token is '\[EOP\]', which .* does not have"):
+        ready(source, tmp_path, tokenizer=str(path), end_token="[EOP]")
 
 
 @pytest.mark.parametrize("cached", [False, True])

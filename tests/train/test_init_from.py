@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
+from howdah.train.loop import train
 from howdah.train.start import prepare_start, prepare_tokens
 
 
@@ -42,3 +45,24 @@ def test_a_folder_without_one_needs_a_name(folder, make_job):
         make_job("b", f"init_from={folder}")
     job = make_job("b", f"init_from={folder}", f"data.tokenizer={folder.parent}")
     prepare_start(job, prepare_tokens(job, print), print)
+
+
+def test_numbers_that_are_not_finite_are_named(folder, make_job):
+    """It was: training diverged; lower the rate."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"export holds numbers in norm\.weight that are not finite"
+    ):
+        train(make_job("b", f"init_from={folder}", "train.steps=1"), SingleRank())
+
+
+def test_an_export_that_would_fail_is_refused_before_training(make_job, tmp_path):
+    with pytest.raises(UserError, match=r"^train\.export is true, but model\.norm_at is 'after'"):
+        make_job("a", "train.export=true", "model.norm_at=after")
+    (tmp_path / "a" / "export").mkdir(parents=True)
+    (tmp_path / "a" / "export" / "letter.txt").touch()
+    job = make_job("a", "train.export=true")
+    with pytest.raises(UserError, match="holds more than an export of howdah"):
+        prepare_start(job, prepare_tokens(job, print), print)

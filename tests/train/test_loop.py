@@ -74,10 +74,15 @@ def test_the_run_folder_tells_the_run(workers, make_job, tmp_path):
     assert all(row["bits_per_byte"] > 0 for row in held_out.values())
     assert trained[3]["rate"] == pytest.approx(3e-3)  # the warm-up reaches the peak
     assert trained[5]["sent"] > 0 and trained[5]["tps"] > 0
+    epochs = [row["epoch"] for row in trained.values()]
+    assert epochs[19] == pytest.approx(20 * epochs[0]) and epochs[0] > 0
+    assert trained[1]["left"] > trained[19]["left"] > trained[20]["left"] == 0
 
     said = (folder / "log.txt").read_text().splitlines()
     lines = [line for line in said if line.startswith("step:")]
-    assert len(lines) == 20
+    assert len(lines) == 20 and lines[19].endswith(f"epoch: {epochs[19]:.2f}  left: 0:00:00")
+    (length,) = [line for line in said if line.startswith("length")]
+    assert length.startswith(f"length      20 steps, 3,840 tokens: {epochs[19]:.3g} epochs of ")
     assert any(line.startswith("sent") and line.endswith("equal") for line in said)
     for step, line in enumerate(lines, 1):
         found = TORCHTITAN.match(line)

@@ -6,6 +6,8 @@ from full_disk import FULL
 from howdah.base.errors import UserError
 from howdah.cli import train as cli_train
 from howdah.config.recipe import load_run
+from howdah.train.run_folder import _locked, lock
+from howdah.train.start import prepare_tokens, vocab_note
 
 
 def test_a_disk_that_is_full_before_the_first_step(make_job, recipe, tmp_path):
@@ -16,4 +18,41 @@ def test_a_disk_that_is_full_before_the_first_step(make_job, recipe, tmp_path):
     sentence = r"cannot write .*/a/run\.toml: No space left on device; make room there, or give an"
     with pytest.raises(UserError, match=sentence):
         cli_train._make_ready(run, job, first=True)
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["lock"]
+    assert [*(tmp_path / "a").iterdir()] == []
+
+
+def test_a_start_that_fails_leaves_no_folder(make_job, recipe, tmp_path):
+    """Failed starts left run folders with nothing in them but a lock."""
+    words = [f"data.tokenizer={tmp_path}", f"folder={tmp_path / 'runs' / 'a'}"]
+    with pytest.raises(UserError, match="does not exist"):
+        cli_train._make_ready(load_run(recipe, words), make_job("runs/a", *words), first=True)
+    assert not (tmp_path / "runs").exists()
+    with lock(tmp_path / "b"):
+        with pytest.raises(UserError, match="another live run"), lock(tmp_path / "b"):
+            pass
+        assert (tmp_path / "b" / "lock").exists()  # it is the other run's
+
+
+def test_a_lock_that_was_removed_is_not_held(tmp_path):
+    """A start that fails removes its lock; another start may have opened the file before."""
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open("r+") as file:
+        (tmp_path / "lock").unlink()
+        assert not _locked(file, tmp_path / "lock")
+        (tmp_path / "lock").touch()
+        assert not _locked(file, tmp_path / "lock")
+
+
+def test_a_model_with_rows_that_no_token_has_is_noted(make_job):
+    """300,000 of them were trained on a text of 0.3 MB, and nothing said what the tokenizer has."""
+    said = []
+    corpus = prepare_tokens(make_job("a", "model.vocab=5000"), said.append)
+    assert said[-1] == (
+        f"note        the tokenizer has {corpus.entries:,} entries and model.vocab is 5,000: "
+        f"{5000 - corpus.entries:,} rows of the embedding stand for no token; "
+        f"model.vocab={corpus.entries} leaves them out"
+    )
+    said.clear()
+    prepare_tokens(make_job("a", f"model.vocab={corpus.entries}"), said.append)
+    assert not any("note" in line for line in said)
+    assert vocab_note(50257, 50304) == "" and vocab_note(151669, 151936) == ""

@@ -1,0 +1,58 @@
+"""What the user of a plan should know although nothing is wrong with it: a sentence for each.
+
+The advice on the batch comes from published pre-training runs, by the size of the model:
+
+    parameters    tokens of a step    runs
+    0.1B to 1B    0.5M to 2M          GPT-3 125M to 760M; Pythia
+    1B to 10B     1M to 4M            GPT-3 1.3B and 2.7B; Llama 1 and 2
+    10B to 100B   2M to 4M            GPT-3 13B; Llama 1 and 2
+    from 100B     2M to 63M           OPT-175B (2M), GPT-3 175B, Llama 3 405B, DeepSeek-V3 (63M)
+
+GPT-3: arXiv 2005.14165, table 2.1. OPT: 2205.01068, table 1. Pythia: 2304.01373. Llama: 2302.13971,
+table 2, and 2307.09288, section 2.2; Llama 3: 2407.21783, section 3.4.1. DeepSeek-V3: 2412.19437,
+section 4.2. This is what decoders were trained with, not what is best. So a plan gets a note only
+if it differs from all of them by more than a factor of two.
+"""
+
+from collections.abc import Iterator
+
+from howdah.machines.cluster import Cluster
+from howdah.plan.plan import Plan
+from howdah.plan.support import unsupported
+from howdah.shapes.parameters import parameters
+
+# (from how many parameters, the same in words, fewest and most tokens of a step)
+PUBLISHED = (
+    (1e11, "100B parameters and more", 2e6, 63e6),
+    (1e10, "10B to 100B parameters", 2e6, 4e6),
+    (1e9, "1B to 10B parameters", 1e6, 4e6),
+    (1e8, "0.1B to 1B parameters", 0.5e6, 2e6),
+)
+FAR = 2.0  # a note is given from this factor on
+
+
+def notes_on(plan: Plan, cluster: Cluster | None) -> list[str]:
+    """Everything that the user of `plan` should know about it, as sentences."""
+    return [*unsupported(plan.shape, plan.layout), *_batch(plan), *_memory(cluster)]
+
+
+def _batch(plan: Plan) -> Iterator[str]:
+    assert plan.batch.global_batch is not None
+    tokens, size = plan.batch.global_batch * plan.sequence, parameters(plan.shape).total
+    rows = [row for row in PUBLISHED if row[0] <= size and plan.shape.family == "decoder"]
+    for _, words, fewest, most in rows[:1]:
+        if not fewest / FAR <= tokens <= most * FAR:
+            change = "raise" if tokens < fewest else "lower"
+            published = f"{fewest / 1e6:g}M to {most / 1e6:g}M"
+            yield (
+                f"a step has {tokens:,} tokens; published pre-training runs of {words} took "
+                f"{published}; {change} x or the global batch to come nearer"
+            )
+
+
+def _memory(cluster: Cluster | None) -> Iterator[str]:
+    if cluster and not cluster.device.reserved:
+        yield (
+            f"cluster {cluster.name} does not say device.reserved, the memory in use before the "
+            "first tensor; all of a device's memory is taken as free"
+        )

@@ -1,0 +1,267 @@
+"""Files of records: the document is one field of each, whatever the format.
+
+    {"body": "one", "n": 1}       JSON lines          .jsonl
+    [{"body": "one"}, ...]        a JSON array        .json
+    body,n                        CSV, TSV            .csv .tsv
+    a column of a table           Parquet, and the datasets library
+
+A reader yields one document after the other, and holds one line, one record or one batch of rows,
+so a corpus may be larger than memory. It names the file and the place of what it cannot read.
+pyarrow and datasets are optional: they are imported where they are needed.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import partial
+from importlib import import_module
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+from howdah.base.errors import UserError, brief, nearest, shown
+from howdah.text.readers import Bad, opened, reading
+
+Dataset = Any  # datasets.Dataset, which is optional and untyped
+
+LONGEST_LINE = 64 << 20  # bytes; far more than any document, and still little memory
+PART = 1 << 20  # characters of a JSON array that are read at a time
+NESTED = "JSON that is nested too deeply; make it flat"
+GAP = re.compile(r"[\s,]*")  # between the records of an array
+
+# -- JSON ----------------------------------------------------------------------
+
+
+def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
+    """Yields one document per line: the `field` of a JSON object. Blank lines are skipped.
+
+    Raises UserError with file and line when a line is not a JSON object with such a string.
+    """
+    with opened(path, bad) as file:
+        number = 0
+        while raw := file.readline(LONGEST_LINE + 1):
+            number += 1
+            where = f"{path} line {number}"
+            if len(raw) > LONGEST_LINE:
+                raise UserError(
+                    f"{where}: longer than {LONGEST_LINE >> 20} MiB; a line is one document, so "
+                    "cut it"
+                )
+            if not raw.strip():
+                continue
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                bad(f"{where}: the byte at offset {error.start} is not UTF-8")
+                continue
+            yield from _field(_parsed(line, where, field=field), where, field=field, bad=bad)
+
+
+def array(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
+    """Yields one document per object of a JSON array. Many a .json has an object per line instead:
+    a file that does not begin with a bracket is read as JSON lines.
+    """
+    with opened(path, bad) as file:
+        text = TextIOWrapper(file, "utf-8-sig", errors="surrogateescape")
+        while (first := text.read(1)).isspace():
+            pass
+        if first == "[":
+            for number, item in enumerate(_items(text, path), 1):
+                yield from _field(item, f"{path} record {number}", field=field, bad=bad)
+    if first not in ("[", ""):
+        yield from lines(path, field=field, bad=bad)
+
+
+def _items(text: TextIO, path: Path) -> Iterator[object]:
+    """Yields the items of a JSON array, whose first bracket has been read."""
+    decoder, held, at, number = json.JSONDecoder(), "", 0, 1
+    while True:
+        gap = GAP.match(held, at)
+        at = gap.end() if gap else at
+        if held.startswith("]", at):
+            return
+        try:
+            item, at = decoder.raw_decode(held, at)
+        except ValueError as error:
+            held, at = held[at:], 0
+            more = text.read(max(PART, len(held))) if len(held) <= LONGEST_LINE else ""
+            if not more:
+                why = getattr(error, "msg", error)
+                raise UserError(
+                    f"{path} record {number}: not JSON ({why}); an array of objects is closed by ]"
+                ) from error
+            held += more
+        except RecursionError as error:
+            raise UserError(f"{path} record {number}: {NESTED}") from error
+        else:
+            yield item
+            number += 1
+
+
+def _parsed(line: str, where: str, *, field: str) -> object:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: not JSON ({error}); every line must be an object with the field "
+            f"{shown(field)}"
+        ) from error
+    except RecursionError as error:
+        raise UserError(f"{where}: {NESTED}") from error
+
+
+def _field(record: object, where: str, *, field: str, bad: Bad) -> Iterator[str]:
+    """Yields the document of one JSON value, unless it is not UTF-8."""
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: not an object; every one must be, with the field {shown(field)}")
+    if field not in record:
+        raise UserError(f"{where}: no field {shown(field)}{nearest(field, record)}")
+    yield from _whole(_string(record[field], where, field=field), where, bad)
+
+
+def _string(value: object, where: str, *, field: str) -> str:
+    if not isinstance(value, str):
+        kind = "empty" if value is None else f"of type {type(value).__name__}"
+        raise UserError(f"{where}: the field {shown(field)} is {kind}; it must be a string")
+    return value
+
+
+def _whole(document: str, where: str, bad: Bad) -> Iterator[str]:
+    """Yields `document` if it can be encoded as UTF-8, and calls `bad` if not: a JSON string may
+    contain half of a surrogate pair, and a byte that is not UTF-8 is decoded to such a half.
+    """
+    try:
+        document.encode()
+    except UnicodeEncodeError as error:
+        bad(f"{where}: the character at {error.start} is not UTF-8, or half of a surrogate pair")
+    else:
+        yield document
+
+
+# -- CSV -----------------------------------------------------------------------
+
+
+def table(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
+    """Yields one document per row of a CSV or TSV file: the column named `field` in the first row.
+
+    Raises UserError with file and line when a row has not as many cells as the first.
+    """
+    csv.field_size_limit(LONGEST_LINE)  # of the whole process; it is 128 KiB
+    with opened(path, bad) as file:
+        text = TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+        pieces = iter(partial(text.readline, LONGEST_LINE), "")
+        first = next(pieces, "")
+        semicolons = first.count(";") > first.count(",")  # where a comma is the decimal point
+        tabs = path.name.removesuffix(".gz").endswith(".tsv")
+        delimiter = "\t" if tabs else ";" if semicolons else ","
+        rows = csv.reader(chain([first], pieces), delimiter=delimiter, strict=True)
+        try:
+            if names := next(rows):
+                require_column(field, names, str(path))
+            for row in filter(None, rows):
+                where = f"{path} line {rows.line_num}"
+                if len(row) != len(names):
+                    raise UserError(
+                        f"{where}: the row has {len(row)} cells and the first row {len(names)}; "
+                        f"put quotes around a text with {delimiter!r} or a line's end"
+                    )
+                yield from _whole(row[names.index(field)], where, bad)
+        except csv.Error as error:
+            raise UserError(
+                f"{path} line {rows.line_num}: {error}; inside quotes, write a quote twice"
+            ) from error
+
+
+def require_column(field: str, names: Iterable[str], path: str) -> None:
+    """Raises UserError unless `field` is among the columns of a table."""
+    if field not in names:
+        raise UserError(f"{path}: no column {shown(field)}{nearest(field, names)}")
+
+
+# -- Parquet -------------------------------------------------------------------
+
+
+def parquet(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
+    """Yields one document per row: the column `field`. Raises UserError with file and row."""
+    library = _optional("pyarrow.parquet", f"the Parquet file {path}")
+    try:
+        with reading(path), library.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            require_column(field, names, str(path))
+            batches = file.iter_batches(columns=[field])
+            cells = (cell for batch in batches for cell in batch.column(0))
+            for number, cell in enumerate(cells, 1):
+                yield from _cell(cell, f"{path} row {number}", field=field, bad=bad)
+    except _optional("pyarrow", str(path)).ArrowException as error:
+        raise UserError(f"cannot read {path} as Parquet: {brief(error)}") from error
+
+
+def _cell(cell: Any, where: str, *, field: str, bad: Bad) -> Iterator[str]:
+    try:
+        yield _string(cell.as_py(), where, field=field)
+    except UnicodeDecodeError as error:
+        bad(f"{where}: the byte at offset {error.start} is not UTF-8")
+
+
+# -- the datasets library ------------------------------------------------------
+
+
+def dataset_by_name(name: str) -> Dataset:
+    """Loads the train split of `hf:NAME` or `hf:NAME:CONFIG`, from the datasets cache or the hub.
+
+    Raises UserError when the datasets library cannot load it.
+    """
+    library = _optional("datasets", name)
+    repository, _, config = name.removeprefix("hf:").partition(":")
+    try:
+        return library.load_dataset(repository, config or None, split="train")
+    except Exception as error:  # the library raises many kinds, all about the name or the network
+        raise UserError(
+            f"cannot load the dataset {shown(name)}: {brief(error)}; check its name and the "
+            "network, and for a gated one accept its terms on its page, then log in: hf auth login"
+        ) from error
+
+
+def dataset_on_disk(path: Path) -> Dataset:
+    """Opens a dataset that was saved with `save_to_disk`; of several splits, the one named train.
+
+    Raises UserError when the folder cannot be opened, or has no such split.
+    """
+    library = _optional("datasets", str(path))
+    try:
+        dataset = library.load_from_disk(str(path))
+    except Exception as error:  # the library raises many kinds, all about the folder
+        raise UserError(f"cannot open the dataset in {path}: {brief(error)}") from error
+    if not isinstance(dataset, dict):
+        return dataset
+    if "train" not in dataset:
+        raise UserError(
+            f"{path}: no split 'train'{nearest('train', dataset)}; name a split's folder"
+        )
+    return dataset["train"]
+
+
+def dataset_fingerprint(dataset: Dataset, field: str) -> str:
+    """The datasets library's own fingerprint of the contents, with the name of the field."""
+    return f"{dataset._fingerprint} {field}"
+
+
+def rows(dataset: Dataset, name: str, *, field: str, bad: Bad) -> Iterator[str]:
+    """Yields one document per row of an open dataset. Raises UserError with the row."""
+    require_column(field, dataset.column_names, name)
+    for number, row in enumerate(dataset.select_columns([field]), 1):
+        document = _string(row[field], f"{name} row {number}", field=field)
+        yield from _whole(document, f"{name} row {number}", bad)
+
+
+# -- optional packages ---------------------------------------------------------
+
+
+def _optional(module: str, reads: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise UserError(f"{reads} needs the package {package}; pip install {package}") from error

@@ -1,0 +1,241 @@
+"""The scripts of bench/: they want a quiet machine, judge what is promised, and write it down."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
+QUIET = {"others": 0.01, "one_core": 0.02, "all_cores": 0.03}
+STAT = "cpu  {user} 0 0 {idle} {waiting} 0 0 {steal} 7 7\ncpu0 1 1 1 1\n"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """Imports modules of a folder of bench/. Folders have modules of equal names."""
+    before = set(sys.modules)
+
+    def load(folder, *names):
+        for path in (BENCH, BENCH / "data_parallel", BENCH / folder):
+            monkeypatch.syspath_prepend(str(path))
+        return [__import__(name) for name in names]
+
+    yield load
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(BENCH):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def quiet(scripts, monkeypatch):
+    """The module, which finds the machine as quiet as `noises` says, look after look."""
+    (module,) = scripts(".", "quiet")
+    module.noises = []
+    monkeypatch.setattr(
+        module,
+        "measure",
+        lambda: module.Noise(**(QUIET | (module.noises.pop(0) if module.noises else {}))),
+    )
+    monkeypatch.setattr(module, "sleep", lambda seconds: None)
+    return module
+
+
+# -- quiet -----------------------------------------------------------------------------
+
+
+def test_what_is_not_idle_is_taken_by_others(quiet):
+    before = STAT.format(user=100, idle=100, waiting=0, steal=0)
+    after = STAT.format(user=110, idle=170, waiting=10, steal=10)
+    assert quiet.busy_share(before, after) == pytest.approx(0.2)
+    assert quiet.busy_share(before, before) == 1  # no time passed: nothing is known
+
+
+def test_noise_is_the_time_beyond_the_least(quiet):
+    assert quiet.spread([2.0, 2.0, 5.0]) == pytest.approx(0.5)
+    assert quiet.spread([2.0] * 3) == 0
+
+
+def test_work_is_timed_by_every_thread(quiet, monkeypatch):
+    monkeypatch.setattr(quiet, "REPEATS", 2)
+    monkeypatch.setattr(quiet, "COPIED", 64)
+    assert len(quiet.repeats(3)) == 6 and min(quiet.repeats(1)) > 0
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_each_kind_of_noise_makes_a_machine_loaded(quiet, name):
+    assert quiet.problems(quiet.Noise(**QUIET)) == []
+    for bad in (0.9, float("nan")):
+        (told,) = quiet.problems(quiet.Noise(**(QUIET | {name: bad})))
+        assert "(at most " in told
+
+
+def test_on_a_loaded_machine_nothing_is_written(quiet, capsys):
+    quiet.noises = [{"others": 0.5}] * 3
+    with pytest.raises(SystemExit) as end:
+        quiet.Watch(writes=True)
+    told = capsys.readouterr().err
+    assert end.value.code == 2
+    assert "not quiet: others take 50.0% (at most 5%); end what else runs on it, or give" in told
+
+
+def test_load_that_comes_later_is_seen_too(quiet):
+    watch = quiet.Watch(writes=True)
+    quiet.noises = [{"all_cores": 3.0}] * 3
+    with pytest.raises(SystemExit):
+        watch.end()
+
+
+def test_a_moment_of_noise_is_waited_for(quiet):
+    quiet.noises = [{"others": 0.5}, {}]
+    first, last = quiet.Watch(writes=True).end()
+    assert first == last == QUIET | {"loaded": False}
+
+
+def test_results_of_a_loaded_machine_say_so_where_they_were_asked_for(quiet):
+    quiet.noises = [{"others": 0.5}] * 3
+    looks = quiet.Watch(writes=True, loaded=True).end()
+    assert [one["loaded"] for one in looks] == [True, False]
+    said = quiet.sentence(looks)
+    assert "other processes took 50.0% of" in said and "**The machine was not quiet.**" in said
+    assert "not quiet" not in quiet.sentence(looks[1:])
+
+
+def test_what_writes_nothing_looks_at_nothing(quiet):
+    quiet.noises = [{"others": 0.5}] * 3
+    assert quiet.Watch(writes=False).end() == [] and len(quiet.noises) == 3
+
+
+def test_older_results_have_no_noise(quiet):
+    assert quiet.sentence([]) == "Noise of the machine: not measured."
+
+
+TIMED = ("collectives", "data_parallel", "faults", "forms", "pipeline", "versions")
+
+
+@pytest.mark.parametrize("folder", TIMED)
+def test_what_is_timed_is_watched(folder):
+    text = (BENCH / folder / "run.py").read_text("utf-8")
+    assert "quiet.Watch(" in text and "quiet.add_option(parser)" in text
+
+
+def test_the_machine_is_described_in_one_place():
+    found = [p for p in BENCH.rglob("*.py") if re.search(r"^def machine\(", p.read_text(), re.M)]
+    assert [path.name for path in found if path.parent.name != "chaos"] == ["machine.py"]
+
+
+# -- what is judged ----------------------------------------------------------------------
+
+
+def test_goals_of_collectives_are_of_what_connect_returns(scripts):
+    (cases,) = scripts("collectives", "cases")
+    carriers = {one.name: one.carrier for one in (*cases.CONTESTANTS, *cases.BF16)}
+    goals, all_cases = cases.goals(), [*cases.cases(tiny=False)]
+    assert {carriers[goal.contestant] for goal in goals} == {"group"}
+    assert {carriers[goal.peer] for goal in goals} == {"gloo", "group"}  # bf16 beside float32
+    measured = {(case.name, one.name) for case in all_cases for one in case.contestants}
+    assert {
+        (goal.case, name) for goal in goals for name in (goal.contestant, goal.peer)
+    } <= measured
+
+
+class NoWorkers:
+    """In place of processes."""
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    close = __exit__
+
+
+@pytest.fixture
+def pipeline(scripts, quiet, monkeypatch, tmp_path):
+    """The script, of which every bubble is as `module.found` says beside a simulated 5.9 %."""
+    (run,) = scripts("pipeline", "run")
+    run.found = 0.059
+
+    def compared(workers, plan, unit, folder):
+        spread = {"median": run.found, "least": run.found, "most": run.found}
+        row = {"schedule": str(plan.layout), "seconds of a forward": unit, "simulated": 0.059}
+        row |= {"measured": spread, "step longer by": 0.01}
+        return row | run.judged(0.059, run.found)
+
+    monkeypatch.setattr(run, "compared", compared)
+    monkeypatch.setattr(run, "Workers", NoWorkers)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    return run
+
+
+@pytest.mark.parametrize(("measured", "met"), [(0.061, True), (0.0625, False), (0.0555, False)])
+def test_bubbles_are_judged_relative_to_the_simulated_one(pipeline, measured, met, tmp_path):
+    """1.7 points beside 5.9 % were once within "5 %"; here 0.35 points are not."""
+    pipeline.found = measured
+    assert pipeline.main() == (0 if met else 1)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {row["met"] for row in results["schedules"]} == {met}
+    assert len(results["noise"]) == 2
+    text = (tmp_path / "results.md").read_text()
+    assert f"{14 if met else 0} of 14 bubbles are within 5%" in text
+    assert ("**not met**" in text) != met
+
+
+def test_a_part_of_the_pipelines_is_not_written(pipeline, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "zb-v"])
+    assert pipeline.main() == 0 and not any(tmp_path.iterdir())
+
+
+def test_lost_ranks_are_told_in_milliseconds(scripts):
+    (faults,) = scripts("faults", "run")
+    row = faults.told("engine", "kill", 2, [0.003, 0.001, 0.002])
+    assert (row["median"], row["worst"], row["survivors"]) == pytest.approx((2.0, 3.0, 3))
+    text = faults.markdown({"machine": "M.", "rows": [row], "wrong": ["it hangs"]})
+    assert "| engine | kill | 2 | 3 | 2.0 | 2.0 | 3.0 |" in text and "- it hangs" in text
+    assert "M. Noise of the machine: not measured." in text
+
+
+# -- the matrix --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def matrix(scripts, monkeypatch):
+    """The script, in which `zero3` is refused and `module.broken` fails."""
+    (run,) = scripts("matrix", "run")
+    run.broken = ()  # the forms of a cell
+
+    class Bench(NoWorkers):
+        def run(self, words):
+            if {cell.forms for cell in run.pairs() if cell.words == words} & {run.broken}:
+                return run.Result("fails", "losses differ")
+            return run.Result("refused", "not so") if "zero3" in words else run.Result("works")
+
+    monkeypatch.setattr(run, "Bench", Bench)
+    monkeypatch.setattr(run, "commit", lambda: "abc")
+    return run
+
+
+def test_the_matrix_writes_every_cell_and_counts_them(matrix, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "zero3", "--to", str(tmp_path)])
+    assert matrix.main() == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["commit"] == "abc" and found["all"] == len(found["cells"]) > 10
+    assert found["counts"]["alone"] == {"refused": 1}
+    assert {tuple(one) for one in found["cells"]} == {("kind", "forms", "layout", "result", "why")}
+    text = (tmp_path / "results.md").read_text()
+    assert "at abc:" in text and "| refused | not so |" in text
+    assert "1. not so" in (tmp_path / "matrix.md").read_text()
+    assert {matrix.kind_of(cell) for cell in matrix.drawn()} == {"drawn at random"}
+
+
+def test_a_cell_that_neither_works_nor_is_refused_ends_with_1(matrix, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "tensor", "--to", str(tmp_path)])
+    matrix.broken = ("dp", "tensor")
+    assert matrix.main() == 1
+    assert "| fails | losses differ |" in (tmp_path / "results.md").read_text()
