@@ -58,6 +58,7 @@ RENAMED = {  # keys of older recipes, and their names now
     "method.optimizer.clip": "method.grad_clip",
 }
 SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
+PRESET = "model.preset="
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
 
@@ -136,7 +137,7 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     table.setdefault("name", path.stem)
     if in_folder:
         table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
-    for override in overrides:
+    for override in sorted(overrides, key=lambda one: not one.startswith(PRESET)):
         table = with_texts(table)
         apply_override(table, override)
     return parse_run(table)
@@ -173,7 +174,9 @@ def _further(partly: Run, table: Table) -> Iterator[str]:
 
 
 def apply_override(table: Table, override: str) -> None:
-    """Changes one value of a table. Raises UserError."""
+    """Changes one value of a table. A preset replaces the whole [model]: with sizes of the recipe
+    it would be a model that nobody named. Raises UserError.
+    """
     name, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"{shown(override)} changes nothing; write key=value, such as seed=1")
@@ -184,6 +187,8 @@ def apply_override(table: Table, override: str) -> None:
         owners = [one for item in inner for one in (item if isinstance(item, list) else [item])]
         if not all(isinstance(owner, dict) for owner in owners):
             raise UserError(f"{named(name)}: {named(part)} is a single value, not a table")
+    if f"{name}=" == PRESET and isinstance(table.get("model"), dict):
+        owners[0].clear()
     for other in LENGTHS if path == ["train"] and last in LENGTHS else ():
         owners[0].pop(other, None)  # the length that the recipe gives, in whichever unit
     try:

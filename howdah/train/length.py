@@ -78,10 +78,14 @@ def describe(order: Order, *, steps: int, used: int) -> str:
     samples, several = sum(order.samples), len(epochs) > 1
     return (
         f"length      {steps:,} steps, {used * order.sequence:,} tokens: "
-        f"{used / samples:.3g} epochs of {samples:,} samples"
-        + f"; {min(epochs):.3g} to {max(epochs):.3g} epochs of single sources"
+        f"{_spell(used / samples)} epochs of {samples:,} samples"
+        + f"; {_spell(min(epochs))} to {_spell(max(epochs))} epochs of single sources"
         * several
     )
+
+
+def _spell(epochs: float) -> str:
+    return f"{epochs:.3g}" if epochs < 100 else f"{epochs:,.0f}"
 
 
 def spell_time(seconds: float) -> str:

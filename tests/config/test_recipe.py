@@ -18,6 +18,7 @@ from howdah.config.recipe import (
     resolved,
     save_run,
 )
+from howdah.shapes.presets import preset
 from howdah.shapes.shape import RopeScaling
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
@@ -58,6 +59,15 @@ def test_a_preset_gives_the_sizes_that_are_not_written(recipe):
     recipe.write_text('[model]\npreset = "laptop"\nlayers = 2\n')
     model = load_run(recipe).model
     assert (model.layers, model.width, model.tie_embeddings) == (2, 256, True)
+
+
+def test_a_preset_on_the_line_replaces_the_recipes_model(recipe):
+    """It was a hybrid: the recipe's sizes, and of the preset what the recipe left out."""
+    plain = load_run(recipe, ["model.preset=laptop"]).model
+    assert plain == preset("laptop")
+    words = ["model.layers=2", "model.preset=laptop"]
+    for line in (words, words[::-1]):
+        assert load_run(recipe, line).model == replace(plain, layers=2)
 
 
 @pytest.mark.parametrize("value", ['name = "é"', 'layout = "dp2"', "", "[train]\nprompt = 'a\\b'"])
