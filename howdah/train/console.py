@@ -73,7 +73,8 @@ def encoding_bar() -> Iterator[Callable[[float], None]]:
     share in a bar, which appears at the first call.
     """
     columns = (TextColumn("encoding"), BarColumn(), TextColumn("left"), TimeRemainingColumn())
-    bar = Progress(*columns, transient=True, disable=not Console().is_terminal)
+    console = Console()  # rich's own is what the first that asked for it found
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("encoding", total=1.0)
 
     def show(share: float) -> None:

@@ -74,8 +74,15 @@ def test_facts_that_make_no_sense_are_a_sentence(tmp_path, changes, sentence):
     assert sentence in str(e.value) and str(e.value).endswith("; use another checkpoint")
 
 
-@pytest.mark.parametrize("name", ["model", "tokenizer", "end", "optimizer", "order"])
-def test_facts_that_are_missing_are_a_sentence(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        *((name, f"{name} is") for name in ("tokenizer", "end", "optimizer")),
+        ("model", "model.layers, .*, model.context are"),
+        ("order", "order.seed, order.sequence, order.samples, order.shares are"),
+    ],
+)
+def test_facts_that_are_missing_are_a_sentence(tmp_path, name, missing):
     meta = {other: META[other] for other in META if other != name}
-    with pytest.raises(UserError, match=f"{name} is missing; use another checkpoint"):
+    with pytest.raises(UserError, match=f"{missing} missing; use another checkpoint"):
         facts(checkpoint(tmp_path, meta))

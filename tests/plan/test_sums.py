@@ -28,9 +28,9 @@ def plan_of(words, shape=SHAPE):
 def row(number, one):
     """A sum, as the picture in the module has it."""
     units = list(dict.fromkeys(span.unit for span in one.spans))
-    what = "packed" if one.packed else "whole" if one.each else "shares"
+    what = "packed" if one.packed else "whole" if one.every_micro else "shares"
     gradients = ("norms of " if what == "packed" else "") + " and ".join(units) + f", {what}"
-    often = "micro-batch" if one.each else "step"
+    often = "micro-batch" if one.every_micro else "step"
     ranks = " ".join(map(str, one.ranks))
     words = [number, one.axis, ranks, one.op.replace("_", "-"), gradients, often, *one.after]
     return " ".join(map(str, words))
@@ -66,7 +66,7 @@ def test_one_rank_alone_has_no_sums():
 def test_where_a_share_is_the_whole_nothing_is_summed_between_micro_batches():
     """shard1: every rank has all states, and its gradients add up where they are."""
     found = sums_of(plan_of("dp2 tp2 sp zero2 shard1 x3"), 0)
-    assert found and not any(one.each for one in found)
+    assert found and not any(one.every_micro for one in found)
     assert {one.op for one in found} == {"all_reduce"}
 
 
@@ -121,8 +121,8 @@ def test_all_ranks_of_a_sum_agree_on_it(plan, data):
         mine = [s for s in sums_of(plan, rank) if tuple(s.ranks) == tuple(one.ranks)]
         for other in one.ranks:
             theirs = [s for s in sums_of(plan, other) if tuple(s.ranks) == tuple(one.ranks)]
-            assert [(s.op, s.axis, s.each, s.messages) for s in theirs] == [
-                (s.op, s.axis, s.each, s.messages) for s in mine
+            assert [(s.op, s.axis, s.every_micro, s.messages) for s in theirs] == [
+                (s.op, s.axis, s.every_micro, s.messages) for s in mine
             ]
 
 
