@@ -41,8 +41,8 @@ class Noise:
     all_cores: float
 
 
-# Two idle cores had 0 to 0.01, 0.04 to 0.20, and 0.04 to 0.19; beside five busy processes 0.99 to 1,
-# 1.1 to 9.4, and 2.0 to 4.3.
+# Two idle cores had 0 to 0.01, 0.04 to 0.20, and 0.04 to 0.19; beside five busy processes they had
+# 0.99 to 1, 1.1 to 9.4, and 2.0 to 4.3.
 MOST = Noise(others=0.05, one_core=0.15, all_cores=0.25)
 
 
