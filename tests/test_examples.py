@@ -7,7 +7,6 @@ import re
 import pytest
 from run_examples import ROOT, called, load
 
-from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.transport import SingleRank
 
@@ -30,7 +29,7 @@ def test_an_example_is_short_and_quoted_whole_by_a_page(path):
 
 
 def trained(transport):
-    return load("examples/own_net.py").train(Group(transport, axis="world", counters=Counters()))
+    return load("examples/own_net.py").train(Group(transport))
 
 
 def test_a_net_of_ones_own_trains_on_two_ranks_as_on_one(workers):

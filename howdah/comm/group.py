@@ -49,17 +49,21 @@ DONE.set_result(None)
 
 
 class Group:
-    """Collectives over tensors of any device and shape, which all ranks call in the same order."""
+    """Collectives over tensors of any device and shape, which all ranks call in the same order.
 
-    def __init__(self, transport: Transport, *, axis: str, counters: Counters) -> None:
+    axis      the label under which bytes are counted
+    counters  counts what this rank sends; several groups may share them
+    """
+
+    def __init__(
+        self, transport: Transport, *, axis: str = "world", counters: Counters | None = None
+    ) -> None:
         self.axis, self.link = axis, transport.link
         self.rank, self.size = transport.rank, transport.size
+        self.counters = counters or Counters()
         self._checks = Checks(self.rank, self.size)
-        self._transport, self._table, self._recorder = (
-            transport,
-            counters.table(),
-            counters.recorder,
-        )
+        self._transport, self._table = transport, self.counters.table()
+        self._recorder = self.counters.recorder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
         self._last: Future[None] | None = None
 

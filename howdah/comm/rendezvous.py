@@ -23,7 +23,6 @@ from typing import get_args
 import torch.distributed as dist
 
 from howdah.base.errors import UserError, nearest
-from howdah.comm.counters import Counters
 from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
@@ -53,7 +52,7 @@ def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
                that is available
     seconds    after which a rank counts as lost that does not join, or sends nothing
     """
-    return Group(join(transport, seconds=seconds), axis="world", counters=Counters())
+    return Group(join(transport, seconds=seconds))
 
 
 def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:

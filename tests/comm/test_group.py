@@ -444,3 +444,11 @@ def test_a_message_arrives_and_is_counted_by_who_sent_it(workers):
             f"{word}: rank {rank} of 2 names rank {rank} as its peer"
             for word in ("send", "receive")
         ]
+
+
+def test_a_group_alone_has_counters_of_its_own():
+    """`connect` returned a group whose counts nobody could read."""
+    one, other = Group(SingleRank()), Group(SingleRank())
+    one.all_reduce(torch.ones(2))
+    assert one.axis == "world" and sum(one.counters.calls.values()) > 0
+    assert not sum(other.counters.calls.values())
