@@ -8,9 +8,9 @@ BIN := .venv/bin
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
 
-# ARGS go to pytest: make test ARGS="tests/plan -x"
+# Two processes share out the files. ARGS go to pytest: make test ARGS="tests/plan -x"
 test: .venv/dev
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 slow: .venv/dev
 	$(BIN)/pytest -m slow
