@@ -175,7 +175,8 @@ class _Reader:
         if path + name in self._renamed:
             return f"; it is called {self._renamed[path + name]!r} now"
         if (here := ours(name, KEYS)) and re.split("[.=]", here)[0] in _hints(self._root):
-            return f"; here it is {here!r}"
+            word = here.removeprefix("layout=")
+            return f"; here it is {here!r}" if word == here else f"; in a layout it is {word!r}"
         suggestion = nearest(name, known)
         elsewhere = [path for path in _paths(self._root, "") if path.rpartition(".")[2] == name]
         if "did you mean" in suggestion or not elsewhere:

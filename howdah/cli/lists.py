@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from howdah.base.errors import UserError, nearest, shown
+from howdah.base.their_words import LAYOUT, ours
 from howdah.config.keys import find_keys, recipe_keys
 from howdah.config.shipped import FOLDER, about, recipe_names
 from howdah.draw.columns import columns
+from howdah.plan.layout import CHOICES, KNOWN
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS
 
@@ -45,7 +47,9 @@ def keys(
     """List the keys of a recipe: their values, defaults and meanings."""
     found = find_keys(word) if word else list(recipe_keys())
     if not found:
-        raise UserError(f"no key has {shown(word)} in its name or meaning; see `howdah keys`")
+        of_layout = word in {*KNOWN, *CHOICES} or ours(word, LAYOUT)
+        hint = "it is a word of the layout (docs/layouts.md)" if of_layout else "see `howdah keys`"
+        raise UserError(f"no key has {shown(word)} in its name or meaning; {hint}")
     for key in found:
         default = f"; by default {key.default}" if key.default else ""
         print(f"{key.name}  ({key.values}{default})")

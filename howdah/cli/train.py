@@ -27,6 +27,7 @@ from howdah.config.history import (
     changes_since,
     rate_note,
     refuse_accident,
+    refuse_in_vain,
     refuse_other_start,
     remember,
 )
@@ -143,8 +144,10 @@ def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> Job:
                 say(f"note        {note}")
         if first:
             prepare_start(job, corpus, say)
-            save_run(now, job.folder / "run.toml")
-            remember(job.folder, done, changed)
+            refuse_in_vain(changed, job.folder, done=done, steps=train.steps)
+            if done < train.steps:  # what no step has used is not how the run was trained
+                save_run(now, job.folder / "run.toml")
+                remember(job.folder, done, changed)
     return job
 
 

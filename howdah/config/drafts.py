@@ -17,10 +17,12 @@ from pathlib import Path
 from howdah.base.errors import UserError, several
 from howdah.base.files import kind_of
 from howdah.config.recipe import Run, Table, apply_override, load_run, parse_run, plan_of
+from howdah.config.shipped import recipe_names
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.plan import Plan
+from howdah.shapes.presets import PRESETS
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 
@@ -91,7 +93,9 @@ def _drafted(
 ) -> Drafted:
     notes: tuple[str, ...] = ()
     if isinstance(model, str) and (
-        model.endswith(".toml") or kind_of(Path(model) / "run.toml") == "file"
+        model.endswith(".toml")
+        or kind_of(Path(model) / "run.toml") == "file"
+        or (model in recipe_names() and model not in PRESETS)
     ):
         model = load_run(Path(model), [*changes.values()])
     if isinstance(model, Run):
@@ -169,7 +173,8 @@ def _changes(wanted: Draft) -> dict[str, str]:
     changes = {change.partition("=")[0]: change for change in wanted.keys}
     for name in changes:
         if _among(name, IGNORED):
-            raise UserError(f"{name} is no part of a plan; leave it out")
+            way = "give --tokens" if name == "train.tokens" else "leave it out"
+            raise UserError(f"{name} is no part of a plan; {way}")
     for field, key in OPTIONS.items():
         if not (value := getattr(wanted, field)):
             continue

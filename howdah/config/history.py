@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -86,21 +86,34 @@ def refuse_other_start(found: Changes, folder: Path) -> None:
 
 
 def rate_note(found: Changes, now: Run, step: int) -> str:
-    """What a changed number of steps does to the learning rate at `step`; empty if nothing."""
-    if "train.steps" not in found or not step:
+    """What changed settings do to the learning rate at `step`; empty if nothing."""
+    start, steps = "method.lr.", found.get("train.steps", (now.train.steps, 0))[0]
+    before = {k.removeprefix(start): old for k, (old, _) in found.items() if k.startswith(start)}
+    if not step or not (before or "train.steps" in found):
         return ""
-    old, new = (
-        learning_rate(now.method.lr, step=step, steps=max(steps, step + 1))
-        for steps in (found["train.steps"][0], now.train.steps)
-    )
-    if abs(new - old) <= 0.01 * old:
+    was = learning_rate(replace(now.method.lr, **before), step=step, steps=max(steps, step + 1))
+    new = learning_rate(now.method.lr, step=step, steps=max(now.train.steps, step + 1))
+    if abs(new - was) <= 0.01 * was:
         return ""
-    return (
-        f"the learning rate's schedule spans {now.train.steps:,} steps now, instead of "
-        f"{found['train.steps'][0]:,}: step {step + 1:,} has {new:.3g} where it had {old:.3g}; to "
-        f"keep that, add method.lr.schedule=constant method.lr.peak={old:.3g} "
+    both = f"{now.train.steps:,} steps now, instead of {steps:,}"
+    spans = f"the learning rate's schedule spans {both}"
+    keep = (
+        f"; to keep that, add method.lr.schedule=constant method.lr.peak={was:.3g} "
         "method.lr.warmup_steps=0"
     )
+    if before:  # which is what was asked for
+        spans, keep = "the learning rate has changed", ""
+    return f"{spans}: step {step + 1:,} has {new:.3g} where it had {was:.3g}{keep}"
+
+
+def refuse_in_vain(found: Changes, folder: Path, *, done: int, steps: int) -> None:
+    """Raises UserError if settings of training have changed and no step is left to use them."""
+    changed = [key for key in found if key not in FREE]
+    if changed and done >= steps:
+        raise UserError(
+            f"{folder} has no step left, {done:,} of {steps:,} are done, and "
+            f"{', '.join(changed)} would change nothing; raise train.steps too"
+        )
 
 
 def remember(folder: Path, step: int, found: Changes) -> None:

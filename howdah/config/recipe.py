@@ -59,6 +59,7 @@ RENAMED = {  # keys of older recipes, and their names now
 }
 SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
 PRESET = "model.preset="
+UNITS = ("train.tokens", "train.epochs")
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
 
@@ -195,6 +196,8 @@ def apply_override(table: Table, override: str) -> None:
         read = parse_toml(f"value = {text}")
     except ValueError:
         read = {}
+    if name in UNITS and read.get("value") == 0:  # in a recipe it means: not given
+        raise UserError(f"{name} is 0; a run has at least one step")
     for owner in owners:  # of a list of tables, such as data.sources, each is changed
         owner[last] = read["value"] if len(read) == 1 else text  # a bare word is a string
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from howdah.base.errors import nearest
 from howdah.base.files import kind_of
+from howdah.shapes.presets import PRESETS
 
 FOLDER = Path(__file__).parent / "recipes"
 
@@ -27,7 +28,12 @@ def found(recipe: Path) -> Path:
 
 def meant(recipe: Path) -> str:
     """What a missing recipe may be instead, for an error message."""
-    return "" if recipe.suffix or len(recipe.parts) > 1 else nearest(str(recipe), recipe_names())
+    name = str(recipe)
+    if recipe.suffix or len(recipe.parts) > 1:
+        return ""
+    if name in PRESETS:
+        return f"; it is a model: howdah train laptop model.preset={name}"
+    return nearest(name, recipe_names())
 
 
 def about(name: str) -> str:

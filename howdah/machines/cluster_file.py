@@ -48,6 +48,9 @@ def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
 
 def _meant(name: str) -> str:
     """The clusters whose names begin with `name` (a100), else those most like it."""
+    if (turned := re.fullmatch(r"(\d+)x(.+)", name)) and turned[2] in cluster_names():
+        return f"; write {turned[2]}x{turned[1]}"
+    name = name.lower()
     begin = [repr(known) for known in cluster_names() if name and known.startswith(name)]
     return f"; did you mean {' or '.join(begin)}?" if begin else nearest(name, cluster_names())
 

@@ -31,7 +31,7 @@ from howdah.text import tokenizer as tokenizers
 from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode
 from howdah.text.interruptible import interruptible
-from howdah.text.sources import Data, documents, nothing_in, texts, unreadable
+from howdah.text.sources import Data, beside_text, documents, nothing_in, texts, unreadable
 
 Say = Callable[[str], None]
 
@@ -63,6 +63,12 @@ def build(
     survey = _survey(data)  # 1
     held = survey.validation or split(survey.digests, data.validation_share)  # 2
     _tell(survey, held, say)
+    for source in (*data.sources, *data.validation):
+        if others := beside_text(source):
+            say(
+                f"{len(others)} files of records in {source.path} are not read, such as "
+                f"{others[0].name}: name each as a source, with its field"
+            )
     if data.tokenizer is None:  # 3
         say(f"training a tokenizer of {vocab} entries")
         learned = interruptible(lambda: tokenizers.train(_lesson(data, held), vocab))
@@ -130,7 +136,8 @@ def _survey(data: Data) -> _Survey:
             held.add(digest)
     for (key, one), own in zip(texts(data), found.values(), strict=True):
         if not own:
-            raise UserError(f"{key.partition('[')[0]}: {nothing_in(one, skipped)}")
+            held_too = "; its documents are in data.validation too" if shared else ""
+            raise UserError(f"{key.partition('[')[0]}: {nothing_in(one, skipped)}{held_too}")
     digests = [own for index, own in found.items() if index >= 0]
     return _Survey(frozenset(held), digests, size, duplicates, shared, skipped)
 

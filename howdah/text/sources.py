@@ -242,6 +242,18 @@ def files(source: Text) -> list[Path]:
     return _listed(source)[0]
 
 
+def beside_text(source: Text) -> list[Path]:
+    """Files of records in a folder of text, which are not read with it: their field is not known,
+    and a package.json is no text.
+    """
+    folder = Path(source.path)
+    if source.path == STDLIB or kind_of(folder) != "folder" or _saved(folder):
+        return []
+    read, _ = _listed(source)
+    every = {path for path, kind in _walk(folder) if kind == "file" and path.name.endswith(MIXED)}
+    return sorted(every - set(read))
+
+
 def _listed(source: Text) -> tuple[list[Path], list[Path]]:
     """(files of the source, paths named like text files that cannot be read as one: a broken
     link, a pipe).

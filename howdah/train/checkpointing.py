@@ -147,7 +147,8 @@ class Checkpointer:
                 bits_per_byte=held_out.bits_per_byte,
                 whole=not limit,
             )
-        part = f"{limit} samples" if limit else "all of it"
+        there = self.corpus.held_out.windows(data.sequence_length)
+        part = f"{limit} of {there:,} samples" if 0 < limit < there else "all of it"
         self.say(
             f"held-out at step {step}, {part}: loss {held_out.loss:.4f}, "
             f"{held_out.bits_per_byte:.3f} bits per byte"

@@ -28,6 +28,7 @@ from howdah.train.run_folder import EXPORT
 from howdah.train.sample import Draw, sample_text
 
 SAMPLE_TOKENS = 120
+COMPARABLE = 10_000  # bytes of text from which on compressors are worth a comparison
 SCALARS = "scalars"  # an operation of Traffic rows
 
 
@@ -98,10 +99,12 @@ def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
         "xz -9": 8 * corpus.held_out_xz / corpus.held_out_bytes,
     }
     others = ", ".join(f"{name} {bits:.3f}" for name, bits in per_byte.items())
+    size = corpus.held_out_bytes
+    compared = f" ({others})" if size >= COMPARABLE else ""
+    text = f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} KB"
     return [
         f"held-out    loss {held_out.loss:.4f}, perplexity {held_out.perplexity:.2f}, "
-        f"{held_out.bits_per_byte:.3f} bits per byte ({others}) "
-        f"on {corpus.held_out_bytes / 1e6:.2f} MB of text"
+        f"{held_out.bits_per_byte:.3f} bits per byte{compared} on {text} of text"
     ]
 
 

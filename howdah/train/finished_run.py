@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from howdah.base.errors import UserError
+from howdah.base.files import kind_of
 from howdah.checkpoint import load
 from howdah.checkpoint.export import export
 from howdah.checkpoint.facts import facts
@@ -89,5 +90,7 @@ def open_run(folder: Path, *, say: Say, best: bool = False) -> FinishedRun:
     checkpoint = load.best(checkpoints) if best else newest(checkpoints, say)
     if checkpoint is None:
         kind = "best" if best else "whole"
+        if kind_of(folder) == "does not exist":
+            raise UserError(f"{folder} does not exist; name a run folder")
         raise UserError(f"{folder} has no {kind} checkpoint; train it first, or name a run folder")
     return FinishedRun(folder, checkpoint)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from howdah.base.errors import UserError, named
 from howdah.checkpoint.export import require_free
+from howdah.checkpoint.folders import steps
 from howdah.text.batches import order_of
 from howdah.text.tokenizer import FILE, load, prompt_ids
 from howdah.text.tokens import Corpus, prepare, require_samples
@@ -39,7 +40,8 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     require_samples(
         corpus, sequence=job.data.sequence_length, batch=job.batch.size(job.train.steps)
     )
-    if job.init_from is None and (note := vocab_note(corpus.entries, job.shape.vocab)):
+    open_still = job.init_from is None and not steps(job.folder / "checkpoints")
+    if open_still and (note := vocab_note(corpus.entries, job.shape.vocab)):
         say(f"note        {note}")
     if job.train.prompt:
         tokens = len(prompt_ids(corpus.tokenizer, job.train.prompt, corpus.end))

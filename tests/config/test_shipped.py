@@ -64,3 +64,8 @@ def test_a_name_that_is_nearly_one_is_answered(somewhere):
         load_run(Path("labtop"))
     with pytest.raises(UserError, match=r"directory$"):
         load_run(Path("labtop.toml"))
+
+
+def test_a_model_is_no_recipe():
+    with pytest.raises(UserError, match=r"a model: howdah train laptop model\.preset=llama3-8b"):
+        load_run(Path("llama3-8b"))

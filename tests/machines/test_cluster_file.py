@@ -318,7 +318,7 @@ def test_names_come_from_the_folder():
 
 @pytest.mark.parametrize(
     ("text", "nearest"),
-    [("h10", "h100"), ("a100-8", "a100-80"), ("v100-33", "v100-32"), ("tpu-v5", "tpu-v5")],
+    [("h10", "h100"), ("H100", "h100"), ("a100-8", "a100-80"), ("v100-33", "v100-32")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(text, nearest):
     with pytest.raises(UserError, match=f"cluster '{text}' is unknown; did you mean '{nearest}"):
@@ -429,3 +429,8 @@ def test_the_page_names_every_cluster_with_its_devices():
 
 def test_the_page_names_every_known_link():
     assert all(f"`{name}`" in PAGE for name in LINKS if name[-1] not in "2345")
+
+
+def test_the_number_comes_last():
+    with pytest.raises(UserError, match="cluster '16xh100' is unknown; write h100x16"):
+        load_cluster("16xh100")

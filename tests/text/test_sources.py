@@ -16,6 +16,7 @@ from howdah.text.sources import (
     Data,
     Source,
     Text,
+    beside_text,
     check_sources,
     contents,
     documents,
@@ -265,3 +266,11 @@ def test_a_name_that_is_not_utf8_has_contents(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("one")
     assert list(documents(Source(str(tmp_path)))) == ["one"]
     assert contents(Source(str(tmp_path)))
+
+
+def test_records_beside_text_are_found(tmp_path):
+    """A CSV in a folder of Markdown was left out without a word."""
+    fill(tmp_path, a_md="one", posts_csv="body", b_json="[]")
+    assert [path.name for path in beside_text(Text(str(tmp_path)))] == ["b.json", "posts.csv"]
+    (tmp_path / "a.md").unlink()
+    assert beside_text(Text(str(tmp_path))) == beside_text(Text("stdlib")) == []

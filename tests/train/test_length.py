@@ -77,6 +77,13 @@ def test_the_line_replaces_the_length_of_the_recipe(recipe):
     assert load_run(recipe, ["train.tokens=1e6"]).train.tokens == 10**6
 
 
+@pytest.mark.parametrize("name", ["tokens", "epochs"])
+def test_a_run_of_no_length_is_refused(recipe, name):
+    """It took the default, a thousand steps."""
+    with pytest.raises(UserError, match=f"train.{name} is 0; a run has at least one step"):
+        load_run(recipe, [f"train.{name}=0"])
+
+
 def test_two_lengths_or_one_that_is_no_number_are_refused(recipe):
     with pytest.raises(UserError, match=r"train\.tokens 'many' is no count; write it like"):
         load_run(recipe, ["train.tokens=many"])
