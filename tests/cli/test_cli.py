@@ -280,9 +280,14 @@ def test_a_run_whose_settings_have_changed_is_not_resumed_by_accident(
     code, out, error = howdah(*words, "method.lr.peak=5e-4", "--resume")
     assert code == 0, error
     (note,) = [line for line in out.splitlines() if line.startswith("note")]
-    assert note.startswith(
-        "note        the learning rate's schedule spans 22 steps now, instead of"
+    assert note.startswith("note        the learning rate has changed: step 21 has 5.3")
+    assert note.endswith(" where it had 0.0003")
+    before = everything(trained)
+    assert refused("train", trained, "method.lr.peak=1e-3").endswith(
+        "has no step left, 22 of 22 are done, and method.lr.peak would change nothing; raise "
+        "train.steps too"
     )
+    assert everything(trained) == before
     code, _, error = howdah("train", trained, "train.steps=23", "method.lr.schedule=constant")
     assert code == 0, error  # the run folder itself is meant
     lines = (trained / "history.jsonl").read_text().splitlines()
