@@ -19,7 +19,7 @@ import torch
 
 from howdah.host import facts as machine
 from howdah.host.facts import Interface
-from howdah.host.peak import BUSY, Facts, Measured, data_sheet, facts_of, kept
+from howdah.host.peak import Facts, Measured, data_sheet, facts_of, kept
 
 MIB, GIB = 2**20, 2**30
 UNKNOWN = "not known on this system"
@@ -227,7 +227,7 @@ def judge_peaks(here: Facts, found: Sequence[Measured]) -> Finding:
     if not rows:
         return Finding("peak", "not measured yet; a run does it, or howdah doctor --measure")
     value = f"Gflop/s: {', '.join(rows)}"
-    if all(one.share >= BUSY for one in found):
+    if not any(one.disturbed for one in found):
         return Finding("peak", value)
     lack = "other programs took the cores while this was measured, so it is too low"
     return Finding("peak", value, f"{lack}: run howdah doctor --measure on a quiet machine")
