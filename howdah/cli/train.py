@@ -139,15 +139,15 @@ def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> Job:
         job = replace(job, train=train)
         now = resolved(run, job)
         changed = changes_since(job.folder, now) if done else {}
-        for note in [*notes_of(job.plan, job.train), rate_note(changed, now, done)]:
-            if note:
-                say(f"note        {note}")
         if first:
             prepare_start(job, corpus, say)
             refuse_in_vain(changed, job.folder, done=done, steps=train.steps)
-            if done < train.steps:  # what no step has used is not how the run was trained
-                save_run(now, job.folder / "run.toml")
-                remember(job.folder, done, changed)
+        for note in [*notes_of(job.plan, job.train), rate_note(changed, now, done)]:
+            if note:
+                say(f"note        {note}")
+        if first and done < train.steps:  # what no step has used is not how the run was trained
+            save_run(now, job.folder / "run.toml")
+            remember(job.folder, done, changed)
     return job
 
 
