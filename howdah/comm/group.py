@@ -21,12 +21,12 @@ bits.
 
 All ranks must call the operations of a group in the same order. Asynchronous operations run on the
 group's progress thread, in the order of their calls. A synchronous operation waits for them and
-then runs on the caller's thread. Every operation returns a future; that of a synchronous one is
+then runs on the caller's thread. Every operation returns a handle; that of a synchronous one is
 already done.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
 
@@ -36,6 +36,7 @@ from torch import Tensor
 from howdah.base.errors import UserError
 from howdah.comm.checks import Checks
 from howdah.comm.counters import Counters, add
+from howdah.comm.handle import DONE, Handle, OnThread
 from howdah.comm.reduction import check_reduction
 from howdah.comm.signature import caller
 from howdah.comm.staging import check_tensor, from_host, to_host
@@ -44,8 +45,6 @@ from howdah.plan.flat_buffers import share
 from howdah.plan.recording import Traffic
 
 Tensors = Tensor | Sequence[Tensor]
-DONE: Future[None] = Future()
-DONE.set_result(None)
 
 
 class Group:
@@ -65,7 +64,7 @@ class Group:
         self._transport, self._table = transport, self.counters.table()
         self._recorder = self.counters.recorder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
-        self._last: Future[None] | None = None
+        self._last: Handle | None = None
 
     def own_shard(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """A view of the share of `whole`, along its first dim, that `rank` (or this rank) owns."""
@@ -76,11 +75,11 @@ class Group:
     # -- collectives
 
     def all_reduce(
-        self, x: Tensors, *, op: str = "sum", async_op: bool = False, after: Future[None] = DONE
-    ) -> Future[None]:
+        self, x: Tensors, *, op: str = "sum", async_op: bool = False, after: Handle = DONE
+    ) -> Handle:
         """Replaces `x` on all ranks by its sum (or mean, min, max, product) over the ranks.
 
-        after  a future to wait for, such as an operation of another group on the same tensors
+        after  a handle to wait for, such as an operation of another group on the same tensors
         """
         wholes = _listed(x)
         for whole in wholes:
@@ -106,8 +105,8 @@ class Group:
         *,
         op: str = "sum",
         async_op: bool = False,
-        after: Future[None] = DONE,
-    ) -> Future[None]:
+        after: Handle = DONE,
+    ) -> Handle:
         """Writes this rank's share of the sum of `x` over the ranks to `out`.
 
         Without `x`, `out` is the full buffer: this rank's share of it becomes the sum, and the rest
@@ -138,8 +137,8 @@ class Group:
         x: Tensor | None = None,
         *,
         async_op: bool = False,
-        after: Future[None] = DONE,
-    ) -> Future[None]:
+        after: Handle = DONE,
+    ) -> Handle:
         """Writes the `x` of all ranks, in rank order, to `out`; each `x` is its rank's share.
 
         Without `x`, each rank sends its own share of `out` to all ranks. `after` is that of
@@ -161,7 +160,7 @@ class Group:
 
         return self._run(work, async_op, after)
 
-    def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Future[None]:
+    def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Handle:
         """Copies the root's `x` to the `x` of all ranks."""
         check_tensor("broadcast", x, written=True)
         root = self._checks.peer(root, operation="broadcast")
@@ -182,7 +181,7 @@ class Group:
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
         async_op: bool = False,
-    ) -> Future[None]:
+    ) -> Handle:
         """Sends slice p of `x` to rank p, and writes the slice from rank p to slice p of `out`.
 
         sent, received  numbers of rows for and from each rank; by default `x` is cut into shares,
@@ -209,8 +208,8 @@ class Group:
 
         return self._run(work, async_op)
 
-    def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Future[None]:
-        """Sends `x` to rank `to`. `x` may be changed when the future is done."""
+    def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Handle:
+        """Sends `x` to rank `to`. `x` may be changed when the handle is done."""
         check_tensor("send", x, written=False)
         to = self._checks.peer(to, other=True, operation="send")
 
@@ -221,7 +220,7 @@ class Group:
 
         return self._run(work, async_op)
 
-    def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Future[None]:
+    def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Handle:
         """Writes the next tensor that rank `source` sends to this rank to `x`."""
         check_tensor("receive", x, written=True)
         source = self._checks.peer(source, other=True, operation="receive")
@@ -272,14 +271,12 @@ class Group:
 
     # -- how they run
 
-    def _run(
-        self, work: Callable[[], None], async_op: bool, after: Future[None] = DONE
-    ) -> Future[None]:
-        if not isinstance(after, Future):
-            raise UserError(f"an operation comes after a future, not after {after!r}")
+    def _run(self, work: Callable[[], None], async_op: bool, after: Handle = DONE) -> Handle:
+        if after is not DONE and not isinstance(after, Handle):
+            raise UserError(f"an operation comes after a handle, not after {after!r}")
         if async_op:
             try:
-                self._last = self._thread.submit(self._for, caller(), work, after)
+                self._last = OnThread(self._thread.submit(self._for, caller(), work, after))
             except RuntimeError:
                 raise UserError("this group is closed: it starts nothing more") from None
             return self._last
@@ -291,7 +288,7 @@ class Group:
         work()
         return DONE
 
-    def _for(self, site: str, work: Callable[[], None], after: Future[None]) -> None:
+    def _for(self, site: str, work: Callable[[], None], after: Handle) -> None:
         """Runs an operation on the progress thread. `site` is the line that called it."""
         after.result()
         self._transport.site = site

@@ -25,7 +25,6 @@ needs the norm of the full gradient, so the training step does it.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from time import perf_counter
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from howdah.comm.handle import Handle
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh
@@ -80,7 +80,7 @@ class DeferredGrads(NamedTuple):
 class Moving(NamedTuple):
     """A message that is sent or received."""
 
-    futures: list[Future[None]]
+    handles: list[Handle]
     tensors: Boundary
 
 
@@ -262,16 +262,16 @@ class StepRun:
         assert peer is not None
         began, links = perf_counter(), self.executor.links
         tensors = {name: x.contiguous() for name, x in self.values.pop(makes(action)).items()}
-        futures = [links.send(x, peer) for x in tensors.values()]
-        futures[-1].add_done_callback(lambda _: self.recorder.note(instruction, began))
-        self.moving[Verb.SEND, action] = Moving(futures, tensors)
+        handles = [links.send(x, peer) for x in tensors.values()]
+        handles[-1].then(lambda: self.recorder.note(instruction, began))
+        self.moving[Verb.SEND, action] = Moving(handles, tensors)
 
     def receive(self, instruction: Instruction) -> None:
         action, peer = instruction.action, instruction.peer
         assert peer is not None
         tensors = self.executor.empty(self.given[action.micro])
-        futures = [self.executor.links.receive(x, peer) for x in tensors.values()]
-        self.moving[Verb.RECEIVE, action] = Moving(futures, tensors)
+        handles = [self.executor.links.receive(x, peer) for x in tensors.values()]
+        self.moving[Verb.RECEIVE, action] = Moving(handles, tensors)
 
     def wait(self, instruction: Instruction) -> None:
         verb, action, began = instruction.started, instruction.action, perf_counter()
@@ -286,8 +286,8 @@ class StepRun:
         else:
             moving = self.moving.pop((verb, action))
             with self.executor.mesh.waited:
-                for future in moving.futures:
-                    future.result()
+                for handle in moving.handles:
+                    handle.result()
             if verb is Verb.RECEIVE:
                 self.values[makes(action)] = moving.tensors
 

@@ -9,11 +9,11 @@ without tags require; but then a message would wait behind those of the other di
 """
 
 from collections.abc import Iterable
-from concurrent.futures import Future
 
 from torch import Tensor
 
 from howdah.comm.group import Group
+from howdah.comm.handle import Handle
 from howdah.parallel.mesh import Mesh
 from howdah.plan.mesh_axes import axis
 from howdah.plan.schedule.actions import Schedule
@@ -35,12 +35,12 @@ class StageLinks:
                 both = sorted(ranks[index] for index in pair)
                 self._groups[pair] = mesh.join(both, label="pp")
 
-    def send(self, x: Tensor, to: int) -> Future[None]:
-        """Starts to send `x` to the peer `to`. `x` must not change until the future is done."""
+    def send(self, x: Tensor, to: int) -> Handle:
+        """Starts to send `x` to the peer `to`. `x` must not change until the handle is done."""
         group = self._groups[self._own, to]
         return group.send(x, 1 - group.rank, async_op=True)
 
-    def receive(self, x: Tensor, source: int) -> Future[None]:
+    def receive(self, x: Tensor, source: int) -> Handle:
         """Starts to receive from the peer `source` into `x`."""
         group = self._groups[source, self._own]
         return group.receive(x, 1 - group.rank, async_op=True)

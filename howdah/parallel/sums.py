@@ -16,7 +16,6 @@ The work of a sum is done on the progress thread of its group.
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from howdah.base.stopwatch import Stopwatch
-from howdah.comm.group import DONE, Group
+from howdah.comm.group import Group
+from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import gaps
@@ -88,7 +88,7 @@ class GradientSums:
         self.sums, self.window, self.order = sums, window, SumOrder(sums, self)
         self.skipped: set[int] = set()
         self._groups, self._units = groups, units
-        self._futures = [DONE] * len(sums)  # the latest run of each sum
+        self._handles = [DONE] * len(sums)  # the latest run of each sum
         self._slots: dict[int, Slot] = {}  # the open slot of a sum
         self._views: dict[str, Tensor] = {}  # gradients of units that keep them whole
         self._bucket: dict[str, int] = {}  # by weight of other units, the sum that has a slot
@@ -155,17 +155,17 @@ class GradientSums:
             return self._start_packed(number)
         if row.in_window:
             return self._start_share(number)
-        future = self._run(number, [self._gradient(span) for span in row.spans])
-        return lambda: self._wait(future)
+        handle = self._run(number, [self._gradient(span) for span in row.spans])
+        return lambda: self._wait(handle)
 
     def _start_packed(self, number: int) -> Complete:
         """Sums terms that lie apart as one message, and copies the sum over the terms."""
         terms = [self.target(name) for name in self.sums[number].names]
         flat = torch.cat([term.reshape(-1) for term in terms])
-        future = self._run(number, [flat])
+        handle = self._run(number, [flat])
 
         def complete() -> None:
-            self._wait(future)
+            self._wait(handle)
             pieces = flat.split([term.numel() for term in terms])
             for term, piece in zip(terms, pieces, strict=True):
                 term.copy_(piece.view(term.shape))
@@ -177,10 +177,10 @@ class GradientSums:
         slot = self._slots.pop(number)
         for name in slot.unset:  # backward did not reach it
             slot.views[name].zero_()
-        future = self._run(number, slot.flats)
+        handle = self._run(number, slot.flats)
 
         def complete() -> None:
-            self._wait(future)
+            self._wait(handle)
             for span, flat in zip(self.sums[number].spans, slot.flats, strict=True):
                 unit = self._units[span.unit]
                 unit.summed.add_(flat[unit.start : unit.stop])
@@ -194,21 +194,21 @@ class GradientSums:
             return unit.gradients[span.start : span.stop]
         return unit.summed[span.start - unit.start : span.stop - unit.start]
 
-    def _run(self, number: int, flats: list[Tensor]) -> Future[None]:
+    def _run(self, number: int, flats: list[Tensor]) -> Handle:
         """Starts the operation, behind the sum that it follows."""
         row, group = self.sums[number], self._groups[number]
         # Results that move are in their places by now; what follows is chained on the others.
-        before = [self._futures[n] for n in row.after if not self.sums[n].moves_result]
+        before = [self._handles[n] for n in row.after if not self.sums[n].moves_result]
         assert len(before) <= 1, "an operation follows one other"
-        future = before[0] if before else DONE
+        handle = before[0] if before else DONE
         if number not in self.skipped:
-            future = getattr(group, row.op)(flats, async_op=True, after=future)
-        self._futures[number] = future
-        return future
+            handle = getattr(group, row.op)(flats, async_op=True, after=handle)
+        self._handles[number] = handle
+        return handle
 
-    def _wait(self, future: Future[None]) -> None:
+    def _wait(self, handle: Handle) -> None:
         with self._waited:
-            future.result()
+            handle.result()
 
 
 def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> GradientSums:

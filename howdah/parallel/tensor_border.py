@@ -20,7 +20,6 @@ Slices are shares of the positions of each sample; their lengths may differ by o
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
+from howdah.comm.handle import Handle
 from howdah.plan.flat_buffers import share
 
 Pending = Callable[[], Tensor]  # waits for a tensor that is being communicated, and returns it
@@ -100,7 +100,7 @@ class TpRegion:
         start, stop = self.slice
         return x[:, start:stop]
 
-    def _after(self, started: Future[None], give: Pending) -> Pending:
+    def _after(self, started: Handle, give: Pending) -> Pending:
         def wait() -> Tensor:
             with self.waited:
                 started.result()

@@ -17,10 +17,9 @@ all-reduce. When shares are accumulated (`accumulate=shard`), every micro-batch 
 inside a group, where the links may be faster, and shares of gradients are summed across groups.
 """
 
-from concurrent.futures import Future
-
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
+from howdah.comm.handle import Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.sums import fill_buckets
 
@@ -38,7 +37,7 @@ class UpdatedWeights:
         buckets = fill_buckets([unit.buffer for unit in units.values()], element_bytes=width)
         self._buckets = [[buffer.unit for buffer in bucket] for bucket in buckets]
         self._stale = False
-        self._coming: dict[str, Future[None]] = {}
+        self._coming: dict[str, Handle] = {}
 
     def updated(self) -> None:
         """Records that the ranks' own ranges have changed."""
@@ -51,8 +50,8 @@ class UpdatedWeights:
         self._stale = False
         for bucket in self._buckets:
             weights = [self._units[unit].weights for unit in bucket]
-            future = self._group.all_gather(weights, async_op=True)
-            self._coming.update(dict.fromkeys(bucket, future))
+            handle = self._group.all_gather(weights, async_op=True)
+            self._coming.update(dict.fromkeys(bucket, handle))
 
     def wait(self, *units: str) -> None:
         """Waits until the weights of `units` are those of the last update; of all units when none
@@ -61,5 +60,5 @@ class UpdatedWeights:
         self.start()
         with self._waited:
             for unit in units or tuple(self._coming):
-                if future := self._coming.pop(unit, None):
-                    future.result()
+                if handle := self._coming.pop(unit, None):
+                    handle.result()

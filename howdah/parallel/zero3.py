@@ -24,7 +24,6 @@ Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -33,17 +32,18 @@ from torch import Tensor
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
+from howdah.comm.handle import Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.weight_store import whole_weights
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """A unit at the left or right end of the window; it is whole when the future is done."""
+    """A unit at the left or right end of the window; it is whole when the handle is done."""
 
     left: bool
     views: dict[str, Tensor]
-    future: Future[None]
+    handle: Handle
 
 
 class ShardedWeights:
@@ -89,7 +89,7 @@ class ShardedWeights:
         if self._kind:
             self._orders.setdefault(self._kind, self._seen)
         if self._coming:
-            self._coming.future.result()
+            self._coming.handle.result()
         self._kind, self._seen, self._here, self._coming = "", [], {}, None
 
     def updated(self) -> None:
@@ -120,7 +120,7 @@ class ShardedWeights:
         here = self._coming or self._gather(unit)
         self._coming = self._gather(after, besides=here) if after else None
         with self._waited:
-            here.future.result()
+            here.handle.result()
         self._here[unit] = here.views
 
     def _next(self, unit: str) -> str | None:
@@ -158,8 +158,8 @@ class ShardedWeights:
             flat = self.window[self._starts[unit] :][:length]
         else:
             flat = self.window[:length] if left else self.window[-length:]
-        future = self._group.all_gather(flat, one.weights, async_op=True)
-        return _Whole(left, one.views(flat), future)
+        handle = self._group.all_gather(flat, one.weights, async_op=True)
+        return _Whole(left, one.views(flat), handle)
 
 
 def _differ(kind: str, at: int, wanted: Sequence[str]) -> str:

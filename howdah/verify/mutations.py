@@ -27,7 +27,6 @@ and where matrices are cut:
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from itertools import cycle
 from typing import Any, cast
@@ -36,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from howdah.comm.handle import Handle
 from howdah.model.attention import Core, Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
@@ -212,7 +212,7 @@ def lose_a_gradient(context: StepContext) -> StepContext:
     way = [m for m in every if (m.source, m.target) == (lost.source, lost.target)]
     turns, send = cycle(message is lost for message in way), links.send
 
-    def lossy(x: Tensor, to: int) -> Future[None]:
+    def lossy(x: Tensor, to: int) -> Handle:
         return send(torch.zeros_like(x) if to == lost.target and next(turns) else x, to)
 
     links.send = lossy  # type: ignore[method-assign]

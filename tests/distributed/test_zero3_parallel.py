@@ -14,7 +14,7 @@ import pytest
 from small_cases import FORMS, case_of
 from small_runs import copy_until, losses, metrics, opened, train_on
 
-from howdah.comm.group import DONE
+from howdah.comm.handle import DONE
 from howdah.parallel import apply as applying
 from howdah.parallel.zero3 import ShardedWeights
 from howdah.verify.evidence import gather
@@ -92,7 +92,7 @@ class Early(ShardedWeights):
     def _advance_to(self, unit):
         super()._advance_to(unit)
         if self._coming:
-            self._coming.future.result()
+            self._coming.handle.result()
 
     def _gather(self, unit, besides=None):
         return super()._gather(unit, None)
@@ -105,7 +105,7 @@ class Stale(ShardedWeights):
         kept = self.window.clone()
         super().begin(kind)
         if self._coming:
-            self._coming.future.result()
+            self._coming.handle.result()
             self.window.copy_(kept)
 
 

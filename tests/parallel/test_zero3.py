@@ -223,7 +223,7 @@ class Poisoned(ShardedWeights):
         super()._advance_to(unit)
         kept = [*self._here.values()]
         if self._coming:
-            self._coming.future.result()
+            self._coming.handle.result()
             kept.append(self._coming.views)
         saved = [{name: view.clone() for name, view in views.items()} for views in kept]
         self.window.fill_(float("nan"))

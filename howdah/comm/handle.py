@@ -1,0 +1,71 @@
+"""Handles: what an operation of a group returns when it has been started.
+
+    handle = group.reduce_scatter(flats, async_op=True)
+    ...                            nobody writes what is sent, or touches what is received
+    handle.result()                from here on, later work sees the result
+
+On the CPU, a progress thread runs the operation, and `result` waits for the thread. On a GPU, a
+stream of its own runs it (`lane.py`), and `result` makes the compute stream wait, not the host.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """An operation that has been started."""
+
+    def result(self) -> None:
+        """Orders all later work behind the operation. Raises the error of an operation that
+        failed.
+        """
+        ...
+
+    def then(self, note: Callable[[], None]) -> None:
+        """Calls `note` once the operation has ended, on whichever thread sees that first."""
+        ...
+
+    def done(self) -> bool:
+        """Whether the operation has ended; never waits."""
+        ...
+
+
+class Ended:
+    """The handle of an operation that has ended."""
+
+    def result(self) -> None:
+        """Returns at once."""
+
+    def then(self, note: Callable[[], None]) -> None:
+        """Calls `note` at once."""
+        note()
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+
+class OnThread:
+    """The handle of an operation on a progress thread."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def result(self) -> None:
+        """Waits for the thread."""
+        self._future.result()
+
+    def then(self, note: Callable[[], None]) -> None:
+        """Calls `note` on the progress thread."""
+        self._future.add_done_callback(lambda _: note())
+
+    def done(self) -> bool:
+        """Whether the thread has ended it."""
+        return self._future.done()
+
+
+DONE: Handle = Ended()
