@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from howdah.base.stopwatch import KEPT, Interval
 from howdah.comm.recorder import Recorder
 from howdah.plan.recording import Traffic
 
@@ -34,14 +35,20 @@ def add(table: Table, sent: Mapping[Traffic, int], seconds: float) -> None:
     sent     bytes for each kind of traffic in the call
     seconds  duration of the call, divided among the rows in proportion to their bytes
     """
-    total = sum(sent.values())
     for traffic, count in sent.items():
         row = table.get(traffic)
         if row is None:
             row = table[traffic] = Row()
         row.calls += 1
         row.bytes += count
-        row.seconds += seconds * (count / total if total else 1 / len(sent))
+    _divide(table, sent, seconds)
+
+
+def _divide(table: Table, sent: Mapping[Traffic, int], seconds: float) -> None:
+    total = sum(sent.values())
+    for traffic, count in sent.items():
+        if traffic in table:
+            table[traffic].seconds += seconds * (count / total if total else 1 / len(sent))
 
 
 @dataclass
@@ -50,11 +57,18 @@ class Counters:
 
     recorder: Recorder = field(default_factory=Recorder)
     _tables: list[Table] = field(default_factory=list)
+    _later: list[tuple[Table, Mapping[Traffic, int], Interval]] = field(default_factory=list)
 
     def table(self) -> Table:
         """A new, empty table for one group."""
         self._tables.append({})
         return self._tables[-1]
+
+    def time_later(self, table: Table, sent: Mapping[Traffic, int], took: Interval) -> None:
+        """Adds the seconds that a call in `table` took, when seconds are asked for."""
+        self._later.append((table, sent, took))
+        if len(self._later) > KEPT:
+            self._time()
 
     @property
     def calls(self) -> Counter[Traffic]:
@@ -69,6 +83,7 @@ class Counters:
     @property
     def seconds(self) -> Counter[Traffic]:
         """Seconds spent in calls, by traffic."""
+        self._time()
         return self._sums("seconds")
 
     def sent(self) -> dict[Traffic, int]:
@@ -86,6 +101,11 @@ class Counters:
             table.clear()
         for table, then in zip(self._tables, before, strict=False):  # not those of new groups
             table.update(then)
+
+    def _time(self) -> None:
+        later, self._later = self._later, []
+        for table, sent, took in later:
+            _divide(table, sent, took.seconds)
 
     def _sums(self, name: str) -> Counter[Traffic]:
         total: Counter[Traffic] = Counter()

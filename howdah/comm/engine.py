@@ -33,7 +33,7 @@ from howdah.comm.engine_errors import Failure, spoken
 from howdah.comm.joining import LOOK, Ranks, all_came, told_to_all
 from howdah.comm.settings import read_settings
 from howdah.comm.signature import caller
-from howdah.comm.transport import Counts, SubgroupFactory
+from howdah.comm.transport import Counts, OneLink, SubgroupFactory
 from howdah.comm.watch import Patience, release, watch
 
 RANKS = library.RANKS
@@ -96,7 +96,7 @@ def _load() -> CDLL:
         raise UserError(str(lack)) from None
 
 
-class Engine:
+class Engine(OneLink):
     """The transport between the ranks of one machine. All ranks call the same operations in the
     same order, one at a time.
 

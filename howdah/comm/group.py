@@ -22,29 +22,28 @@ bits.
 All ranks must call the operations of a group in the same order. Asynchronous operations run on the
 group's progress thread, in the order of their calls. A synchronous operation waits for them and
 then runs on the caller's thread. Every operation returns a handle; that of a synchronous one is
-already done.
+already done. Where the transport has a lane for a GPU's tensors (`lane.py`), operations on them run
+there, and only the GPU waits.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.comm.checks import Checks
-from howdah.comm.counters import Counters, add
-from howdah.comm.handle import DONE, Handle, OnThread
+from howdah.comm.counters import Counters
+from howdah.comm.handle import DONE, Handle
 from howdah.comm.reduction import check_reduction
-from howdah.comm.signature import caller
-from howdah.comm.staging import check_tensor, from_host, to_host
+from howdah.comm.running import Runner, Sent
+from howdah.comm.staging import Stage, check_tensor
 from howdah.comm.transport import Transport, shares
 from howdah.plan.flat_buffers import share
-from howdah.plan.recording import Traffic
 
 Tensors = Tensor | Sequence[Tensor]
+NONE = (0, 0)  # no rows: the operation reads nothing of a tensor
 
 
 class Group:
@@ -61,10 +60,8 @@ class Group:
         self.rank, self.size = transport.rank, transport.size
         self.counters = counters or Counters()
         self._checks = Checks(self.rank, self.size)
-        self._transport, self._table = transport, self.counters.table()
-        self._recorder = self.counters.recorder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{axis}-progress")
-        self._last: Handle | None = None
+        self._transport = transport
+        self._run = Runner(transport, axis, self.counters)
 
     def own_shard(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """A view of the share of `whole`, along its first dim, that `rank` (or this rank) owns."""
@@ -85,18 +82,16 @@ class Group:
         for whole in wholes:
             check_tensor("all_reduce", whole, written=True)
             check_reduction(whole.dtype, op)
-        return self._run(partial(self._all_reduce, wholes, op), async_op, after)
 
-    def _all_reduce(self, wholes: list[Tensor], op: str) -> None:
-        hosts, began = [to_host(whole) for whole in wholes], perf_counter()
-        if len(hosts) == 1:
-            sent = self._transport.all_reduce(hosts[0], op)
-        else:
-            sent = self._together([partial(self._transport.all_reduce, h, op) for h in hosts])
-        first = sum([self._others(host) for host in hosts])
-        self._count("all_reduce", {"reduce_scatter": first, "all_gather": sent - first}, began)
-        for whole, host in zip(wholes, hosts, strict=True):
-            from_host(whole, host)
+        def work(stage: Stage) -> Sent:
+            flats = [stage.take(whole) for whole in wholes]
+            sent = self._together([partial(self._transport.all_reduce, f, op) for f in flats])
+            first = sum([self._others(flat) for flat in flats])
+            for whole, flat in zip(wholes, flats, strict=True):
+                stage.give(whole, flat)
+            return {"reduce_scatter": first, "all_gather": sent - first}
+
+        return self._run("all_reduce", work, wholes, async_op, after)
 
     def reduce_scatter(
         self,
@@ -116,20 +111,20 @@ class Group:
         for whole in wholes:
             check_reduction(whole.dtype, op)
 
-        def work() -> None:
-            hosts, began = [to_host(whole) for whole in wholes], perf_counter()
-            cuts = [self._cut(*pair) for pair in zip(wholes, hosts, strict=True)]
-            parts = [host.split(cut)[self.rank] for host, cut in zip(hosts, cuts, strict=True)]
+        def work(stage: Stage) -> Sent:
+            flats = [stage.take(whole) for whole in wholes]
+            cuts = [self._cut(*pair) for pair in zip(wholes, flats, strict=True)]
+            parts = [flat.split(cut)[self.rank] for flat, cut in zip(flats, cuts, strict=True)]
             if x is not None:
-                parts = [to_host(part) for part in outs]
+                parts = [stage.take(part, NONE) for part in outs]
             reduce = self._transport.reduce_scatter
-            jobs = zip(parts, hosts, cuts, strict=True)
+            jobs = zip(parts, flats, cuts, strict=True)
             sent = self._together([partial(reduce, *job, op) for job in jobs])
-            self._count("reduce_scatter", sent, began)
-            for part, host in zip(outs, hosts if x is None else parts, strict=True):
-                from_host(part, host)
+            for part, flat in zip(outs, flats if x is None else parts, strict=True):
+                stage.give(part, flat, [self._own_rows(part)] if x is None else None)
+            return sent
 
-        return self._run(work, async_op, after)
+        return self._run("reduce_scatter", work, [*outs, *wholes], async_op, after)
 
     def all_gather(
         self,
@@ -146,32 +141,34 @@ class Group:
         """
         parts, wholes = self._parts("all_gather", out, x)
 
-        def work() -> None:
-            hosts, began = [to_host(whole) for whole in wholes], perf_counter()
-            cuts = [self._cut(*pair) for pair in zip(wholes, hosts, strict=True)]
-            owns = [host.split(cut)[self.rank] for host, cut in zip(hosts, cuts, strict=True)]
-            if x is not None:
-                owns = [to_host(part) for part in parts]
-            jobs = zip(hosts, owns, cuts, strict=True)
+        def work(stage: Stage) -> Sent:
+            in_place = x is None
+            flats = [stage.take(w, self._own_rows(w) if in_place else NONE) for w in wholes]
+            cuts = [self._cut(*pair) for pair in zip(wholes, flats, strict=True)]
+            owns = [flat.split(cut)[self.rank] for flat, cut in zip(flats, cuts, strict=True)]
+            if not in_place:
+                owns = [stage.take(part) for part in parts]
+            jobs = zip(flats, owns, cuts, strict=True)
             sent = self._together([partial(self._transport.all_gather, *job) for job in jobs])
-            self._count("all_gather", sent, began)
-            for whole, host in zip(wholes, hosts, strict=True):
-                from_host(whole, host)
+            for whole, flat in zip(wholes, flats, strict=True):
+                start, stop = self._own_rows(whole)
+                stage.give(whole, flat, [(0, start), (stop, _rows(whole))] if in_place else None)
+            return sent
 
-        return self._run(work, async_op, after)
+        return self._run("all_gather", work, [*wholes, *parts], async_op, after)
 
     def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Handle:
         """Copies the root's `x` to the `x` of all ranks."""
         check_tensor("broadcast", x, written=True)
         root = self._checks.peer(root, operation="broadcast")
 
-        def work() -> None:
-            host, began = to_host(x), perf_counter()
-            sent = self._transport.broadcast(host, root)
-            self._count("broadcast", sent, began)
-            from_host(x, host)
+        def work(stage: Stage) -> Sent:
+            flat = stage.take(x)
+            sent = self._transport.broadcast(flat, root)
+            stage.give(x, flat)
+            return sent
 
-        return self._run(work, async_op)
+        return self._run("broadcast", work, [x], async_op)
 
     def all_to_all(
         self,
@@ -199,39 +196,38 @@ class Group:
                     f"are to {'come from' if tensor is out else 'go to'} {self.size} ranks"
                 )
 
-        def work() -> None:
-            landing, host, began = to_host(out), to_host(x), perf_counter()
-            width = host.numel() // max(sum(rows), 1), landing.numel() // max(sum(back), 1)
+        def work(stage: Stage) -> Sent:
+            into, flat = stage.take(out, NONE), stage.take(x)
+            width = flat.numel() // max(sum(rows), 1), into.numel() // max(sum(back), 1)
             counts = [n * width[0] for n in rows], [n * width[1] for n in back]
-            self._count("all_to_all", self._transport.all_to_all(landing, host, *counts), began)
-            from_host(out, landing)
+            total = self._transport.all_to_all(into, flat, *counts)
+            stage.give(out, into)
+            return total
 
-        return self._run(work, async_op)
+        return self._run("all_to_all", work, [out, x], async_op)
 
     def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Handle:
         """Sends `x` to rank `to`. `x` may be changed when the handle is done."""
         check_tensor("send", x, written=False)
         to = self._checks.peer(to, other=True, operation="send")
 
-        def work() -> None:
-            host, began = to_host(x), perf_counter()
-            sent = self._transport.send(host, to)
-            self._count("send", sent, began)
+        def work(stage: Stage) -> Sent:
+            return self._transport.send(stage.take(x), to)
 
-        return self._run(work, async_op)
+        return self._run("send", work, [x], async_op)
 
     def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Handle:
         """Writes the next tensor that rank `source` sends to this rank to `x`."""
         check_tensor("receive", x, written=True)
         source = self._checks.peer(source, other=True, operation="receive")
 
-        def work() -> None:
-            host, began = to_host(x), perf_counter()
-            self._transport.receive(host, source)
-            self._count("receive", 0, began)
-            from_host(x, host)
+        def work(stage: Stage) -> Sent:
+            flat = stage.take(x, NONE)
+            self._transport.receive(flat, source)
+            stage.give(x, flat)
+            return 0
 
-        return self._run(work, async_op)
+        return self._run("receive", work, [x], async_op)
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """The sums of a few numbers over the ranks, in float64, with equal bits on all ranks."""
@@ -241,23 +237,39 @@ class Group:
             raise UserError(f"sum_scalars: takes a list of numbers, not {values!r}") from None
         heard = torch.empty(self.size, len(mine), dtype=torch.float64)
 
-        def work() -> None:
-            began, counts = perf_counter(), [len(mine)] * self.size
-            sent = self._transport.all_gather(heard.view(-1), mine, counts)
-            self._count("scalars", sent, began)
+        def work(_: Stage) -> Sent:
+            return self._transport.all_gather(heard.view(-1), mine, [len(mine)] * self.size)
 
-        self._run(work, async_op=False)
+        self._run("scalars", work, [mine])
         return [sum(column) for column in zip(*heard.tolist(), strict=True)]
+
+    def gather_scalars(self, out: Tensor, x: Tensor, *, async_op: bool = False) -> Handle:
+        """Writes the few numbers `x` [n] of all ranks to `out` [N, n], in rank order. It is an
+        all_gather whose bytes are counted as scalars.
+        """
+        for tensor in (out, x):
+            check_tensor("gather_scalars", tensor, written=tensor is out)
+
+        def work(stage: Stage) -> Sent:
+            flat, own = stage.take(out, NONE), stage.take(x)
+            sent = self._transport.all_gather(flat, own, [len(own)] * self.size)
+            stage.give(out, flat)
+            return sent
+
+        return self._run("scalars", work, [out, x], async_op)
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
 
-        def work() -> None:
-            began = perf_counter()
+        def work(_: Stage) -> Sent:
             self._transport.barrier()
-            self._count("barrier", 0, began)
+            return 0
 
-        self._run(work, async_op=False)
+        self._run("barrier", work)
+
+    def check(self) -> None:
+        """Raises PeerLost if a rank was found to be lost while the host waited for its GPU."""
+        self._transport.check()
 
     def abort(self) -> None:
         """Ends the waits of all ranks, and of this rank's progress thread, with an error. For a
@@ -267,35 +279,7 @@ class Group:
 
     def close(self) -> None:
         """Ends the progress thread after it has finished all started operations."""
-        self._thread.shutdown()
-
-    # -- how they run
-
-    def _run(self, work: Callable[[], None], async_op: bool, after: Handle = DONE) -> Handle:
-        if after is not DONE and not isinstance(after, Handle):
-            raise UserError(f"an operation comes after a handle, not after {after!r}")
-        if async_op:
-            try:
-                self._last = OnThread(self._thread.submit(self._for, caller(), work, after))
-            except RuntimeError:
-                raise UserError("this group is closed: it starts nothing more") from None
-            return self._last
-        if after is not DONE:
-            after.result()
-        if self._last is not None:
-            self._last.result()
-            self._last = None
-        work()
-        return DONE
-
-    def _for(self, site: str, work: Callable[[], None], after: Handle) -> None:
-        """Runs an operation on the progress thread. `site` is the line that called it."""
-        after.result()
-        self._transport.site = site
-        try:
-            work()
-        finally:
-            self._transport.site = ""
+        self._run.close()
 
     def _together(self, calls: list[Callable[[], int]]) -> int:
         """Runs the calls, several of them started together; returns the bytes that they sent."""
@@ -326,9 +310,9 @@ class Group:
             )
         return [part], [whole]
 
-    def _cut(self, whole: Tensor, host: Tensor) -> list[int]:
-        """Numbers of elements of `host`, the flat form of `whole`, in each rank's rows."""
-        width = host.numel() // max(_rows(whole), 1)
+    def _cut(self, whole: Tensor, flat: Tensor) -> list[int]:
+        """Numbers of elements of `flat`, the flat form of `whole`, in each rank's rows."""
+        width = flat.numel() // max(_rows(whole), 1)
         return [rows * width for rows in shares(_rows(whole), self.size)]
 
     def _others(self, flat: Tensor) -> int:
@@ -336,18 +320,8 @@ class Group:
         start, stop = share(flat.numel(), self.size, self.rank)
         return (flat.numel() - stop + start) * flat.element_size()
 
-    def _count(self, operation: str, sent: int | dict[str, int], began: float) -> None:
-        """Counts a call that has just ended.
-
-        sent   its bytes; for an all-reduce, the bytes of its two halves by name
-        began  perf_counter() at its start
-        """
-        ended, parts = perf_counter(), {operation: sent} if isinstance(sent, int) else sent
-        rows = {Traffic(self.axis, part, self.link): count for part, count in parts.items()}
-        add(self._table, rows, ended - began)
-        if self._recorder.runs:
-            total = sum(parts.values())
-            self._recorder.call(self.axis, operation, sent=total, began=began, ended=ended)
+    def _own_rows(self, whole: Tensor) -> tuple[int, int]:
+        return share(_rows(whole), self.size, self.rank)
 
 
 def _listed(x: Tensors) -> list[Tensor]:

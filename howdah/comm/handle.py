@@ -10,7 +10,11 @@ stream of its own runs it (`lane.py`), and `result` makes the compute stream wai
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+from howdah.base.stopwatch import HOST
+
+Note = Callable[[Any], None]  # called with the mark (`base/stopwatch.py`) of the operation's end
 
 
 @runtime_checkable
@@ -23,8 +27,8 @@ class Handle(Protocol):
         """
         ...
 
-    def then(self, note: Callable[[], None]) -> None:
-        """Calls `note` once the operation has ended, on whichever thread sees that first."""
+    def then(self, note: Note) -> None:
+        """Calls `note` with the mark of the operation's end, once that is known."""
         ...
 
     def done(self) -> bool:
@@ -38,9 +42,9 @@ class Ended:
     def result(self) -> None:
         """Returns at once."""
 
-    def then(self, note: Callable[[], None]) -> None:
+    def then(self, note: Note) -> None:
         """Calls `note` at once."""
-        note()
+        note(HOST.mark())
 
     def done(self) -> bool:
         """True."""
@@ -59,9 +63,9 @@ class OnThread:
         """Waits for the thread."""
         self._future.result()
 
-    def then(self, note: Callable[[], None]) -> None:
+    def then(self, note: Note) -> None:
         """Calls `note` on the progress thread."""
-        self._future.add_done_callback(lambda _: note())
+        self._future.add_done_callback(lambda _: note(HOST.mark()))
 
     def done(self) -> bool:
         """Whether the thread has ended it."""

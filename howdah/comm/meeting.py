@@ -4,21 +4,25 @@ every rank    stores its machine, its process, and whether it can use the engine
 every rank    reads these of all other ranks; an error names those that are missing
 """
 
+import json
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Literal
 
+import torch
 from torch.distributed import Store
 
 from howdah.base.errors import UserError
 from howdah.comm.build import NoCompiler, engine_library
+from howdah.comm.cards import Card, card_of
 from howdah.comm.settings import read_settings
 
-Kind = Literal["engine", "torch"]
+Kind = Literal["engine", "torch", "nccl", "mpi"]
+CPU = torch.device("cpu")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
 
@@ -30,23 +34,25 @@ class Hello:
     process  process number on that machine
     wanted   the kind of transport that the user asked for, or empty
     why_not  why this rank cannot use the engine, or empty
+    card     the GPU that this rank computes on; None: the CPU
     """
 
     machine: str
     process: int
     wanted: str = ""
     why_not: str = ""
+    card: Card | None = None
 
 
-def own_hello(wanted: Kind | None = None) -> Hello:
-    """The Hello of this process."""
+def own_hello(wanted: Kind | None = None, device: torch.device = CPU) -> Hello:
+    """The Hello of this process, which computes on `device`."""
     why_not = ""
-    if wanted in (None, "engine"):
+    if wanted in (None, "engine", "nccl"):
         try:
             engine_library(read_settings())
         except NoCompiler as error:
             why_not = " ".join(str(error).split())
-    return Hello(this_machine(), os.getpid(), wanted or "", why_not)
+    return Hello(this_machine(), os.getpid(), wanted or "", why_not, card_of(device))
 
 
 def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) -> list[Hello]:
@@ -54,8 +60,7 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
 
     Raises UserError, which names the ranks that did not join within `seconds`.
     """
-    own = [hello.machine, str(hello.process), hello.wanted, hello.why_not]
-    store.set(f"hello/{rank}", "\n".join(own))
+    store.set(f"hello/{rank}", json.dumps(asdict(hello)))
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
     try:
         store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
@@ -70,8 +75,8 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
 
 
 def _read(said: str) -> Hello:
-    machine, process, wanted, why_not = said.split("\n")
-    return Hello(machine, int(process), wanted, why_not)
+    hello = json.loads(said)
+    return Hello(**{**hello, "card": Card(**hello["card"]) if hello["card"] else None})
 
 
 def this_machine() -> str:

@@ -5,6 +5,7 @@ them choose the same transport, because all have read the same Hellos:
     several machines             torch; groups inside one machine: engine
     no compiler on a machine     torch, with a warning
     over 64 ranks on a machine   torch, with a warning
+    a GPU of its own each        NCCL for tensors of GPUs, beside the transport of the host
 
 Use without the rest of howdah, in a program that torchrun started:
 
@@ -16,22 +17,27 @@ Use without the rest of howdah, in a program that torchrun started:
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import get_args
 
+import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError, nearest
+from howdah.comm.both import Both
+from howdah.comm.cards import LINK, agree_on_cards, connect_mpi, connect_nccl
 from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
-from howdah.comm.meeting import Hello, Kind, meet, own_hello
+from howdah.comm.meeting import CPU, Hello, Kind, meet, own_hello
+from howdah.comm.native import Native
 from howdah.comm.pulse import Pulse
 from howdah.comm.settings import read_settings
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import SingleRank, Transport
+from howdah.comm.watcher import Watcher
 from howdah.plan.recording import Wires
 
 PORTS = (
@@ -44,18 +50,25 @@ OPEN = (
 )
 
 
-def connect(transport: Kind | None = None, *, seconds: float = 600) -> Group:
+def connect(
+    transport: Kind | None = None, *, seconds: float = 600, device: torch.device = CPU
+) -> Group:
     """Connects all ranks that torchrun, or a launcher with the same variables, started; returns
     their group. Raises UserError.
 
-    transport  engine: shared memory on one machine; torch: messages over TCP; None: the best
-               that is available
+    transport  engine: shared memory on one machine; torch: messages over TCP; nccl: between GPUs
+               by NCCL, or not at all; mpi: by MPI, where torch has it; None: the best that is
+               available
     seconds    after which a rank counts as lost that does not join, or sends nothing
+    device     the GPU of this rank, whose tensors NCCL then moves; the CPU: tensors of GPUs go
+               through the host
     """
-    return Group(join(transport, seconds=seconds))
+    return Group(join(transport, seconds=seconds, device=device))
 
 
-def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
+def join(
+    transport: Kind | None = None, *, seconds: float = 600, device: torch.device = CPU
+) -> Transport:
     """The transport between this process and the other ranks that a launcher started. The
     arguments are those of `connect`.
 
@@ -79,10 +92,10 @@ def join(transport: Kind | None = None, *, seconds: float = 600) -> Transport:
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     pulse = Pulse(own, rank=rank, size=size)
     keep_alive()  # also on the store's connections: its machine may fail while ranks meet
-    wanted = transport
-    carrier = choose(store, rank=rank, size=size, transport=wanted, seconds=seconds, pulse=pulse)
-    if isinstance(carrier, TorchTransport):
-        carrier.pulse = pulse  # finds a stopped rank, which no socket does
+    carrier = _Connecting(transport, seconds, device, own, pulse)(store, rank, size)
+    host = carrier.host if isinstance(carrier, Both) else carrier
+    if isinstance(host, TorchTransport):
+        host.pulse = pulse  # finds a stopped rank, which no socket does
         pulse.start()
         if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
             logging.getLogger("howdah").warning(OPEN)
@@ -96,34 +109,98 @@ def choose(
     size: int,
     transport: Kind | None = None,
     seconds: float = 600,
-    pulse: Pulse | None = None,
+    device: torch.device = CPU,
 ) -> Transport:
     """The transport for the collectives of `size` ranks that share a store. Raises UserError.
 
-    pulse  ends the waits of a torch transport when a rank is lost
+    device  what this rank computes on
 
     `among` of the transport creates transports for subgroups of these ranks in the same way.
     """
-    if transport is not None and transport not in get_args(Kind):
-        raise UserError(f"there is no transport {transport!r}{nearest(transport, get_args(Kind))}")
-    if size == 1:
-        return SingleRank()
-    hellos = meet(store, own_hello(transport), rank=rank, size=size, seconds=seconds)
-    kind, why = agree(hellos)
-    if why and rank == 0:
-        logging.getLogger("howdah").warning(why)
-    carrier: Transport
-    if kind == "engine":
-        processes = [hello.process for hello in hellos]
-        carrier = connect_engine(store, processes, rank=rank, deadline=seconds)
-    else:
+    return _Connecting(transport, seconds, device, store)(store, rank, size)
+
+
+@dataclass(frozen=True)
+class _Connecting:
+    """Connects ranks that share a store.
+
+    aside    the store of all ranks, for threads of their own
+    pulse    ends the waits of a torch transport when a rank is lost
+    watcher  ends those of the GPUs' wires; it is made with the first of these
+    """
+
+    wanted: Kind | None
+    seconds: float
+    device: torch.device
+    aside: dist.Store
+    pulse: Pulse | None = None
+    watcher: Watcher | None = None
+
+    def __call__(
+        self, store: dist.Store, rank: int, size: int, members: Sequence[int] = (), time: int = 0
+    ) -> Transport:
+        """The transport between these ranks.
+
+        members  their numbers among all ranks; none: these are all ranks
+        time     how often these have been connected before
+        """
+        kinds = get_args(Kind)
+        if self.wanted is not None and self.wanted not in kinds:
+            raise UserError(f"there is no transport {self.wanted!r}{nearest(self.wanted, kinds)}")
+        if size == 1:
+            return SingleRank()
+        hello = own_hello(self.wanted, self.device)
+        hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds)
+        kind, why = agree(hellos)
+        by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
+        if self.wanted == "nccl" and not by_nccl:
+            raise UserError(f"transport=nccl: {why_not or 'no rank has a GPU'}")
+        for said in (why, why_not) if rank == 0 else ():
+            if said:
+                logging.getLogger("howdah").warning(said)
+        carrier = self._host(kind, hellos, store, rank)
+        watcher, first = self.watcher, self.watcher is None
+        if by_nccl and self.wanted in (None, "nccl"):
+            watcher = watcher or self._watch(hellos, rank)
+            wire = self._cards(store, rank, size)
+            watcher.add(f"{'-'.join(map(str, members or range(size)))}/{time}", wire)
+            carrier = Both(carrier, wire, watcher=watcher if first else None)
+        wires = wires_of(hellos, cards=isinstance(carrier, Both))
+        rest: Kind | None = "torch" if no_engine(hellos) or kind == "mpi" else self.wanted
+        carrier.among = _Joining(store, rank, wires, replace(self, wanted=rest, watcher=watcher))
+        return carrier
+
+    def _host(self, kind: Kind, hellos: list[Hello], store: dist.Store, rank: int) -> Transport:
+        """The wire for tensors of the CPU."""
+        size = len(hellos)
+        if kind == "mpi":
+            return connect_mpi(rank=rank, size=size)
+        if kind == "engine":
+            processes = [hello.process for hello in hellos]
+            return connect_engine(store, processes, rank=rank, deadline=self.seconds)
         here = len({hello.machine for hello in hellos}) == 1
-        carrier = torch_transport(store, rank=rank, size=size, seconds=seconds, loopback=here)
-        if pulse is not None:
-            pulse.tell(carrier)
-    wanted: Kind | None = "torch" if no_engine(hellos) else transport
-    carrier.among = _Joining(store, rank, wanted, seconds, wires_of(hellos), pulse)
-    return carrier
+        wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)
+        if self.pulse is not None:
+            self.pulse.tell(wire)
+        return wire
+
+    def _watch(self, hellos: Sequence[Hello], rank: int) -> Watcher:
+        """The watcher of this process, over the processes of the other ranks on its machine."""
+        here = {
+            other: hello.process
+            for other, hello in enumerate(hellos)
+            if hello.machine == hellos[rank].machine and other != rank
+        }
+        watcher = Watcher(self.aside, rank=rank, processes=here, seconds=self.seconds)
+        if self.pulse is not None:
+            self.pulse.tell(watcher)
+        watcher.start()
+        return watcher
+
+    def _cards(self, store: dist.Store, rank: int, size: int) -> Native:
+        """The wire between the GPUs."""
+        own = dist.PrefixStore("cards", store)
+        return connect_nccl(own, rank=rank, size=size, device=self.device, seconds=self.seconds)
 
 
 @dataclass
@@ -135,37 +212,33 @@ class _Joining:
 
     store: dist.Store
     rank: int
-    wanted: Kind | None
-    seconds: float
     wires: Wires
-    pulse: Pulse | None
+    connect: _Connecting
     times: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     def __call__(self, ranks: Sequence[int]) -> Transport:
         members = tuple(ranks)
         self.times[members] += 1
         name = f"{'-'.join(map(str, members))}/{self.times[members]}"
-        store, index = dist.PrefixStore(name, self.store), members.index(self.rank)
-        return choose(
-            store,
-            rank=index,
-            size=len(members),
-            transport=self.wanted,
-            seconds=self.seconds,
-            pulse=self.pulse,
-        )
+        store = dist.PrefixStore(name, self.store)
+        index, time = members.index(self.rank), self.times[members]
+        return self.connect(store, index, len(members), members, time)
 
 
-def wires_of(hellos: Sequence[Hello]) -> Wires:
+def wires_of(hellos: Sequence[Hello], *, cards: bool = False) -> Wires:
     """The links of any group of these ranks. A group inside one machine uses shared memory, unless
     the user asked for the torch transport, or a rank cannot use the engine. A group over several
     machines uses TCP, also between ranks of one machine.
+
+    cards  NCCL moves the tensors of GPUs
     """
     machines = list(dict.fromkeys(hello.machine for hello in hellos))
     messages = hellos[0].wanted == "torch" or no_engine(hellos)
     inside = TorchTransport.link if messages else Engine.link
     nodes = tuple(machines.index(hello.machine) for hello in hellos)
-    return Wires(inside, TorchTransport.link, nodes=nodes)
+    between = "mpi" if hellos[0].wanted == "mpi" else TorchTransport.link
+    inside = "mpi" if between == "mpi" else inside
+    return Wires(inside, between, nodes=nodes, cards=LINK if cards else "")
 
 
 def agree(hellos: list[Hello]) -> tuple[Kind, str]:
@@ -179,6 +252,8 @@ def agree(hellos: list[Hello]) -> tuple[Kind, str]:
             raise UserError(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
     if first.wanted == "torch":
         return "torch", ""
+    if first.wanted == "mpi":
+        return "mpi", ""
     apart = [rank for rank, hello in enumerate(hellos) if hello.machine != first.machine]
     problem = no_engine(hellos)
     if first.wanted == "engine" and apart:

@@ -25,6 +25,7 @@ from howdah.comm.launch import GRACE, WAY, explain, killed
 from howdah.comm.meeting import Kind
 from howdah.comm.pipes import receive, send
 from howdah.comm.rendezvous import choose
+from howdah.host.devices import own_device
 
 PATIENCE = 120  # seconds after which a worker counts as lost that does not join or sends nothing
 PRELOAD = ("torch", "torch.distributed", "howdah.comm.spawn")
@@ -43,16 +44,19 @@ class WorkerError(RuntimeError):
 
 
 class Workers:
-    """`size` worker processes, with `threads` torch threads each. Raises WorkerError."""
+    """`size` worker processes, with `threads` torch threads each. Raises WorkerError.
 
-    def __init__(self, size: int, *, threads: int = 1) -> None:
+    device  cpu or cuda: what each works on; ranks on GPUs take theirs before they meet
+    """
+
+    def __init__(self, size: int, *, threads: int = 1, device: str = "cpu") -> None:
         self._runs = 0
         self._children: list[Child] = []
         self._server: ForkServer | None = None
         try:
             self._server = ForkServer(farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=True)
             for _ in range(size):
-                self._children.append(self._server.fork(_serve, threads))
+                self._children.append(self._server.fork(_serve, threads, device))
         except ServerLost as lost:
             ended = self._server is not None and self._server.killed
             self.close(kill=True)
@@ -157,7 +161,7 @@ def _name(children: Sequence[Child], rank: int) -> str:
     return f"worker {rank} (process {children[rank].pid})"
 
 
-def _serve(pipe: Connection, store: dist.Store, threads: int) -> int:
+def _serve(pipe: Connection, store: dist.Store, threads: int, device: str) -> int:
     torch.set_num_threads(threads)
     while True:
         try:
@@ -166,8 +170,9 @@ def _serve(pipe: Connection, store: dist.Store, threads: int) -> int:
             return 0
         try:
             met = dist.PrefixStore(f"run{run}", store)
+            own = own_device(device, rank)
             with closing(
-                choose(met, rank=rank, size=size, transport=kind, seconds=PATIENCE)
+                choose(met, rank=rank, size=size, transport=kind, seconds=PATIENCE, device=own)
             ) as transport:
                 send(pipe, "", function(transport, *arguments))
         except Exception as error:

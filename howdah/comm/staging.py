@@ -1,18 +1,41 @@
-"""Staging: converts any tensor to the form that transports need: flat, contiguous, on the CPU.
+"""Staging: brings any tensor to the form that transports need: flat, contiguous, on their device.
 
-A tensor that already has this form is passed without a copy. Any other tensor is copied, and copied
-back if the operation wrote to it. Some backends read a strided tensor as if it were contiguous,
-which sends the elements next to it in memory.
+    Direct   for CPU tensors, and on a GPU's lane: a tensor of this form is passed without a copy;
+             any other is copied, and copied back if the operation wrote to it
+    Pinned   for a GPU's tensors whose operations go through the host: only the rows that are sent
+             come down, and only those that were written go up again
 
-Tensors of dtypes that cannot be reduced can still be moved: they are passed as bytes.
+Some backends read a strided tensor as if it were contiguous, which sends the elements next to it in
+memory. Tensors of dtypes that cannot be reduced can still be moved: they are passed as bytes.
 """
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.comm.checks import is_let_go
+from howdah.comm.lane import Streams
 from howdah.comm.reduction import REDUCIBLE
+
+ALIGN = 64  # bytes
+Rows = tuple[int, int]  # along the first dim: [start, stop)
+
+
+class Stage(Protocol):
+    """Brings tensors to a transport, and back."""
+
+    def take(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        """The elements of `x` as a flat tensor; outside of `rows` they may be anything."""
+        ...
+
+    def give(self, x: Tensor, taken: Tensor, rows: Sequence[Rows] | None = None) -> None:
+        """Writes `taken`, the result of `take(x)`, back to `x`. The operation has written `rows` of
+        it, or all.
+        """
+        ...
 
 
 def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
@@ -35,25 +58,96 @@ def check_tensor(operation: str, x: Tensor, *, written: bool) -> None:
         raise UserError(f"{operation}: an expanded tensor cannot be written to: clone it first")
 
 
-def to_host(x: Tensor) -> Tensor:
-    """The elements of `x` as a flat CPU tensor in row-major order; copies only where necessary."""
-    if x.requires_grad:
-        x = x.detach()
-    if x.is_conj() or x.is_neg():
-        x = x.resolve_conj().resolve_neg()
-    if not x.is_cpu or not x.is_contiguous():
-        x = x.cpu().contiguous()
-    flat = x if x.ndim == 1 else x.view(-1)
-    return flat if flat.dtype in REDUCIBLE else flat.view(torch.uint8)
+class Direct:
+    """The stage of tensors that are where the transport wants them."""
+
+    def take(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        """A view of `x`; a copy only where no view is flat."""
+        if x.requires_grad:
+            x = x.detach()
+        if x.is_conj() or x.is_neg():
+            x = x.resolve_conj().resolve_neg()
+        if not x.is_contiguous():
+            x = x.contiguous()
+        flat = x if x.ndim == 1 else x.view(-1)
+        return flat if flat.dtype in REDUCIBLE else flat.view(torch.uint8)
+
+    def give(self, x: Tensor, taken: Tensor, rows: Sequence[Rows] | None = None) -> None:
+        """Copies back what is a copy.
+
+        In either case autograd registers the change of `x`: a backward pass that had saved the old
+        values raises an error instead of using the new ones.
+        """
+        if x is not taken and x.data_ptr() != taken.data_ptr():
+            x.detach().copy_(taken.view(x.dtype).view(x.shape))
+        else:
+            torch.autograd.graph.increment_version(x)
 
 
-def from_host(x: Tensor, lent: Tensor) -> None:
-    """Writes `lent`, the result of `to_host(x)`, back to `x` if it was a copy.
+DIRECT = Direct()
 
-    In either case autograd registers the change of `x`: a backward pass that had saved the old
-    values raises an error instead of using the new ones.
+
+class Pinned:
+    """The stage of a GPU's tensors whose operations go through the host: for ranks that share a
+    GPU, and between machines without NCCL.
+
+    allocate  numbers of bytes → memory of the host that the GPU can copy from by itself
+
+    Copies run on a stream of their own, behind what the compute stream had been given when the
+    operation was called. A progress thread, which runs the operation, waits for them. The memory is
+    kept for the next operation.
     """
-    if x is not lent and (not x.is_cpu or x.data_ptr() != lent.data_ptr()):
-        x.detach().copy_(lent.view(x.dtype).view(x.shape))
-    else:
-        torch.autograd.graph.increment_version(x)
+
+    def __init__(self, streams: Streams, allocate: Callable[[int], Tensor]) -> None:
+        self._streams, self._stream, self._allocate = streams, streams.new(), allocate
+        self._room, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    def called(self) -> Any:
+        """An event behind what was computed before an operation is called."""
+        event = self._streams.event()
+        event.record(self._streams.current())
+        return event
+
+    def begin(self, called: Any) -> None:
+        """Begins an operation: its copies wait for the event `called`."""
+        self._used = 0
+        self._stream.wait_event(called)
+
+    def take(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        """A copy of `rows` of x on the host."""
+        with self._streams.inside(self._stream):
+            flat = DIRECT.take(x)
+            taken = self._lend(flat)
+            for start, stop in _elements(x, flat, [rows] if rows else None):
+                taken[start:stop].copy_(flat[start:stop], non_blocking=True)
+            self._stream.synchronize()
+        return taken
+
+    def give(self, x: Tensor, taken: Tensor, rows: Sequence[Rows] | None = None) -> None:
+        """Copies `rows` of `taken` to x."""
+        with self._streams.inside(self._stream):
+            flat = DIRECT.take(x)
+            for start, stop in _elements(x, flat, rows):
+                flat[start:stop].copy_(taken[start:stop], non_blocking=True)
+            DIRECT.give(x, flat)
+            self._stream.synchronize()
+
+    def _lend(self, flat: Tensor) -> Tensor:
+        start = -(-self._used // ALIGN) * ALIGN
+        if start + flat.nbytes > self._room.numel():  # what was lent before keeps its memory
+            self._room, start = self._allocate(2 * (start + flat.nbytes)), 0
+        self._used = start + flat.nbytes
+        return self._room[start : self._used].view(flat.dtype)
+
+
+def pinned(nbytes: int) -> Tensor:
+    """Page-locked memory of the host."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _elements(x: Tensor, flat: Tensor, rows: Sequence[Rows] | None) -> list[Rows]:
+    """The ranges of `flat`, the flat form of `x`, that are `rows` of x; all without rows."""
+    if rows is None:
+        return [(0, flat.numel())]
+    width = flat.numel() // max(x.shape[0] if x.ndim else 1, 1)
+    return [(start * width, stop * width) for start, stop in rows if start < stop]

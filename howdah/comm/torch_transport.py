@@ -49,6 +49,7 @@ from howdah.comm.transport import (
     Batch,
     Counts,
     Nothing,
+    OneLink,
     PeerLost,
     SubgroupFactory,
     copy_own,
@@ -82,7 +83,7 @@ class Round:
     after: Callable[[], object] = lambda: None
 
 
-class TorchTransport:
+class TorchTransport(OneLink):
     """The transport over a torch process group; see `transport.Transport` for the operations."""
 
     link = "tcp"

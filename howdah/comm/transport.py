@@ -1,10 +1,15 @@
 """Transports: they carry out the collectives between the ranks of one group.
 
-All ranks of a group must call the same operations in the same order. Tensors are flat, contiguous
-and on the CPU; `group.py` converts them. Two transports have one interface and give equal bits:
+All ranks of a group must call the same operations in the same order. Tensors are flat and
+contiguous; `group.py` converts them. Two transports move tensors of the CPU, and give equal bits:
 
     engine.py           shared memory inside a host, by a small C library
     torch_transport.py  messages of a torch process group, between hosts too
+
+Where each rank has a GPU of its own, a third moves the tensors of the GPUs, and one of these two
+everything else (`both.py`):
+
+    native.py           the collectives of NCCL, in NCCL's order of additions
 
 Every operation returns the bytes that this rank sent, counted as if each rank sent to every other
 rank directly. With `counts` elements for the ranks (`own` for this rank), of w bytes each:
@@ -18,12 +23,15 @@ rank directly. With `counts` elements for the ranks (`own` for this rank), of w 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from howdah.plan.flat_buffers import share
 from howdah.plan.recording import Wires
+
+if TYPE_CHECKING:
+    from howdah.comm.lane import Lane
 
 Counts = Sequence[int]  # numbers of elements, one for each rank
 
@@ -71,6 +79,16 @@ class Transport(Protocol):
     site: str  # `file:line` to name in errors, set by a progress thread; empty: the caller's line
     among: SubgroupFactory  # creates transports for subgroups of these ranks
 
+    def lane_of(self, x: Tensor) -> "Lane | None":
+        """The lane for operations on `x`, a tensor of this rank's GPU; None: they take CPU tensors,
+        on any thread.
+        """
+        ...
+
+    def link_of(self, x: Tensor) -> str:
+        """The class of link over which `x` is sent."""
+        ...
+
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
         """Replaces every rank's `x` by the reduction of all ranks' `x`."""
         ...
@@ -115,6 +133,10 @@ class Transport(Protocol):
         """Writes the next tensor that rank `source` sends to `x`."""
         ...
 
+    def check(self) -> None:
+        """Raises PeerLost if a rank was found to be lost; for a host that has waited for a GPU."""
+        ...
+
     def group(self) -> AbstractContextManager[Batch]:
         """The operations called inside may run together; they are done when the block ends.
 
@@ -131,6 +153,23 @@ class Transport(Protocol):
     def close(self) -> None:
         """Releases memory and connections."""
         ...
+
+
+class OneLink:
+    """A transport that moves CPU tensors only, over one class of link."""
+
+    link: str
+
+    def lane_of(self, x: Tensor) -> "Lane | None":
+        """None: operations run on threads."""
+        return None
+
+    def link_of(self, x: Tensor) -> str:
+        """The class of all links."""
+        return self.link
+
+    def check(self) -> None:
+        """Does nothing: each wait raises its own error."""
 
 
 def shares(length: int, size: int) -> list[int]:
@@ -153,7 +192,7 @@ class _Nobody:
         return SingleRank()
 
 
-class SingleRank:
+class SingleRank(OneLink):
     """The transport of a group of one rank: every operation is a copy, or does nothing."""
 
     rank, size, link, site = 0, 1, "none", ""

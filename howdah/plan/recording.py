@@ -28,12 +28,14 @@ class Wires(NamedTuple):
     nodes  the node of each rank, where a group uses one transport for all its messages: `inside`
            if all ranks of the group are on one node, otherwise `between`. Empty: each message
            uses the link between its two ranks
+    cards  the class of link of the GPUs' tensors; empty: they go the way of everything else
     """
 
     inside: str = "tcp"
     between: str = "tcp"
     node: int = 1
     nodes: tuple[int, ...] = ()
+    cards: str = ""
 
     def near(self, rank: int, group: np.ndarray) -> np.ndarray:
         """For each rank of `group`, whether a message from `rank` to it stays inside the node."""

@@ -1,0 +1,147 @@
+"""The transport of ranks that have a GPU each: two wires, chosen by where a tensor is.
+
+tensors of the GPU     cards: NCCL, on a lane (`native.py`)
+everything else        host: the engine, or messages over TCP; also scalars, barriers, and the
+                       comparison of ledgers, which must not wait for a GPU
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from howdah.comm.lane import Lane
+from howdah.comm.ledger import Entry, check_equal
+from howdah.comm.native import Native
+from howdah.comm.transport import Batch, Counts, Nothing, SubgroupFactory, Transport
+from howdah.comm.watcher import Watcher
+
+TEXT = 400  # bytes of the last call, as ranks exchange it
+
+
+class Both:
+    """A transport over a wire for GPUs, `cards`, and one for the host.
+
+    watcher  watches for all wires of this process; closed with this transport
+    checked  compare the calls of all ranks before each of them; for `verify`, since it is slow
+    """
+
+    among: SubgroupFactory
+
+    def __init__(
+        self,
+        host: Transport,
+        cards: Native,
+        *,
+        watcher: Watcher | None = None,
+        checked: bool = False,
+    ) -> None:
+        self.host, self.cards, self.watcher = host, cards, watcher
+        if checked:
+            cards.agree = self.compare
+        self.rank, self.size, self.link = host.rank, host.size, host.link
+
+    @property
+    def site(self) -> str:
+        """The line to name in errors of the host's wire."""
+        return self.host.site
+
+    @site.setter
+    def site(self, line: str) -> None:
+        self.host.site = line
+
+    def lane_of(self, x: Tensor) -> Lane | None:
+        """That of the GPUs' wire, for its tensors."""
+        return self.cards.lane_of(x)
+
+    def link_of(self, x: Tensor) -> str:
+        """The class of link of the wire that carries x."""
+        return self._of(x).link
+
+    def _of(self, x: Tensor | None) -> Transport:
+        return self.host if x is None or x.device != self.cards.device else self.cards
+
+    def compare(self) -> None:
+        """Compares the calls that all ranks have made on the GPUs' wire so far. All call together.
+
+        Raises Disagreement.
+        """
+        mine = self.cards.ledger.entry
+        text = mine.last.encode()[-TEXT:].ljust(TEXT)
+        words = torch.tensor([mine.calls, mine.checksum], dtype=torch.int64).view(torch.uint8)
+        own = torch.cat([words, torch.frombuffer(bytearray(text), dtype=torch.uint8)])
+        heard = torch.empty(self.size * len(own), dtype=torch.uint8)
+        self.host.all_gather(heard, own, [len(own)] * self.size)
+        check_equal([_read(one) for one in heard.view(self.size, -1)])
+
+    # -- operations: by the wire of their tensors
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> int:
+        return self._of(x).all_reduce(x, op)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
+        return self._of(x).reduce_scatter(out, x, counts, op)
+
+    def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        return self._of(x).all_gather(out, x, counts)
+
+    def broadcast(self, x: Tensor, root: int) -> int:
+        return self._of(x).broadcast(x, root)
+
+    def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        return self._of(x).reduce(x, root, op)
+
+    def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        return self._of(x).gather(out, x, root, counts)
+
+    def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        return self._of(out).scatter(out, x, root, counts)
+
+    def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
+        return self._of(x).all_to_all(out, x, sent, received)
+
+    def send(self, x: Tensor, to: int) -> int:
+        return self._of(x).send(x, to)
+
+    def receive(self, x: Tensor, source: int) -> None:
+        self._of(x).receive(x, source)
+
+    def barrier(self) -> None:
+        self.host.barrier()
+
+    @contextmanager
+    def group(self) -> Iterator[Batch]:
+        batch = Nothing()
+        with self.cards.group(), self.host.group() as later:
+            yield batch
+        batch.sent = later.sent
+
+    # -- its end
+
+    def check(self) -> None:
+        self.cards.check()
+
+    def abort(self) -> None:
+        if self.watcher is not None:  # which tells the other ranks, whose GPUs may wait
+            self.watcher.lose(f"rank {self.rank} gave up; what it says tells why")
+        self.cards.abort()  # first: kernels that wait for other GPUs hold up everything
+        self.host.abort()
+
+    def close(self) -> None:
+        if self.watcher is not None:
+            self.watcher.close()
+        self.cards.close()
+        self.host.close()
+
+
+def _read(said: Tensor) -> Entry:
+    calls, checksum = said[:16].clone().view(torch.int64).tolist()
+    return Entry(calls, checksum, said[16:].numpy().tobytes().decode(errors="replace").strip())
+
+
+def compare_calls(transports: Sequence[Transport]) -> None:
+    """Compares the ledgers of those transports that have one. All ranks of each call together."""
+    for transport in transports:
+        if isinstance(transport, Both):
+            transport.compare()

@@ -1,0 +1,98 @@
+"""Whole layouts whose messages run on lanes, as on GPUs: streams are played on the CPU
+(`played_streams.py`), and gloo's collectives move the data in NCCL's place.
+
+    equal     losses, gradients and weights are those of the engine, with equal bits where no sum
+              has more than two terms
+    bytes     predicted are counted, on the link of the GPUs
+    ordered   no two streams touch the same memory without an event between them
+    breaks    a lane that does not wait, a result that is not waited for: noticed
+"""
+
+from unittest.mock import patch
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from in_flight import message_for_each_unit
+from played_streams import Played, PlayedBoth
+from small_cases import case_of
+
+from howdah.comm.lane import Landing
+from howdah.sim.traffic import step_traffic
+from howdah.verify.evidence import gather
+
+LAYOUTS = [
+    "dp2 x2",
+    "dp2 zero1 x2",
+    "dp2 zero2 x3",
+    "dp2 zero3 x2",
+    "dp2 zero3 recompute=full x2",
+    "tp2 x2",
+    "tp2 sp x1",
+    "pp2 1f1b x4",
+    "pp2 zb-h1 x4",
+    "dp2 pp2 zero1 1f1b x4",
+    "dp2 tp2 zero2 x2",
+    "dp4 zero3 shard2 x2",
+]
+
+
+def on_lanes(transport, case, path, checked=True):
+    played = Played()
+    both = PlayedBoth(transport, played, path)
+    try:
+        with message_for_each_unit():
+            if not checked:
+                return gather(both, case)
+            with played.checked():
+                return gather(both, case)
+    finally:
+        both.cards.close()
+
+
+def on_engine(transport, case):
+    with message_for_each_unit():
+        return gather(transport, case)
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_a_layout_on_lanes_equals_the_engine(workers, tmp_path, words):
+    case = case_of(words, precision="float32")
+    ranks, path = case.layout.world, str(tmp_path / uuid4().hex)
+    found = workers.run(on_lanes, case, path, ranks=ranks)
+    expected = workers.run(on_engine, case, ranks=ranks)
+    exact = ranks == 2
+    for rank, (one, other) in enumerate(zip(found, expected, strict=True)):
+        compare = np.testing.assert_array_equal if exact else np.testing.assert_allclose
+        how = {} if exact else {"rtol": 1e-5, "atol": 1e-6}
+        compare(one.losses, other.losses, **how)
+        for name in ("gradients", "parameters"):
+            for weight, x in getattr(one, name).items():
+                compare(x, getattr(other, name)[weight], **how)
+        with message_for_each_unit():
+            predicted = step_traffic(case.plan, rank, one.wires)
+        sent = {row: count for row, count in one.sent.items() if count}
+        assert sent == {row: case.steps * count for row, count in predicted.items()}
+        assert {row.link for row in sent if row.operation != "scalars"} == {"played"}
+
+
+# -- breaks
+
+
+def broken(transport, case, path, kind):
+    if kind == "result":
+        patched = patch.object(Landing, "result", lambda self: None)
+    else:
+        patched = patch("played_streams.Stream.wait_stream", lambda *_: None)
+    with patched, pytest.raises(AssertionError) as said:
+        on_lanes(transport, case, path)
+    transport.abort()
+    return str(said.value)
+
+
+@pytest.mark.parametrize("kind", ["result", "start"])
+@pytest.mark.parametrize("words", ["dp2 zero2 x2", "dp2 zero3 x2", "tp2 sp x1"])
+def test_an_edge_that_is_missing_is_noticed(workers, tmp_path, words, kind):
+    case = case_of(words, precision="float32")
+    for said in workers.run(broken, case, str(tmp_path / uuid4().hex), kind, ranks=2):
+        assert "and no event is between them" in said
