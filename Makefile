@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test slow proofs steady matrix wheel check size clean
+.PHONY: train test slow proofs steady matrix flight wheel check size clean
 
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
@@ -23,6 +23,9 @@ steady: .venv/dev
 
 matrix: .venv/dev
 	$(BIN)/python bench/matrix/run.py
+
+flight: .venv/dev
+	$(BIN)/python bench/matrix/run.py --flight
 
 # Brings the engine to machines without a C compiler.
 wheel: .venv/dev

@@ -154,8 +154,8 @@ class Flight:
     def land(self) -> None:
         """It was waited for."""
         self.waited = True
-        for flight in self.chain():
-            flight.landed, flight.held = True, Use([], [])
+        for flight in list(self.chain()):
+            flight.landed, flight.held, flight.before = True, Use([], []), None
 
 
 class FlightChecker(TorchDispatchMode):

@@ -1,6 +1,7 @@
 """`make steady`: it names what failed, goes on where it stopped, and leaves nothing running."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,9 +83,16 @@ def test_a_run_goes_on_where_it_was_stopped(run, checkout, monkeypatch, capsys):
     assert "| processes | quiet | 1 | 1 | 0 |" in results and "Nothing failed." in results
 
     (checkout / "test_small.py").write_text(TESTS.replace("pass", "assert not 'right'"))
-    assert main("--rounds", "1", "--only", "processes") == (1, [quiet, busy])  # other files
+    assert main("--rounds", "1", "--only", "processes") == (0, [])  # at any commit
+    assert main("--rounds", "1", "--only", "processes", "--anew") == (1, [quiet, busy])
     results = (checkout / "bench" / "results.md").read_text()
-    assert "- processes quiet 1: `test_small.py::test_right`" in results
+    assert re.search(
+        r"- processes quiet 1, \w{12} with changes .*: `test_small.py::test_right`", results
+    )
+    again = quiet.replace("1 ...", "2 ..."), busy.replace("loops 1 ...", "loops 2 ...")
+    assert main("--rounds", "2", "--only", "processes") == (1, [*again])
+    results = (checkout / "bench" / "results.md").read_text()
+    assert "| processes | quiet | 2 | 2 | 2 |" in results
 
 
 def test_loops_end_with_what_they_stand_beside(run):

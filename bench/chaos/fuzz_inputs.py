@@ -19,6 +19,7 @@ import typer
 from fuzz_mutations import INTEGERS, TEXTS, mutate, mutate_text
 
 from howdah.base.errors import UserError
+from howdah.cli import check as cli_check
 from howdah.cli import plan as cli_plan
 from howdah.config.drafts import Draft, draft
 from howdah.config.recipe import Machine, load_run, parse_run, resolve_run
@@ -145,7 +146,7 @@ def command(random: Random, folder: Path) -> None:
 def _run(words: list[str]) -> None:
     """Runs a command without its prints. Words that the command line itself refuses are refused."""
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    for function in (cli_plan.plan, cli_plan.simulate, cli_plan.check):
+    for function in (cli_plan.plan, cli_plan.simulate, cli_check.check):
         app.command()(function)
     app.add_typer(cli_plan.draw_app, name="draw")
     app.add_typer(cli_plan.cluster_app, name="cluster")

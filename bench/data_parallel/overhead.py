@@ -38,7 +38,6 @@ import howdah.train.step
 from howdah.comm.transport import SingleRank
 from howdah.config.recipe import Machine, load_run, resolve_run
 from howdah.model.transformer import Transformer
-from howdah.parallel.flat_params import FlatUnit
 from howdah.text.prefetch import Prefetch
 from howdah.train.loop import train
 from howdah.train.monitor import SpeedMonitor
@@ -50,16 +49,16 @@ LOOP = ("norm", "clip", "batches", "watch", "other")
 WARM_UP, STRETCHES = 2, 8
 GOAL = 0.03
 
-# (part, where, name): the functions of each part. Tensor.zero_ counts outside of others only.
+# (part, where, name): the functions of each part.
 HOOKS = (
     ("forward", Transformer, "forward"),
     ("forward", howdah.train.step, "cross_entropy_sum"),
     ("backward", torch.Tensor, "backward"),
     ("optimizer", torch.optim.AdamW, "step"),
-    ("zero", torch.Tensor, "zero_"),
-    ("publish", FlatUnit, "copy_to_weights"),
-    ("norm", torch.linalg, "vector_norm"),
-    ("clip", howdah.train.step, "clip"),
+    ("zero", torch, "_foreach_zero_"),
+    ("publish", howdah.train.step, "publish"),
+    ("norm", torch, "_foreach_norm"),
+    ("clip", torch, "_foreach_mul_"),
     ("batches", Prefetch, "next"),
     ("watch", SpeedMonitor, "step"),
 )

@@ -25,16 +25,16 @@ from torch import Tensor
 
 from howdah.comm.rendezvous import choose
 from howdah.comm.transport import SingleRank
-from howdah.optim.clip import clip, squared_norm, total_norm
+from howdah.optim.clip import clipped_update, squared_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import ParallelModel, apply
-from howdah.parallel.flat_params import random_init
+from howdah.parallel.flat_params import publish, random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout
 from howdah.plan.plan import Plan, make_plan
 from howdah.text.batches import Micro
-from howdah.train.step import arrays_of
+from howdah.train.feed import arrays_of
 
 Step = Callable[[Sequence[Micro]], float | None]
 
@@ -102,12 +102,10 @@ def stages_alone(case: Form, place: Place) -> Step:
             _pass(mine, micro, tokens)
         for other in others:
             _pass(other, micros[0], tokens)
-        norm = total_norm([squared_norm(mine.gradients())])
-        clip(mine.gradients(), norm=norm, limit=limit)
+        square = squared_norm(mine.gradients())
         set_rate(mine.optimizer, RATE)
-        mine.optimizer.step()
-        for unit in mine.units.values():
-            unit.copy_to_weights()
+        clipped_update(mine.optimizer, mine.gradients(), square=square, limit=limit)
+        publish(mine.units.values())
 
     return step
 

@@ -3,10 +3,12 @@
     python bench/matrix/run.py                 every pair, every triple, and layouts drawn at random
     python bench/matrix/run.py --only tensor   cells with this form; writes nothing
     python bench/matrix/run.py --to FOLDER     writes matrix.md and the results there
+    python bench/matrix/run.py --flight        asks whether every wait is there; writes nothing
 
 Every cell is a layout in float64, held against plain PyTorch on one device by `verify`: losses,
-norms, every gradient and parameter, bits of all replicas, bytes predicted and counted. Exit code 1
-where one neither works nor is refused.
+norms, every gradient and parameter, bits of all replicas, bytes predicted and counted. With
+`--flight`, each is trained under the flight checker and under the late double instead
+(`tests/in_flight.py`). Exit code 1 where one neither works nor is refused.
 """
 
 import argparse
@@ -21,11 +23,16 @@ from typing import Any, NamedTuple
 
 from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError, Workers
+from howdah.verify.case import Case
 from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
 from howdah.verify.verify import verify
 
 HERE = Path(__file__).resolve().parent
-DOCS = HERE.parents[1] / "docs"
+ROOT = HERE.parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "tests"))
+from in_flight import both  # noqa: E402  it is a file of tests/
+
 ABOUT = """\
 Written by `make matrix` from what ran. Each cell is the smallest layout with both forms, in
 float64 on a small model whose sizes do not divide, held against plain PyTorch on one device:
@@ -58,15 +65,27 @@ class Bench:
         if self._workers is None:
             self._workers = Workers(RANKS)
         try:
-            verdict = verify(case, self._workers, controls=False)
+            problems = self.ask(case, self._workers)
         except WorkerError as error:
             self._workers = None
             return Result("fails", str(error).strip().splitlines()[-1])
-        return Result("fails", "; ".join(verdict.problems)) if verdict.problems else Result("works")
+        return Result("fails", "; ".join(problems)) if problems else Result("works")
+
+    def ask(self, case: Case, workers: Workers) -> list[str]:
+        """What is wrong with a case."""
+        return verify(case, workers, controls=False).problems
 
     def close(self) -> None:
         if self._workers is not None:
             self._workers.close()
+
+
+class Flights(Bench):
+    """Asks whether something in flight is touched, and whether late results change a bit."""
+
+    def ask(self, case: Case, workers: Workers) -> list[str]:
+        seen = workers.run(both, case, ranks=case.layout.world)
+        return [f"rank {number}: {line}" for number, one in enumerate(seen) for line in one.differ]
 
 
 def drawn() -> Iterable[Cell]:
@@ -175,17 +194,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells with this form; writes nothing")
     parser.add_argument("--to", type=Path, help="a folder for all that is written")
+    parser.add_argument("--flight", action="store_true", help="asks for waits; writes nothing")
     words = parser.parse_args()
+    if words.flight and words.to:
+        parser.error("--flight writes nothing: leave --to out")
     cells = [*pairs(), *triples(), *drawn()]
     cells = [cell for cell in cells if not words.only or words.only in cell.forms]
-    bench, results = Bench(), {}
+    bench, results = Flights() if words.flight else Bench(), {}
     for number, cell in enumerate(cells, 1):
         results[cell] = bench.run(cell.words)
         result, why = results[cell]
         print(f"{number}/{len(cells)} {cell.words}: {result} {why[:160]}", flush=True)
     bench.close()
     found = summary(results, commit())
-    if words.to or not words.only:
+    if not words.flight and (words.to or not words.only):
         here = words.to or HERE
         (words.to or DOCS).joinpath("matrix.md").write_text(page(results), encoding="utf-8")
         (here / "results.md").write_text(markdown(found), encoding="utf-8")

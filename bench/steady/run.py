@@ -3,14 +3,16 @@
     python bench/steady/run.py                          all rounds that are not done yet
     python bench/steady/run.py --rounds 2 --suites 1    fewer of them
     python bench/steady/run.py --only suite             or `processes`
+    python bench/steady/run.py --anew                   counts no earlier rounds
 
 processes   the tests that start processes or threads, or read a clock (tests/selection.py)
 suite       all that `make test` runs
 
 Each runs so many times with nothing beside it that this script started, and as many times beside
 four loops that keep the processors busy. Nothing is timed and nothing is tried a second time. What
-is done is written down after each round, so that a run that was killed goes on; other files begin
-anew. Exit code 1 where anything failed.
+is done is written down after each round, with the commit that it ran at. All rounds take hours; so
+they may be run at several commits, a few at each: every test of the suite then has as many rounds,
+but not of the same files. Exit code 1 where anything failed.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -56,24 +58,21 @@ def beside(loops: int) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many tests ran and which failed; `broke` says how a session ended that did not finish."""
+    """How many tests ran and which failed.
+
+    broke  how a session ended that did not finish
+    files  which files were tested
+    """
 
     round: Round
     tests: int
     failed: list[str]
     broke: str = ""
+    files: str = ""
 
     @property
     def wrong(self) -> list[str]:
         return [*self.failed, *([self.broke] if self.broke else [])]
-
-
-@dataclass
-class State:
-    """What is done of these files."""
-
-    files: str
-    done: list[Outcome] = field(default_factory=list)
 
 
 def rounds(only: str, *, processes: int, suites: int) -> list[Round]:
@@ -97,7 +96,8 @@ def rounds(only: str, *, processes: int, suites: int) -> list[Round]:
 
 def files_now() -> str:
     """The commit, and a checksum of what is changed beside it, but for this script's results."""
-    others = ["--", ".", f":!{RESULTS.relative_to(ROOT)}"]
+    own = (RESULTS, RESULTS.with_suffix(".json"))
+    others = ["--", ".", *(f":!{path.relative_to(ROOT)}" for path in own)]
     changed = git("diff", "HEAD", *others)
     for name in git("ls-files", "--others", "--exclude-standard", "-z", *others).split("\0"):
         changed += f"{name} {(ROOT / name).read_bytes().hex()}" if name else ""
@@ -110,19 +110,16 @@ def git(*words: str) -> str:
     return done.stdout
 
 
-def load(path: Path, files: str) -> State:
-    """What was done of the same files."""
-    told = json.loads(path.read_text("utf-8")) if path.exists() else {"files": ""}
-    if told["files"] != files:
-        return State(files)
-    done = [Outcome(**{**each, "round": Round(**each["round"])}) for each in told["done"]]
-    return State(files, done)
+def load(path: Path) -> list[Outcome]:
+    """What was done, at all commits."""
+    told = json.loads(path.read_text("utf-8")) if path.exists() else []
+    return [Outcome(**{**each, "round": Round(**each["round"])}) for each in told]
 
 
-def save(path: Path, state: State) -> None:
+def save(path: Path, done: Sequence[Outcome]) -> None:
     """All of it or nothing, whenever this is killed."""
     draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(asdict(state), indent=1), "utf-8")
+    draft.write_text(json.dumps([asdict(each) for each in done], indent=1) + "\n", "utf-8")
     draft.replace(path)
 
 
@@ -204,20 +201,22 @@ def last_line(said: Path) -> str:
 # -- what is reported ----------------------------------------------------------------
 
 
-def page(state: State) -> str:
+def page(all_done: Sequence[Outcome]) -> str:
     """results.md."""
     lines = [
         *("# Steady: results", ""),
-        "Written by `make steady`; README.md says what runs.",
-        f"Commit {state.files}; {os.cpu_count()} cores.",
+        f"Written by `make steady`; README.md says what runs. {os.cpu_count()} cores.",
         *("", "| tests | | rounds | tests run | failures |", "|---|---|---|---|---|"),
     ]
     for kind in MARKS:
         for loops in (0, LOOPS):
-            done = [o for o in state.done if (o.round.kind, o.round.loops) == (kind, loops)]
+            done = [o for o in all_done if (o.round.kind, o.round.loops) == (kind, loops)]
             tests, wrong = sum(o.tests for o in done), sum(len(o.wrong) for o in done)
             lines.append(f"| {kind} | {beside(loops)} | {len(done)} | {tests:,} | {wrong} |")
-    wrong = [f"- {outcome.round}: `{name}`" for outcome in state.done for name in outcome.wrong]
+    lines += ["", "Commits, and the rounds at each:", ""]
+    for files in dict.fromkeys(outcome.files for outcome in all_done):
+        lines.append(f"- {files}: {sum(outcome.files == files for outcome in all_done)}")
+    wrong = [f"- {o.round}, {o.files}: `{name}`" for o in all_done for name in o.wrong]
     return "\n".join([*lines, "", *(wrong or ["Nothing failed."])]) + "\n"
 
 
@@ -228,23 +227,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10, help="of the tests of processes")
     parser.add_argument("--suites", type=int, default=3, help="rounds of the whole suite")
     parser.add_argument("--only", choices=list(MARKS), default="", help="one of the two")
+    parser.add_argument("--anew", action="store_true", help="count no earlier rounds")
     words = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
-    state = load(KEPT / "state.json", files_now())
-    done = {outcome.round for outcome in state.done}
+    kept, files, code = RESULTS.with_suffix(".json"), files_now(), 0
+    done = [] if words.anew else load(kept)
+    before = {outcome.round for outcome in done}
     todo = rounds(words.only, processes=words.rounds, suites=words.suites)
-    for each in [each for each in todo if each not in done]:
+    for each in [each for each in todo if each not in before]:
         print(f"{each} ...", flush=True)
-        outcome = play(each, ROOT, KEPT)
-        if files_now() != state.files:
+        outcome = replace(play(each, ROOT, KEPT), files=files)
+        if files_now() != files:
             print("files were changed meanwhile: this round counts for nothing", file=sys.stderr)
             return 1
-        state.done.append(outcome)
-        save(KEPT / "state.json", state)
-        RESULTS.write_text(page(state), "utf-8")
+        done.append(outcome)
+        save(kept, done)
+        RESULTS.write_text(page(done), "utf-8")
+        code = code or (1 if outcome.wrong else 0)
         print(f"{outcome.tests:,} tests, failed: {', '.join(outcome.wrong) or 'none'}", flush=True)
-    print(page(state))
-    return 1 if any(outcome.wrong for outcome in state.done) else 0
+    print(page(done))
+    return code
 
 
 if __name__ == "__main__":

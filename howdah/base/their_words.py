@@ -9,12 +9,17 @@ from collections.abc import Mapping
 
 LAYOUT = {  # words of FSDP, DeepSpeed, Megatron-LM, torchtitan, Accelerate; without their numbers
     "ddp": "dpN",
+    "distributeddataparallel": "dpN",
     "data_parallel": "dpN",
+    "no_shard": "dpN",
+    "distributed_optimizer": "dpN zero1",
     "fsdp": "dpN zero3",
     "full_shard": "dpN zero3",
     "shard_grad_op": "dpN zero2",
     "hsdp": "dpN zero3 shardG",
     "hybrid_shard": "dpN zero3 shardG",
+    "mics": "dpN zero3 shardG",
+    "hpz": "dpN zero3 shardG",
     "reshard_after_forward": "release=step",
     "no_sync": "accumulate=whole",
     "stage": "zeroN",
@@ -23,6 +28,7 @@ LAYOUT = {  # words of FSDP, DeepSpeed, Megatron-LM, torchtitan, Accelerate; wit
     "sequence_parallel": "tpN sp",
     "pipeline_parallel": "ppN",
     "virtual_pipeline": "interleaved vN",
+    "virtual_pipeline_stages": "interleaved vN",
     "context_parallel": "cpN",
     "ulysses": "cpN context=all-to-all",
     "expert_parallel": "epN",
@@ -71,6 +77,7 @@ KEYS = {  # keys of Hugging Face's TrainingArguments, DeepSpeed, Megatron-LM, na
     "train_batch_size": "batch.global_batch",
     "micro_batch_size": "batch.micro_batch",
     "per_device_train_batch_size": "batch.micro_batch",
+    "per_device_batch_size": "batch.micro_batch",
     "train_micro_batch_size_per_gpu": "batch.micro_batch",
     "seq_len": "data.sequence_length",
     "seq_length": "data.sequence_length",
@@ -133,7 +140,7 @@ KEYS = {  # keys of Hugging Face's TrainingArguments, DeepSpeed, Megatron-LM, na
 
 def ours(word: str, table: Mapping[str, str]) -> str:
     """howdah's word for a word of another trainer, spelled in any way; empty if it is none."""
-    plain = re.sub(r"[-\s]+", "_", word.strip().lower())
+    plain = re.sub(r"[-\s]+", "_", word.strip().lower().removesuffix("()"))
     return table.get(plain) or table.get(re.sub(r"_?[=:]?_?(\d+|true|false)$", "", plain), "")
 
 

@@ -25,6 +25,8 @@ class Facts:
     optimizer  name of the optimizer whose states the checkpoint holds
     order      what the order of samples depends on
     best_loss  the lowest held-out loss so far
+    text       CRC-32 of the tokens of each source, and of the held-out ones; empty in checkpoints
+               of versions that did not store them
     """
 
     model: ModelShape
@@ -33,6 +35,7 @@ class Facts:
     optimizer: str
     order: Order
     best_loss: float | None = None
+    text: tuple[int, ...] = ()
 
 
 def facts(checkpoint: Checkpoint) -> Facts:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli import bench, lists, plan, runs, train
+from howdah.cli import bench, check, lists, plan, runs, train, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,13 +32,13 @@ def _options(
 
 
 app.command()(train.train)
-app.command()(train.verify)
+app.command()(verify.verify)
 app.command()(runs.sample)
 app.command()(runs.export)
 app.command()(runs.doctor)
 app.command()(plan.plan)
 app.command()(plan.simulate)
-app.command()(plan.check)
+app.command()(check.check)
 app.command()(plan.trace)
 app.command()(lists.presets)
 app.command()(lists.keys)

@@ -6,13 +6,26 @@ Commands read them here, and pass them on as arguments.
 import os
 import resource
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from howdah.base.errors import UserError
 from howdah.config.recipe import Machine
-from howdah.host.facts import usable_cores
+from howdah.host.facts import has_card, usable_cores
 
+# What torch reads where there is a GPU. Segments that grow leave fewer gaps near the end of its
+# memory. A failure of NCCL ends a run with howdah's sentence, not the process by torch's thread.
+# The flight recorder keeps the last calls, which are written beside a run that hangs. With fewer
+# queues than streams, messages of interleaved stages could wait for one another (docs/gpu.md).
+FOR_CARDS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+}
+PROFILER = {"KINETO_LOG_LEVEL": "6"}  # torch's profiler tells of each start on stderr otherwise
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # other names of the first
 TORCH_BYTES = 1 << 30  # of address space: the least for torch's CPU build and a run's threads
 MOST_RANKS = 1 << 20
 
@@ -37,6 +50,8 @@ def ready_torch() -> Path:
         )
     base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
     cache = (Path(base) if base else Path.home() / ".cache") / "howdah"
+    for name, value in settings_for_torch(os.environ, card=has_card()).items():
+        os.environ[name] = value
     if "torch" not in sys.modules:
         own = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
         with suppress(OSError):  # reported by torch when it needs the folder
@@ -50,21 +65,39 @@ def ready_torch() -> Path:
     return cache
 
 
+def settings_for_torch(given: Mapping[str, str], *, card: bool) -> dict[str, str]:
+    """The variables to set before torch is used: those that the user has not `given`.
+
+    card  whether the machine has a GPU
+    """
+    wanted = PROFILER | (FOR_CARDS if card else {})
+    if any(name in given for name in ALLOCATOR):
+        wanted.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    return {name: value for name, value in wanted.items() if name not in given}
+
+
 def this_machine(*, among: bool = False) -> Machine:
     """The facts of this machine that `resolve_run` needs. Raises UserError.
 
     among  whether this process is one of several ranks that a launcher has started
     """
     cache = ready_torch()
-    import torch
+    from howdah.host.devices import find_cards
 
+    cards = find_cards(visible_cards())
     return Machine(
         world=number_in("WORLD_SIZE") if among else None,
         local_world=number_in("LOCAL_WORLD_SIZE") if among else None,
         cores=usable_cores(),
-        cuda=torch.cuda.device_count(),
+        cuda=cards.usable,
         cache=cache,
+        no_cuda=cards.lack,
     )
+
+
+def visible_cards() -> str | None:
+    """The value of CUDA_VISIBLE_DEVICES, which hides cards from torch; None if it is not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def number_in(name: str, *, least: int = 1) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.errors import UserError, nearest, shown
-from howdah.base.their_words import LAYOUT, ours
+from howdah.base.their_words import KEYS, LAYOUT, ours
 from howdah.config.keys import find_keys, recipe_keys
 from howdah.config.shipped import FOLDER, about, recipe_names
 from howdah.draw.columns import columns
@@ -46,8 +46,15 @@ def keys(
 ) -> None:
     """List the keys of a recipe: their values, defaults and meanings."""
     found = find_keys(word) if word else list(recipe_keys())
+    meant, _, written = (ours(word, KEYS) or f"layout={ours(word, LAYOUT)}").partition("=")
+    if written:
+        print(f"{word}: in the layout it is written {written!r}")
+    elif meant.startswith("data.sources."):  # a key of each item of a list, which has no row
+        print(f"{word}: here it is {meant!r}")
+    if written or (ours(word, KEYS) and not found):
+        found = [key for key in recipe_keys() if meant.startswith(key.name)]
     if not found:
-        of_layout = word in {*KNOWN, *CHOICES} or ours(word, LAYOUT)
+        of_layout = word in {*KNOWN, *CHOICES}
         hint = "it is a word of the layout (docs/layouts.md)" if of_layout else "see `howdah keys`"
         raise UserError(f"no key has {shown(word)} in its name or meaning; {hint}")
     for key in found:

@@ -44,21 +44,31 @@ def run() -> int:
     try:
         from howdah.base.errors import Unfinished, UserError
         from howdah.cli.commands import app
+        from howdah.cli.usage import UsageError, sentence_on
     except (MemoryError, ImportError, OSError) as error:  # `ulimit -v`, `ulimit -n`
         say(f"howdah cannot be loaded: {error or 'there is not enough memory'}")
         return 1
     try:
-        app()
+        code = app(prog_name="howdah", standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except UsageError as wrong:
+        if (told := sentence_on(wrong, sys.argv[1:])) and is_first():
+            say(told)
+        return 2
     except UserError as mistake:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun, one rank of each machine
+        if is_first():
             say(str(mistake))
         return 2
     except (Unfinished, MemoryError, OSError) as reason:
         say(words_of(reason))
         return 1
-    return 0
+
+
+def is_first() -> bool:
+    """Whether this process tells the user's mistakes: under torchrun, one rank of each machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def words_of(reason: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The commands that run nothing: plan, simulate, check, trace, draw, cluster. None loads torch.
+"""The commands that run nothing: plan, simulate, trace, draw, cluster. None loads torch.
 
 Each command converts its options to plain data, calls one function of the packages that plan,
 simulate or draw, and prints the result.
@@ -7,7 +7,7 @@ simulate or draw, and prints the result.
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,9 +16,10 @@ from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count, parse_quantity
 from howdah.config.drafts import Draft, Drafted, draft
-from howdah.config.notes import notes_of
-from howdah.config.recipe import load_run, plan_of, problems_of
+from howdah.config.recipe import load_run, plan_of
+from howdah.config.shipped import which
 from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
+from howdah.draw.drawn_plan import Planned, draw_plan
 from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.draw.perfetto import trace as trace_json
 from howdah.draw.pictures import put, require_place
@@ -33,7 +34,6 @@ from howdah.draw.tables import (
     size_of,
     spell_causes,
 )
-from howdah.host.facts import free_memory, usable_cores
 from howdah.machines.cluster import Cluster
 from howdah.machines.cluster_file import load_cluster, split_size
 from howdah.plan.layout import parse_layout, resolve
@@ -44,20 +44,16 @@ from howdah.plan.schedule.text import format_schedule, read_schedule
 from howdah.plan.support import unsupported
 from howdah.plan.trace_file import FOLDER as TRACE
 from howdah.plan.trace_file import read_traces
-from howdah.search.capacity import Room, refuse_too_large
 from howdah.search.closest import closest
 from howdah.search.notes import notes_on
 from howdah.sim.predict import Prediction, predict
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate as time_actions
-from howdah.text.sources import unreadable
 
 draw_app = typer.Typer(no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic.")
 cluster_app = typer.Typer(no_args_is_help=True, help="List, show and check clusters.")
 
-Model = Annotated[
-    str, typer.Argument(help="a preset, a recipe (.toml), or a config.json of Hugging Face")
-]
+Model = Annotated[str, typer.Argument(help="a recipe, a preset, or a config.json of Hugging Face")]
 LayoutText = Annotated[str, typer.Option("--layout", help='such as "pp2 dp* tp2 zero1 x8"')]
 ClusterText = Annotated[str, typer.Option("--cluster", help="NAME, NAMExDEVICES or a .toml file")]
 Keys = Annotated[
@@ -92,7 +88,8 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     wanted = Draft(layout, sequence, micro_batch, global_batch, precision, tuple(keys or ()))
     devices = load_cluster(cluster) if cluster else None
     found = _drafted(model, wanted, cluster, devices)
-    lines = show_model(found.name, found.shape, found.sequence)
+    meant = [told] if (told := which(model, models=True)) else []
+    lines = [*meant, *show_model(found.name, found.shape, found.sequence)]
     if found.plan is None:
         if why:
             raise UserError(
@@ -103,9 +100,9 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
         print(json.dumps(data, indent=2) if as_json else "\n".join(lines))
         return
     prediction = predict(found.plan, devices, tokens=count, rent=rate)
-    notes = [*found.notes, *notes_on(found.plan, devices)]
+    notes = [*found.notes, *notes_on(found.plan, devices, tuned=found.tuned)]
     if as_json:
-        print(json.dumps(prediction_data(prediction, notes), indent=2))
+        print(json.dumps(prediction_data(prediction, [*meant, *notes]), indent=2))
     else:
         print("\n".join([*lines, *show_prediction(prediction, why=why, notes=notes)]))
     _refuse_what_does_not_fit(prediction, cluster)
@@ -120,7 +117,9 @@ def _asked(tokens: str, rent: str, cluster: str) -> tuple[int, float | None]:
     if not rent:
         return parse_count(tokens) if tokens else 0, None
     price = rent if rent.split()[1:] else f"{rent} USD/h"
-    return parse_count(tokens), parse_quantity(price, "USD/h", where="--rent")
+    if not (rate := parse_quantity(price, "USD/h", where="--rent")):
+        raise UserError("--rent is 0, which is no price; leave it out for devices that you own")
+    return parse_count(tokens), rate
 
 
 def _drafted(model: str, wanted: Draft, cluster: str, devices: Cluster | None) -> Drafted:
@@ -164,29 +163,6 @@ def simulate(
         return
     print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
     print(f"from stated efficiencies of {cluster}: {spell_causes(time.breakdown)}")
-
-
-def check(
-    recipe: Annotated[Path, typer.Argument(help="a recipe (.toml), or a run folder")],
-    overrides: Annotated[list[str] | None, typer.Argument(help='such as layout="dp4"')] = None,
-    force: Annotated[bool, typer.Option(help="do not ask whether this machine is enough")] = False,
-) -> None:
-    """List everything that keeps RECIPE from running here; exit code 2 if anything does."""
-    run = load_run(recipe, overrides or [])
-    # dp* may be any number of replicas; the check uses one
-    words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
-    run = replace(run, layout=" ".join(words))
-    if problems := [*problems_of(run, None), *unreadable(run.data)]:
-        raise UserError(several(problems))
-    plan = plan_of(run, parse_layout(run.layout))
-    if not force and run.device != "cuda":  # only torch knows a GPU's memory
-        refuse_too_large(plan, Room(free_memory(), usable_cores(), plan.layout.world))
-    print(
-        f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
-        f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
-    )
-    for note in notes_of(plan, run.train):
-        print(f"note: {note}")
 
 
 def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:
@@ -251,37 +227,15 @@ def _own_schedule(path: Path) -> Schedule:
     return schedule
 
 
-Planned = Literal["memory", "mesh", "traffic"]
-
-
 def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
     require_place(svg)
     devices = load_cluster(cluster) if cluster else None
     found = _drafted(model, wanted, cluster, devices)
     plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
     assert plan is not None
-    node = devices.devices_per_node if devices else 8
-    prediction = predict(plan, devices)
-    title = f"{found.name}: {plan.layout}"
-    if what == "memory":
-        from howdah.draw.memory import draw_memory
-        from howdah.draw.memory_svg import draw_memory_svg
-        from howdah.draw.mesh import stage_labels
-
-        stages = dict(zip(stage_labels(plan), prediction.memory, strict=True))
-        draw_it = draw_memory_svg if svg else draw_memory
-        drawn = draw_it(stages, prediction.capacity, title=title)
-    elif what == "mesh":
-        from howdah.draw.mesh import draw_mesh
-        from howdah.draw.mesh_svg import draw_mesh_svg
-
-        drawn = (draw_mesh_svg if svg else draw_mesh)(plan, node)
-    else:
-        from howdah.draw.traffic import draw_traffic
-        from howdah.draw.traffic_svg import draw_traffic_svg
-
-        most = max(prediction.traffic, key=lambda sent: sum(sent.values()))
-        drawn = (draw_traffic_svg if svg else draw_traffic)(most, title=title)
+    drawn = draw_plan(what, predict(plan, devices), found.name, svg=svg is not None)
+    if not svg and (told := which(model, models=True)):
+        print(told)
     put(drawn, svg)
 
 

@@ -1,4 +1,4 @@
-"""The commands that start processes: `train` and `verify`.
+"""`howdah train`.
 
 A run is checked before any process is started, so that a mistake ends with one sentence and exit
 code 2. `train` starts its ranks itself, or is one of the ranks that torchrun has started, which
@@ -8,8 +8,10 @@ has set environment variables.
 import os
 import shutil
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Annotated
@@ -21,21 +23,22 @@ from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
-from howdah.cli.environment import launched, number_in, ready_torch, this_machine
+from howdah.cli.check import and_missing_text
+from howdah.cli.environment import launched, number_in, this_machine, visible_cards
 from howdah.cli.errors import in_words
 from howdah.config.history import (
     changes_since,
-    rate_note,
     refuse_accident,
     refuse_in_vain,
     refuse_other_start,
     remember,
 )
-from howdah.config.notes import notes_of
 from howdah.config.recipe import Machine, Run, load_run, resolve_run, resolved, save_run
+from howdah.config.shipped import found, which
 from howdah.host.facts import free_memory
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.train.job import Job
+from howdah.train.notes import notes_of, rate_note
 
 if TYPE_CHECKING:
     from howdah.comm.launch import Seat
@@ -60,22 +63,31 @@ def train(
     resume: Annotated[bool, typer.Option(help="go on, although settings have changed")] = False,
 ) -> None:
     """Train RECIPE, or resume a run folder. `howdah keys` lists what KEY=VALUE can change."""
-    run = load_run(recipe, overrides or [])
-    resume = resume or kind_of(recipe) == "folder"
-    if launched():
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # if torchrun dies, so does this rank
-            die_with_parent(SIGTERM)
-        machine = this_machine(among=True)
+    with and_missing_text():
+        run = load_run(recipe, overrides or [])
+    among = launched()
+    if among and "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
+    machine = this_machine(among=among)
+    with and_missing_text():
         job = resolve_run(run, machine)
-        _require_room(job, machine, force=force)
-        job = _make_ready(run, job, first=os.environ["RANK"] == "0", resume=resume)
-        sys.exit(_train_launched(job))
-    machine = this_machine()
-    job = resolve_run(run, machine)
     _require_room(job, machine, force=force)
+    first = not among or os.environ["RANK"] == "0"
+    if first and (told := which(str(recipe))):
+        print(told)
+    folder = kind_of(found(recipe)) == "folder"
+    with ExitStack() as after:
+        ready = partial(_make_ready, run, job, first=first, resume=resume or folder, asked=resume)
+        if among:
+            sys.exit(_train_launched(ready(after=after)))
+        sys.exit(_train_listening(ready, after, restarts))
+
+
+def _train_listening(ready: Callable[..., Job], after: ExitStack, restarts: int) -> int:
+    """Trains on this machine the job that `ready` prepares; returns the run's exit code."""
     code: int | None = None
     try:
-        job = _make_ready(run, job, first=True, resume=resume)
+        job = ready(after=after)
         with listen(patient=True):  # training handles stop signals itself
             here = job.layout.world > 1 or restarts
             code = _train_here(job, restarts) if here else _train_alone(job)
@@ -83,15 +95,18 @@ def train(
         if code is None:  # otherwise training has ended already
             _say(EARLY)
             code = 128 + stopped.number
-    sys.exit(code)
+    return code
 
 
 def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
     """Raises UserError if this machine is too small for its ranks, unless `force` is set."""
     import torch
 
+    from howdah.host.devices import require_cards
+
     ranks, device = machine.local_world or job.layout.world, 0
     if job.device == "cuda":
+        require_cards(ranks, visible=visible_cards())
         sharing = -(-ranks // machine.cuda)
         device = torch.cuda.get_device_properties(0).total_memory // sharing
     room = Room(free_memory(), machine.cores, ranks, device)
@@ -109,29 +124,43 @@ def _require_compiler(job: Job) -> None:
         )
 
 
-def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> Job:
+def _make_ready(
+    run: Run,
+    job: Job,
+    *,
+    first: bool,
+    resume: bool = True,
+    asked: bool = True,
+    after: ExitStack | None = None,
+) -> Job:
     """Prepares a run's tokens, which finds its remaining mistakes, and returns the job with its
     length in steps.
 
-    The `first` process also prepares the start, and writes run.toml into the run folder. Without
-    `resume`, settings that change the result must be those of the run that is there.
+    The `first` process also prepares the start, and writes run.toml into the run folder; `after`
+    removes what it has written if no step follows. Without `resume`, settings that change the
+    result must be those of the run that is there; without `asked`, also the held-out text.
     """
     from howdah.checkpoint.folders import steps
     from howdah.text.batches import order_of
     from howdah.train.console import RunConsole
     from howdah.train.length import in_steps
-    from howdah.train.run_folder import lock
-    from howdah.train.start import prepare_start, prepare_tokens
+    from howdah.train.run_folder import lock, remove_start
+    from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
     _require_compiler(job)
     say = RunConsole(rank=0 if first else 1).say
     now = resolved(run, job)
-    with lock(job.folder) if first else nullcontext():
+    with lock(job.folder) if first else nullcontext() as there:
+        if after and there:
+            after.callback(remove_start, there)
         done = max(steps(job.folder / "checkpoints"), default=0) if first else 0
         changed = changes_since(job.folder, now) if done else {}
         if not resume:
-            refuse_accident(changed, job.folder)
+            steps_now = 0 if job.train.epochs else job.train.steps
+            refuse_accident(changed, job.folder, done=done, steps=steps_now)
         refuse_other_start(changed, job.folder)
+        if first:
+            require_inputs(job)
         # One rank of each machine checks the files that all its ranks will read.
         corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
         order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)
@@ -140,9 +169,11 @@ def _make_ready(run: Run, job: Job, *, first: bool, resume: bool = True) -> Job:
         now = resolved(run, job)
         changed = changes_since(job.folder, now) if done else {}
         if first:
-            prepare_start(job, corpus, say)
+            other = asked or any(key.startswith("data.validation") for key in changed)
+            prepare_start(job, corpus, say, other_held_out=other)
             refuse_in_vain(changed, job.folder, done=done, steps=train.steps)
-        for note in [*notes_of(job.plan, job.train), rate_note(changed, now, done)]:
+        rates = rate_note(changed, job.method.lr, steps=train.steps, done=done)
+        for note in [*notes_of(job.plan, job.train), rates]:
             if note:
                 say(f"note        {note}")
         if first and done < train.steps:  # what no step has used is not how the run was trained
@@ -187,10 +218,12 @@ def _say(sentence: str) -> None:
 def train_rank(seat: "Seat", job: Job) -> int:
     """Trains as a rank that this program has started; returns the rank's exit code."""
     from howdah.comm.rendezvous import choose
+    from howdah.host.devices import own_device
 
     lasting_output()
     with listen(last=True) as request:
-        transport = choose(seat.store, rank=seat.rank, size=seat.size)
+        device = own_device(job.device, seat.rank)
+        transport = choose(seat.store, rank=seat.rank, size=seat.size, device=device)
         request.patient = True  # training handles stop signals itself
         return _train(job, transport, local_rank=seat.rank)
 
@@ -199,11 +232,14 @@ def _train_launched(job: Job) -> int:
     """Trains as a rank that torchrun has started; returns the rank's exit code."""
     from howdah.comm.rendezvous import join
     from howdah.comm.transport import SingleRank
+    from howdah.host.devices import own_device
 
+    local_rank = number_in("LOCAL_RANK", least=0)
     with in_words(), listen() as request:
-        transport = join() if job.layout.world > 1 else SingleRank()
+        device = own_device(job.device, local_rank)
+        transport = join(device=device) if job.layout.world > 1 else SingleRank()
         request.patient = True  # training handles stop signals itself
-        return _train(job, transport, local_rank=number_in("LOCAL_RANK", least=0))
+        return _train(job, transport, local_rank=local_rank)
 
 
 def _train(job: Job, transport: "Transport", *, local_rank: int) -> int:
@@ -211,30 +247,3 @@ def _train(job: Job, transport: "Transport", *, local_rank: int) -> int:
 
     outcome = train_loop(job, transport, local_rank=local_rank)
     return 128 + outcome.signal if outcome.signal else 0
-
-
-def verify(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(help="updates to compare")] = 3,
-    dtype: Annotated[str, typer.Option(help="float64, float32 or bf16")] = "float64",
-    full: Annotated[bool, typer.Option(help="the run itself instead of its miniature")] = False,
-) -> None:
-    """Prove that a run's layout computes the gradients of one device; exit code 1 if not."""
-    ready_torch()
-    from howdah.comm.spawn import Workers
-    from howdah.verify.case import check_case, full_case, miniature
-    from howdah.verify.verify import report
-    from howdah.verify.verify import verify as prove
-
-    precision = check_case(dtype, steps=steps)
-    job = resolve_run(load_run(recipe, overrides or []), this_machine())
-    make_case = full_case if full else miniature
-    case = make_case(job, precision=precision, steps=steps)
-    with in_words(), Workers(case.layout.world) as workers:
-        verdict = prove(case, workers)
-    if case.layout != job.layout:
-        print(f"the miniature of {job.layout}:")
-    for line in report(verdict):
-        print(line)
-    sys.exit(0 if verdict.proved else 1)

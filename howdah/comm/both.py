@@ -5,8 +5,9 @@ everything else        host: the engine, or messages over TCP; also scalars, bar
                        comparison of ledgers, which must not wait for a GPU
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -135,13 +136,12 @@ class Both:
         self.host.close()
 
 
+def explain_losses_in(transport: Transport, folder: Path) -> None:
+    """Lets a wire of GPUs write the calls of this rank to `folder` when another one is lost."""
+    if isinstance(transport, Both) and transport.watcher is not None:
+        transport.watcher.folder = folder
+
+
 def _read(said: Tensor) -> Entry:
     calls, checksum = said[:16].clone().view(torch.int64).tolist()
     return Entry(calls, checksum, said[16:].numpy().tobytes().decode(errors="replace").strip())
-
-
-def compare_calls(transports: Sequence[Transport]) -> None:
-    """Compares the ledgers of those transports that have one. All ranks of each call together."""
-    for transport in transports:
-        if isinstance(transport, Both):
-            transport.compare()

@@ -38,7 +38,7 @@ from howdah.comm.counters import Counters
 from howdah.comm.handle import DONE, Handle
 from howdah.comm.reduction import check_reduction
 from howdah.comm.running import Runner, Sent
-from howdah.comm.staging import Stage, check_tensor
+from howdah.comm.staging import Narrowed, Stage, check_tensor
 from howdah.comm.transport import Transport, shares
 from howdah.plan.flat_buffers import share
 
@@ -72,18 +72,27 @@ class Group:
     # -- collectives
 
     def all_reduce(
-        self, x: Tensors, *, op: str = "sum", async_op: bool = False, after: Handle = DONE
+        self,
+        x: Tensors,
+        *,
+        op: str = "sum",
+        dtype: torch.dtype | None = None,
+        async_op: bool = False,
+        after: Handle = DONE,
     ) -> Handle:
         """Replaces `x` on all ranks by its sum (or mean, min, max, product) over the ranks.
 
+        dtype  what is sent, such as bfloat16 for float32 tensors: each rank's term and the result
+               are rounded to it; None: the tensors' own
         after  a handle to wait for, such as an operation of another group on the same tensors
         """
         wholes = _listed(x)
         for whole in wholes:
             check_tensor("all_reduce", whole, written=True)
-            check_reduction(whole.dtype, op)
+            check_reduction(dtype or whole.dtype, op)
 
         def work(stage: Stage) -> Sent:
+            stage = self._narrowed(stage, dtype, wholes)
             flats = [stage.take(whole) for whole in wholes]
             sent = self._together([partial(self._transport.all_reduce, f, op) for f in flats])
             first = sum([self._others(flat) for flat in flats])
@@ -99,19 +108,21 @@ class Group:
         x: Tensor | None = None,
         *,
         op: str = "sum",
+        dtype: torch.dtype | None = None,
         async_op: bool = False,
         after: Handle = DONE,
     ) -> Handle:
         """Writes this rank's share of the sum of `x` over the ranks to `out`.
 
         Without `x`, `out` is the full buffer: this rank's share of it becomes the sum, and the rest
-        is unchanged. `after` is that of `all_reduce`.
+        is unchanged. `dtype` and `after` are those of `all_reduce`.
         """
         outs, wholes = self._parts("reduce_scatter", out, x)
         for whole in wholes:
-            check_reduction(whole.dtype, op)
+            check_reduction(dtype or whole.dtype, op)
 
         def work(stage: Stage) -> Sent:
+            stage = self._narrowed(stage, dtype, wholes)
             flats = [stage.take(whole) for whole in wholes]
             cuts = [self._cut(*pair) for pair in zip(wholes, flats, strict=True)]
             parts = [flat.split(cut)[self.rank] for flat, cut in zip(flats, cuts, strict=True)]
@@ -131,18 +142,19 @@ class Group:
         out: Tensors,
         x: Tensor | None = None,
         *,
+        dtype: torch.dtype | None = None,
         async_op: bool = False,
         after: Handle = DONE,
     ) -> Handle:
         """Writes the `x` of all ranks, in rank order, to `out`; each `x` is its rank's share.
 
-        Without `x`, each rank sends its own share of `out` to all ranks. `after` is that of
-        `all_reduce`.
+        Without `x`, each rank sends its own share of `out` to all ranks. `dtype` and `after` are
+        those of `all_reduce`.
         """
         parts, wholes = self._parts("all_gather", out, x)
 
         def work(stage: Stage) -> Sent:
-            in_place = x is None
+            in_place, stage = x is None, self._narrowed(stage, dtype, wholes)
             flats = [stage.take(w, self._own_rows(w) if in_place else NONE) for w in wholes]
             cuts = [self._cut(*pair) for pair in zip(wholes, flats, strict=True)]
             owns = [flat.split(cut)[self.rank] for flat, cut in zip(flats, cuts, strict=True)]
@@ -267,6 +279,12 @@ class Group:
 
         self._run("barrier", work)
 
+    def compare_calls(self) -> None:
+        """Compares the calls of all ranks so far, where the transport has not done so at each call.
+        All ranks call together. Raises Disagreement.
+        """
+        self._transport.compare()
+
     def check(self) -> None:
         """Raises PeerLost if a rank was found to be lost while the host waited for its GPU."""
         self._transport.check()
@@ -280,6 +298,13 @@ class Group:
     def close(self) -> None:
         """Ends the progress thread after it has finished all started operations."""
         self._run.close()
+
+    def _narrowed(self, stage: Stage, dtype: torch.dtype | None, wholes: Sequence[Tensor]) -> Stage:
+        """The stage, or one that sends `dtype`."""
+        if dtype is None or all(whole.dtype == dtype for whole in wholes):
+            return stage
+        lane = self._transport.lane_of(wholes[0])
+        return Narrowed(stage, dtype, lane.keep if lane else lambda made: None)
 
     def _together(self, calls: list[Callable[[], int]]) -> int:
         """Runs the calls, several of them started together; returns the bytes that they sent."""

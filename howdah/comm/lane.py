@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from howdah.base.stopwatch import Clock
+from howdah.base.stopwatch import HOST, Clock
 from howdah.comm.handle import DONE, Handle, Note
 
 
@@ -88,6 +88,11 @@ class StreamClock:
         return float(began.elapsed_time(ended)) / 1000
 
 
+def clock_of(device: torch.device) -> Clock:
+    """The clock of what `device` computes."""
+    return HOST if device.type == "cpu" else StreamClock(CudaStreams(device))
+
+
 class Landing:
     """The handle of an operation on a lane.
 
@@ -117,7 +122,7 @@ class Landing:
         self._held += tensors
 
     def then(self, note: Note) -> None:
-        """Calls `note` at once: the mark of the end is an event that lies ahead."""
+        """Calls `note` at once: the mark of the end is an event that the GPU has still to reach."""
         note(self.ended)
 
     def done(self) -> bool:

@@ -80,6 +80,7 @@ class Native:
         self.agree: Callable[[], None] = lambda: None
         self._checks = Checks(self.rank, self.size)
         self._together: list[Any] | None = None
+        self._later: list[Callable[[], Any]] = []  # what follows the operations of the open group
         self._closed = False
 
     def lane_of(self, x: Tensor) -> Lane | None:
@@ -118,7 +119,7 @@ class Native:
         with self.group():
             for root, piece in enumerate(pieces):
                 self._reduce(piece, root, op)
-        out.copy_(pieces[self.rank])
+        self._then(partial(out.copy_, pieces[self.rank]))
 
     def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
         check_reduction(x.dtype, op)
@@ -142,7 +143,7 @@ class Native:
 
     def _divide(self, x: Tensor, op: str) -> None:
         if op == "mean":
-            x.div_(self.size)
+            self._then(partial(x.div_, self.size))
 
     # -- moves
 
@@ -235,8 +236,11 @@ class Native:
             yield Nothing()
         finally:
             together, self._together = self._together, None
+            later, self._later = self._later, []
         for start in range(0, len(together), MOST_TOGETHER):
             self._launch(together[start : start + MOST_TOGETHER])
+        for work in later:
+            work()
 
     # -- how they run
 
@@ -262,6 +266,13 @@ class Native:
             self._finish(run)
         else:
             self._together.append(run)
+
+    def _then(self, work: Callable[[], Any]) -> None:
+        """Does `work` behind the operations so far: now, or behind those of the open group."""
+        if self._together is None:
+            work()
+        else:
+            self._later.append(work)
 
     def _launch(self, runs: Sequence[Callable[[], Any]]) -> None:
         if len(runs) > 1 and self._backend.supports_coalescing and self.lane is not None:
@@ -300,6 +311,9 @@ class Native:
         """Raises PeerLost if the wire was aborted."""
         if self.lost:
             raise PeerLost(f"{self.lost}; this rank called {self.ledger.last}")
+
+    def compare(self) -> None:
+        """Does nothing: it carries no words; the wire of the host compares (`both.py`)."""
 
     def error(self) -> str:
         """The error that the backend has found by itself; empty if none, or if it looks for none.

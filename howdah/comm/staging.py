@@ -10,6 +10,7 @@ memory. Tensors of dtypes that cannot be reduced can still be moved: they are pa
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,10 @@ class Stage(Protocol):
         """Writes `taken`, the result of `take(x)`, back to `x`. The operation has written `rows` of
         it, or all.
         """
+        ...
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """A block whose work on tensors is in order with `take` and `give`."""
         ...
 
 
@@ -82,6 +87,10 @@ class Direct:
             x.detach().copy_(taken.view(x.dtype).view(x.shape))
         else:
             torch.autograd.graph.increment_version(x)
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """A block on the current stream."""
+        return nullcontext()
 
 
 DIRECT = Direct()
@@ -132,12 +141,50 @@ class Pinned:
             DIRECT.give(x, flat)
             self._stream.synchronize()
 
+    def aside(self) -> AbstractContextManager[Any]:
+        """A block on the stream of the copies."""
+        return self._streams.inside(self._stream)
+
     def _lend(self, flat: Tensor) -> Tensor:
         start = -(-self._used // ALIGN) * ALIGN
         if start + flat.nbytes > self._room.numel():  # what was lent before keeps its memory
             self._room, start = self._allocate(2 * (start + flat.nbytes)), 0
         self._used = start + flat.nbytes
         return self._room[start : self._used].view(flat.dtype)
+
+
+class Narrowed:
+    """A stage that sends tensors as another, narrower dtype.
+
+    keep  called with the narrow copies, which an operation on a lane uses after this returns
+    """
+
+    def __init__(
+        self, stage: Stage, dtype: torch.dtype, keep: Callable[[list[Tensor]], None]
+    ) -> None:
+        self._stage, self._dtype, self._keep = stage, dtype, keep
+
+    def take(self, x: Tensor, rows: Rows | None = None) -> Tensor:
+        """A narrow copy of x."""
+        with self._stage.aside():
+            narrow = x.detach().to(self._dtype)
+        self._keep([narrow])
+        return self._stage.take(narrow, rows)
+
+    def give(self, x: Tensor, taken: Tensor, rows: Sequence[Rows] | None = None) -> None:
+        """Widens `rows` of what was taken into x."""
+        with self._stage.aside():
+            narrow = torch.empty_like(x, dtype=self._dtype)
+        self._keep([narrow])
+        self._stage.give(narrow, taken, rows)
+        with self._stage.aside():
+            for start, stop in [(0, len(x))] if rows is None else rows:
+                x.detach()[start:stop].copy_(narrow[start:stop])
+        torch.autograd.graph.increment_version(x)
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """A block of the stage beneath."""
+        return self._stage.aside()
 
 
 def pinned(nbytes: int) -> Tensor:

@@ -137,6 +137,12 @@ class Transport(Protocol):
         """Raises PeerLost if a rank was found to be lost; for a host that has waited for a GPU."""
         ...
 
+    def compare(self) -> None:
+        """Compares the calls of all ranks so far, if they were not compared one by one. All ranks
+        call together. Raises Disagreement.
+        """
+        ...
+
     def group(self) -> AbstractContextManager[Batch]:
         """The operations called inside may run together; they are done when the block ends.
 
@@ -170,6 +176,9 @@ class OneLink:
 
     def check(self) -> None:
         """Does nothing: each wait raises its own error."""
+
+    def compare(self) -> None:
+        """Does nothing: records of each call were compared."""
 
 
 def shares(length: int, size: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Drafts: a plan from a model and a few options, for `howdah plan` and `howdah draw`.
 
-A model is a preset, a recipe, or a config.json of Hugging Face. A preset and a config.json become a
-recipe that says nothing else, so that one way leads from all three to a plan:
+A model is a recipe, a preset, or a config.json of Hugging Face (`shipped.py` says which a name is).
+A preset and a config.json become a recipe that says nothing else, so that one way leads from all
+three to a plan:
 
     recipe of the model  <-  KEY=VALUE of the command  <-  its options (--layout, --sequence ...)
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from howdah.base.errors import UserError, several
 from howdah.base.files import kind_of
 from howdah.config.recipe import Run, Table, apply_override, load_run, parse_run, plan_of
-from howdah.config.shipped import recipe_names
+from howdah.config.shipped import CONFIG, PRESET, is_here, is_recipe
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
@@ -63,6 +64,7 @@ class Drafted:
     """A model with its name, and its plan; None if there is neither a layout nor a cluster.
 
     notes  what a config.json says that a plan does not depend on
+    tuned  whether the model starts from weights that were trained before
     """
 
     name: str
@@ -70,12 +72,13 @@ class Drafted:
     sequence: int
     plan: Plan | None
     notes: tuple[str, ...] = ()
+    tuned: bool = False
 
 
 def draft(
     model: str | Run, wanted: Draft, *, devices: int | None, cluster: str = "NAME"
 ) -> Drafted:
-    """The plan of `model` (a preset, recipe, config.json, or a Run) on `devices` devices.
+    """The plan of `model` (a recipe, preset, config.json, or a Run) on `devices` devices.
 
     cluster  for error messages: the name of the cluster that has them
 
@@ -92,11 +95,7 @@ def _drafted(
     model: str | Run, changes: Mapping[str, str], devices: int | None, cluster: str
 ) -> Drafted:
     notes: tuple[str, ...] = ()
-    if isinstance(model, str) and (
-        model.endswith(".toml")
-        or kind_of(Path(model) / "run.toml") == "file"
-        or (model in recipe_names() and model not in PRESETS)
-    ):
+    if isinstance(model, str) and is_recipe(model):
         model = load_run(Path(model), [*changes.values()])
     if isinstance(model, Run):
         run, name, planned = model, model.name, True
@@ -106,7 +105,9 @@ def _drafted(
     if not planned:
         _check_alone(run, changes)
     plan = _plan(run, devices, cluster) if planned else None
-    return Drafted(name, run.model, run.data.sequence_length, plan, notes)
+    name = changes.get(PRESET[:-1], name).removeprefix(PRESET).strip("'\"")
+    tuned = run.init_from is not None
+    return Drafted(name, run.model, run.data.sequence_length, plan, notes, tuned)
 
 
 def _plan(run: Run, devices: int | None, cluster: str) -> Plan:
@@ -126,9 +127,10 @@ def _plan(run: Run, devices: int | None, cluster: str) -> Plan:
 
 def _table_of(model: str) -> tuple[str, Table, tuple[str, ...]]:
     """The name of a preset or config.json, a recipe of it, and notes."""
-    path = Path(model)
-    if path.suffix != ".json" and kind_of(path) != "folder":
-        return model, {"model": {"preset": model}}, ()
+    name, path = model.removeprefix(PRESET), Path(model)
+    unread = not is_here(path, CONFIG) and (name in PRESETS or kind_of(path) != "folder")
+    if unread and path.suffix != ".json":
+        return name, {"model": {"preset": name}}, ()
     from howdah.shapes.huggingface import sizes_of
 
     shape, notes = sizes_of(path)
@@ -141,7 +143,7 @@ def _filled(table: Table, changes: Mapping[str, str]) -> Run:
     table = {"name": "plan", "layout": "dp*", "method": {"precision": "bf16"}, **table}
     for change in changes.values():
         apply_override(table, change)
-    run = parse_run(table)
+    run = parse_run(table, whole=False)
     batch, layout = run.batch, parse_layout(run.layout)
     if batch.micro_batch is None and (batch.global_batch is None or layout.micros is None):
         run = replace(run, batch=replace(batch, micro_batch=1))
@@ -172,7 +174,7 @@ def _changes(wanted: Draft) -> dict[str, str]:
     """
     changes = {change.partition("=")[0]: change for change in wanted.keys}
     for name in changes:
-        if _among(name, IGNORED):
+        if not is_planned(name):
             way = "give --tokens" if name == "train.tokens" else "leave it out"
             raise UserError(f"{name} is no part of a plan; {way}")
     for field, key in OPTIONS.items():
@@ -183,6 +185,11 @@ def _changes(wanted: Draft) -> dict[str, str]:
             raise UserError(f"{_option(field)} is {value} and {key} is {said}; give one of the two")
         changes[key] = f"{key}={json.dumps(value, ensure_ascii=False)}"
     return changes
+
+
+def is_planned(key: str) -> bool:
+    """Whether a plan may depend on a key of a recipe."""
+    return not _among(key, IGNORED)
 
 
 def _among(name: str, keys: Sequence[str]) -> bool:

@@ -13,17 +13,20 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import UserError, named, several, shown
-from howdah.config.recipe import Run, load_run
-from howdah.optim.learning_rate import learning_rate
+from howdah.base.errors import LONGEST, UserError, named, several
+from howdah.config.recipe import Run, load_run, plain
+from howdah.text.sources import Source
 
 HISTORY = "history.jsonl"
+
+FEW = 3  # items of a list that a sentence shows
+USUAL = {"field": Source.field, "weight": Source.weight}  # of a text that is a path alone
 
 Changes = dict[str, tuple[Any, Any]]  # by dotted key: the value before, and now
 
@@ -32,6 +35,7 @@ FREE = {  # keys that change no result, but how and where a run is computed, and
     *("batch.micro_batch", "train.prompt", "train.export", "train.keep_last"),
     *("train.steps", "train.tokens", "train.epochs"),
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
+    "train.profile",
 }
 
 
@@ -60,18 +64,55 @@ def changes_since(folder: Path, now: Run) -> Changes:
         return {}
 
 
-def refuse_accident(found: Changes, folder: Path) -> None:
-    """Raises UserError if settings that change the result are among the changes."""
+def refuse_accident(found: Changes, folder: Path, *, done: int, steps: int) -> None:
+    """Raises UserError if settings that change the result are among the changes.
+
+    done   steps that the run has done
+    steps  those that it has now; 0: not known yet
+    """
     told = [
-        f"{key} was {shown(_plain(old))} and is {shown(_plain(new))}"
-        for key, (old, new) in found.items()
+        "{} was {} and is {}".format(key, *map(spelled, _unshared(*both)))
+        for key, both in found.items()
         if key not in FREE
     ]
     if told:
+        way = "go on with it by --resume"
+        if 0 < steps < done:
+            told.append(f"train.steps is {steps:,}, and {done:,} are done")
+            way = f"go on with it by --resume train.steps={done} or more"
         raise UserError(
-            f"{folder} has a run with other settings: {several(told)}; go on with it by --resume, "
-            "or start another run with folder=PATH"
+            f"{folder} has a run with other settings: {several(told)}; {way}, or start another run "
+            "with folder=PATH"
         )
+
+
+def _unshared(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two values without the items that both have, where they are long lists."""
+    if not (isinstance(old, tuple) and isinstance(new, tuple) and max(len(old), len(new)) > FEW):
+        return old, new
+    was, now = ([one for one in a if one not in b] for a, b in ((old, new), (new, old)))
+    return ([..., *was], [..., *now]) if was or now else (old, new)
+
+
+def spelled(value: Any) -> str:
+    """A value as a recipe may spell it, in its short form, and cut where it is long.
+
+    >>> spelled(({"path": "a.csv", "field": "text", "weight": 1.0}, {"path": "b", "weight": 2}))
+    '["a.csv", {path = "b", weight = 2}]'
+    """
+    if value is None or value is ...:
+        return "not given" if value is None else "..."
+    if isinstance(value, list | tuple):
+        items = [spelled(one) for one in [*value[: FEW + 1], *[...] * (len(value) > FEW + 1)]]
+        return f"[{', '.join(items)}]"
+    if isinstance(value, dict):
+        given = {name: one for name, one in value.items() if USUAL.get(name) != one}
+        rest = ", ".join(f"{name} = {spelled(one)}" for name, one in given.items())
+        return spelled(value["path"]) if [*given] == ["path"] else f"{{{rest}}}"
+    if isinstance(value, str | Path):
+        text = str(value) if len(str(value)) <= LONGEST else f"...{str(value)[3 - LONGEST :]}"
+        return json.dumps(text, ensure_ascii=not text.isprintable())
+    return str(value).lower()
 
 
 def refuse_other_start(found: Changes, folder: Path) -> None:
@@ -83,27 +124,6 @@ def refuse_other_start(found: Changes, folder: Path) -> None:
             f"init_from is {named(new)}, but {folder} has begun from {begun}; start another run "
             "with folder=PATH"
         )
-
-
-def rate_note(found: Changes, now: Run, step: int) -> str:
-    """What changed settings do to the learning rate at `step`; empty if nothing."""
-    start, steps = "method.lr.", found.get("train.steps", (now.train.steps, 0))[0]
-    before = {k.removeprefix(start): old for k, (old, _) in found.items() if k.startswith(start)}
-    if not step or not (before or "train.steps" in found):
-        return ""
-    was = learning_rate(replace(now.method.lr, **before), step=step, steps=max(steps, step + 1))
-    new = learning_rate(now.method.lr, step=step, steps=max(now.train.steps, step + 1))
-    if abs(new - was) <= 0.01 * was:
-        return ""
-    both = f"{now.train.steps:,} steps now, instead of {steps:,}"
-    spans = f"the learning rate's schedule spans {both}"
-    keep = (
-        f"; to keep that, add method.lr.schedule=constant method.lr.peak={was:.3g} "
-        "method.lr.warmup_steps=0"
-    )
-    if before:  # which is what was asked for
-        spans, keep = "the learning rate has changed", ""
-    return f"{spans}: step {step + 1:,} has {new:.3g} where it had {was:.3g}{keep}"
 
 
 def refuse_in_vain(found: Changes, folder: Path, *, done: int, steps: int) -> None:
@@ -121,7 +141,7 @@ def remember(folder: Path, step: int, found: Changes) -> None:
     line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "step": step,
-        "changed": {key: [_plain(old), _plain(new)] for key, (old, new) in found.items()},
+        "changed": {key: plain(both) for key, both in found.items()},
         "command": sys.argv,
         "host": platform.node(),
         "versions": {name: version(name) for name in ("howdah", "torch")}
@@ -132,7 +152,3 @@ def remember(folder: Path, step: int, found: Changes) -> None:
             file.write(json.dumps(line) + "\n")
     except OSError:
         return
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value

@@ -22,13 +22,13 @@ from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
 from howdah.base.tables import out_of_bounds, read_table
-from howdah.config.shipped import found, meant
-from howdah.config.texts import absolute, check_tokenizer, text_of, with_texts
-from howdah.plan.batch import Batch
+from howdah.config.shipped import PRESET, RUN, found, meant
+from howdah.config.texts import absolute, with_texts
+from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.method import Method
-from howdah.plan.plan import Plan, make_plan
+from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.text import read_schedule
 from howdah.plan.support import unsupported
@@ -37,8 +37,9 @@ from howdah.shapes.presets import preset
 from howdah.shapes.shape import RENAMED as RENAMED_SIZES
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data, check_sources
+from howdah.train.inputs import lacking_tokenizer, text_of
 from howdah.train.job import Job, Training
-from howdah.train.length import LENGTHS, in_steps, read_length
+from howdah.train.length import LENGTHS, in_steps, is_length, read_length
 
 Table = dict[str, Any]
 
@@ -58,7 +59,6 @@ RENAMED = {  # keys of older recipes, and their names now
     "method.optimizer.clip": "method.grad_clip",
 }
 SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
-PRESET = "model.preset="
 UNITS = ("train.tokens", "train.epochs")
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
@@ -97,6 +97,14 @@ class Run:
     train: Training = field(default_factory=Training)
 
 
+class WrongRun(UserError):
+    """Everything that is wrong with a run, in one sentence; `run` is what can be read of it."""
+
+    def __init__(self, problems: Sequence[str], run: Run) -> None:
+        self.problems, self.run = [*dict.fromkeys(problems)], run
+        super().__init__(several(self.problems))
+
+
 @dataclass(frozen=True)
 class Machine:
     """What `resolve_run` must know of the machine on which a run starts.
@@ -106,6 +114,7 @@ class Machine:
     cores        number of cores that this process may use
     cuda         number of CUDA devices
     cache        the folder for tokenised text
+    no_cuda      why there are none, and what to do, where more is known than that
     """
 
     world: int | None
@@ -113,6 +122,7 @@ class Machine:
     cores: int
     cuda: int
     cache: Path
+    no_cuda: str = ""
 
 
 # -- reading ---------------------------------------------------------------------
@@ -126,7 +136,7 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     """
     recipe = found(recipe)
     in_folder = kind_of(recipe) == "folder"
-    path = recipe / "run.toml" if in_folder else recipe
+    path = recipe / RUN if in_folder else recipe
     try:
         table = parse_toml(read_text(path, LARGEST_TOML))
     except OSError as error:
@@ -138,37 +148,44 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
     table.setdefault("name", path.stem)
     if in_folder:
         table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
+    if isinstance(train := table.get("train"), dict) and any(map(is_length, overrides)):
+        table["train"] = {key: train[key] for key in train if key not in LENGTHS}
     for override in sorted(overrides, key=lambda one: not one.startswith(PRESET)):
         table = with_texts(table)
         apply_override(table, override)
     return parse_run(table)
 
 
-def parse_run(table: Table) -> Run:
-    """A Run from nested tables. Raises UserError with every key and value that cannot be read, and
+def parse_run(table: Table, *, whole: bool = True) -> Run:
+    """A Run from nested tables. Raises WrongRun with every key and value that cannot be read, and
     every value that can be read but is wrong by itself.
+
+    whole  whether the table is a recipe, and not a model whose layout and batch are still open
     """
     table, problems = _filled(table)
     read = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
     if problems := [*problems, *read.problems]:
         rest = {**table, "name": "run", "model": preset("laptop")}
         partly = read.value or read_table(Run, rest).value
-        raise UserError(several([*dict.fromkeys([*problems, *_further(partly, table)])]))
+        raise WrongRun([*problems, *_further(partly, table, whole=whole)], partly)
     run: Run = read.value
     return run
 
 
-def _further(partly: Run, table: Table) -> Iterator[str]:
+def _further(partly: Run, table: Table, *, whole: bool) -> Iterator[str]:
     """The problems of what could be read of a recipe. How model, layout and batch fit together is
-    looked at only where nothing in their tables is wrong: a default is not what was meant.
+    looked at only where nothing in their tables is wrong, for a default is not what was meant, and
+    where the layout says how many ranks there are.
     """
     fitted = {"model": ModelShape, "batch": Batch, "data": Data}
     tables = [(kind, table.get(name, {})) for name, kind in fitted.items()]
-    if all(isinstance(part, dict) and not read_table(kind, part).problems for kind, part in tables):
-        yield from problems_of(partly, None)
-        return
+    sound = all(
+        isinstance(one, dict) and not read_table(kind, one).problems for kind, one in tables
+    )
     try:
-        parse_layout(partly.layout)
+        if parse_layout(partly.layout).dp and sound and whole:
+            yield from problems_of(partly, None)
+            return
     except UserError as problem:
         yield str(problem)
     yield from _check_each(partly)
@@ -190,8 +207,6 @@ def apply_override(table: Table, override: str) -> None:
             raise UserError(f"{named(name)}: {named(part)} is a single value, not a table")
     if f"{name}=" == PRESET and isinstance(table.get("model"), dict):
         owners[0].clear()
-    for other in LENGTHS if path == ["train"] and last in LENGTHS else ():
-        owners[0].pop(other, None)  # the length that the recipe gives, in whichever unit
     try:
         read = parse_toml(f"value = {text}")
     except ValueError:
@@ -251,7 +266,7 @@ def save_run(run: Run, path: Path) -> None:
 
     A file that has this content already is not written. Raises UserError if writing fails.
     """
-    text = tomli_w.dumps(_plain(asdict(run)))
+    text = tomli_w.dumps(plain(asdict(run)))
     try:
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
@@ -262,12 +277,12 @@ def save_run(run: Run, path: Path) -> None:
         ) from error
 
 
-def _plain(value: Any) -> Any:
-    """`value` in the types that TOML has; fields that are None (open) are left out."""
+def plain(value: Any) -> Any:
+    """`value` in the types of TOML and JSON; fields that are None (open) are left out."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items() if item is not None}
+        return {name: plain(item) for name, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -284,6 +299,11 @@ def check_run(run: Run, layout: Layout) -> list[str]:
             exported_as(run.model)
         except UserError as problem:
             here = [f"train.export is true, but {problem}; use train.export=false"]
+    if run.train.profile and not fit:
+        try:
+            in_steps(run.train, resolve_batch(run.batch, layout)[0], sequence)
+        except UserError as problem:
+            here = [*here, str(problem)]
     return [*dict.fromkeys([*fit, *_check_each(run), *here])]
 
 
@@ -311,21 +331,30 @@ def _check_each(run: Run) -> Iterator[str]:
         yield "layout is empty; write single for one process"
     if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
         yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
-    yield from check_tokenizer(run.data, run.init_from)
+    yield from lacking_tokenizer(run.data, run.init_from)
 
 
-def resolve_run(run: Run, machine: Machine) -> Job:
-    """The Job of `run` on `machine`. Raises UserError with every problem, a sentence each."""
-    problems = problems_of(run, machine.world)
+def lacks_of(machine: Machine, run: Run) -> Iterator[str]:
+    """Yields a sentence for each setting of `run` that `machine` cannot serve."""
     if run.device == "cuda" and not machine.cuda:
-        problems.append("device is cuda, but torch sees no CUDA device here; use device=cpu")
+        why = machine.no_cuda or "torch sees no CUDA device here; use device=cpu"
+        yield f"device is cuda, but {why}"
     if run.threads > MOST_THREADS * machine.cores:
-        problems.append(
+        yield (
             f"threads is {run.threads}, over {MOST_THREADS} for each core of this machine "
             f"({machine.cores}): they would wait for each other; threads=0 shares the cores out"
         )
-    if problems:
-        raise UserError(several(problems))
+
+
+def folder_of(run: Run) -> Path:
+    """The run folder; relative to the folder in which the command runs."""
+    return run.folder or Path("runs") / run.name
+
+
+def resolve_run(run: Run, machine: Machine) -> Job:
+    """The Job of `run` on `machine`. Raises WrongRun with every problem, a sentence each."""
+    if problems := [*problems_of(run, machine.world), *lacks_of(machine, run)]:
+        raise WrongRun(problems, run)
     layout = resolve(parse_layout(run.layout), machine.world)
     local = machine.local_world or layout.world
     if local > MOST_HERE:
@@ -334,10 +363,10 @@ def resolve_run(run: Run, machine: Machine) -> Job:
             f"several, or use at most {MOST_HERE}"
         )
     on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
-    plan = plan_of(run, layout)
+    plan = for_gpus(plan_of(run, layout)) if on_cuda else plan_of(run, layout)
     return Job(
         name=run.name,
-        folder=(run.folder or Path("runs") / run.name).absolute(),
+        folder=folder_of(run).absolute(),
         cache=machine.cache,
         plan=plan,
         data=text_of(run.data, run.init_from),

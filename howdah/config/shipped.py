@@ -1,8 +1,11 @@
-"""The recipes that ship with howdah: files in `recipes/`, found by their names from any folder.
+"""The recipes that ship with howdah, and what a name on the command line means.
 
-    howdah train laptop        a file or folder `laptop` that is here, else the shipped recipe
+A shipped recipe is a file in `recipes/`, found by its name from any folder. It opens with two lines
+of comment: for whom it is, and what it takes. All commands look a name up in one order:
 
-Each opens with two lines of comment: for whom it is, and what it takes.
+    1. what is here: a file, a folder with a run.toml (a model's: with a config.json)
+    2. a recipe that ships
+    3. a preset, where the command takes models: `plan` and `draw`
 """
 
 from pathlib import Path
@@ -12,6 +15,8 @@ from howdah.base.files import kind_of
 from howdah.shapes.presets import PRESETS
 
 FOLDER = Path(__file__).parent / "recipes"
+RUN, CONFIG = "run.toml", "config.json"
+PRESET = "model.preset="  # begins the name of a model that may be nothing else
 
 
 def recipe_names() -> list[str]:
@@ -19,11 +24,42 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def is_here(path: Path, *held: str) -> bool:
+    """Whether `path` is a file, or a folder that holds a run or one of the files `held`."""
+    if (kind := kind_of(path)) != "folder":
+        return kind == "file" or kind.startswith("is a pipe")
+    return any(kind_of(path / name) == "file" for name in (RUN, *held))
+
+
 def found(recipe: Path) -> Path:
-    """The path of a recipe: as it is where something is there, else of the shipped recipe."""
-    if str(recipe) not in recipe_names() or kind_of(recipe) != "does not exist":
+    """The path of a recipe: as it is where a recipe or a run is there, else of the shipped one."""
+    if str(recipe) not in recipe_names() or is_here(recipe):
         return recipe
     return FOLDER / f"{recipe}.toml"
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name that may be a model's means a recipe or a run folder."""
+    path = Path(name)
+    if not is_here(path, CONFIG):
+        return path.suffix == ".toml" or name in recipe_names()
+    return path.suffix != ".json" and is_here(path)
+
+
+def which(name: str, *, models: bool = False) -> str:
+    """Which of several things a name means, and how to say the others; empty if it is one thing.
+
+    models  whether the command takes models too
+    """
+    here = is_here(Path(name), *(CONFIG,) * models)
+    ships = name in recipe_names()
+    others = [f"the model alone is {PRESET}{name}"] * (models and name in PRESETS)
+    if here and ships:
+        others.append(f"`howdah recipes {name}` prints the recipe that ships")
+    if not (here or ships) or not others:
+        return ""
+    place = "what this folder has under that name" if here else "the recipe that ships"
+    return "; ".join([f"{name} is {place}", *others])
 
 
 def meant(recipe: Path) -> str:

@@ -1,11 +1,9 @@
-"""The [data] table of a recipe: its short forms, its paths, and whose tokenizer is used."""
+"""The [data] table of a recipe: its short forms and its paths."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import named
 from howdah.base.files import kind_of
 from howdah.text.sources import STDLIB, Data
 
@@ -22,26 +20,6 @@ def with_texts(table: dict[str, Any]) -> dict[str, Any]:
         found = data[key] if isinstance(data[key], list) else [data[key]]
         data[key] = [{"path": one} if isinstance(one, str) else one for one in found]
     return {**table, "data": data}
-
-
-def text_of(data: Data, weights: Path | None) -> Data:
-    """The text of a run that starts from the folder `weights`: without a tokenizer of its own, with
-    that of the folder.
-    """
-    if weights is None or data.tokenizer is not None or kind_of(weights) != "folder":
-        return data
-    return replace(data, tokenizer=str(weights.absolute()))
-
-
-def check_tokenizer(data: Data, weights: Path | None) -> Iterator[str]:
-    """Yields a sentence if a run starts from a folder of weights without a tokenizer."""
-    if weights is None or data.tokenizer is not None or kind_of(weights) != "folder":
-        return
-    if kind_of(weights / "tokenizer.json") != "file":
-        yield (
-            f"init_from: {named(weights)} has no tokenizer.json, and with other tokens than the "
-            "model's its embedding is useless; name the model's tokenizer in data.tokenizer"
-        )
 
 
 def absolute(data: Data) -> Data:

@@ -118,6 +118,8 @@ def _traffic(prediction: Prediction, *, why: bool) -> list[str]:
     shown = sorted(large(rows, why=why).items(), key=lambda item: -item[1])
     cells = [(row.axis, row.operation, row.link, size_of(count)) for row, count in shown]
     lines = [f"  {line}" for line in columns(cells, "<<<<")]
+    if why and prediction.padding:
+        lines.append(f"  of it {size_of(prediction.padding)} of padding, which makes shares equal")
     return [f"traffic {size_of(sum(rows.values()))} sent by a rank in a step", *lines]
 
 
@@ -218,6 +220,7 @@ def prediction_data(prediction: Prediction, notes: Sequence[str] = ()) -> dict[s
             {**_by_component(held, "@"), "peak": peak(held)} for held in prediction.memory
         ],
         "traffic_bytes": _axes(prediction),
+        "padding_bytes": prediction.padding,
         "traffic": [
             [{**row._asdict(), "bytes": count} for row, count in sent.items()]
             for sent in prediction.traffic

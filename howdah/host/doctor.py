@@ -12,29 +12,18 @@ import platform
 import resource
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from howdah.host import facts as machine
+from howdah.host.card_findings import judge_cards, read_cards
 from howdah.host.facts import Interface
-from howdah.host.peak import Facts, Measured, data_sheet, facts_of, kept
+from howdah.host.finding import GIB, Finding, in_words
+from howdah.host.peak import PRECISIONS, Facts, Measured, data_sheet, facts_of, kept
 
-MIB, GIB = 2**20, 2**30
 UNKNOWN = "not known on this system"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check.
-
-    lack  what is missing, what that means for a run and what to do; None if nothing is missing
-    """
-
-    name: str
-    value: str
-    lack: str | None = None
 
 
 def doctor(cache: Path | None) -> list[Finding]:
@@ -43,7 +32,6 @@ def doctor(cache: Path | None) -> list[Finding]:
     cache  the folder for tokens and measured peaks; None if it is not known
     """
     allowed, quota = machine.allowed_cores(), machine.core_quota()
-    cuda = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     findings = [
         Finding("python", f"{platform.python_version()} on {platform.system()}"),
         judge_cores(os.cpu_count() or allowed, allowed, quota),
@@ -51,11 +39,7 @@ def doctor(cache: Path | None) -> list[Finding]:
         judge_compiler({name: shutil.which(name) for name in ("cc", "gcc", "clang")}),
         judge_torch(torch.__version__, torch.get_num_threads(), min(allowed, quota or allowed)),
         judge_bf16(_capabilities(), torch.backends.cpu.get_cpu_capability()),
-        judge_devices(
-            [(device.name, device.total_memory) for device in cuda],
-            torch.version.cuda,
-            present=Path("/dev/nvidia0").exists(),
-        ),
+        *judge_cards(read_cards()),
         judge_network(machine.interfaces(), machine.gloo_address()),
         judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
@@ -163,27 +147,6 @@ def judge_bf16(capabilities: Mapping[str, object] | None, vectors: str) -> Findi
     return Finding("cpu", f"{vectors}, no bf16", lack)
 
 
-def judge_devices(
-    devices: list[tuple[str, int]], built_for: str | None, *, present: bool
-) -> Finding:
-    """The finding on accelerators.
-
-    devices    names and bytes of memory of the devices that torch can use
-    built_for  the CUDA version that torch was built for; None: built without CUDA
-    present    the system has an NVIDIA device, usable by torch or not
-    """
-    if devices:
-        names = (f"{name} {in_words(size)}" for name, size in devices)
-        return Finding("devices", f"{len(devices)}: {', '.join(names)}")
-    if not present:
-        return Finding("devices", "none; runs train on the CPU")
-    if built_for is None:
-        lack = "there is an NVIDIA device, but this torch was built without CUDA"
-        return Finding("devices", "none usable", f"{lack}: install a build with CUDA to use it")
-    lack = f"there is an NVIDIA device, but torch, built for CUDA {built_for}, cannot open it"
-    return Finding("devices", "none usable", f"{lack}: check the driver's version and access")
-
-
 def judge_network(interfaces: Iterable[Interface] | None, gloo: str) -> Finding:
     """The finding on network interfaces.
 
@@ -222,8 +185,10 @@ def judge_open_files(soft: int, hard: int) -> Finding:
 def judge_peaks(here: Facts, found: Sequence[Measured]) -> Finding:
     """The finding on the flop/s that `mfu` divides by: `found` was measured on `here`, and kept."""
     rows = [f"{one.flops / 1e9:,.0f} {_spell(one.facts)}" for one in found]
-    if sheet := data_sheet(replace(here, precision="bfloat16")):
-        rows.append(f"{sheet.flops / 1e9:,.0f} bfloat16 (data sheet)")
+    kinds = [str(dtype).removeprefix("torch.") for dtype in PRECISIONS]
+    sheets = {kind: data_sheet(replace(here, precision=kind)) for kind in kinds}
+    known = [f"{one.flops / 1e9:,.0f} {kind}" for kind, one in sheets.items() if one]
+    rows += [f"{', '.join(known)} (data sheet)"] if known else []
     if not rows:
         return Finding("peak", "not measured yet; a run does it, or howdah doctor --measure")
     value = f"Gflop/s: {', '.join(rows)}"
@@ -252,11 +217,6 @@ def judge_disk(folder: Path, free: int, *, writable: bool) -> Finding:
         lack = f"only {in_words(free)}: with Adam a checkpoint takes 12 bytes a parameter"
         return Finding("disk", value, f"{lack}; free some, or give another folder")
     return Finding("disk", value)
-
-
-def in_words(size: int) -> str:
-    """A number of bytes as text, such as 23.5 GiB or 64.0 MiB."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
 def parse_version(text: str) -> tuple[int, ...]:

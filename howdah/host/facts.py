@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 PROC, GROUPS, NETWORK = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/class/net")
+CARDS = (Path("/proc/driver/nvidia"), Path("/dev/nvidia0"), Path("/dev/kfd"))  # the last is AMD's
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of linux/sockios.h
 UP, LOOPBACK = 0x1, 0x8  # IFF_UP and IFF_LOOPBACK of linux/if.h
 
@@ -134,6 +135,11 @@ def usable_cores() -> int:
     quota = core_quota()
     allowed = allowed_cores()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def has_card() -> bool:
+    """Whether the system has an accelerator, whether torch can use it or not. Loads no driver."""
+    return any(path.exists() for path in CARDS) or shutil.which("nvidia-smi") is not None
 
 
 def memory() -> dict[str, int]:

@@ -1,8 +1,10 @@
 """The peak flop/s that `mfu` divides by: one number for a machine.
 
-The data sheet of an accelerator has it for bf16. Otherwise it is measured: the best of many matrix
-products. What a measurement finds depends on what else runs at that moment, so it is made once and
-kept in howdah's cache, in a file for each combination of the facts that it depends on:
+An accelerator that a shipped cluster names has it from its data sheet (`machines/cards.py`).
+Otherwise it is measured: the best of many products of random matrices. Of matrices of ones a card
+draws less power, and keeps a higher clock than in training. What a measurement finds depends on
+what else runs at that moment, so it is made once and kept in howdah's cache, in a file for each
+combination of the facts that it depends on:
 
     CACHE/peaks/bfloat16-1-9f0c2a51.json    {"facts": {...}, "flops": 1.4e12, "share": 0.99}
 
@@ -30,14 +32,9 @@ from howdah.base.errors import UserError, named
 from howdah.base.files import parse_json, read_file
 from howdah.base.tables import read_table
 from howdah.host.facts import cpu_model, usable_cores
+from howdah.machines.cards import device_named
 
-# Dense bf16 peaks in flop/s from the vendors' data sheets (not the doubled figures for sparsity).
-DATA_SHEETS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-}
+RATES = {"bfloat16": "bf16", "float32": "float32", "float64": "float64"}  # by torch's names
 FOLDER = "peaks"
 SIZES = {"cpu": (512, 1024, 2048), "cuda": (8192,)}  # of the square matrices
 SECONDS = 0.1  # for the products of one size, of which there are at least LEAST
@@ -89,6 +86,8 @@ class Measured:
 
     @property
     def source(self) -> str:
+        if not self.facts.cores:
+            return f"measured {self.size}³ product of random matrices: no data sheet of this card"
         return f"measured {self.size}³ matrix product{' on a busy machine' * self.disturbed}"
 
     @property
@@ -107,11 +106,11 @@ def facts_of(device: torch.device, dtype: torch.dtype, threads: int) -> Facts:
 
 
 def data_sheet(facts: Facts) -> Peak | None:
-    """The peak of the data sheet; None where none is known."""
-    for name, flops in DATA_SHEETS.items():
-        if name in facts.model and facts.precision == "bfloat16":
-            return Peak(flops, f"{name} data sheet, dense bf16")
-    return None
+    """The peak of the data sheet; None for a CPU, and where none is known."""
+    device = None if facts.cores else device_named(facts.model)
+    rate = RATES.get(facts.precision, "")
+    flops = getattr(device.flops, rate, None) if device else None
+    return Peak(flops, f"{facts.model} data sheet, dense {rate}") if flops else None
 
 
 def peak_flops(
@@ -154,19 +153,25 @@ def measure(facts: Facts, device: torch.device) -> Measured:
         best = max((_products(facts.precision, size, device), size) for size in SIZES[device.type])
     finally:
         torch.set_num_threads(before)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the matrices' memory is for the model
     passed, busy = perf_counter() - began, process_time() - busy
     share = min(busy / (passed * facts.threads), 1.0) if facts.threads else 1.0
     return Measured(facts, *best, share=round(share, 3))
 
 
 def _products(precision: str, size: int, device: torch.device) -> float:
-    """Flop/s of the best product of two square matrices."""
-    matrix, seconds = torch.ones(size, size, dtype=getattr(torch, precision), device=device), [0.0]
+    """Flop/s of the best product of two square matrices of random numbers. They have a generator of
+    their own: what a run draws afterwards does not depend on whether it has measured.
+    """
+    draw = torch.Generator(device).manual_seed(0)
+    dtype, seconds = getattr(torch, precision), [0.0]
+    matrix = torch.randn(size, size, generator=draw, dtype=dtype, device=device)
     while len(seconds) <= LEAST or sum(seconds) < SECONDS:
         began = perf_counter()
         matrix @ matrix
         if device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
         seconds.append(perf_counter() - began)
     return float(2 * size**3 / min(seconds[1:]))
 

@@ -90,12 +90,13 @@ class Flops:
 class Device:
     """One accelerator, or one core that acts as one.
 
-    memory     bytes
-    bandwidth  of the memory, in bytes/s
-    reserved   bytes of memory in use before the first tensor (driver, context)
-    watts      power at full load (the board's limit); None when it is not published
-    idle       power while the device waits, in watts
-    price      to buy, in USD; None when it is not known
+    memory      bytes
+    bandwidth   of the memory, in bytes/s
+    reserved    bytes of memory in use before the first tensor (driver, context)
+    watts       power at full load (the board's limit); None when it is not published
+    idle        power while the device waits, in watts
+    price       to buy, in USD; None when it is not known
+    cuda_names  what torch calls it, exactly; a run finds its rates by them
     """
 
     name: Name
@@ -106,6 +107,7 @@ class Device:
     watts: Watts | None = None
     idle: Watts = 0.0
     price: Annotated[float, Unit("USD")] | None = None
+    cuda_names: Annotated[tuple[Name, ...], Length(0, 100)] = ()
 
 
 @dataclass(frozen=True)

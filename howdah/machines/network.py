@@ -22,7 +22,9 @@ while each ring over a pair of far nodes sends one unit:
 
 B is the bandwidth of one network card. If each ring leaves its node once, the bandwidth is
 min(inside, members · B per device). The second term bounds a single group: even alone on the
-network, it has no more cards than members on the node.
+network, it has no more cards than members on the node. What a rank has reaches the last member over
+n-1 edges of the ring, each with the latency of its link; in an all-to-all all messages start at
+once.
 
 In a Grid every device has one wire in each direction along each dim. A group that is a box of the
 grid, with e[i] members along dim i at a distance k[i], all-gathers along all its dims at once:
@@ -51,8 +53,10 @@ Pattern = Literal["ring", "all"]
 class Path:
     """The network as one group of ranks sees it.
 
-    link      name of the slowest link used; bytes/s per rank; seconds per message
-    messages  number of consecutive messages of an all-gather
+    link      name of the slowest link used; bytes/s per rank; seconds per message, on average of
+              those inside nodes and between them
+    messages  number of consecutive messages of an all-gather; members that send to all do so at
+              the same time
     nodes     most nodes that a group spans
     members   most members of a group on one node
     """
@@ -83,7 +87,7 @@ def path(cluster: Cluster, groups: Groups, *, pattern: Pattern = "ring") -> Path
 
     Raises ValueError when a rank is not in the cluster or occurs twice.
     """
-    if groups.max() >= cluster.devices or np.unique(groups).size != groups.size:
+    if groups.max() >= cluster.devices or np.bincount(groups.ravel()).max() > 1:
         raise ValueError("groups name a rank that the cluster has not, or one rank twice")
     size = groups.shape[1]
     at_nodes = _at_mouths(groups, cluster.devices_per_node, pattern)
@@ -95,11 +99,17 @@ def path(cluster: Cluster, groups: Groups, *, pattern: Pattern = "ring") -> Path
         seen = [_in_grid(cluster.network, group, pattern) for group in groups]
         bandwidth = min(share for share, _ in seen) * wire.bandwidth
         messages = max(hops for _, hops in seen)
+        latency = wire.latency
     else:
         wire = cluster.between if nodes > 1 else cluster.inside
         bandwidth = _in_tree(cluster, cluster.network, groups, pattern)
-        messages = size - 1
-    return Path(Link(wire.name, bandwidth, wire.latency), messages, nodes, members)
+        messages, latency = 1, wire.latency
+        if pattern == "ring":
+            messages = size - 1
+            leave = min(int(np.bincount(at_nodes.group, at_nodes.load).max()), messages)
+            between, inside = cluster.between.latency, cluster.inside.latency
+            latency = inside + (between - inside) * leave / messages
+    return Path(Link(wire.name, bandwidth, latency), messages, nodes, members)
 
 
 def bisection(cluster: Cluster) -> float:
@@ -193,7 +203,7 @@ def _coordinates(grid: Grid, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
 def _in_grid(grid: Grid, group: NDArray[np.int64], pattern: Pattern) -> tuple[float, int]:
     """(bandwidth of one group in units of a wire's, number of messages of an all-gather)."""
     size = len(group)
-    columns = [np.unique(column) for column in _coordinates(grid, group).T]
+    columns = [np.array(sorted(set(one))) for one in _coordinates(grid, group).T.tolist()]
     apart = [int(np.diff(column).min()) if len(column) > 1 else 1 for column in columns]
     extents = [len(column) for column in columns]
     even = all(np.all(np.diff(column) == k) for column, k in zip(columns, apart, strict=True))

@@ -130,12 +130,8 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     Raises UserError when the folder has no safetensors files, or when they do not contain exactly
     the weights of a model that howdah runs.
     """
-    if kind_of(folder) == "does not exist" and kind_of(folder.parent) == "does not exist":
-        name = "/".join(folder.parts[-2:])
-        raise UserError(
-            f"{named(folder)} does not exist; if it is a model of the Hugging Face hub, download "
-            f"it first: hf download {named(name)} --local-dir DIR, then init_from=DIR"
-        )
+    if problem := _no_model(folder):
+        raise UserError(f"{named(folder)} {problem}")
     config = read_json(folder / "config.json")
     found_type = config.get("model_type")
     if not isinstance(found_type, str) or found_type not in READ:
@@ -158,6 +154,26 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
         return _read(*sources[name])
 
     return shape, tensor
+
+
+def _no_model(folder: Path) -> str:
+    """Why a path is no Hugging Face folder, and how to get one; empty if it may be one."""
+    kind, there = kind_of(folder), kind_of(folder.parent) != "does not exist"
+    if kind == "folder" and kind_of(folder / "run.toml") == "file":
+        return f"is a run folder; export it first: howdah export {named(folder)} --to DIR"
+    if kind == "folder":
+        return ""
+    if kind == "does not exist" and not there:
+        name = named("/".join(folder.parts[-2:]))
+        return (
+            "does not exist; if it is a model of the Hugging Face hub, download it first: "
+            f"hf download {name} --local-dir DIR, then init_from=DIR"
+        )
+    return (
+        f"{'is a file' if kind == 'file' else kind}; init_from names the folder of a Hugging Face "
+        "model: `hf download OWNER/NAME --local-dir DIR` fetches one, `howdah export RUN --to DIR` "
+        "writes one"
+    )
 
 
 def _read(stored: _Stored, rows: slice, transposed: bool) -> Tensor:

@@ -75,7 +75,8 @@ def fill_normal(
 
 @dataclass(frozen=True)
 class Noise:
-    """What the dropout of one micro-batch depends on, besides the name of the dropout layer.
+    """What the dropout of one micro-batch depends on, besides the name of the dropout layer. The
+    tensors are on the device of what is dropped: each use of one from elsewhere would wait for it.
 
     seed       the run's seed
     step       the training step
@@ -100,9 +101,8 @@ def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tenso
     if noise is None or share == 0:
         return x
     _, s, h = x.shape
-    positions = torch.arange(s) if noise.positions is None else noise.positions
-    positions = positions.to(x.device)
-    rows = noise.samples.to(x.device)[:, None] * (noise.length or s) + positions
+    positions = torch.arange(s, device=x.device) if noise.positions is None else noise.positions
+    rows = noise.samples[:, None] * (noise.length or s) + positions
     counters = rows[:, :, None] * h + torch.arange(h, device=x.device)
     bits = _shift(mix(key(noise.seed, "dropout", noise.step, name), counters), 32)
     kept = bits >= int(share * 2**32)

@@ -133,7 +133,7 @@ class Transformer(nn.Module):
         """The hidden states [b, s, h] of tokens [b, s].
 
         positions  [b, s] position of each token in its document
-        documents  [b, s] document numbers on the CPU, ascending in a row; None: one per row
+        documents  [b, s] document numbers, as `cut_documents` takes them; None: one per row
         noise      of dropout; None turns dropout off
         cache      keeps keys and values between calls: first for a prompt, then one token each
         """

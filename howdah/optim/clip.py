@@ -1,34 +1,81 @@
-"""The global gradient norm, with every element counted once, and clipping by that norm."""
+"""The global gradient norm, with every element counted once, and the update clipped by it.
+
+The norm stays on the device. On the CPU the host reads it at once, and decides. On a GPU it would
+have to wait until the whole backward pass has ended; so the update is launched in any case, with a
+factor and a flag that only the GPU knows:
+
+                       norm ≤ limit     norm > limit              norm not finite
+    CPU                update           scale, update             nothing
+    GPU, fused         divide by 1      divide by norm / limit    the kernel leaves all as it was
+    GPU, not fused     multiply by 1    multiply by limit / norm  what was changed is taken back
+
+The fused kernels of torch divide gradients by `grad_scale`, and skip everything if `found_inf` is
+1. Both are float32, so float64 gradients are multiplied instead.
+"""
 
 from collections.abc import Iterable
-from math import sqrt
+from functools import reduce
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor
 
+from howdah.optim.optimizers import is_fused
+
 EPSILON = 1e-6  # as in torch and Megatron-LM: keeps the factor finite at a norm of zero
 
 
-def squared_norm(gradients: Iterable[Tensor]) -> float:
-    """The sum of squares over flat gradient buffers; each buffer's norm is at least float32.
+def squared_norm(gradients: Iterable[Tensor]) -> Tensor:
+    """The sum of squares over flat gradient buffers: a float64 scalar on their device.
 
-    The buffers' terms are added in float64, in the order given, which is the same for all layouts.
+    Each buffer's norm is at least float32. The squares are added in float64, in the order given,
+    which is the same for all layouts.
     """
-    return sum(float(torch.linalg.vector_norm(flat)) ** 2 for flat in gradients)
+    flats = list(gradients)
+    whole = [flat for flat in flats if flat.numel()]
+    if not whole:
+        return torch.zeros((), dtype=torch.float64, device=flats[0].device if flats else None)
+    squares = torch.stack(torch._foreach_norm(whole)).to(torch.float64).square_()
+    return reduce(torch.add, squares.unbind())
 
 
-def clip(gradients: Iterable[Tensor], *, norm: float, limit: float) -> None:
-    """Scales gradients in place by limit/norm when `norm` is above `limit`; a limit of 0 never
-    clips.
+def clipped_update(
+    optimizer: torch.optim.Optimizer, gradients: list[Tensor], *, square: Tensor, limit: float
+) -> None:
+    """One update, by gradients that are scaled by limit/norm when their norm is above `limit`; a
+    limit of 0 never clips. When the norm is not finite, weights and optimizer states stay as they
+    are.
 
-    gradients  this rank's flat buffers
-    norm       the global norm, over all ranks
+    gradients  this rank's flat buffers, which may be scaled in place
+    square     the square of the global norm over all ranks, a float64 scalar
     """
-    if limit > 0 and norm > limit:
-        for flat in gradients:
-            flat.mul_(limit / (norm + EPSILON))
+    if square.is_cpu:  # math.sqrt rounds correctly; torch's is off by a bit in 1 of 70 numbers
+        _update_now(optimizer, gradients, norm=sqrt(square.item()), limit=limit)
+    else:
+        _update_unseen(optimizer, gradients, norm=square.sqrt(), limit=limit)
 
 
-def total_norm(squares: Iterable[float]) -> float:
-    """The norm: the square root of the sum of `squares`, which are sums of squares."""
-    return sqrt(sum(squares))
+def _update_now(
+    optimizer: torch.optim.Optimizer, gradients: list[Tensor], *, norm: float, limit: float
+) -> None:
+    if not isfinite(norm):
+        return
+    if norm > limit > 0:
+        torch._foreach_mul_(gradients, limit / (norm + EPSILON))
+    optimizer.step()
+
+
+def _update_unseen(
+    optimizer: torch.optim.Optimizer, gradients: list[Tensor], *, norm: Tensor, limit: float
+) -> None:
+    """The update of a host that does not know the norm."""
+    divisor = torch.where(norm > limit, (norm + EPSILON) / limit, 1.0) if limit > 0 else None
+    divides = is_fused(optimizer) and gradients[0].dtype == torch.float32
+    if divisor is not None and not divides:
+        torch._foreach_mul_(gradients, divisor.reciprocal().to(gradients[0].dtype))
+        divisor = None
+    scale = None if divisor is None else divisor.to(torch.float32)
+    optimizer.grad_scale = scale  # type: ignore[attr-defined]
+    optimizer.found_inf = norm.isfinite().logical_not().to(torch.float32)  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.grad_scale = optimizer.found_inf = None  # type: ignore[attr-defined]

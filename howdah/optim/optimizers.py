@@ -8,6 +8,7 @@ model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,9 +51,39 @@ def build_optimizer(settings: Optimizer, ranges: Sequence[Range]) -> torch.optim
         return torch.optim.Adam(groups, betas=(b1, b2), eps=settings.epsilon, fused=True)
     if settings.name == "sgd":
         return torch.optim.SGD(groups, momentum=settings.momentum, fused=True)
-    return torch.optim.RMSprop(
+    return SkippingRMSprop(
         groups, alpha=b2, eps=settings.epsilon, momentum=settings.momentum, foreach=False
     )
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether one kernel of torch does the update; it can then divide the gradients, too."""
+    return bool(optimizer.defaults.get("fused"))
+
+
+class SkippingRMSprop(torch.optim.RMSprop):
+    """RMSprop with the `found_inf` of torch's fused optimizers: a scalar of the device that is 1
+    if an update must change nothing. It keeps a copy of one range at a time.
+    """
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update, of all ranges."""
+        if self.found_inf is None:
+            return super().step(closure)
+        skips, groups = self.found_inf.bool(), self.param_groups
+        for group in groups:
+            for part in group["params"]:
+                tensors = [part, *self.state[part].values()]
+                before = [tensor.clone() for tensor in tensors]
+                self.param_groups = [{**group, "params": [part]}]
+                super().step()
+                for tensor, old in zip(tensors, before, strict=True):
+                    tensor.copy_(torch.where(skips, old, tensor))
+        self.param_groups = groups
+        return None
 
 
 def make_states(
@@ -67,7 +98,7 @@ def make_states(
             continue
         state = {name: torch.zeros_like(part.master) for name in settings.states}
         if settings.name != "sgd":
-            state["step"] = torch.tensor(float(step), device=part.master.device)
+            state["step"] = torch.full((), float(step), device=part.master.device)
         optimizer.state[part.master] = state
 
 

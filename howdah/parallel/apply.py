@@ -16,7 +16,7 @@ Where the layout has only dp, parameters stay those of torch, which `torch.compi
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -57,6 +57,7 @@ class ParallelModel:
     store     has the weights of own operations; None where they are parameters of the model
     region    communicates at the boundary of tensor-parallel regions; None without tp
     executor  runs the forward and backward passes
+    kinds     of passes that have run
     """
 
     plan: Plan
@@ -70,6 +71,7 @@ class ParallelModel:
     store: UnitWeightStore | None
     region: TpRegion | None
     executor: Executor
+    kinds: set[str] = field(default_factory=set)
 
     @property
     def multiplied(self) -> list[Tensor]:
@@ -90,14 +92,16 @@ class ParallelModel:
     @contextmanager
     def in_pass(self, kind: str) -> Iterator[None]:
         """Forward and backward passes run inside this block. All passes of one `kind` must use the
-        weights in the same order.
+        weights in the same order. After the first of a kind, all ranks compare their calls.
         """
-        if not isinstance(self.gatherer, ShardedWeights):
-            yield
-            return
-        self.gatherer.begin(kind)
+        if isinstance(self.gatherer, ShardedWeights):
+            self.gatherer.begin(kind)
         yield
-        self.gatherer.end()
+        if isinstance(self.gatherer, ShardedWeights):
+            self.gatherer.end()
+        if kind not in self.kinds:
+            self.kinds.add(kind)
+            self.mesh.compare_calls()
 
     def sync_weights(self) -> None:
         """Waits until the weights on this rank are those of the last update."""

@@ -25,7 +25,6 @@ needs the norm of the full gradient, so the training step does it.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -112,20 +111,23 @@ class Executor:
         self._units = {part: units_at(plan, part) for some in self.parts.values() for part in some}
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
 
-    def train(self, given: Sequence[Given], loss: Loss, *, tokens: float) -> float:
+    def train(self, given: Sequence[Given], loss: Loss, *, tokens: float) -> Tensor:
         """Computes the gradients of all micro-batches of a step, and sums them over the ranks.
 
-        Returns the summed loss on the last stage, 0 on others. `tokens` divides the gradients.
+        Returns the summed loss on the last stage, 0 on others: a scalar on the device. `tokens`
+        divides the gradients.
         """
         work = StepRun(self, given, loss, tokens=max(tokens, 1.0))
         work.run(self._program(len(given), train=True))
-        return float(work.total)
+        return work.total
 
-    def evaluate(self, given: Sequence[Given], loss: Loss) -> float:
-        """The summed loss of some micro-batches on the last stage, 0 on others; no gradients."""
+    def evaluate(self, given: Sequence[Given], loss: Loss) -> Tensor:
+        """The summed loss of some micro-batches on the last stage, 0 on others: a scalar on the
+        device. No gradients.
+        """
         work = StepRun(self, given, loss, tokens=1.0)
         work.run(self._program(len(given), train=False))
-        return float(work.total)
+        return work.total
 
     def alone(self, stage: int, given: Given, loss: Loss) -> Boundary:
         """The outputs of one of this rank's stages, run by itself for a measurement; its inputs are
@@ -260,10 +262,10 @@ class StepRun:
     def send(self, instruction: Instruction) -> None:
         action, peer = instruction.action, instruction.peer
         assert peer is not None
-        began, links = perf_counter(), self.executor.links
+        began, links = self.recorder.mark(), self.executor.links
         tensors = {name: x.contiguous() for name, x in self.values.pop(makes(action)).items()}
         handles = [links.send(x, peer) for x in tensors.values()]
-        handles[-1].then(lambda: self.recorder.note(instruction, began))
+        handles[-1].then(lambda ended: self.recorder.note(instruction, began, ended))
         self.moving[Verb.SEND, action] = Moving(handles, tensors)
 
     def receive(self, instruction: Instruction) -> None:
@@ -274,7 +276,7 @@ class StepRun:
         self.moving[Verb.RECEIVE, action] = Moving(handles, tensors)
 
     def wait(self, instruction: Instruction) -> None:
-        verb, action, began = instruction.started, instruction.action, perf_counter()
+        verb, action, began = instruction.started, instruction.action, self.recorder.mark()
         assert verb is not None
         if verb is Verb.REDUCE:
             if self.last[action.stage] == action:

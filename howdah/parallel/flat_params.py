@@ -17,7 +17,7 @@ hundreds of small tensors. bf16 weights get float32 gradients through `Tensor.gr
 The own range is the whole unit where each replica updates everything; with ZeRO it is a share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -83,12 +83,22 @@ class FlatUnit:
         """The named tensors inside `flat`, which is one of the unit's whole flat tensors."""
         return {s.name: flat[s.start : s.stop].view(s.box.size) for s in self.buffer.segments}
 
+    @property
+    def own_weights(self) -> Tensor:
+        """The own range of the weights."""
+        return self.weights if self.shared_out else self.weights[self.start : self.stop]
+
     def copy_to_weights(self) -> None:
-        """Casts the masters into the own range of the weights, after an update or a load."""
+        """Casts the masters into the own range of the weights, after a load."""
         if self.weights.dtype != self.masters.dtype:
-            whole = not self.shared_out
-            own = self.weights[self.start : self.stop] if whole else self.weights
-            own.copy_(self.masters)
+            self.own_weights.copy_(self.masters)
+
+
+def publish(units: Iterable[FlatUnit]) -> None:
+    """Casts the masters of all units into the own ranges of their weights, after an update."""
+    narrow = [unit for unit in units if unit.weights.dtype != unit.masters.dtype]
+    if narrow:
+        torch._foreach_copy_([u.own_weights for u in narrow], [u.masters for u in narrow])
 
 
 def everything(buffer: Buffer) -> tuple[int, int]:

@@ -17,6 +17,8 @@ import torch
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
+from howdah.comm.lane import clock_of
+from howdah.comm.recorder import Recorder
 from howdah.comm.transport import SingleRank, SubgroupFactory, Transport
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, axis
@@ -36,6 +38,7 @@ class Mesh:
     transports  the transports that were connected for the groups
     among       connects some of the ranks with a transport of their own
     joined      the groups that `join` has made, with their transports
+    members     the ranks of each group of several
     waited      runs while computation waits for other ranks
     """
 
@@ -49,6 +52,7 @@ class Mesh:
     among: SubgroupFactory
     joined: list[tuple[Group, Transport]] = field(default_factory=list)
     waited: Stopwatch = field(default_factory=Stopwatch)
+    members: dict[Group, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def tp(self) -> Group:
@@ -90,6 +94,7 @@ class Mesh:
         transport = self.among(ranks)
         group = Group(transport, axis=label, counters=self.counters)
         self.joined.append((group, transport))
+        self.members[group] = tuple(ranks)
         return group
 
     def group_of(self, ranks: Sequence[int], *, label: str) -> Group:
@@ -98,6 +103,14 @@ class Mesh:
             if counted == label and list(axis(self.layout, name).group(self.rank)) == list(ranks):
                 return self.groups[name]
         return self.join(ranks, label=label)
+
+    def compare_calls(self) -> None:
+        """Compares what all ranks have called on wires that do not compare calls themselves. All
+        ranks call together. Raises Disagreement.
+        """
+        # In one order on all ranks, also of groups that overlap.
+        for group, _ in sorted(self.members.items(), key=lambda pair: pair[1]):
+            group.compare_calls()
 
     def __enter__(self) -> "Mesh":
         return self
@@ -125,9 +138,11 @@ class Mesh:
 def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> Mesh:
     """The mesh of `layout` over the ranks that `transport` connects. All ranks call together."""
     assert layout.world == transport.size, f"{layout} on {transport.size} ranks"
-    counters, rank = Counters(), transport.rank
+    clock, rank = clock_of(device), transport.rank
+    counters = Counters(Recorder(clock))
     label = "dp" if layout.world == layout.replicas else "world"
     world = Group(transport, axis=label, counters=counters)
+    members = {world: tuple(range(layout.world))}
     groups: dict[Axis, Group] = {}
     joined: list[Transport] = []
     for name, counted in LABELS.items():
@@ -138,5 +153,17 @@ def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> 
         part = transport.among(ranks) if len(ranks) > 1 else SingleRank()
         joined.append(part)
         groups[name] = Group(part, axis=counted, counters=counters)
-    among = transport.among
-    return Mesh(layout, rank, device, world, groups, counters, tuple(joined), among)
+        if len(ranks) > 1:
+            members[groups[name]] = tuple(ranks)
+    return Mesh(
+        layout=layout,
+        rank=rank,
+        device=device,
+        world=world,
+        groups=groups,
+        counters=counters,
+        transports=tuple(joined),
+        among=transport.among,
+        waited=Stopwatch(clock),
+        members=members,
+    )

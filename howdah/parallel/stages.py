@@ -32,14 +32,14 @@ class Given:
     """The inputs that every stage has, for a micro-batch of b rows of s positions.
 
     tokens, labels, positions  [b, s], on the device
-    documents                  [b, s], on the host
+    documents                  [b, s], on the device; None on a GPU if each row is one document
     noise                      the noise of dropout; None turns dropout off
     """
 
     tokens: Tensor
     labels: Tensor
     positions: Tensor
-    documents: Tensor
+    documents: Tensor | None
     noise: Noise | None
 
 

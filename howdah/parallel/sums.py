@@ -72,6 +72,7 @@ class GradientSums:
 
     sums     the list, which the plan has decided
     order    decides when they start; the backward pass reports to it
+    sent_as  the dtype of what is sent, if it is not that of the gradients
     skipped  numbers of sums that are not performed, so that each rank keeps its own term: for
              `verify`, which has to notice it
     """
@@ -83,8 +84,10 @@ class GradientSums:
         units: Mapping[str, FlatUnit],
         window: Window,
         waited: Stopwatch,
+        *,
+        sent_as: torch.dtype | None = None,
     ) -> None:
-        self._waited = waited
+        self._waited, self._sent_as = waited, sent_as
         self.sums, self.window, self.order = sums, window, SumOrder(sums, self)
         self.skipped: set[int] = set()
         self._groups, self._units = groups, units
@@ -202,7 +205,8 @@ class GradientSums:
         assert len(before) <= 1, "an operation follows one other"
         handle = before[0] if before else DONE
         if number not in self.skipped:
-            handle = getattr(group, row.op)(flats, async_op=True, after=handle)
+            operation = getattr(group, row.op)
+            handle = operation(flats, dtype=self._sent_as, async_op=True, after=handle)
         self._handles[number] = handle
         return handle
 
@@ -219,7 +223,8 @@ def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> Grad
     groups = {(label, ranks): mesh.group_of(ranks, label=label) for label, ranks in several}
     window = Window(*window_of(plan, mesh.rank), like=next(iter(units.values())).summed)
     own = [groups[row.axis, tuple(row.ranks)] for row in sums]
-    return GradientSums(sums, own, units, window, mesh.waited)
+    sent_as = torch.bfloat16 if plan.method.gradient_dtype == "bf16" else None
+    return GradientSums(sums, own, units, window, mesh.waited, sent_as=sent_as)
 
 
 def listen_to_parameters(model: nn.Module, sums: GradientSums) -> None:

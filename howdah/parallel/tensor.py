@@ -171,9 +171,11 @@ class _VocabEmbedding(torch.autograd.Function):
         of, whole = ctx.of, ctx.of.region.gather_in(gradient, now=True)()
 
         def add(out: Tensor) -> None:
+            # Tokens of other ranks add zeros. Leaving them out would take a copy whose size only
+            # the device knows, and the host would wait for it.
             local, elsewhere = _local_rows(tokens, of.first, len(out))
-            here = ~elsewhere
-            out.index_add_(0, local[here], whole[here].to(out.dtype))
+            rows = whole.masked_fill(elsewhere[..., None], 0).flatten(0, -2)
+            out.index_add_(0, local.reshape(-1), rows.to(out.dtype))
 
         of.weight.add(add)
         return None, None, None

@@ -58,7 +58,7 @@ class TpRegion:
         """
         if not self.sliced:
             return lambda: x
-        rows = x.movedim(1, 0)
+        rows = x.movedim(1, 0).contiguous()
         out = rows.new_empty(self.length, *rows.shape[1:])
         with self.waited:
             started = self.group.all_gather(out, rows, async_op=not now)
@@ -76,7 +76,7 @@ class TpRegion:
             with self.waited:
                 started = self.group.all_reduce(x, async_op=not now)
             return self._after(started, lambda: x)
-        rows = x.movedim(1, 0)
+        rows = x.movedim(1, 0).contiguous()
         start, stop = self.slice
         out = rows.new_empty(stop - start, *rows.shape[1:])
         with self.waited:

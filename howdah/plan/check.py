@@ -37,6 +37,11 @@ def check_plan(
             "larger model.context"
         )
     problems += _check_batch(batch, layout, sequence)
+    if method.gradient_dtype == "bf16" and method.precision == "float64":
+        problems.append(
+            "method.gradient_dtype=bf16 would throw away what method.precision=float64 computes; "
+            "use gradient_dtype=full, or precision=float32"
+        )
     return [*problems, *out_of_bounds(method, "method")]
 
 

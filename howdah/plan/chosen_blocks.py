@@ -38,6 +38,18 @@ def read_chosen(text: str) -> Chosen | None:
     return tuple(block(*one) for one in sorted(found))
 
 
+def unread(text: str) -> str:
+    """Why `read_chosen` reads nothing, to follow the word that has the text in a sentence."""
+    for match in filter(None, map(_NAMED.fullmatch, text.split(","))):
+        if match[3] and int(match[3]) < int(match[2]):
+            stack = f"{match[1]}." * bool(match[1])
+            return f"counts backwards; write {stack}{match[3]}-{match[2]}"
+    return (
+        "names no blocks; use the first of each stage (recompute=full:2) or names "
+        "(recompute=full:layers.0-3,7)"
+    )
+
+
 def spell_chosen(chosen: Chosen) -> str:
     """The shortest spelling that `read_chosen` reads as `chosen`."""
     if isinstance(chosen, int):

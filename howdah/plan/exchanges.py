@@ -24,6 +24,7 @@ import numpy as np
 from howdah.plan.flat_buffers import share, shares
 from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.plan import Plan
+from howdah.plan.program import stage_parts
 from howdah.plan.sharding import heads, kv_heads, tokens
 from howdah.shapes.part import Part
 
@@ -31,38 +32,35 @@ Sizes = int | np.ndarray
 
 
 class Exchange(NamedTuple):
-    """All messages of one kind that a rank sends in a step.
+    """All messages of one kind that the forward or the backward passes of a stage send in a step.
 
+    stage      the stage
+    back       whether they are those of backward passes, with what these recompute
     axis       the axis under which they are counted
     operation  the operation that sends them
     peers      the ranks that receive them; what the rank sends to itself does not count
     sizes      bytes to each peer: one number for all of them, or one for each
+    times      how often the operation runs
     """
 
+    stage: int
+    back: bool
     axis: str
     operation: str
     peers: Sequence[int]
     sizes: Sizes
+    times: int
 
 
 def exchanges(plan: Plan, rank: int) -> Iterator[Exchange]:
     """The exchanges of `rank` in a step of the full batch."""
-    for form in (_tensor, _context, _pipeline, _experts):
-        yield from form(plan, rank)
+    for stage in stage_parts(plan, axis(plan.layout, "pp").index_of(rank)):
+        for form in (_tensor, _context, _pipeline, _experts):
+            yield from form(plan, rank, stage)
 
 
-def _passes(plan: Plan, part: Part) -> int:
-    """How often the forward of a block runs for a micro-batch: twice with full recomputation."""
-    return 2 if plan.recompute[part] == "full" else 1
-
-
-def _blocks(plan: Plan, rank: int) -> list[Part]:
-    return [part for part in _parts(plan, rank) if part.is_block]
-
-
-def _parts(plan: Plan, rank: int) -> list[Part]:
-    stage = axis(plan.layout, "pp").index_of(rank)
-    return [part for part, home in plan.rank_of_part.items() if home == stage]
+def _blocks(plan: Plan, stage: int) -> list[Part]:
+    return [part for part in plan.stages.parts[stage] if part.is_block]
 
 
 def _sublayers(plan: Plan, part: Part) -> int:
@@ -70,51 +68,58 @@ def _sublayers(plan: Plan, part: Part) -> int:
     return 3 if part.stack == "layers" and plan.shape.family == "encoder-decoder" else 2
 
 
-def _tensor(plan: Plan, rank: int) -> Iterator[Exchange]:
+def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     if plan.layout.tp == 1:
         return
-    group, parts = axis(plan.layout, "tp"), _parts(plan, rank)
-    width, micros, samples = plan.shape.width, plan.micros, plan.micro_batch
-    positions = tokens(plan, rank)
-    inner = sum(_sublayers(plan, part) for part in parts if part.is_block)
-    forward = sum(_passes(plan, p) * _sublayers(plan, p) for p in parts if p.is_block)
-    cross = sum(_sublayers(plan, part) == 3 for part in parts if part.is_block)
+    group, parts, blocks = axis(plan.layout, "tp"), plan.stages.parts[stage], _blocks(plan, stage)
+    width, samples = plan.shape.width, plan.micro_batch
+    inner = sum(_sublayers(plan, part) for part in blocks)
+    again = sum(_sublayers(plan, part) for part in blocks if plan.recompute[part] == "full")
+    cross = sum(_sublayers(plan, part) == 3 for part in blocks)
     ends = sum(part in ("embedding", "target") for part in parts)
-    head = int("head" in parts)
-    for length in np.unique(shares(positions, plan.layout.slices), return_counts=True)[0]:
-        pieces = int((shares(positions, plan.layout.slices) == length).sum()) * micros
-        size = int(length) * samples * width
+    head, sliced = int("head" in parts), int(plan.layout.inputs == "sliced")
+    lengths = shares(tokens(plan, rank), plan.layout.slices)
+    for length, slices in zip(*np.unique(lengths, return_counts=True), strict=True):
+        pieces = int(slices) * plan.micros
         if plan.layout.sp:
-            rows = shares(int(length), group.size) * samples * width * plan.compute_bytes
-            again = int(plan.layout.inputs == "sliced")
-            gathers = forward + inner * (1 + again) + ends + (1 + again) * head + cross
-            scatters = forward + inner + ends + head + cross
-            own = int(rows[group.index_of(rank)])
-            yield Exchange("tp", "all_gather", group.group(rank), own * gathers * pieces)
-            yield Exchange("tp", "reduce_scatter", group.group(rank), rows * scatters * pieces)
+            rows = shares(int(length), group.size) * samples * width
+            gathers = inner + cross + head, again + inner * (1 + sliced) + ends + sliced * head
+            scatters = inner + ends, again + inner + head + cross
         else:
-            times = forward + inner + cross + ends + head
-            yield from _all_reduces(group, rank, size, plan.compute_bytes * times * pieces)
-        yield from _all_reduces(
-            group, rank, int(length) * samples, plan.master_bytes * 3 * head * pieces
-        )
+            rows = shares(int(length) * samples * width, group.size)
+            gathers = scatters = inner + ends, again + inner + cross + head
+        for back in (False, True):
+            often = gathers[back] * pieces, scatters[back] * pieces
+            yield from _halves(group, rank, rows * plan.compute_bytes, often, (stage, back))
+        rows, often = shares(int(length) * samples, group.size), (3 * head * pieces,) * 2
+        yield from _halves(group, rank, rows * plan.master_bytes, often, (stage, False))  # the loss
 
 
-def _all_reduces(group: Stride, rank: int, elements: int, width: int) -> Iterator[Exchange]:
-    """All-reduces over tp of `elements` elements; `width` is their bytes, times their number."""
-    sizes = shares(elements, group.size) * width
-    yield Exchange("tp", "reduce_scatter", group.group(rank), sizes)
-    yield Exchange("tp", "all_gather", group.group(rank), int(sizes[group.index_of(rank)]))
+def _halves(
+    group: Stride, rank: int, rows: np.ndarray, times: tuple[int, int], passes: tuple[int, bool]
+) -> Iterator[Exchange]:
+    """All-gathers and reduce-scatters over tp, the two halves of an all-reduce, each so many times.
+
+    rows    bytes of each rank's share
+    passes  the stage, and whether its backward passes exchange
+    """
+    own, ranks = int(rows[group.index_of(rank)]), group.group(rank)
+    gathers, scatters = times
+    if gathers:
+        yield Exchange(*passes, "tp", "all_gather", ranks, own * gathers, gathers)
+    if scatters:
+        yield Exchange(*passes, "tp", "reduce_scatter", ranks, rows * scatters, scatters)
 
 
-def _context(plan: Plan, rank: int) -> Iterator[Exchange]:
+def _context(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     if plan.layout.cp == 1:
         return
-    cores = {part: _sublayers(plan, part) - 1 for part in _blocks(plan, rank)}
+    cores = {part: _sublayers(plan, part) - 1 for part in _blocks(plan, stage)}
     times = sum(cores.values()) * plan.micros
     again = sum(n for part, n in cores.items() if plan.recompute[part] != "none") * plan.micros
     move = _ring if plan.layout.context == "ring" else _all_to_all
-    yield from move(plan, rank, (times + again, times))
+    if times:
+        yield from move(plan, rank, stage, (times, again))
 
 
 def _per_head(plan: Plan) -> tuple[int, int]:
@@ -127,8 +132,11 @@ def _per_head(plan: Plan) -> tuple[int, int]:
     )
 
 
-def _ring(plan: Plan, rank: int, times: tuple[int, int]) -> Iterator[Exchange]:
-    """Ring attention: a rank sends all chunks but the next rank's own; gradients travel too."""
+def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
+    """Ring attention: a rank sends all chunks but the next rank's own; gradients travel too.
+
+    times  forward passes, and those that backward passes repeat
+    """
     group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
     ranks = list(group.group(rank))
     after = ranks[(group.index_of(rank) + 1) % group.size]
@@ -136,13 +144,18 @@ def _ring(plan: Plan, rank: int, times: tuple[int, int]) -> Iterator[Exchange]:
     choose = heads if plan.shape.latent else kv_heads
     first, last = choose(plan.shape, tp.size, tp.index_of(rank))
     size = seen * (last - first) * sum(_per_head(plan))
-    forward, backward = times
-    moved = plan.compute_bytes * forward + (plan.compute_bytes + plan.master_bytes) * backward
-    yield Exchange("cp", "send", [after], size * moved)
+    (passes, again), both = times, plan.compute_bytes + plan.master_bytes
+    sent = size * plan.compute_bytes * passes, size * (plan.compute_bytes * again + both * passes)
+    for back in (False, True):
+        often = passes + again * back
+        yield Exchange(stage, back, "cp", "send", [after], sent[back], often)
 
 
-def _all_to_all(plan: Plan, rank: int, times: tuple[int, int]) -> Iterator[Exchange]:
-    """Trades sequence for heads: queries, keys, values out, results back; gradients in reverse."""
+def _all_to_all(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
+    """Trades sequence for heads: queries, keys, values out, results back; gradients in reverse.
+
+    times  forward passes, and those that backward passes repeat
+    """
     group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
     shape, ways = plan.shape, tp.size * group.size
     key, value = _per_head(plan)
@@ -160,12 +173,16 @@ def _all_to_all(plan: Plan, rank: int, times: tuple[int, int]) -> Iterator[Excha
     mine = tokens(plan, rank) * plan.micro_batch
     out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in indices])
     back = np.array([mine * theirs[p][1] + positions[p] * own[0] for p in indices])
-    sizes = (out * times[0] + back * times[1]) * plan.compute_bytes
-    yield Exchange("cp", "all_to_all", group.group(rank), sizes)
+    passes, again = times
+    sent = out * passes * plan.compute_bytes, (out * again + back * passes) * plan.compute_bytes
+    for backward in (False, True):
+        often = 2 * (passes + again * backward)
+        ranks, sizes = group.group(rank), sent[backward]
+        yield Exchange(stage, backward, "cp", "all_to_all", ranks, sizes, often)
 
 
-def _pipeline(plan: Plan, rank: int) -> Iterator[Exchange]:
-    """The output of each stage of the rank, and the gradient of its input, to their neighbours."""
+def _pipeline(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
+    """The stage's output, and the gradient of its input, to the stages beside it."""
     pp, where = axis(plan.layout, "pp"), plan.stages.where
     positions = tokens(plan, rank)
     if plan.layout.sp:
@@ -173,26 +190,29 @@ def _pipeline(plan: Plan, rank: int) -> Iterator[Exchange]:
         start, stop = share(positions, tp.size, tp.index_of(rank))
         positions = stop - start
     size = positions * plan.micro_batch * plan.shape.width * plan.compute_bytes * plan.micros
-    for stage, home in enumerate(where):
-        if home != pp.index_of(rank):
-            continue
-        for other, boundary in ((stage + 1, stage), (stage - 1, stage - 1)):
-            if 0 <= other < len(where):
-                peer = rank + (where[other] - home) * pp.stride
-                yield Exchange("pp", "send", [peer], size * plan.boundary(boundary))
+    for back, other, boundary in ((False, stage + 1, stage), (True, stage - 1, stage - 1)):
+        if 0 <= other < len(where):
+            peer = rank + (where[other] - where[stage]) * pp.stride
+            tensors = plan.boundary(boundary)
+            times = tensors * plan.micros * plan.layout.slices
+            yield Exchange(stage, back, "pp", "send", [peer], size * tensors, times)
 
 
-def _experts(plan: Plan, rank: int) -> Iterator[Exchange]:
+def _experts(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     group, experts = axis(plan.layout, "ep"), plan.shape.experts
-    if experts is None or group.size == 1:
+    layers = [part for part in _blocks(plan, stage) if plan.sparse(part)]
+    if experts is None or group.size == 1 or not layers:
         return
-    layers = [part for part in _blocks(plan, rank) if plan.sparse(part)]
     held = shares(experts.count, group.size)
     rows = plan.micro_batch * tokens(plan, rank) * experts.top_k
     out = rows * held // experts.count * plan.shape.width * plan.compute_bytes
     back = rows * int(held[group.index_of(rank)]) // experts.count
     back *= plan.shape.width * plan.compute_bytes
-    forward = sum(_passes(plan, part) for part in layers) * plan.micros
-    times = forward + len(layers) * plan.micros
-    yield Exchange("ep", "all_to_all", group.group(rank), (out + back) * times)
-    yield Exchange("ep", "counts", group.group(rank), held * 8 * forward)
+    passes = len(layers) * plan.micros
+    again = sum(plan.recompute[part] == "full" for part in layers) * plan.micros
+    ranks = group.group(rank)
+    for backward, times, routed in ((False, passes, passes), (True, again + passes, again)):
+        sizes = (out + back) * times
+        yield Exchange(stage, backward, "ep", "all_to_all", ranks, sizes, 2 * times)
+        if routed:
+            yield Exchange(stage, backward, "ep", "counts", ranks, held * 8 * routed, routed)

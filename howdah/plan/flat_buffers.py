@@ -8,12 +8,15 @@ Weights, gradients, master weights and moments of a unit all use one segment tab
 means the same element in each. Segments start at multiples of ALIGN elements, which keeps matrix
 products fast. The padding between segments is zero, and is sent with them.
 
+On GPUs a buffer that is shared out is padded at its end, so that all shares have one length and
+begin at multiples of SHARE_ALIGN elements: NCCL has one operation only for equal counts.
+
 The weights with weight decay are first, so that the optimizer's two parameter groups are two
 ranges. A rank's share of a buffer is a range too (`share`), cut at any element. Where tensor or
 expert parallelism cuts a weight, its segment holds the rank's box of the weight.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +25,7 @@ from howdah.plan.boxes import Box, Piece, whole
 from howdah.shapes.weights import Weight
 
 ALIGN = 16  # elements: a cache line of float32
+SHARE_ALIGN = 64  # elements: 128 bytes of bf16, the longest access of a GPU
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,16 @@ class Buffer:
 
 
 def buffers(
-    weights: Iterable[Weight], boxes: Mapping[str, Box] | None = None
+    weights: Iterable[Weight],
+    boxes: Mapping[str, Box] | None = None,
+    *,
+    multiple: Callable[[str], int] = lambda unit: 1,
 ) -> tuple[Buffer, ...]:
     """One buffer for each unit, in the order in which the forward pass first uses the units.
 
-    boxes  by weight name, the box that a rank holds; a weight without a box is not held.
-           None: the rank holds all weights whole.
+    boxes     by weight name, the box that a rank holds; a weight without a box is not held.
+              None: the rank holds all weights whole.
+    multiple  by unit, what the length of its buffer is a multiple of
     """
     units: dict[str, list[tuple[Weight, Box]]] = {}
     for weight in weights:
@@ -67,16 +75,16 @@ def buffers(
             units.setdefault(weight.unit, []).append((weight, whole(weight.shape)))
         elif weight.name in boxes:
             units.setdefault(weight.unit, []).append((weight, boxes[weight.name]))
-    return tuple(_lay(unit, members) for unit, members in units.items())
+    return tuple(_lay(unit, members, multiple(unit)) for unit, members in units.items())
 
 
-def _lay(unit: str, members: list[tuple[Weight, Box]]) -> Buffer:
+def _lay(unit: str, members: list[tuple[Weight, Box]], multiple: int) -> Buffer:
     segments, end, decay_stop = [], 0, 0
     for weight, box in sorted(members, key=lambda held: not held[0].decay):  # a stable sort
         segments.append(Segment(weight.name, weight.shape, box, end, end + box.elements))
         end += -(-box.elements // ALIGN) * ALIGN
         decay_stop = end if weight.decay else decay_stop
-    return Buffer(unit, tuple(segments), decay_stop, end)
+    return Buffer(unit, tuple(segments), decay_stop, -(-end // multiple) * multiple)
 
 
 def share(length: int, parts: int, index: int) -> tuple[int, int]:

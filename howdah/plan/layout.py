@@ -18,12 +18,13 @@ is left out has its default, and defaults are not printed: equal layouts have eq
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from math import gcd
 from typing import Literal, get_args
 
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.their_words import answer_layout
 from howdah.machines.cluster import WORLD
-from howdah.plan.chosen_blocks import Chosen, chosen_problem, read_chosen, spell_chosen
+from howdah.plan.chosen_blocks import Chosen, chosen_problem, read_chosen, spell_chosen, unread
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.schedule.registry import Family
 from howdah.shapes.activations import Recompute
@@ -236,10 +237,7 @@ def _read(word: str, text: str) -> dict[str, object]:
     if name == "recompute" and ":" in value:
         how, _, blocks = value.partition(":")
         if (chosen := read_chosen(blocks)) is None:
-            raise UserError(
-                f"{says} {shown(word)} names no blocks; use the first of each stage "
-                "(recompute=full:2) or names (recompute=full:layers.0-3,7)"
-            )
+            raise UserError(f"{says} {shown(word)} {unread(blocks)}")
         return {**_read(f"recompute={how}", text), "recompute_blocks": chosen}
     if equals and name in CHOICES:
         if value not in CHOICES[name]:
@@ -350,7 +348,10 @@ def _pipeline_problems(layout: Layout) -> Iterator[str]:
 
 def _division_problems(layout: Layout) -> Iterator[str]:
     for word, parts in (("ep", layout.ep), ("shard", layout.shard or 1)):
-        if layout.replicas % parts:
+        if layout.replicas < parts:
+            there = f"{word}{parts} takes {parts} ranks of dp×cp, and the layout has"
+            yield f"{there} {layout.replicas}; use dp{parts // gcd(parts, layout.cp)}"
+        elif layout.replicas % parts:
             near = _nearest_divisor(layout.replicas, parts)
             yield (
                 f"{word}{parts} does not divide the {layout.replicas} ranks of dp×cp; "
@@ -359,7 +360,8 @@ def _division_problems(layout: Layout) -> Iterator[str]:
 
 
 def _nearest_divisor(total: int, wanted: int) -> int:
-    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - wanted))
+    """The divisor of `total` above 1 that is nearest to `wanted`."""
+    return min((n for n in range(2, total + 1) if total % n == 0), key=lambda n: abs(n - wanted))
 
 
 def resolve(layout: Layout, world: int | None) -> Layout:

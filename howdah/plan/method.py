@@ -77,6 +77,8 @@ class Method:
                       the V entries of the vocabulary. The loss of a token with logits x and their
                       log-sum-exp L is L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ
     z_loss            z: adds z·L² to a token's loss, which keeps L near zero
+    gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
+                      rank's term and the sum; full: as they are kept
 
     Losses are summed over tokens and divided once, by the number of tokens of the global batch.
     """
@@ -88,3 +90,4 @@ class Method:
     dropout: Share = 0.0
     label_smoothing: Share = 0.0
     z_loss: NotNegative = 0.0
+    gradient_dtype: Literal["full", "bf16"] = "full"

@@ -5,13 +5,14 @@ simulator, the drawings and the checks read it; none of them adds to it. `make_p
 that do not fit together, and reports all their problems at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.chosen_blocks import is_chosen
+from howdah.plan.flat_buffers import SHARE_ALIGN
 from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
@@ -34,6 +35,8 @@ class Plan:
     sequence  tokens per sample
     stages    the parts of the model on each stage, and the pipeline rank of each stage
     schedule  the user's own schedule, in place of the layout's (`plan/program.py`)
+    share_align  shares of flat buffers have one length, a multiple of so many elements; 1: they
+              are cut at any element, and their lengths may differ by one
     """
 
     shape: ModelShape
@@ -43,6 +46,7 @@ class Plan:
     method: Method
     stages: Stages
     schedule: Schedule | None = None
+    share_align: int = 1
 
     @property
     def micro_batch(self) -> int:
@@ -60,6 +64,11 @@ class Plan:
     def master_bytes(self) -> int:
         """Bytes of an element of master weights, gradients and moments: at least float32."""
         return max(4, self.compute_bytes)
+
+    @property
+    def sent_gradient_bytes(self) -> int:
+        """Bytes of an element of a gradient while it is sent."""
+        return BYTES["bf16"] if self.method.gradient_dtype == "bf16" else self.master_bytes
 
     @property
     def compute_bytes(self) -> int:
@@ -139,6 +148,11 @@ def make_plan(
         raise UserError("; ".join(problems))
     batch, layout = resolve_batch(batch, layout)
     return Plan(shape, layout, batch, sequence, method, make_stages(shape, layout, sequence))
+
+
+def for_gpus(plan: Plan) -> Plan:
+    """The plan with equal shares, as NCCL needs them."""
+    return replace(plan, share_align=SHARE_ALIGN)
 
 
 def make_stages(

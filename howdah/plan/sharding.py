@@ -100,7 +100,14 @@ def held(plan: Plan, rank: int) -> dict[str, Box]:
 
 def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     """The flat buffers of the weights that `rank` holds."""
-    return buffers(plan.weights_at[axis(plan.layout, "pp").index_of(rank)], held(plan, rank))
+
+    def multiple(unit: str) -> int:
+        inside, _ = shard_axes(plan.layout, unit)
+        by_shares = plan.layout.zero > 0 or len(plan.ranks_of_unit[unit]) > 1
+        return plan.share_align * inside.size if by_shares and plan.share_align > 1 else 1
+
+    mine = plan.weights_at[axis(plan.layout, "pp").index_of(rank)]
+    return buffers(mine, held(plan, rank), multiple=multiple)
 
 
 def replicas_of(unit: str) -> Axis:

@@ -12,7 +12,7 @@ and the head, in the layout `pp2 dp4 tp2 sp zero2 shard2 x2`:
     3       dp     9 13  all-reduce      head and layers.3, shares    step            2
 
 Everything that concerns these sums reads this list: `parallel/sums.py` runs it, `sim/traffic.py`
-counts its bytes, `plan/window.py` counts the memory that it needs.
+counts its bytes, `sim/rank_clock.py` its time, `plan/window.py` the memory that it needs.
 
 Every message costs a latency, however small it is; a large one delays gradients that could already
 be sent. So the units whose gradients are summed over the replicas travel in buckets. Units are

@@ -31,9 +31,13 @@ PUBLISHED = (
 FAR = 2.0  # a note is given from this factor on
 
 
-def notes_on(plan: Plan, cluster: Cluster | None) -> list[str]:
-    """Everything that the user of `plan` should know about it, as sentences."""
-    return [*unsupported(plan.shape, plan.layout), *_batch(plan), *_memory(cluster)]
+def notes_on(plan: Plan, cluster: Cluster | None, *, tuned: bool = False) -> list[str]:
+    """Everything that the user of `plan` should know about it, as sentences.
+
+    tuned  whether it starts from trained weights, for which no batch of pre-training is advised
+    """
+    advice = [] if tuned else _batch(plan)
+    return [*unsupported(plan.shape, plan.layout), *advice, *_memory(cluster)]
 
 
 def _batch(plan: Plan) -> Iterator[str]:

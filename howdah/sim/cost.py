@@ -12,7 +12,6 @@ switches and failed runs are left out, as in those model cards.
 """
 
 from dataclasses import dataclass
-from math import ceil
 
 from howdah.machines.cluster import Cluster
 
@@ -95,53 +94,3 @@ def run_cost(tokens: float, *, tokens_per_second: float, devices: int, rates: Ra
     """The cost of training on `tokens` tokens, at `tokens_per_second` of all devices together."""
     hours = tokens / tokens_per_second / 3600
     return cost(hours * devices, devices=devices, rates=rates)
-
-
-# -- estimates without a throughput --------------------------------------------
-
-
-def rough_flops(parameters: float, tokens: float) -> float:
-    """6·P·T: the floating-point operations of a training run, without attention's scores.
-
-    Kaplan et al. 2020, arXiv 2001.08361, section 2.1. `train_flops` of shapes/products.py counts
-    all matrix products.
-    """
-    return 6 * parameters * tokens
-
-
-def devices_needed(flops: float, *, attained: float, days: float) -> float:
-    """Number of devices that compute `flops` in `days`, at `attained` FLOP/s each; not rounded."""
-    return flops / (attained * days * 86400)
-
-
-def throughput(
-    attained: float, *, devices: int, parameters: float, scaling: float = 1.0, batch: float = 1.0
-) -> float:
-    """Batches of `batch` tokens per second; with the default batch of 1, tokens per second.
-
-    It is the speed of one device (`attained` FLOP/s) x devices x the efficiency of `scaling`,
-    divided by the 6·P operations of each token of a batch.
-    """
-    return attained * devices * scaling / rough_flops(parameters, batch)
-
-
-def gradient_bytes(parameters: float, *, replicas: int, width: int = 4) -> float:
-    """Bytes of the gradients of all replicas in one step, with `width` bytes for each element."""
-    return float(parameters * replicas * width)
-
-
-def devices_to_hold(parameters: float, *, memory: float, width: int = 2) -> int:
-    """Number of devices, each with `memory` bytes, that hold weights of `width` bytes each."""
-    return ceil(parameters * width / memory)
-
-
-def expert_share(
-    total: float, active: float, *, experts: int, chosen: int = 1, ep: int = 1
-) -> float:
-    """Parameters on each of `ep` ranks that share the experts, from the two published totals.
-
-    A token uses `chosen` of `experts` equal experts and everything else: the difference of the
-    totals is the experts that it does not use.
-    """
-    each = (total - active) / (experts - chosen)
-    return total - each * experts * (1 - 1 / ep)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from howdah.machines.cluster import Cluster
 from howdah.plan.layout import needs_own
 from howdah.plan.mesh_axes import axis
-from howdah.plan.plan import Plan
+from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.recording import Traffic, Wires
 from howdah.shapes.activations import Kernels, howdah
 from howdah.sim.cost import Cost, hourly, run_cost
 from howdah.sim.memory import Held, memory, peak
 from howdah.sim.step_time import StepTime, step_time
-from howdah.sim.traffic import step_traffic
+from howdah.sim.traffic import padding, step_traffic
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class Prediction:
         return max(peak(held) for held in self.memory)
 
     @property
+    def padding(self) -> int:
+        """Of the bytes of the rank that sends most, those that make shares equal on GPUs."""
+        ranks = axis(self.plan.layout, "pp").group(0)
+        most = max(range(len(ranks)), key=lambda stage: sum(self.traffic[stage].values()))
+        return padding(self.plan, ranks[most])
+
+    @property
     def capacity(self) -> float | None:
         """Bytes of a device's memory that a run can use; None without a cluster."""
         device = self.cluster.device if self.cluster else None
@@ -56,7 +63,11 @@ def predict(
     cluster  the machines; adds the time of a step
     tokens   tokens of the whole run; with a cluster, adds the cost of the run
     rent     USD per device and hour; None: the cluster's own
+
+    On GPUs the shares of the plan are equal, as those of a run are.
     """
+    if cluster and cluster.device.cuda_names:
+        plan = for_gpus(plan)
     stages = axis(plan.layout, "pp").group(0)
     wires = Wires()
     if cluster:

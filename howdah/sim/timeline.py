@@ -84,7 +84,7 @@ def simulate(
     Raises Deadlock, which names what each stuck rank waits for, if the step cannot finish.
     """
     if isinstance(work, Lowered):
-        return Timeline(work.schedule, _Simulation(work, seconds, transfer).run())
+        return simulate_lowered(work, lambda one, _: seconds(one), lambda one, _: transfer(one))
     runs = clock(work, seconds)
     return Timeline(
         work,
@@ -97,14 +97,27 @@ def simulate(
     )
 
 
+def simulate_lowered(
+    lowered: Lowered,
+    seconds: Callable[[Action, float], float],
+    transfer: Callable[[Instruction, float], float],
+) -> Timeline:
+    """The timeline of a step whose durations depend on when things start.
+
+    Both functions are called with the moment of the start, once for each start, and for each rank
+    in the order of its program. Raises Deadlock as `simulate` does.
+    """
+    return Timeline(lowered.schedule, _Simulation(lowered, seconds, transfer).run())
+
+
 class _Simulation:
     """The state of a simulation: how far each rank is, and the times known so far."""
 
     def __init__(
         self,
         lowered: Lowered,
-        seconds: Callable[[Action], float],
-        transfer: Callable[[Instruction], float],
+        seconds: Callable[[Action, float], float],
+        transfer: Callable[[Instruction, float], float],
     ) -> None:
         self.programs, self.seconds, self.transfer = lowered.programs, seconds, transfer
         ranks = len(self.programs)
@@ -134,7 +147,7 @@ class _Simulation:
             instruction = program[at]
             verb = instruction.verb
             if verb in COMPUTES:
-                start, now = now, now + self.seconds(instruction.action)
+                start, now = now, now + self.seconds(instruction.action, now)
                 self.spans[rank].append(Span(instruction, start, now))
             elif verb is Verb.WAIT:
                 key = _key(rank, instruction)
@@ -169,7 +182,7 @@ class _Simulation:
             if one.verb is not Verb.RECEIVE
         ]
         start = max([now, *(self.free[lane] for _, lane, _ in lanes)])
-        end = start + self.transfer(lanes[0][2])
+        end = start + self.transfer(lanes[0][2], start)
         for owner, lane, one in lanes:
             self.free[lane] = end
             if end > start:

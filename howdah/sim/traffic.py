@@ -22,7 +22,7 @@ What is sent is listed elsewhere; here the bytes are added up:
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from howdah.plan.sharding import local_buffers, shard_axes
 from howdah.plan.sums import Operation, sums_of
 
 SCALAR_BYTES = 8
+COUNTS = 2  # of the scalars: token count and stop flag, which the hosts of GPUs exchange, too
 # The operations of the wire that an operation of the list of sums is made of.
 HALVES: dict[Operation, tuple[str, ...]] = {
     "all_reduce": ("reduce_scatter", "all_gather"),
@@ -52,12 +53,23 @@ class Sender:
     wires: Wires
     sent: Counter[Traffic]
 
-    def send(self, axis: str, operation: str, peers: Sequence[int], sizes: Sizes) -> None:
+    def send(
+        self,
+        axis: str,
+        operation: str,
+        peers: Sequence[int],
+        sizes: Sizes,
+        *,
+        by_hosts: bool = False,
+    ) -> None:
         """Counts a message to each of `peers`; one to the rank itself is not sent.
 
-        sizes  bytes of each message: one number for all peers, or one for each
+        sizes     bytes of each message: one number for all peers, or one for each
+        by_hosts  whether it is not a GPU's, even where the ranks have GPUs
         """
         wires = self.wires
+        if wires.cards and not by_hosts:
+            wires = wires._replace(inside=wires.cards, between=wires.cards)
         if isinstance(peers, range) and not wires.nodes:
             inside, between = _along(wires, self.rank, peers, sizes)
         else:
@@ -97,11 +109,21 @@ def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int
     sender = Sender(rank, wires, Counter())
     _gradients(plan, rank, sender)
     _weights(plan, rank, sender)
-    for exchange in exchanges(plan, rank):
-        sender.send(*exchange)
+    for row in exchanges(plan, rank):
+        sender.send(row.axis, row.operation, row.peers, row.sizes)
     label = "dp" if plan.layout.world == plan.layout.replicas else "world"
-    sender.send(label, "scalars", range(plan.layout.world), scalars(plan) * SCALAR_BYTES)
+    everyone, told = range(plan.layout.world), scalars(plan) - COUNTS
+    sender.send(label, "scalars", everyone, COUNTS * SCALAR_BYTES, by_hosts=True)
+    sender.send(label, "scalars", everyone, told * SCALAR_BYTES)
     return dict(sender.sent)
+
+
+def padding(plan: Plan, rank: int) -> int:
+    """How many of these bytes make shares equal (`plan/flat_buffers.py`): 0 on CPUs."""
+    if plan.share_align == 1:
+        return 0
+    uneven = step_traffic(replace(plan, share_align=1), rank)
+    return sum(step_traffic(plan, rank).values()) - sum(uneven.values())
 
 
 def scalars(plan: Plan) -> int:
@@ -113,7 +135,7 @@ def scalars(plan: Plan) -> int:
 
 def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
     for row in sums_of(plan, rank):
-        times = plan.master_bytes * (plan.micros if row.every_micro else 1)
+        times = plan.sent_gradient_bytes * (plan.micros if row.every_micro else 1)
         for elements in row.messages:
             sizes = shares(elements, len(row.ranks)) * times
             for half in HALVES[row.op]:

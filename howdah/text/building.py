@@ -208,11 +208,8 @@ def _bring(data: Data, folder: Path, vocab: int) -> None:
     Raises UserError when it is too large for `vocab` or has no end token.
     """
     assert data.tokenizer is not None
-    path = tokenizers.find(data.tokenizer)
-    tokenizer = tokenizers.load(path)
-    tokenizers.require_fits(tokenizers.entries(tokenizer), vocab, str(path))
-    tokenizers.end_of(tokenizer, str(path), data.end_token)
-    shutil.copyfile(path, folder / tokenizers.FILE)
+    tokenizers.usable(data.tokenizer, vocab, data.end_token)
+    shutil.copyfile(tokenizers.find(data.tokenizer), folder / tokenizers.FILE)
 
 
 def _facts(

@@ -137,6 +137,11 @@ def check_sources(data: Data) -> Iterator[str]:
     for key, source in texts(data):
         if problem := _unusable(source.path):
             yield f"{key}.path {problem}"
+        if source.path == STDLIB and source.field != Text.field:
+            yield (
+                f"{key}.field is {shown(source.field)}, and files of stdlib have no fields; name "
+                f"the file that has it: {key.partition('[')[0]}=FILE"
+            )
     if data.tokenizer is not None and (problem := path_problem(data.tokenizer)):
         yield f"data.tokenizer is {shown(data.tokenizer)}, and {problem}"
     if data.end_token is not None and data.tokenizer is None:
@@ -170,8 +175,9 @@ def of_each(data: Data, ask: Callable[[Text], T]) -> list[T]:
     return answers
 
 
-def unreadable(data: Data) -> list[str]:
-    """A sentence if texts are missing, or if their first documents cannot be read.
+def unreadable(data: Data, *, opened: bool = True) -> list[str]:
+    """A sentence if texts are missing, or, where they are `opened`, if their first documents cannot
+    be read.
 
     Names that `check_sources` refuses are left to it, and the hub is not asked.
     """
@@ -180,7 +186,9 @@ def unreadable(data: Data) -> list[str]:
         skipped: list[str] = []
         if source.path.startswith("hf:") or _unusable(source.path):
             return
-        if next(documents(source, data.undecodable, skipped=skipped.append), None) is None:
+        if not opened:
+            files(source)
+        elif next(documents(source, data.undecodable, skipped=skipped.append), None) is None:
             raise nothing_in(source, skipped)
 
     try:

@@ -80,6 +80,16 @@ def load(path: Path) -> Tokenizer:
         raise UserError(f"data.tokenizer: {path} is not a tokenizer ({brief(error)})") from error
 
 
+def usable(name: str, vocab: int, end: str | None) -> Tokenizer:
+    """Loads the tokenizer that `data.tokenizer` names. Raises UserError when it is too large for
+    `vocab`, or has no end token (`end_of`).
+    """
+    tokenizer = load(path := find(name))
+    require_fits(entries(tokenizer), vocab, str(path))
+    end_of(tokenizer, str(path), end)
+    return tokenizer
+
+
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
     """Turns off truncation and padding; text that looks like a special token is encoded as text."""
     tokenizer.no_truncation()

@@ -78,6 +78,7 @@ class Corpus:
     duplicates, skipped   number of documents left out: exact copies; not UTF-8
     held_out_bytes, held_out_gzip, held_out_xz   size of the held-out text in bytes:
                     uncompressed, after gzip -9, after xz -9
+    checksums       CRC-32 of the tokens of each source, and of the held-out ones
     """
 
     folder: Path
@@ -94,6 +95,7 @@ class Corpus:
     held_out_bytes: int
     held_out_gzip: int
     held_out_xz: int
+    checksums: tuple[int, ...] = ()
 
     @property
     def tokenizer_path(self) -> Path:
@@ -224,10 +226,8 @@ def _open(data: Data, folder: Path) -> Corpus:
     try:
         index = read_index(folder)
         counts = index["tokens"]
-        parts = [
-            _map(folder, name, counts[name])
-            for name in [*map(source_name, range(len(data.sources))), HELD_OUT]
-        ]
+        names = [*map(source_name, range(len(data.sources))), HELD_OUT]
+        parts = [_map(folder, name, counts[name]) for name in names]
         facts = index["facts"]
         return Corpus(
             folder=folder,
@@ -235,6 +235,7 @@ def _open(data: Data, folder: Path) -> Corpus:
             weights=tuple(source.weight for source in data.sources),
             names=tuple(source.path for source in data.sources),
             held_out=parts[-1],
+            checksums=tuple(counts[name]["ids_crc32"] for name in names),
             **facts,
         )
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:

@@ -68,16 +68,24 @@ class Checkpointer:
         """The last step that all ranks know to be on disk, or -1."""
         return self._saved
 
+    def is_due(self, step: int) -> bool:
+        """Whether `between` has something to do after `step`."""
+        return any(self._due(step))
+
+    def _due(self, step: int) -> tuple[bool, bool]:
+        """Whether the settings ask for an evaluation, and for a save, after `step`."""
+        every = self.job.train
+        last = step == every.steps
+        evaluates = every.evaluate_every > 0 and (last or step % every.evaluate_every == 0)
+        return evaluates, last or (every.save_every > 0 and step % every.save_every == 0)
+
     def between(self, step: int, *, samples: int) -> None:
         """Evaluates and saves after `step` if the settings ask for it; always saves after the last
         step.
 
         samples  number of samples used so far
         """
-        every = self.job.train
-        last = step == every.steps
-        evaluates = every.evaluate_every > 0 and (last or step % every.evaluate_every == 0)
-        saves = last or (every.save_every > 0 and step % every.save_every == 0)
+        every, (evaluates, saves) = self.job.train, self._due(step)
         held_out = self.evaluate(step, limit=every.evaluate_samples) if evaluates else None
         if saves:
             self._save(step, samples, held_out)
@@ -175,6 +183,7 @@ class Checkpointer:
                 order_of(self.corpus, sequence=job.data.sequence_length, seed=job.seed)
             ),
             "best_loss": self._best,
+            "text": list(self.corpus.checksums),
         }
         about = About(job.name, str(job.layout), samples, meta)
         self._saver.save(

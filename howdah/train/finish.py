@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from howdah.base.errors import Unfinished, UserError
 from howdah.comm.launch import explain
+from howdah.parallel.apply import ParallelModel
+from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
 from howdah.plan.recording import Traffic
@@ -26,6 +29,7 @@ from howdah.train.monitor import SpeedMonitor
 from howdah.train.report import Bytes, compare
 from howdah.train.run_folder import EXPORT
 from howdah.train.sample import Draw, sample_text
+from howdah.train.whole_model import own_model
 
 SAMPLE_TOKENS = 120
 COMPARABLE = 10_000  # bytes of text from which on compressors are worth a comparison
@@ -48,7 +52,8 @@ def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: By
     lines = ["", *quality(held_out, checkpointer.corpus), *speed(job, mesh, monitor)]
     lines += compare(job.plan, mesh, held) if held else []
     lines += _optional("export", export, job, opened) if job.train.export else []
-    lines += _optional("sample", sample, job, opened) if job.train.prompt else []
+    sampled = partial(sample, placed=checkpointer.context.placed)
+    lines += _optional("sample", sampled, job, opened) if job.train.prompt else []
     for line in [*lines, *paths(job, opened)]:
         checkpointer.say(line)
 
@@ -164,10 +169,13 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
     return predicted
 
 
-def sample(job: Job, opened: FinishedRun) -> list[str]:
-    """A continuation of the run's prompt."""
+def sample(job: Job, opened: FinishedRun, placed: ParallelModel) -> list[str]:
+    """A continuation of the run's prompt, by the weights that this rank trains. Where it has a part
+    of them, they are loaded whole, in the run's precision and on its device.
+    """
+    dtype = DTYPES[job.method.precision]
     parts = sample_text(
-        opened.model(),
+        own_model(placed) or opened.model(dtype, placed.mesh.device),
         opened.tokenizer(),
         job.train.prompt,
         length=min(SAMPLE_TOKENS, job.shape.context // 2),

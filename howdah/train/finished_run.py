@@ -15,15 +15,14 @@ from howdah.checkpoint.facts import facts
 from howdah.checkpoint.load import Checkpoint, newest
 from howdah.host.measured import left
 from howdah.model.transformer import Transformer
-from howdah.parallel.flat_params import fill_masters, flatten
-from howdah.plan.flat_buffers import buffers
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import weights
 from howdah.text import tokenizer as tokenizers
 from howdah.train.console import Say
-from howdah.train.resume import read_weights
 from howdah.train.run_folder import TOKENIZER
+from howdah.train.whole_model import loaded_model
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -46,24 +45,22 @@ class FinishedRun:
         """The tokenizer that the run was trained with."""
         return tokenizers.load(self.folder / TOKENIZER)
 
-    def model(self) -> Transformer:
-        """The model in float32 on the CPU; any layout may have saved it.
+    def model(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Transformer:
+        """The model on one device; any layout may have saved it.
 
-        Raises UserError when too little memory is left. Otherwise the system would kill the process
-        that asks for it, which at the end of a run is the training process.
+        Raises UserError when too little memory is left there. Otherwise the system would kill the
+        process that asks for it, which at the end of a run is the training process.
         """
-        needed, there = 4 * parameters(self.shape).total, left()
+        needed, there = dtype.itemsize * parameters(self.shape).total, left(device)
         if there is not None and needed > there:
+            precision = str(dtype).removeprefix("torch.")
+            where = "" if device.type == "cpu" else f" on {device}"
             raise UserError(
-                f"the model of {self.folder} takes {needed / 1e9:.1f} GB of memory in float32, and "
-                f"{there / 1e9:.1f} GB are left; end other programs, or use a larger machine"
+                f"the model of {self.folder} takes {needed / 1e9:.1f} GB of memory in {precision}, "
+                f"and {there / 1e9:.1f} GB are left{where}; end other programs, or use a larger "
+                f"{'machine' if device.type == 'cpu' else 'card'}"
             )
-        with torch.device("meta"):
-            model = Transformer(self.shape)
-        table = buffers(weights(self.shape))
-        units = flatten(model, table, dtype=torch.float32, device=torch.device("cpu"))
-        fill_masters(units, read_weights(self.checkpoint))
-        return model
+        return loaded_model(self.checkpoint, self.shape, dtype=dtype, device=device)
 
     def export(self, to: Path) -> None:
         """Writes the model as a Hugging Face folder, one tensor at a time."""

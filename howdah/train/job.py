@@ -33,6 +33,7 @@ class Training:
     keep_last         number of newest checkpoints to keep, besides the best
     prompt            text that the sample at the end continues; empty: no sample
     export            whether to write a Hugging Face folder at the end
+    profile           the step that torch's profiler records, counted from 1; 0: none
     """
 
     steps: Annotated[int, Bound(1, MOST_STEPS)] = 1000
@@ -45,6 +46,7 @@ class Training:
     keep_last: Annotated[int, Bound(1, 10**6)] = 2
     prompt: str = ""
     export: bool = False
+    profile: Steps = 0
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,12 @@ from howdah.train.job import MOST_STEPS, Training
 LENGTHS = ("steps", "tokens", "epochs")  # keys of the table [train]
 
 
+def is_length(override: str) -> bool:
+    """Whether a KEY=VALUE of the command line gives the length of a run."""
+    table, _, name = override.partition("=")[0].rpartition(".")
+    return table == "train" and name in LENGTHS
+
+
 def read_length(train: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The table [train] of a recipe with `tokens` as a number, and the problems of its length."""
     found, problems = dict(train), []
@@ -55,14 +61,24 @@ def in_steps(train: Training, batch: Batch, sequence: int, samples: int = 0) -> 
     if train.epochs and samples:
         wanted = ceil(train.epochs * samples)
     if not wanted:
-        return train
+        return checked(train)
     steps = max(steps_of(batch, wanted), 1)
     if steps > MOST_STEPS:
         asked = (
             f"train.tokens {train.tokens:,}" if train.tokens else f"train.epochs {train.epochs:g}"
         )
         raise UserError(f"{asked} takes {steps:,} steps; a run has at most {MOST_STEPS:,}")
-    return replace(train, steps=steps, tokens=0, epochs=0.0)
+    return checked(replace(train, steps=steps, tokens=0, epochs=0.0))
+
+
+def checked(train: Training) -> Training:
+    """`train` itself. Raises UserError if the step to profile is past its last step."""
+    if train.profile > train.steps and not train.epochs:
+        raise UserError(
+            f"train.profile is {train.profile:,}, past the last step, {train.steps:,}; name one of "
+            "the run's steps, or 0 for none"
+        )
+    return train
 
 
 def describe(order: Order, *, steps: int, used: int) -> str:

@@ -5,6 +5,7 @@ model, takes batches, steps, saves and reports.
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from math import isfinite
 from signal import SIGTERM
@@ -13,29 +14,35 @@ import torch
 
 from howdah.base.errors import UserError
 from howdah.base.signals import Stopped, StopRequest, listen
+from howdah.comm.both import explain_losses_in
 from howdah.comm.transport import Transport
+from howdah.host.devices import device_lines, own_device
 from howdah.host.peak import Peak, peak_flops
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import ParallelModel, apply
 from howdah.parallel.compile import compile_blocks
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
-from howdah.text.batches import Micro, micros, order_of, rows_of
+from howdah.text.batches import micros, order_of, rows_of
 from howdah.text.order import Order
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.checkpointing import Checkpointer
 from howdah.train.console import RunConsole, Say
+from howdah.train.feed import Fed, Supply, feeder_of
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
 from howdah.train.length import describe
 from howdah.train.metrics import MetricsWriter
 from howdah.train.monitor import SpeedMonitor
+from howdah.train.out_of_memory import out_of_memory
+from howdah.train.profile import StepProfiler
 from howdah.train.report import Bytes, measured_memory, predict_lines
 from howdah.train.resume import Start, check_match, find_start
 from howdah.train.run_folder import lock
 from howdah.train.state import restore_states
-from howdah.train.step import StepContext, StepResult, train_step
+from howdah.train.step import StepContext, StepResult, counted, train_step
+from howdah.train.tell import Untold, steps_late
 
 NOTHING: Bytes = {}  # measured by a run that takes no step
 
@@ -60,16 +67,18 @@ class Begun:
     first_sample  step → index of its first sample in the order of samples
     in_epoch      samples of an epoch
     tell          shows a line to the user and appends it to log.txt
+    profiler      records one step, if the user has asked for it
     """
 
     context: StepContext
     start: Start
     first_sample: Callable[[int], int]
     in_epoch: int
-    batches: Prefetch[list[Micro]]
+    batches: Prefetch[Fed]
     monitor: SpeedMonitor
     checkpointer: Checkpointer
     tell: Say
+    profiler: StepProfiler
 
 
 def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
@@ -102,6 +111,10 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     this opens.
     """
     mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
+    explain_losses_in(transport, job.folder)
+    # Streams order what one thread launches; on a GPU, torch would run backward passes on another.
+    stack.enter_context(torch.autograd.set_multithreading_enabled(device.type == "cpu"))
+    stack.enter_context(out_of_memory(job, mesh, ranks_here(mesh)))
     if mesh.rank == 0:
         stack.enter_context(lock(job.folder))
     say = RunConsole(mesh.rank).say
@@ -123,41 +136,74 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
     monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
     length = describe(order, steps=job.train.steps, used=first(job.train.steps))
-    for line in [*predict_lines(job.plan, mesh), length]:
+    for line in [*device_lines(device, ranks_here(mesh)), *predict_lines(job.plan, mesh), length]:
         tell(line)
     if start.step >= job.train.steps:
         tell(f"no step is left: {start.step} of {job.train.steps} are done; raise train.steps")
     in_epoch = sum(order.samples)
-    return Begun(context, start, first, in_epoch, batches, monitor, checkpointer, tell)
+    profiler = profiler_of(job, mesh, tell)
+    if 0 < job.train.profile <= start.step < job.train.steps:
+        tell(f"profile     step {job.train.profile} is done: this start records none")
+    return Begun(context, start, first, in_epoch, batches, monitor, checkpointer, tell, profiler)
 
 
 def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool, Bytes]:
     """Trains until the last step, or until some rank was asked to stop. Returns the number of
     updates done, whether the run was stopped, and the bytes that this rank was measured to hold.
+
+    On a GPU the loop runs ahead of what is reported (`tell.py`).
     """
-    first = step = begun.start.step
-    stopped, held = False, NOTHING
+    context, first = begun.context, begun.start.step
+    step, stopped, held = first, False, NOTHING
+    batches = Supply(
+        begun.batches,
+        context.mesh,
+        steps=job.train.steps - step,
+        labels=partial(counted, context),
+        asked=lambda: request.signal != 0,
+    )
+    untold = Untold(steps_late(context.mesh.device))
     while step < job.train.steps and not stopped:
         rate = learning_rate(job.method.lr, step=step, steps=job.train.steps)
-        asked, batch = request.signal != 0, begun.batches.next()
+        asked, batch = request.signal != 0, batches.next()
         if step == first:
-            held = measured_memory(begun.context, batch[0])
-        result = train_step(begun.context, batch, step=step, rate=rate, stop=asked)
+            held = measured_memory(context, batch[0])
+        with begun.profiler.around(step + 1):
+            result = train_step(context, batch, step=step, rate=rate, stop=asked)
         step, stopped = step + 1, result.stop
-        refuse_divergence(result, step)
-        epoch = begun.first_sample(step) / begun.in_epoch
-        begun.monitor.step(result, step=step, rate=rate, epoch=epoch)
-        if not stopped:
+        sent = begun.monitor.sent
+        untold.add(partial(report, begun, result, step=step, rate=rate, sent=sent))
+        if not stopped and begun.checkpointer.is_due(step):
+            untold.settle()
             with begun.monitor.paused():
                 begun.checkpointer.between(step, samples=begun.first_sample(step))
+    untold.settle()
     return step, stopped, held
 
 
+def report(begun: Begun, result: StepResult, *, step: int, rate: float, sent: int) -> None:
+    """Reports a step, counted from 1, when its numbers may be read."""
+    refuse_divergence(result, step)
+    epoch = begun.first_sample(step) / begun.in_epoch
+    begun.monitor.step(result, step=step, rate=rate, epoch=epoch, sent=sent)
+
+
+def profiler_of(job: Job, mesh: Mesh, tell: Say) -> StepProfiler:
+    """Records the step of `train.profile` on this rank."""
+    return StepProfiler(
+        job.train.profile, rank=mesh.rank, device=mesh.device, folder=job.folder, say=tell
+    )
+
+
 def device_of(job: Job, local_rank: int) -> torch.device:
-    """The device of this rank. If a machine has more ranks than GPUs, ranks share a GPU."""
-    if job.device == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    """The device of this rank, made the current one."""
+    return own_device(job.device, local_rank)
+
+
+def ranks_here(mesh: Mesh) -> int:
+    """The ranks of the run on this rank's machine."""
+    nodes = mesh.wires.nodes
+    return nodes.count(nodes[mesh.rank]) if nodes else mesh.layout.world
 
 
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
@@ -226,14 +272,17 @@ def order_of_run(job: Job, corpus: Corpus) -> Order:
 
 def read_batches(
     job: Job, mesh: Mesh, corpus: Corpus, start: Start, first: Callable[[int], int]
-) -> Prefetch[list[Micro]]:
-    """Reads the micro-batches of this rank, step after step, ahead of their use."""
+) -> Prefetch[Fed]:
+    """Reads the micro-batches of this rank, step after step, and brings them to its device, ahead
+    of their use.
+    """
     order = order_of_run(job, corpus)
     assert job.batch.micro_batch is not None
     rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
+    feed = feeder_of(mesh.device)
 
-    def read(step: int) -> list[Micro]:  # ahead of its use: may be past the last step
-        return micros(corpus, order, rows, first=first(step), size=job.batch.size(step))
+    def read(step: int) -> Fed:  # ahead of its use: may be past the last step
+        return feed(micros(corpus, order, rows, first=first(step), size=job.batch.size(step)))
 
     return Prefetch(read, step=start.step)
 

@@ -7,7 +7,8 @@ The log line begins like torchtitan's, for which parsers exist:
     epoch: 0.02  left: 0:04:10
 
 tps is tokens per second *per rank*. tflops and mfu count the full attention square, as torchtitan
-does; metrics.jsonl also has the causal count. TensorBoard keys are torchtitan's.
+does; metrics.jsonl also has the causal count. On a card, what torch has reserved of it follows lr.
+TensorBoard keys are torchtitan's.
 
 Training needs none of these files: if one cannot be written, the run reports it once and continues.
 """
@@ -39,7 +40,9 @@ class StepMetrics:
     rate          learning rate of that step
     tps           tokens per second and rank
     tflops, mfu   full-square convention; mfu_causal counts the half that causal attention needs
-    memory        peak bytes of this process; memory_share is their share of all memory
+    memory        peak bytes: of a card those of tensors in the stretch, else of this process since
+                  its start; memory_share is their share of all memory
+    reserved      peak bytes that torch took from the card in the stretch; None on a CPU
     sent          bytes that this rank sent per step
     exposed       share of the time that computation waited for other ranks
     waited        share of the time that the loop waited for data
@@ -64,20 +67,23 @@ class StepMetrics:
     seconds: float
     epoch: float = 0.0
     left: float = 0.0
+    reserved: int | None = None
 
     def line(self) -> str:
         """The log line."""
+        card = "" if self.reserved is None else f"reserved: {self.reserved / GIB:.2f}GiB  "
         return (
             f"step: {self.step:2d}  loss: {self.loss:8.5f}  grad_norm: {self.norm:7.4f}  "
             f"memory: {self.memory / GIB:5.2f}GiB({self.memory_share:.2%})  "
             f"tps: {round(self.tps):,}  tflops: {self.tflops:,.2f}  mfu: {self.mfu:.2%}  "
-            f"lr: {self.rate:.2e}  sent: {self.sent / MIB:.1f}MiB  "
+            f"lr: {self.rate:.2e}  {card}sent: {self.sent / MIB:.1f}MiB  "
             f"exposed: {self.exposed:.2%}  data: {self.waited:.2%}  "
             f"epoch: {self.epoch:.2f}  left: {spell_time(self.left)}"
         )
 
     def scalars(self) -> dict[str, float]:
         """The values, by TensorBoard key."""
+        card = {} if self.reserved is None else {"memory/max_reserved(GiB)": self.reserved / GIB}
         return {
             "loss_metrics/global_avg_loss": self.loss,
             "grad_norm": self.norm,
@@ -91,6 +97,7 @@ class StepMetrics:
             "time_metrics/data_loading(%)": 100 * self.waited,
             "communication/sent(MiB)": self.sent / MIB,
             "communication/exposed(%)": 100 * self.exposed,
+            **card,
         }
 
 
@@ -156,7 +163,8 @@ class MetricsWriter:
     def measured(self, measured: StepMetrics) -> None:
         """Writes the measurements of a stretch of steps."""
         with self._beside.writing(METRICS):
-            self._add(TRAIN, asdict(measured))
+            row = asdict(measured)
+            self._add(TRAIN, {name: value for name, value in row.items() if value is not None})
         self.log(measured.line())
         with self._beside.writing(BOARD):
             self._board.add(measured.scalars(), measured.step)

@@ -1,7 +1,7 @@
 """Measures a run: turns finished steps into log lines, files and a progress bar.
 
 One stretch of `log_every` steps gives one line. Every number in a line is about that stretch: the
-time, the bytes sent, the time spent waiting for data and for other ranks.
+time, the bytes sent, the time spent waiting for data and for other ranks, the memory of a card.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
-from howdah.host.measured import peak_memory
+from howdah.host.measured import peak_memory, reset_peak
 from howdah.shapes.products import train_flops
-from howdah.text.batches import Micro
 from howdah.text.prefetch import Prefetch
 from howdah.train.console import RunConsole
+from howdah.train.feed import Fed
 from howdah.train.job import Job
 from howdah.train.metrics import MetricsWriter, StepMetrics
 from howdah.train.step import StepContext, StepResult
@@ -45,7 +45,7 @@ class SpeedMonitor:
         self,
         job: Job,
         context: StepContext,
-        batches: Prefetch[list[Micro]],
+        batches: Prefetch[Fed],
         *,
         peak: tuple[float, str],
         console: RunConsole,
@@ -62,14 +62,20 @@ class SpeedMonitor:
         self.steps, self.tokens, self.seconds = 0, 0, 0.0
         self.last: StepMetrics | None = None
         self._mark = self._now()
+        reset_peak(self._mesh.device)
 
     def _now(self) -> _Mark:
         return _Mark(
             clock=perf_counter(),
-            sent=sum(self._mesh.counters.bytes.values()),
+            sent=self.sent,
             exposed=self._mesh.waited.seconds,
             waited=self._batches.waited.seconds,
         )
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent so far."""
+        return sum(self._mesh.counters.bytes.values())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -79,10 +85,11 @@ class SpeedMonitor:
         passed = zip(self._mark, self._now(), before, strict=True)
         self._mark = _Mark(*(mark + now - then for mark, now, then in passed))
 
-    def step(self, result: StepResult, *, step: int, rate: float, epoch: float) -> None:
+    def step(self, result: StepResult, *, step: int, rate: float, epoch: float, sent: int) -> None:
         """Counts the finished `step` (from 1); at the end of a stretch, reports the stretch.
 
         epoch  epochs of the text that the run has used so far
+        sent   bytes that this rank had sent when the step was launched; a later one may be by now
         """
         self._steps += 1
         self._done += 1
@@ -90,18 +97,19 @@ class SpeedMonitor:
         self._console.step(step)
         if step % self._job.train.log_every == 0 or step == self._job.train.steps:
             left = (perf_counter() - self._began) / self._done * (self._job.train.steps - step)
-            measured = self._measure(result, step, rate)
+            measured = self._measure(result, step, rate, sent)
             self.last = replace(measured, epoch=epoch, left=left)
             self._console.measured(self.last)
             if self._records:
                 self._records.measured(self.last)
-            self._mark, self._steps, self._tokens = self._now(), 0, 0
+            self._mark, self._steps, self._tokens = self._now()._replace(sent=sent), 0, 0
+            reset_peak(self._mesh.device)
 
-    def _measure(self, result: StepResult, step: int, rate: float) -> StepMetrics:
+    def _measure(self, result: StepResult, step: int, rate: float, sent: int) -> StepMetrics:
         mark, now = self._mark, self._now()
         seconds = max(now.clock - mark.clock, 1e-9)
         tps = self._tokens / seconds / self._mesh.layout.world
-        memory, there_is = peak_memory(self._mesh.device)
+        used = peak_memory(self._mesh.device)
         self.steps += self._steps
         self.tokens += self._tokens
         self.seconds += seconds
@@ -114,9 +122,10 @@ class SpeedMonitor:
             tflops=tps * self._full / 1e12,
             mfu=tps * self._full / self.peak,
             mfu_causal=tps * self._causal / self.peak,
-            memory=memory,
-            memory_share=memory / there_is,
-            sent=(now.sent - mark.sent) / max(self._steps, 1),
+            memory=used.held,
+            memory_share=used.held / used.total,
+            reserved=used.reserved,
+            sent=(sent - mark.sent) / max(self._steps, 1),
             exposed=(now.exposed - mark.exposed) / seconds,
             waited=(now.waited - mark.waited) / seconds,
             seconds=seconds,

@@ -38,11 +38,12 @@ class OptionalOutput:
         self._said: set[str] = set()
 
     @contextmanager
-    def writing(self, kind: str) -> Iterator[None]:
-        """Ends the block at an OSError or an ImportError, and does not raise the error."""
+    def writing(self, kind: str, *also: type[Exception]) -> Iterator[None]:
+        """Ends the block at an OSError, an ImportError or one of `also`, and does not raise it."""
+        kinds: tuple[type[Exception], ...] = (OSError, ImportError, *also)
         try:
             yield
-        except (OSError, ImportError) as error:
+        except kinds as error:
             if kind in self._said:
                 return
             self._said.add(kind)  # first, because `say` may itself try to write, and fail

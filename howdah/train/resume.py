@@ -6,14 +6,15 @@ pieces that it holds.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from howdah.base.errors import UserError
-from howdah.checkpoint.facts import facts
+from howdah.base.errors import UserError, several
+from howdah.checkpoint.facts import Facts, facts
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.model.hub import read_hub
@@ -124,56 +125,89 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
 
 
 def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
-    """Raises UserError when `job` cannot resume from a checkpoint: it would be a different
-    training.
+    """Raises UserError, with every reason, when `job` cannot resume from a checkpoint, because it
+    would be a different training.
 
     The checkpoint must not be past the job's last step. Model, tokenizer, order of samples and
     optimizer must be those of the checkpoint; layout, batch, precision and learning rate may
     change.
     """
-    way_out = "restore it, or give another folder=PATH"
+    saved = facts(checkpoint)
+    problems = [
+        *_of_length(checkpoint, job),
+        *_of_model(job.shape, saved.model),
+        *_of_text(saved, job, corpus),
+        *_of_optimizer(checkpoint, saved.optimizer, job.method.optimizer),
+    ]
+    if problems:
+        raise UserError(several([f"{checkpoint.path} {problems[0]}", *problems[1:]]))
+
+
+RESTORE = "restore it, or give another folder=PATH"
+
+
+def _of_length(checkpoint: Checkpoint, job: Job) -> Iterator[str]:
+    if checkpoint.step > job.train.steps:
+        yield (
+            f"is past train.steps {job.train.steps}; make it {checkpoint.step} or more, or give "
+            "another folder=PATH"
+        )
+
+
+def _of_model(shape: ModelShape, saved: ModelShape) -> Iterator[str]:
+    mine, theirs = as_plain(stated(shape)), as_plain(stated(saved))
+    for name in _different(mine, theirs):
+        yield f"holds a model with {name} {theirs[name]}, this run has {mine[name]}; {RESTORE}"
+
+
+def _of_text(saved: Facts, job: Job, corpus: Corpus) -> Iterator[str]:
     more_text = (
         "restore them, or go on with this text in another run: "
         f"howdah export {job.folder} --to DIR, then init_from=DIR folder=PATH"
     )
-    if checkpoint.step > job.train.steps:
-        raise UserError(
-            f"{checkpoint.path} is past train.steps {job.train.steps}; make it "
-            f"{checkpoint.step} or more, or give another folder=PATH"
+    other_tokens = saved.tokenizer != corpus.fingerprint
+    if other_tokens:
+        yield (
+            "was trained with another tokenizer: its text sources or its vocabulary have changed; "
+            f"{more_text}"
         )
-    saved = facts(checkpoint)
-    mine, theirs = as_plain(stated(job.shape)), as_plain(stated(saved.model))
-    for name in _different(mine, theirs):
-        raise UserError(
-            f"{checkpoint.path} holds a model with {name} {theirs[name]}, this run has "
-            f"{mine[name]}; {way_out}"
-        )
-    if saved.tokenizer != corpus.fingerprint:
-        raise UserError(
-            f"{checkpoint.path} was trained with another tokenizer: its text sources or its "
-            f"vocabulary have changed; {more_text}"
-        )
-    order = as_plain(order_of(corpus, sequence=job.data.sequence_length, seed=job.seed))
+    mine = as_plain(order_of(corpus, sequence=job.data.sequence_length, seed=job.seed))
     theirs = as_plain(saved.order)
-    for name in _different(order, theirs):
-        raise UserError(
-            f"{checkpoint.path} was trained with {ORDER[name]} {theirs[name]}, "
-            f"this run has {order[name]}, so the next sample would be another; "
-            f"{more_text if name == 'samples' else way_out}"
+    other = set(_different(mine, theirs))
+    if other_tokens or "sequence" in other:  # then there are other samples too
+        other.discard("samples")
+    for name in (one for one in ORDER if one in other):
+        yield (
+            f"was trained with {ORDER[name]} {theirs[name]}, this run has {mine[name]}, so the "
+            f"next sample would be another; {more_text if name == 'samples' else RESTORE}"
         )
-    _check_optimizer(checkpoint, saved.optimizer, job.method.optimizer)
+    if not (other_tokens or other) and saved.text[:-1] != corpus.checksums[: len(saved.text[:-1])]:
+        yield f"was trained with other text: the contents of data.sources have changed; {more_text}"
 
 
-def _check_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> None:
+def check_held_out(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """Raises UserError when the held-out text is not that of the checkpoint: its losses would be
+    compared with those of another text.
+    """
+    saved = facts(checkpoint).text
+    if saved and corpus.checksums and saved[-1] != corpus.checksums[-1]:
+        raise UserError(
+            f"{checkpoint.path} was evaluated on other text: the contents of data.validation have "
+            "changed, so losses before and after do not compare; restore them, or go on by --resume"
+        )
+
+
+def _of_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> Iterator[str]:
     if saved != optimizer.name:
-        raise UserError(
-            f"{checkpoint.path} holds the state of {saved}, this run uses {optimizer.name}; "
-            f"go on with {saved}, or start anew from an export"
+        yield (
+            f"holds the state of {saved}, this run uses {optimizer.name}; go on with {saved}, or "
+            "start anew from an export"
         )
+        return
     for state in optimizer.states:
         if state not in checkpoint.kinds:
-            raise UserError(
-                f"{checkpoint.path} holds no {state} of {saved}, which method.optimizer.momentum "
+            yield (
+                f"holds no {state} of {saved}, which method.optimizer.momentum "
                 f"{optimizer.momentum} needs; go on with momentum 0, or start anew from an export"
             )
 

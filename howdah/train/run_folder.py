@@ -14,16 +14,34 @@ RUN/run.toml          the resolved run
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from howdah.base.errors import UserError
+from howdah.base.files import kind_of
 
 TOKENIZER = "tokenizer.json"
 EXPORT = "export"
 LOCK = "lock"
+CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
+BEFORE_STEPS = {"run.toml", "history.jsonl", TOKENIZER, "log.txt", METRICS, "tensorboard", LOCK}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a start finds where its run folder is to be.
+
+    made   folders that were not there, innermost first
+    names  names in the run folder, without a lock that this start has made
+    """
+
+    folder: Path
+    made: list[Path]
+    names: frozenset[str]
 
 
 def make_run_folder(folder: Path) -> list[Path]:
@@ -52,10 +70,11 @@ def _remove_empty(folder: Path, made: list[Path]) -> None:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[Found]:
     """Holds the run folder's lock during the block. Raises UserError when another live run holds
     it. A block that fails before it has written anything leaves no folder behind.
     """
+    locked_before = (folder / LOCK).exists()
     made = make_run_folder(folder)
     with (folder / LOCK).open("r+") as file:
         if not _locked(file, folder / LOCK):
@@ -64,10 +83,27 @@ def lock(folder: Path) -> Iterator[None]:
                 "with folder=PATH"
             )
         try:
-            yield
+            names = {path.name for path in folder.iterdir()}
+            yield Found(folder, made, frozenset(names if locked_before else names - {LOCK}))
         except BaseException:
             _remove_empty(folder, made)
             raise
+
+
+def remove_start(found: Found) -> None:
+    """Removes what a start has written to its run folder, if nothing was logged or saved since, and
+    the folders that it made. What was `found` there stays, and so does the folder of a live run.
+    """
+    folder, metrics = found.folder, found.folder / METRICS
+    unused = kind_of(folder / CHECKPOINTS) == "does not exist" and kind_of(folder) == "folder"
+    if not unused or (kind_of(metrics) == "file" and metrics.stat().st_size):
+        return
+    with suppress(UserError, OSError), lock(folder):
+        for path in folder.iterdir():
+            if path.name in BEFORE_STEPS - found.names:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in found.made:
+            path.rmdir()
 
 
 def _locked(file: IO[str], path: Path) -> bool:

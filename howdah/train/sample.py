@@ -108,7 +108,7 @@ def next_logits(model: Transformer, tokens: list[int], *, start: int, cache: Cac
     cache  keys and values of the tokens before `start`; those of `tokens` are added
     """
     device = model.embedding.weight.device
-    row = torch.tensor([tokens], device=device)
+    row = torch.tensor([tokens]).to(device)
     positions = torch.arange(start, start + len(tokens), device=device)[None]
     hidden = model(row, positions, cache=cache)
     return model.logits(hidden[0, -1])

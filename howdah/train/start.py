@@ -7,16 +7,34 @@ are already running: all of them prepare the tokens, and rank 0 checks the rest.
 
 from pathlib import Path
 
-from howdah.base.errors import UserError, named
+from howdah.base.errors import UserError, named, several
 from howdah.checkpoint.export import require_free
 from howdah.checkpoint.folders import steps
 from howdah.text.batches import order_of
-from howdah.text.tokenizer import FILE, load, prompt_ids
+from howdah.text.sources import unreadable
+from howdah.text.tokenizer import FILE, load
 from howdah.text.tokens import Corpus, prepare, require_samples
 from howdah.train.console import Say, encoding_bar
+from howdah.train.inputs import input_problems, require_prompt
 from howdah.train.job import Job
-from howdah.train.resume import check_match, choose, read_folder
+from howdah.train.resume import check_held_out, check_match, choose
 from howdah.train.run_folder import EXPORT
+
+
+def require_inputs(job: Job) -> None:
+    """Raises UserError with everything that keeps `job` from starting and shows without encoding
+    its text: the export, and `input_problems`.
+    """
+    if job.train.export:
+        require_free(job.folder / EXPORT)
+    if problems := input_problems(
+        job.data,
+        shape=job.shape,
+        prompt=job.train.prompt,
+        init_from=job.init_from,
+        folder=job.folder,
+    ):
+        raise UserError(several([*unreadable(job.data), *problems]))
 
 
 def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
@@ -44,12 +62,7 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
     if open_still and (note := vocab_note(corpus.entries, job.shape.vocab)):
         say(f"note        {note}")
     if job.train.prompt:
-        tokens = len(prompt_ids(corpus.tokenizer, job.train.prompt, corpus.end))
-        if tokens > job.shape.context:
-            raise UserError(
-                f"train.prompt has {tokens} tokens, and the model's context is "
-                f"{job.shape.context}: shorten it"
-            )
+        require_prompt(job.train.prompt, corpus.tokenizer, context=job.shape.context)
     return corpus
 
 
@@ -65,19 +78,20 @@ def vocab_note(entries: int, vocab: int) -> str:
     )
 
 
-def prepare_start(job: Job, corpus: Corpus, say: Say) -> None:
-    """Checks what the run starts from: its newest checkpoint, or the folder of weights `init_from`;
-    and that its export can be written. The caller holds the lock of the run folder.
+def prepare_start(job: Job, corpus: Corpus, say: Say, *, other_held_out: bool = False) -> None:
+    """Checks that what the run starts from belongs to its text: its newest checkpoint, or the
+    folder of weights `init_from`. The caller holds the lock of the run folder.
+
+    other_held_out  whether the held-out text may be other than that of the checkpoint
 
     Raises UserError when the run cannot start.
     """
-    if job.train.export:
-        require_free(job.folder / EXPORT)
     checkpoint = choose(job.folder / "checkpoints", say)
     if checkpoint:
         check_match(checkpoint, job, corpus)
+        if not other_held_out:
+            check_held_out(checkpoint, corpus)
     elif job.init_from is not None:
-        read_folder(job.init_from, job.shape)
         require_its_tokenizer(job.init_from, corpus)
 
 

@@ -4,25 +4,31 @@
   2. run      each micro-batch forward and backward; its summed loss is divided by that count,
               so gradients are sums to which every token adds equally
   3. reduce   the gradients, mostly while backward still runs
-  4. norm     of the full gradient, each element counted once; then clip
-  5. update   the masters, and copy them to the weights, for which other ranks may wait
-  6. report   the summed loss over all ranks
+  4. sum      the loss over all ranks, and the squares of the full gradient, each element counted
+              once
+  5. update   the masters, by the clipped gradient, and copy them to the weights, for which other
+              ranks may wait
+  6. tell     loss and norm: the host asks for them when it needs them
 
 Averages are never averaged, neither over micro-batches nor over ranks.
+
+On a GPU the host only launches all this: nothing between 1 and 6 reads a number of the device, and
+what 1 needs is there before the step begins (`feed.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+from math import sqrt
 
 import torch
 from torch import Tensor
 
 from howdah.comm.recorder import Recorder
-from howdah.model.noise import Noise
-from howdah.optim.clip import clip, squared_norm, total_norm
+from howdah.optim.clip import clipped_update, squared_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import ParallelModel
+from howdah.parallel.flat_params import publish
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
 from howdah.plan.batch import MASKED
@@ -31,6 +37,8 @@ from howdah.plan.method import Method
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.text.batches import Micro
+from howdah.train.feed import Counts, Fed, OnDevice, arrays_of, on_device, with_noise
+from howdah.train.tell import Told, over_ranks, streams_of, tell
 
 
 def count_tokens(micros: Sequence[Micro]) -> int:
@@ -52,7 +60,7 @@ class StepContext:
 
     placed  the model, laid out for this rank
     count   counts the labelled tokens of micro-batches
-    square  computes the squared norm of gradients
+    square  computes the squared norm of gradients, as a float64 scalar on their device
     """
 
     placed: ParallelModel
@@ -60,7 +68,7 @@ class StepContext:
     method: Method
     seed: int
     count: Callable[[Sequence[Micro]], int] = count_tokens
-    square: Callable[[Iterable[Tensor]], float] = squared_norm
+    square: Callable[[Iterable[Tensor]], Tensor] = squared_norm
 
     @property
     def recorder(self) -> Recorder:
@@ -72,91 +80,121 @@ class StepContext:
 class StepResult:
     """What a step measured; equal on all ranks.
 
-    loss    mean over the labelled tokens of the global batch
-    norm    of the full gradient, before clipping
+    told    the summed loss and the squared norm, which may still be on their way
     tokens  number of labelled tokens in the global batch
     stop    whether some rank was asked to stop
     """
 
-    loss: float
-    norm: float
+    told: Told
     tokens: int
     stop: bool
+
+    @property
+    def loss(self) -> float:
+        """The mean over the labelled tokens of the global batch. On a GPU, asking waits until the
+        step has been computed.
+        """
+        return self.told.values()[0] / max(self.tokens, 1)
+
+    @property
+    def norm(self) -> float:
+        """The norm of the full gradient, before clipping; asking waits as for the loss."""
+        return sqrt(self.told.values()[1])
 
 
 def train_step(
     context: StepContext, micros: Sequence[Micro], *, step: int, rate: float, stop: bool = False
 ) -> StepResult:
     """Updates the model once, from this rank's micro-batches of the global batch. All ranks call
-    together.
+    together. When the norm of the gradient is not finite, nothing is updated.
 
     step  number of updates done before
     rate  learning rate of this update
-    stop  whether this rank was asked to stop
+    stop  whether this rank was asked to stop; `micros` that the ranks have exchanged know it
     """
-    placed, world = context.placed, context.mesh.world
-    tokens, stops = world.sum_scalars([counted(context, micros), float(stop)])  # 1
+    placed, streams = context.placed, streams_of(context.mesh.device)
+    fed = _fed(context, micros)
+    tokens, stops = fed.counts or exchange(context, micros, stop=stop)  # 1
+    fed.wait(streams)
     with context.recorder.step(step + 1):
-        loss = accumulate(context, micros, step=step, tokens=tokens)  # 2, 3
-        norm = total_norm([_square(context)])  # 4
+        total = accumulate(context, fed, step=step, tokens=tokens)  # 2, 3
+        loss, square = _sums(context, total)  # 4
         with context.recorder.span(_update(len(micros))):  # 5
-            clip(placed.gradients(), norm=norm, limit=context.method.grad_clip)
             set_rate(placed.optimizer, rate)
-            placed.optimizer.step()
-            for unit in placed.units.values():
-                unit.copy_to_weights()
+            limit = context.method.grad_clip
+            clipped_update(placed.optimizer, placed.gradients(), square=square, limit=limit)
+            publish(placed.units.values())
             if placed.gatherer:
                 placed.gatherer.updated()
-        (total,) = world.sum_scalars([loss if context.mesh.index_of("tp") == 0 else 0.0])  # 6
-    return StepResult(total / max(tokens, 1), norm, int(tokens), stops > 0)
+        both = torch.stack([loss, square])
+        told = tell(both, context.mesh.world, streams=streams, keep=fed)  # 6
+    return StepResult(told, int(tokens), stops)
+
+
+def exchange(context: StepContext, micros: Sequence[Micro], *, stop: bool) -> Counts:
+    """What all ranks must know of a step. All ranks call together."""
+    mine = [counted(context, micros), float(stop)]
+    tokens, stops = context.mesh.world.sum_scalars(mine)
+    return Counts(tokens, stops > 0)
 
 
 def _update(micros: int) -> Instruction:
     return Instruction(Verb.UPDATE, Action(Kind.UPDATE, 0, micros - 1))
 
 
-def _square(context: StepContext) -> float:
-    """The squared norm of the full gradient."""
-    placed = context.placed
+def _sums(context: StepContext, total: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed loss of all ranks, and the squared norm of the full gradient: float64 scalars on
+    the device.
+
+    total  the summed loss of this rank, which all tp ranks have alike
+    """
+    placed, mesh = context.placed, context.mesh
+    loss = total.to(torch.float64)
+    if mesh.index_of("tp") > 0:
+        loss = torch.zeros_like(loss)
     if has_whole_norm(placed.plan.layout):
-        return context.square(placed.gradients())
-    counted = (
-        unit.summed[start - unit.start : stop - unit.start]
-        for unit, start, stop in placed.counted()
-    )
-    (square,) = context.mesh.world.sum_scalars([context.square(counted)])
-    return square
+        square = context.square(placed.gradients())
+        (loss,) = over_ranks(mesh.world, loss.view(1)).unbind()
+    else:
+        counted = (
+            unit.summed[start - unit.start : stop - unit.start]
+            for unit, start, stop in placed.counted()
+        )
+        both = torch.stack([loss, context.square(counted)])
+        loss, square = over_ranks(mesh.world, both).unbind()
+    return loss, square
 
 
-def accumulate(context: StepContext, micros: Sequence[Micro], *, step: int, tokens: float) -> float:
-    """Sets the gradients to those of the global batch. Returns the summed loss of this rank.
+def accumulate(
+    context: StepContext, micros: Sequence[Micro], *, step: int, tokens: float
+) -> Tensor:
+    """Sets the gradients to those of the global batch. Returns the summed loss of this rank, a
+    scalar on the device.
 
     tokens  number of labelled tokens in the global batch, by which the gradients are divided
     """
     placed = context.placed
-    for unit in placed.units.values():
-        (unit.summed if unit.gradients is None else unit.gradients).zero_()
+    units = placed.units.values()
+    torch._foreach_zero_([u.summed if u.gradients is None else u.gradients for u in units])
     with placed.in_pass(f"a step of {len(micros)} micro-batches"):
-        given = [to_device(context, micro, step=step) for micro in micros]
+        given = [_given(context, one, step=step) for one in _fed(context, micros).tensors]
         return placed.executor.train(given, placed.loss, tokens=tokens)
+
+
+def _fed(context: StepContext, micros: Sequence[Micro]) -> Fed:
+    """Micro-batches with their tensors on this rank's device; copied now if they are not there."""
+    if isinstance(micros, Fed):
+        return micros
+    return Fed(micros, [on_device(micro, context.mesh.device) for micro in micros])
+
+
+def _given(context: StepContext, one: OnDevice, *, step: int) -> Given:
+    return with_noise(one, seed=context.seed, step=step, region=context.placed.region)
 
 
 def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
     """A micro-batch as tensors on this rank's device, with the noise of `step`."""
-    noise = Noise(context.seed, step, torch.from_numpy(micro.samples))
-    region = context.placed.region
-    if region and region.sliced:  # dropout drops here what one device drops at these positions
-        noise = replace(noise, positions=torch.arange(*region.slice), length=region.length)
-    return replace(arrays_of(micro, context.mesh.device), noise=noise)
-
-
-def arrays_of(micro: Micro, device: torch.device) -> Given:
-    """A micro-batch as tensors on `device`, without noise; documents stay on the host."""
-    tokens, labels, positions = (
-        torch.from_numpy(array).to(device, non_blocking=True)
-        for array in (micro.tokens, micro.labels, micro.positions)
-    )
-    return Given(tokens, labels, positions, torch.from_numpy(micro.documents), noise=None)
+    return _given(context, on_device(micro, context.mesh.device), step=step)
 
 
 @torch.no_grad()
@@ -170,13 +208,14 @@ def held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float,
 
 
 def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
-    total, tokens, placed = 0.0, 0, context.placed
+    tokens, placed, device = 0, context.placed, context.mesh.device
+    losses = torch.zeros((), dtype=torch.float64, device=device)
     for some in chunks(micros, placed.plan.micros):
-        given = [arrays_of(micro, context.mesh.device) for micro in some]
+        given = [arrays_of(micro, device) for micro in some]
         with placed.in_pass(f"a held-out loss of {len(some)} micro-batches"):
-            total += placed.executor.evaluate(given, placed.plain_loss)
+            losses += placed.executor.evaluate(given, placed.plain_loss)
         tokens += count_tokens(some) if context.mesh.counts_batch else 0
-    total = total if context.mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
+    total = float(losses) if context.mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
     total, count = context.mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)
 

@@ -18,7 +18,7 @@ from howdah.base.seeds import key, mix
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
-from howdah.plan.plan import Plan, make_plan
+from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.actions import Schedule
 from howdah.shapes.part import block
@@ -37,6 +37,7 @@ class Case:
     sequence  positions of a sample
     text      the run's own text and its token cache, or None for generated text
     schedule  the user's own schedule, or None for the layout's
+    device    cpu or cuda: where the layout runs. The one device it is compared with is the CPU
     """
 
     shape: ModelShape
@@ -49,6 +50,7 @@ class Case:
     seed: int
     text: tuple[Data, Path] | None = None
     schedule: Schedule | None = None
+    device: str = "cpu"
 
     @property
     def plan(self) -> Plan:
@@ -56,6 +58,7 @@ class Case:
         most = -(-self.samples // self.layout.readers)
         batch = Batch(global_batch=self.samples, micro_batch=min(self.micro, most))
         plan = make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
+        plan = for_gpus(plan) if self.device == "cuda" else plan
         return with_schedule(plan, self.schedule) if self.schedule else plan
 
 
@@ -70,13 +73,13 @@ def check_case(dtype: str, *, steps: int) -> Precision:
     return cast(Precision, dtype)
 
 
-def full_case(job: Job, *, precision: Precision, steps: int) -> Case:
+def full_case(job: Job, *, precision: Precision, steps: int, device: str = "cpu") -> Case:
     """The run itself as a case."""
     assert job.batch.micro_batch is not None
     return Case(
         shape=job.shape,
         layout=job.layout,
-        method=replace(job.method, precision=precision),
+        method=_exact(job, precision),
         samples=job.batch.size(0),
         micro=job.batch.micro_batch,
         sequence=job.data.sequence_length,
@@ -84,10 +87,16 @@ def full_case(job: Job, *, precision: Precision, steps: int) -> Case:
         seed=job.seed,
         text=(job.data, job.cache),
         schedule=job.plan.schedule,
+        device=device,
     )
 
 
-def miniature(job: Job, *, precision: Precision, steps: int) -> Case:
+def _exact(job: Job, precision: Precision) -> Method:
+    """The run's method in another precision, with gradients that are sent as they are."""
+    return replace(job.method, precision=precision, gradient_dtype="full")
+
+
+def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu") -> Case:
     """The run, shrunk as described at the top of this file."""
     layout = small_layout(job.layout, own_schedule=job.plan.schedule is not None)
     micro, sequence = 2, 24
@@ -97,13 +106,14 @@ def miniature(job: Job, *, precision: Precision, steps: int) -> Case:
     return Case(
         shape=replace(shape, layers=max(shape.layers, layout.pp * layout.virtual)),
         layout=layout,
-        method=replace(job.method, precision=precision),
+        method=_exact(job, precision),
         samples=rows - 1 if rows > micro else rows,  # the last rank's last row is padding
         micro=micro,
         sequence=sequence,
         steps=steps,
         seed=job.seed,
         schedule=job.plan.schedule,
+        device=device,
     )
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from howdah.comm.transport import Transport
+from howdah.host.devices import own_device
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
@@ -59,12 +60,14 @@ class Evidence:
 def gather(
     transport: Transport, case: Case, mutate: Mutate | None = None, shift: Shift | None = None
 ) -> Evidence:
-    """Runs the case on this rank of its layout, as training would. Returns the evidence.
+    """Runs the case on this rank of its layout, as training would. Returns the evidence, which is
+    on the host whatever the device.
 
     mutate  breaks the step context on purpose
     shift   breaks the batches on purpose; it takes the batch and the replica
     """
-    with connect_mesh(case.layout, transport, torch.device("cpu")) as mesh:
+    device = own_device(case.device, transport.rank)
+    with connect_mesh(case.layout, transport, device) as mesh:
         return _gather(mesh, case, mutate, shift)
 
 
@@ -92,7 +95,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     after = mesh.counters.sent()
     parameters = {name: _array(full_parameter(placed, name)) for name in parameter_names(placed)}
     checksums = {
-        name: crc32(weight.reshape(-1).view(torch.uint8).numpy().tobytes())
+        name: crc32(weight.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         for unit in placed.units.values()
         for name, weight in unit.views(placed.gathered(unit)).items()
     }
@@ -134,4 +137,4 @@ def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
-    return tensor.to(torch.float64).numpy()
+    return tensor.cpu().to(torch.float64).numpy()

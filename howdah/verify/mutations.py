@@ -110,7 +110,7 @@ def count_one_more(context: StepContext) -> StepContext:
 def count_a_unit_twice(context: StepContext) -> StepContext:
     """The squares of the first unit enter the norm twice."""
 
-    def square(gradients: Iterable[Tensor]) -> float:
+    def square(gradients: Iterable[Tensor]) -> Tensor:
         every = list(gradients)
         return squared_norm([*every[:1], *every])
 

@@ -239,3 +239,22 @@ def test_a_cell_that_neither_works_nor_is_refused_ends_with_1(matrix, monkeypatc
     matrix.broken = ("dp", "tensor")
     assert matrix.main() == 1
     assert "| fails | losses differ |" in (tmp_path / "results.md").read_text()
+
+
+def test_the_matrix_can_be_asked_for_its_waits(matrix, monkeypatch, tmp_path, capsys):
+    class Two:
+        """Ranks, of which the second comes to NaN."""
+
+        def run(self, function, case, ranks):
+            return [function.__globals__["Seen"](9, 9, differ) for differ in ([], ["loss 0: nan"])]
+
+    assert matrix.Flights().ask(matrix.case_of("dp2 x2"), Two()) == ["rank 1: loss 0: nan"]
+    monkeypatch.setattr(matrix, "Flights", matrix.Bench)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--flight", "--only", "tensor"])
+    monkeypatch.setattr(Path, "write_text", None)  # nothing is written
+    assert matrix.main() == 0
+    assert "dp2 tp2 x2: works" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["run.py", "--flight", "--to", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        matrix.main()
+    assert "--flight writes nothing" in capsys.readouterr().err

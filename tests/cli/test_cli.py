@@ -92,7 +92,7 @@ def everything(folder):
         (["data.tokenizer=nowhere"], "data.tokenizer: nowhere does not exist; name a "),
         (["model.vocab=100"], "model.vocab is 100, but 256 bytes and "),
         (["folder=/dev/null/x"], "cannot write the run folder /dev/null/x: Not a directory; "),
-        (["init_from=nowhere"], "cannot read "),
+        (["init_from=gpt2"], f"{Path.cwd() / 'gpt2'} does not exist; init_from names the folder "),
         (["device=cuda"], "device is cuda, but "),
         (["quick"], "'quick' changes nothing; write key=value, such as seed=1"),
         (["train.steps.x=1"], "train.steps.x: steps is a single value, not a table"),

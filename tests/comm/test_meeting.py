@@ -101,7 +101,7 @@ def test_who_does_not_come_is_named(store):
 
 
 def test_an_unknown_transport_is_refused(store):
-    with pytest.raises(UserError, match="no transport 'gloo'; known are: engine, torch"):
+    with pytest.raises(UserError, match="no transport 'gloo'; known are: engine, mpi, nccl"):
         choose(store, rank=0, size=2, transport="gloo")
 
 

@@ -26,11 +26,13 @@ from test_transport import (
 )
 
 from howdah.comm import native as native_module
+from howdah.comm.both import Both, explain_losses_in
 from howdah.comm.group import Group
 from howdah.comm.native import Native
 from howdah.comm.reduction import REDUCIBLE
 from howdah.comm.signature import Disagreement
-from howdah.comm.transport import PeerLost, shares
+from howdah.comm.transport import PeerLost, SingleRank, shares
+from howdah.plan.flat_buffers import share
 
 GLOO_LACKS = (torch.int16,)  # among those that can be reduced
 
@@ -171,6 +173,30 @@ def test_operations_that_are_started_together(workers, meet):
     for one, other in workers.run(on_wire, meet, together, ranks=2):
         for found, expected in zip(one, other, strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+def several(transport, path, length, op):
+    """The own shares of two buffers that are reduced together."""
+    native = wire(path, transport)
+    group = Group(native, axis="dp")
+    flats = [numbers(native.rank, length, torch.float32) + at for at in range(2)]
+    group.reduce_scatter(flats, op=op)
+    group.close()
+    native.close()
+    return [bits(group.own_shard(flat)) for flat in flats]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("length", [15, 17])
+def test_what_follows_an_operation_waits_for_the_end_of_its_group(workers, meet, length, op):
+    """The copy from the pieces of unequal shares, and the division, once came before the sum."""
+    ranks = workers.run(several, meet, length, op, ranks=3)
+    for at in range(2):
+        terms = [numbers(rank, length, torch.float32) + at for rank in range(3)]
+        whole = sum(terms) / (3 if op == "mean" else 1)
+        for rank, found in enumerate(ranks):
+            own = slice(*share(length, 3, rank))
+            near(found[at], whole[own], [term[own] for term in terms])
 
 
 # -- one NCCL group
@@ -326,3 +352,14 @@ def checked(transport, path):
         both.all_reduce(x) if both.rank else both.all_gather(x, x[:2], [2, 2])
     both.abort()
     return str(said.value)
+
+
+def test_a_run_says_where_losses_are_explained(tmp_path):
+    class Watches:
+        folder = None
+
+    host = SingleRank()
+    watcher = Watches()
+    explain_losses_in(Both(host, Native(Cards(), link="nccl"), watcher=watcher), tmp_path)
+    assert watcher.folder == tmp_path
+    explain_losses_in(host, tmp_path)  # a wire that compares calls and names the lost itself

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.config.history import changes_since, rate_note, refuse_accident, refuse_in_vain
+from howdah.config.history import changes_since, refuse_accident, refuse_in_vain
 from howdah.config.recipe import (
     RENAMED,
     Machine,
@@ -20,6 +20,7 @@ from howdah.config.recipe import (
 )
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import RopeScaling
+from howdah.train.notes import rate_note
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
 MODEL = '[model]\npreset = "laptop"\n'
@@ -327,8 +328,8 @@ def test_a_run_folder_holds_its_validation_text(recipe, tmp_path, monkeypatch):
     assert [held.path for held in again.data.validation] == [str(tmp_path / "held.jsonl")]
     resolve_run(again, HERE)
     changed = load_run(tmp_path / "a", ["data.validation=[]"])
-    with pytest.raises(UserError, match=r"other settings: data\.validation was .* and is \(\); go"):
-        refuse_accident(changes_since(tmp_path / "a", changed), tmp_path / "a")
+    with pytest.raises(UserError, match=r"other settings: data\.validation was .* and is \[\]; go"):
+        refuse_accident(changes_since(tmp_path / "a", changed), tmp_path / "a", done=9, steps=9)
     with pytest.raises(UserError, match=r"has no step left, 9 of 9 are done, .* nothing"):
         refuse_in_vain(changes_since(tmp_path / "a", changed), tmp_path / "a", done=9, steps=9)
     refuse_in_vain(changes_since(tmp_path / "a", changed), tmp_path / "a", done=8, steps=9)
@@ -426,8 +427,13 @@ def test_sizes_beside_a_folder_of_weights(recipe):
 def test_the_note_on_the_rate_compares_with_that_of_the_last_start(recipe):
     """It compared with the new peak, and called a quarter of the rate no change."""
     now = load_run(recipe, ["method.lr.peak=1e-3", "train.steps=40"])
-    said = rate_note({"method.lr.peak": (4e-3, 1e-3), "train.steps": (20, 40)}, now, 20)
+
+    def note(**found):
+        changed = {key.replace("__", "."): both for key, both in found.items()}
+        return rate_note(changed, now.method.lr, steps=40, done=20)
+
+    said = note(method__lr__peak=(4e-3, 1e-3), train__steps=(20, 40))
     assert said.startswith("the learning rate has changed: step 21 has 0.000")
-    assert rate_note({"method.lr.peak": (1e-3, 1e-3)}, now, 20) == rate_note({}, now, 20) == ""
-    steps = rate_note({"train.steps": (20, 40)}, now, 20)
+    assert note(method__lr__peak=(1e-3, 1e-3)) == note() == ""
+    steps = note(train__steps=(20, 40))
     assert "spans 40 steps now, instead of 20: step 21 has" in steps and "to keep that" in steps

@@ -188,7 +188,7 @@ def test_the_command_says_so_and_exits_with_1(workers, recipe, cache, monkeypatc
         (forgetful, 1, "problem: rank 1 holds other weights than rank 0 after the last step"),
     ):
         monkeypatch.setattr(
-            "howdah.comm.spawn.Workers", lambda size, kind=kind: With(workers, kind)
+            "howdah.comm.spawn.Workers", lambda size, kind=kind, **_: With(workers, kind)
         )
         told = CliRunner().invoke(app, arguments, env=environment)
         assert told.exit_code == code, told.output

@@ -13,6 +13,7 @@ the judge is one device, in float64. None of them stopped a run: the loss fell, 
 from dataclasses import replace
 
 import pytest
+import torch
 from small_cases import FORMS, case_of
 from small_runs import losses, samples_of, train_watched
 
@@ -109,7 +110,10 @@ def count_all_that_is_here(context):
 def count_on_the_first_part(context):
     """Only the first part of tp counts, as if all that there is were held alike."""
     first = context.mesh.index_of("tp") == 0
-    return replace(context, square=lambda some: squared_norm(some) if first else 0.0)
+    return replace(
+        context,
+        square=lambda some: squared_norm(some) if first else torch.zeros((), dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("count", [count_all_that_is_here, count_on_the_first_part])

@@ -145,13 +145,39 @@ def test_a_flat_ring_has_as_many_cards_as_members_in_a_node():
     """planner.md: min(inside bandwidth, members in the node x bandwidth of a card)."""
     machine = cluster(Tree())
     whole = path(machine, axis_groups(32, size=32, stride=1))
-    assert whole == Path(Link("between", 40.0, 5.0), messages=31, nodes=8, members=4)
+    # of 31 hops 8 leave a node
+    latency = pytest.approx((8 * 5.0 + 23 * 1.0) / 31)
+    assert whole == Path(Link("between", 40.0, latency), messages=31, nodes=8, members=4)
     half = path(machine, axis_groups(32, size=16, stride=2))
     assert (half.link.bandwidth, half.members) == (20.0, 2)
     rails = path(machine, axis_groups(32, size=8, stride=4))
     assert (rails.link.bandwidth, rails.members) == (10.0, 1)
     slow_inside = replace(machine, inside=Link("inside", 30.0, 1.0))
     assert path(slow_inside, axis_groups(32, size=32, stride=1)).link.bandwidth == 30.0
+
+
+@given(st.sampled_from([2, 4, 8, 16, 32]), st.sampled_from([1, 2, 4, 8, 16]))
+def test_latency_is_that_of_the_longest_way_around_a_ring(size, stride):
+    """What a rank has reaches the last one over all edges of the ring but one."""
+    if size * stride > 32:
+        return
+    groups = axis_groups(32, size=size, stride=stride)
+    longest = 0.0
+    for group in groups.tolist():
+        hops = [
+            1.0 if rank // 4 == group[(index + 1) % size] // 4 else 5.0
+            for index, rank in enumerate(group)
+        ]
+        longest = max(longest, sum(hops) - min(hops))
+    got = path(cluster(Tree()), groups)
+    assert got.messages * got.link.latency == pytest.approx(longest)
+
+
+def test_members_that_send_to_all_wait_for_one_message():
+    machine = cluster(Tree())
+    far, near = axis_groups(32, size=32, stride=1), axis_groups(32, size=4, stride=1)
+    found = [path(machine, groups, pattern="all") for groups in (far, near)]
+    assert [(one.messages, one.link.latency) for one in found] == [(1, 5.0), (1, 1.0)]
 
 
 def test_h100_over_two_nodes_and_over_64():

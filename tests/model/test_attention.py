@@ -13,6 +13,7 @@ from howdah.model.attention import (
     attend,
     cut_documents,
     dense_mask,
+    one_document_each,
     rotary_angles,
     rotate,
 )
@@ -197,3 +198,14 @@ def test_late_positions_lose_no_digits():
     )
     narrow = rotary_angles(shape, torch.tensor([[place]]), torch.float32)[1].flatten()
     assert torch.equal(narrow, sines.float())
+
+
+def test_a_device_makes_its_mask_itself_and_is_asked_nothing():
+    """The host once looked at the documents, and copied the mask for every micro-batch."""
+    documents = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
+    assert not one_document_each(documents) and one_document_each(documents[1:].numpy())
+    there = documents.to("meta")
+    mask = cut_documents(there, there.device)
+    assert (mask.device, mask.shape) == (there.device, (2, 1, 4, 4))
+    assert cut_documents(documents, there.device).shape == mask.shape
+    assert cut_documents(documents[1:], there.device) is None

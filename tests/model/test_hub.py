@@ -306,5 +306,19 @@ def test_a_name_of_the_hub_is_answered_with_a_download(tmp_path, monkeypatch):
     told = "download it first: hf download meta-llama/Llama --local-dir DIR, then init_from=DIR"
     with pytest.raises(UserError, match=told):
         read_hub(Path("meta-llama/Llama").absolute())
-    with pytest.raises(UserError, match=r"cannot read .*/typo/config\.json"):
+    told = r"typo does not exist; init_from names the folder of .*: `hf download OWNER/NAME"
+    with pytest.raises(UserError, match=told):
         read_hub(tmp_path / "typo")
+    with pytest.raises(
+        UserError, match=r"^gpt2 does not exist; .*`howdah export RUN --to DIR` wri"
+    ):
+        read_hub(Path("gpt2"))
+
+
+def test_what_is_no_model_says_how_to_get_one(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"safetensors is a file; init_from names the folder of a"):
+        read_hub(tmp_path / "model.safetensors")
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(UserError, match=rf"{tmp_path} is a run folder; export it first: howdah e"):
+        read_hub(tmp_path)

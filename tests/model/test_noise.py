@@ -1,5 +1,6 @@
 """Noise without state: bits, slices, moments, and dropout that sees samples and not batches."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -125,3 +126,12 @@ def test_without_noise_or_share_dropout_is_nothing():
     x = torch.ones(1, 2, 3)
     assert dropout(x, "here", share=0.5, noise=None) is x
     assert dropout(x, "here", share=0.0, noise=noise_of([0])) is x
+
+
+def test_noise_is_where_it_is_used():
+    """It was copied to the device at every dropout."""
+    x = torch.ones(2, 3, 4, device="meta")
+    there = Noise(1, 2, torch.arange(2, device="meta"))
+    assert dropout(x, "a", share=0.1, noise=there).device == x.device
+    with pytest.raises(RuntimeError, match="device"):
+        dropout(x, "a", share=0.1, noise=replace(there, samples=torch.arange(2)))

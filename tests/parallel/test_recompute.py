@@ -24,7 +24,7 @@ from howdah.shapes.weights import parts, weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
 from howdah.text.batches import Micro
-from howdah.train import step
+from howdah.train.feed import arrays_of
 
 KINDS = ["full", "selective"]
 
@@ -52,7 +52,7 @@ def micro(shape, *, packed=False, length=9):
 def made_loss(placed, *, packed=False):
     given = micro(placed.plan.shape, packed=packed)
     noise = Noise(5, 0, torch.from_numpy(given.samples))
-    whole = replace(step.arrays_of(given, placed.mesh.device), noise=noise)
+    whole = replace(arrays_of(given, placed.mesh.device), noise=noise)
     return placed.executor.alone(0, whole, placed.loss)["loss"]
 
 

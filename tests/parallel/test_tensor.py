@@ -19,7 +19,8 @@ from howdah.parallel.tensor_border import TpRegion
 from howdah.shapes.weights import weights
 from howdah.sim.memory import memory
 from howdah.sim.predict import kernels_of
-from howdah.train.step import StepContext, arrays_of
+from howdah.train.feed import arrays_of
+from howdah.train.step import StepContext
 from howdah.verify.evidence import global_batch
 
 

@@ -3,21 +3,19 @@
 from math import floor
 
 import pytest
+from lecture_formulas import devices_needed, gradient_bytes, rough_flops, throughput
 
 from howdah.machines.cluster_file import load_cluster
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
-from howdah.sim.cost import (
-    Cost,
-    Rates,
-    cost,
-    devices_needed,
-    gradient_bytes,
-    hourly,
-    rough_flops,
-    run_cost,
-    throughput,
-)
+from howdah.shapes.products import conventions
+from howdah.sim.cost import Cost, Rates, cost, hourly, run_cost
+from howdah.sim.memory import memory
+from howdah.sim.predict import kernels_of
 
 
 def rates(watts, *, rent=None):
@@ -89,41 +87,44 @@ def test_llama_3_1_405b():
     assert round(bill.days, 1) == 78.4
 
 
-# -- compute -------------------------------------------------------------------
+# -- the lectures' formulas ------------------------------------------------------
 
 
 def test_gpt_3_takes_314_zettaflop():
     assert rough_flops(175e9, 300e9) == 3.15e23
-    exact = rough_flops(parameters(preset("gpt3-175b")).total, 300e9)
-    assert exact == pytest.approx(3.14e23, rel=0.002)
+    gpt3 = preset("gpt3-175b")
+    found = conventions(gpt3, 2048).by_parameters * 300e9
+    assert found == pytest.approx(rough_flops(parameters(gpt3).total, 300e9))
+    assert found == pytest.approx(3.14e23, rel=0.002)
 
 
 def test_gpt_3_in_30_days():
+    """As many devices as the lecture finds take as long as it asks for."""
     needed = devices_needed(rough_flops(175e9, 300e9), attained=160e12, days=30)
     assert round(needed, 1) == 759.5
+    speed = throughput(160e12, devices=needed, parameters=175e9)
+    bill = run_cost(300e9, tokens_per_second=speed, devices=needed, rates=rates(400))
+    assert bill.days == pytest.approx(30)
 
 
 def test_global_batches_per_second():
-    """1024 devices at 160 TFLOP/s and 90 % scaling, batches of 3.2M tokens: by hand."""
-    speed = throughput(160e12, devices=1024, parameters=175e9, scaling=0.9)
-    assert speed == pytest.approx(0.9 * 1024 * 160e12 / (6 * 175e9))
+    """1024 devices at 160 TFLOP/s and 90 % scaling, batches of 3.2M tokens: 22.8 s for a batch."""
     batches = throughput(160e12, devices=1024, parameters=175e9, scaling=0.9, batch=3.2e6)
-    assert batches * 3.2e6 == pytest.approx(speed)
-    assert 1 / batches == pytest.approx(22.8, abs=0.05)  # seconds per batch
-
-
-def test_so_many_devices_take_so_many_days():
-    """The two ways around the same triangle meet."""
-    needed = devices_needed(rough_flops(7e9, 1e12), attained=200e12, days=14)
-    speed = throughput(200e12, devices=needed, parameters=7e9)
-    assert run_cost(1e12, tokens_per_second=speed, devices=needed, rates=rates(700)).days == (
-        pytest.approx(14)
-    )
+    assert 1 / batches == pytest.approx(22.8, abs=0.05)
+    bill = run_cost(300e9, tokens_per_second=batches * 3.2e6, devices=1024, rates=rates(400))
+    assert bill.days == pytest.approx(300e9 / 3.2e6 * 22.8 / 86400, rel=0.002)
 
 
 def test_gradients_of_128_replicas_of_gpt_3():
-    assert gradient_bytes(175e9, replicas=1) == 700e9
     assert gradient_bytes(175e9, replicas=128) == 89.6e12
+    gpt3 = preset("gpt3-175b")
+    method = Method(precision="bf16")
+    plan = make_plan(
+        gpt3, parse_layout("dp128"), Batch(global_batch=128), sequence=2048, method=method
+    )
+    held = {row.component: row.bytes for row in memory(plan, 0, kernels_of(plan))}
+    total = parameters(gpt3).total
+    assert 128 * held["gradients"] == pytest.approx(gradient_bytes(total, replicas=128), rel=1e-6)
 
 
 # -- rates ---------------------------------------------------------------------

@@ -5,7 +5,10 @@ Behemoth was announced (ai.meta.com, "The Llama 4 herd", April 2025) with two to
 but without its sizes: it has no preset, and only its totals can be used.
 """
 
+from math import ceil
+
 import pytest
+from lecture_formulas import devices_to_hold, expert_share
 
 from howdah.machines.cluster import attained
 from howdah.machines.cluster_file import load_cluster
@@ -16,7 +19,6 @@ from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
-from howdah.sim.cost import devices_to_hold, expert_share
 from howdah.sim.memory import memory, peak
 from howdah.sim.predict import kernels_of
 from howdah.sim.step_time import step_time
@@ -45,6 +47,13 @@ def test_weights_in_bf16_and_the_h100_that_hold_them(name, terabytes, devices):
     total, *_ = HERD[name]
     assert total * 2 / 1e12 == terabytes
     assert devices_to_hold(total, memory=USABLE) == devices
+
+
+@pytest.mark.parametrize("name", ["scout", "maverick"])
+def test_a_plan_says_that_as_many_h100_hold_the_weights(name):
+    plan = plan_of(name, "single x1")
+    weights = next(row.bytes for row in held(plan) if row.component == "weights")
+    assert ceil(weights / USABLE) == devices_to_hold(HERD[name][0], memory=USABLE)
 
 
 @pytest.mark.parametrize("name", ["scout", "maverick"])

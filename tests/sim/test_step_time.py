@@ -1,20 +1,24 @@
 """The time of a step against closed forms, on clusters whose wires cost nothing or very much."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_plans import plans
+from round_steps import clock_of, wires
 
 from howdah.base.errors import UserError
 from howdah.machines.cluster import Link, attained, peak
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.batch import Batch
+from howdah.plan.gather_order import gather_counts
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.shapes.products import conventions, train_flops
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import Experts, ModelShape
 from howdah.sim.step_time import step_time
 
 # Blocks alone would be even stages: the head is as small as it can be.
@@ -102,6 +106,52 @@ def test_the_breakdown_adds_up_and_faster_wires_are_never_slower(plan):
         return
     assert sum(slow.breakdown.values()) >= slow.seconds * (1 - 1e-9)
     assert fast.seconds <= slow.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=40)
+@given(plans(), st.sampled_from([1e3, 1e6, 1e9]))
+def test_a_step_waits_for_no_more_than_its_messages(plan, bandwidth):
+    """Without a pipeline, a rank waits only while a message is under way; and a step is no shorter
+    than all messages of one group.
+    """
+    plan = replace(plan, method=replace(plan.method, precision="float32"))
+    if plan.layout.pp > 1 or plan.layout.world > 64:
+        return
+    machine = wires(bandwidth, per_node=plan.layout.world, latency=1e-4)
+    _, messages, _ = clock_of(plan, machine)
+    lanes = Counter()
+    for row, (lane, seconds) in zip(messages.sums, messages.of_sum, strict=True):
+        lanes[lane] += seconds * (plan.micros if row.every_micro else 1)
+    often = gather_counts(plan, 0) if plan.layout.zero == 3 else Counter([*messages.of_gather])
+    for unit, (lane, seconds) in messages.of_gather.items():
+        lanes[lane] += seconds * often[unit]
+    found = step_time(plan, machine)
+    rounding = 1e-9 * found.seconds
+    assert found.breakdown["waiting"] <= lanes.total() + rounding
+    assert found.seconds >= max(lanes.values(), default=0.0) - rounding
+
+
+def test_an_update_reads_and_writes_the_states_that_a_rank_updates():
+    """float32 with Adam: gradients, masters and moments read, all but gradients and the weights
+    written: 7 x 4 + 4 bytes. Of experts, a rank updates a share of those that it holds.
+    """
+    experts = Experts(count=4, top_k=2, ffn_size=64)
+    shape = ModelShape(layers=2, width=64, heads=2, ffn_size=64, vocab=64, context=64)
+    batch, method = Batch(micro_batch=1), Method(precision="float32")
+
+    def seconds(layout, shape):
+        plan = make_plan(shape, parse_layout(layout), batch, sequence=64, method=method)
+        machine = wires(1e30, per_node=plan.layout.world)
+        slow = replace(machine, device=replace(machine.device, bandwidth=1e9))
+        return plan, step_time(plan, slow).breakdown["update"]
+
+    plan, one = seconds("x1", shape)
+    assert one == pytest.approx(32 * sum(w.elements for w in plan.weights) / 1e9, rel=0.01)
+    assert seconds("dp4 zero1 x1", shape)[1] == pytest.approx(one / 4, rel=0.01)
+    assert seconds("dp4 zero1 shard2 x1", shape)[1] == pytest.approx(one / 2, rel=0.01)
+    whole = seconds("x1", replace(shape, experts=experts))[1]
+    shared = seconds("dp4 ep2 zero1 x1", replace(shape, experts=experts))[1]
+    assert shared == pytest.approx(whole / 4, rel=0.01)
 
 
 def fits(plan):

@@ -273,6 +273,14 @@ def test_the_squared_norm_is_a_fourth_scalar_where_no_rank_has_all_of_it():
     assert found["world", "scalars"] == 3 * 4 * SCALAR_BYTES
 
 
+def test_beside_gpus_counts_go_by_the_hosts_and_loss_and_norm_by_the_gpus():
+    plan = plan_of("dp2 zero1", method=Method())
+    rows = step_traffic(plan, 0, Wires("shared", "tcp", nodes=(0, 0), cards="nccl"))
+    links = {row.link: count for row, count in rows.items() if row.operation == "scalars"}
+    assert links == {"shared": 2 * SCALAR_BYTES, "nccl": 2 * SCALAR_BYTES}
+    assert {row.link for row in rows if row.operation != "scalars"} == {"nccl"}
+
+
 @settings(max_examples=40)
 @given(plans())
 def test_all_replicas_together_send_what_the_formula_says(plan):

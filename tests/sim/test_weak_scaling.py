@@ -89,6 +89,6 @@ def test_the_share_of_one_gpus_speed_within_five_points(rate, size, layout, gpus
     ],
 )
 def test_the_days_of_an_epoch_within_a_quarter(rate, size, layout, devices, days):
-    """8 to 23 % short: small matrices attain less than large ones, which is not modelled yet."""
+    """7 to 23 % short: small matrices attain less than large ones, which is not modelled yet."""
     seconds, _ = measured(size, layout, devices, samples=512, rate=rate)
     assert seconds * EPOCH / 86400 == pytest.approx(days, rel=0.25)

@@ -1,7 +1,9 @@
 """Building: copies dropped before the split, the split by content, everything accounted for."""
 
 import json
+import re
 from hashlib import blake2b
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from howdah.base.errors import UserError
 from howdah.text import building
 from howdah.text.building import build, split
-from howdah.text.sources import Data, Source
+from howdah.text.sources import Data, Source, Text
 
 
 def lines(path, *texts):
@@ -129,6 +131,27 @@ def test_what_was_skipped_is_told(tmp_path):
     said, index, _ = built(tmp_path, Source(str(tmp_path)))
     assert index["facts"]["skipped"] == 1
     assert any("skipped 1 " in sentence and "c.txt" in sentence for sentence in said)
+
+
+def test_the_how_to_shows_the_lines_that_tell_what_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(f"text {number}")
+    (folder / "copy.txt").write_text("text 0")
+    (folder / "bad.txt").write_bytes(b"good until \xff here")
+    (folder / "prices.csv").write_text("text,price\na,1\n")
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"text": "text 1"}))
+    said, *_ = built(tmp_path, Source("text"), validation=(Text("held.jsonl"),))
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "own-text.md").read_text("utf-8")
+    shown = re.findall(r"^\| `([^`]*\d[^`]*)` \|", page, re.M)
+    assert len(shown) == 4
+    for line in shown:
+        words = re.escape(line).replace(r"\.\.\.", ".*")
+        pattern = re.sub(r"\d+(\\.\d+)?", r"[\\d.]+", words)
+        assert [one for one in said if re.fullmatch(pattern, one)], (line, said)
 
 
 def test_a_source_where_all_is_skipped_says_why(tmp_path):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
 from howdah.train.loop import train
-from howdah.train.start import prepare_start, prepare_tokens
+from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
 
 @pytest.fixture
@@ -65,4 +65,4 @@ def test_an_export_that_would_fail_is_refused_before_training(make_job, tmp_path
     (tmp_path / "a" / "export" / "letter.txt").touch()
     job = make_job("a", "train.export=true")
     with pytest.raises(UserError, match="holds more than an export of howdah"):
-        prepare_start(job, prepare_tokens(job, print), print)
+        require_inputs(job)

@@ -72,7 +72,7 @@ def test_the_line_replaces_the_length_of_the_recipe(recipe):
     """The recipe has train.steps = 20."""
     run = load_run(recipe, ["train.epochs=2"])
     assert (run.train.epochs, run.train.tokens, run.train.steps) == (2.0, 0, 1000)
-    assert load_run(recipe, ["train.epochs=2", "train.steps=3"]).train.steps == 3
+    assert load_run(recipe, ["train.steps=2", "train.steps=3"]).train.steps == 3
     assert load_run(recipe, ["train.tokens=1.5K"]).train.tokens == 1500
     assert load_run(recipe, ["train.tokens=1e6"]).train.tokens == 10**6
 
@@ -87,10 +87,13 @@ def test_a_run_of_no_length_is_refused(recipe, name):
 def test_two_lengths_or_one_that_is_no_number_are_refused(recipe):
     with pytest.raises(UserError, match=r"train\.tokens 'many' is no count; write it like"):
         load_run(recipe, ["train.tokens=many"])
-    recipe.write_text(recipe.read_text().replace("steps = 20", "steps = 20\nepochs = 1"))
     told = r"^train\.steps and train\.epochs say how long the run is; give one of them$"
+    with pytest.raises(UserError, match=told):  # the last one of the line was taken
+        load_run(recipe, ["train.epochs=2", "train.steps=3"])
+    recipe.write_text(recipe.read_text().replace("steps = 20", "steps = 20\nepochs = 1"))
     with pytest.raises(UserError, match=told):
         load_run(recipe)
+    assert load_run(recipe, ["train.tokens=1K"]).train.tokens == 1000
 
 
 def test_tokens_are_steps_in_the_job(make_job):

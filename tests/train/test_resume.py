@@ -25,7 +25,7 @@ from howdah.base.errors import UserError
 from howdah.checkpoint.folders import step_folder, steps
 from howdah.train.finished_run import open_run
 from howdah.train.resume import as_plain, choose
-from howdah.train.start import prepare_start, prepare_tokens
+from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
 # A batch that is small at first, with sizes that no number of ranks divides.
 RAMP = ["batch.global_batch=6", "batch.micro_batch=2", "batch.ramp_from=1", "batch.ramp_steps=15"]
@@ -275,7 +275,7 @@ def test_a_folder_of_another_model_is_refused(workers, make_job, tmp_path):
     train_on(workers, make_job("a", "train.export=true", "train.steps=1"))
     job = make_job("b", f"init_from={tmp_path / 'a' / 'export'}", "model.layers=3")
     with pytest.raises(UserError, match=r"differs from this run's in layers; leave the \[model\]"):
-        prepare_start(job, prepare_tokens(job, print), print)
+        require_inputs(job)
 
 
 def test_plain_facts_survive_json(make_job):

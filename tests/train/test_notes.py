@@ -2,9 +2,9 @@
 
 import pytest
 
-from howdah.config.notes import notes_of
 from howdah.config.recipe import parse_run, plan_of
 from howdah.plan.layout import parse_layout, resolve
+from howdah.train.notes import notes_of
 
 
 def notes(layout="single", **tables):

@@ -2,8 +2,11 @@
 run starts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
+from howdah.optim.learning_rate import learning_rate
 from howdah.plan.method import LearningRate
 from howdah.plan.plan import Plan
 from howdah.train.job import Training
@@ -25,6 +28,33 @@ def notes_of(plan: Plan, train: Training) -> Iterator[str]:
             f"{empty:,} of {places:,} places in a step stay empty: global_batch is "
             f"{batch.global_batch:,}, in micro-batches of {plan.micro_batch:,} on '{layout}'"
         )
+
+
+def rate_note(
+    found: Mapping[str, tuple[Any, Any]], rate: LearningRate, *, steps: int, done: int
+) -> str:
+    """What changed settings do to the learning rate of a run's next step; empty if nothing.
+
+    found  the settings that have changed, by dotted key: the value before, and now
+    steps  of the whole run now; `done` are done
+    """
+    start, before_steps = "method.lr.", found.get("train.steps", (steps, 0))[0]
+    before = {k.removeprefix(start): old for k, (old, _) in found.items() if k.startswith(start)}
+    if not done or not (before or "train.steps" in found):
+        return ""
+    was = learning_rate(replace(rate, **before), step=done, steps=max(before_steps, done + 1))
+    new = learning_rate(rate, step=done, steps=max(steps, done + 1))
+    if abs(new - was) <= 0.01 * was:
+        return ""
+    both = f"{steps:,} steps now, instead of {before_steps:,}"
+    spans = f"the learning rate's schedule spans {both}"
+    keep = (
+        f"; to keep that, add method.lr.schedule=constant method.lr.peak={was:.3g} "
+        "method.lr.warmup_steps=0"
+    )
+    if before:  # which is what was asked for
+        spans, keep = "the learning rate has changed", ""
+    return f"{spans}: step {done + 1:,} has {new:.3g} where it had {was:.3g}{keep}"
 
 
 def _rate_notes(rate: LearningRate, steps: int) -> Iterator[str]:

@@ -1,0 +1,115 @@
+"""How long messages take on a cluster: sums of gradients, gathers of weights, exchanges.
+
+    reduce-scatter, all-gather   bytes that a rank sends / bandwidth  +  messages · latency
+    all-reduce                   both, one after the other
+
+Bandwidth, messages and latency are those of the path between the row's own ranks, while all groups
+of the same kind communicate (`machines/network.py`). A path is looked up once for each kind:
+
+    a sum over replicas      ranks 0 8 16 24, and at the same time 1 9 17 25, …
+    a tensor to stage 1      ranks 0 32, and at the same time 1 33, 2 34, …
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from howdah.machines.cluster import Cluster
+from howdah.machines.network import Pattern, axis_groups, path
+from howdah.plan.exchanges import Exchange
+from howdah.plan.flat_buffers import Buffer
+from howdah.plan.mesh_axes import Axis, Stride, axis
+from howdah.plan.plan import Plan
+from howdah.plan.sharding import shard_axes
+from howdah.plan.sums import Sum, fill_buckets
+from howdah.sim.traffic import HALVES
+
+TO_ALL = ("all_to_all", "counts")  # each member sends to every other; otherwise to the next
+AXES: dict[str, Axis] = {"tp": "tp", "cp": "cp", "ep": "ep", "dp": "replicas", "pp": "pp"}
+
+
+class MessageTimes:
+    """Seconds of the messages of a plan on a cluster with attained rates."""
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        self._plan, self._cluster = plan, cluster
+        # by axis, places in its groups (none: all) and pattern: bytes/s and seconds of latency
+        self._paths: dict[tuple[Stride, tuple[int, ...], Pattern], tuple[float, float]] = {}
+
+    def of_sum(self, row: Sum) -> float:
+        """Seconds of a sum of gradients."""
+        width = self._plan.sent_gradient_bytes
+        once = self._gathered(row.axis, row.ranks, row.messages, width)
+        return once * len(HALVES[row.op])
+
+    def of_gather(self, ranks: Sequence[int], elements: int) -> float:
+        """Seconds of the all-gather of a unit's weights, of which the ranks have `elements`."""
+        return self._gathered("dp", ranks, [elements], self._plan.compute_bytes)
+
+    def of_exchange(self, row: Exchange, rank: int) -> float:
+        """Seconds of all exchanges of a row of `rank`."""
+        ranks: Sequence[int] = axis(self._plan.layout, AXES[row.axis]).group(rank)
+        if row.axis == "pp":
+            ranks = sorted({rank, *row.peers})
+        pattern: Pattern = "all" if row.operation in TO_ALL else "ring"
+        bandwidth, latency = self._path(row.axis, ranks, pattern)
+        to = np.fromiter(row.peers, np.int64)
+        sent = int(np.broadcast_to(row.sizes, to.shape)[to != rank].sum())
+        return sent / bandwidth + row.times * latency
+
+    def _gathered(
+        self, label: str, ranks: Sequence[int], messages: Sequence[int], width: int
+    ) -> float:
+        """Seconds of all-gathers or reduce-scatters, by the elements of each, of `width` bytes."""
+        bandwidth, latency = self._path(label, ranks, "ring")
+        sent = sum(messages) * width * (len(ranks) - 1) / len(ranks)
+        return sent / bandwidth + len(messages) * latency
+
+    def _path(self, label: str, ranks: Sequence[int], pattern: Pattern) -> tuple[float, float]:
+        """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis."""
+        places: tuple[int, ...] = ()
+        if isinstance(ranks, range):
+            along = Stride(len(ranks), ranks.step)
+        else:  # some of the ranks along an axis
+            along = axis(self._plan.layout, AXES[label])
+            places = tuple(along.index_of(rank) for rank in ranks)
+        if (along, places, pattern) not in self._paths:
+            every = axis_groups(self._plan.layout.world, size=along.size, stride=along.stride)
+            groups = every[:, places] if places else every
+            found = path(self._cluster, groups, pattern=pattern)
+            latency = found.messages * found.link.latency
+            self._paths[along, places, pattern] = found.link.bandwidth, latency
+        return self._paths[along, places, pattern]
+
+
+class RankMessages:
+    """The messages of a rank that run beside its computation. Those of one group of ranks run one
+    after the other, in the group's *lane*.
+
+    lanes      number of groups
+    sums       the sums of gradients
+    of_sum     lane and seconds of each
+    of_gather  by unit whose weights are gathered, lane and seconds of that
+    buckets    these units in the order of the forward pass, as zero1 and zero2 send them
+    """
+
+    def __init__(
+        self,
+        times: MessageTimes,
+        plan: Plan,
+        rank: int,
+        *,
+        sums: Sequence[Sum],
+        held: Sequence[Buffer],
+    ) -> None:
+        inside = {b.unit: shard_axes(plan.layout, b.unit)[0].group(rank) for b in held}
+        cut = [b for b in held if plan.layout.zero and len(inside[b.unit]) > 1]
+        groups = [*(row.ranks for row in sums), *(inside[b.unit] for b in cut)]
+        lane = {ranks: number for number, ranks in enumerate(dict.fromkeys(groups))}
+        self.lanes, self.sums = len(lane), sums
+        self.of_sum = [(lane[row.ranks], times.of_sum(row)) for row in sums]
+        self.of_gather = {
+            b.unit: (lane[inside[b.unit]], times.of_gather(inside[b.unit], b.length)) for b in cut
+        }
+        filled = fill_buckets(cut, element_bytes=plan.compute_bytes)
+        self.buckets = [[buffer.unit for buffer in bucket] for bucket in filled]

@@ -1,0 +1,259 @@
+"""The clock of one pipeline rank: when its actions end, with the messages that run beside them.
+
+    compute   |layers.2 |layers.1 |layers.0 |wait  |          messages of one group of ranks run
+    dp                  |sum 2     |sum 1     |sum 0    |     one after the other, those of two
+    shard     |gather 1 |gather 0 |                           groups at the same time
+
+An action consists of *turns*: computation with one unit. A turn waits for the weights of its unit
+where they are gathered. Gradients are complete at the end of the last turn of a part of the model.
+
+    sums      the list of `plan/sums.py`, started and awaited as `sim/sum_events.py` finds
+    weights   zero1, zero2: gathered in the order of the forward pass, from the first forward on
+              zero3: the next unit in the order of use, while one is used
+
+Micro-batches repeat themselves: an action that begins with the same messages under way as an
+earlier one of its kind takes as long, and is not computed again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from howdah.plan.gather_order import backward_units, units_at
+from howdah.plan.plan import Plan
+from howdah.plan.schedule.actions import Action, Kind
+from howdah.shapes.part import Part
+from howdah.sim.message_times import RankMessages
+from howdah.sim.part_times import PartTimes
+from howdah.sim.sum_events import NOTHING, Event, Events, events_of
+
+GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
+ALIKE = 1e-10  # times that differ by this fraction of an action are the same
+
+
+class Turn(NamedTuple):
+    """Computation with one unit, or with none; whether it is a part's first, and its last."""
+
+    part: Part
+    unit: str
+    seconds: float
+    first: bool
+    last: bool
+
+
+class UnderWay(NamedTuple):
+    """The messages under way between two actions. Times are seconds after some moment.
+
+    free    by lane, the end of its latest message
+    coming  units that are gathered and were not used so far, and the end of the gather
+    ends    by number, the end of each sum that has not ended
+    here    units that zero3 has gathered and not released
+    """
+
+    free: tuple[float, ...]
+    coming: tuple[tuple[str, float], ...] = ()
+    ends: tuple[tuple[int, float], ...] = ()
+    here: frozenset[str] = frozenset()
+
+    def later(self, seconds: float) -> "UnderWay":
+        """The same, in seconds after a later moment. What has ended by then ends at 0."""
+        return UnderWay(
+            tuple(max(end - seconds, 0.0) for end in self.free),
+            tuple((unit, max(end - seconds, 0.0)) for unit, end in self.coming),
+            tuple((number, max(end - seconds, 0.0)) for number, end in self.ends),
+            self.here,
+        )
+
+    def rounded(self, step: float) -> tuple[object, ...]:
+        """Equal for states whose times differ by less than about `step` seconds."""
+        free = tuple(round(end / step) for end in self.free)
+        ends = tuple((what, round(end / step)) for what, end in (*self.coming, *self.ends))
+        return free, ends, self.here
+
+
+class Took(NamedTuple):
+    """The seconds of an action, those until its sums have ended, and what is under way then, in
+    seconds after the beginning of the action.
+    """
+
+    seconds: float
+    summed: float
+    left: UnderWay
+
+
+class RankClock:
+    """The times of one rank's actions, which are asked for in the order of its program.
+
+    program   the actions
+    messages  what runs beside them
+    parts     by stage, the seconds of its parts
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Sequence[Action],
+        messages: RankMessages,
+        parts: Mapping[int, Mapping[Part, PartTimes]],
+    ) -> None:
+        self._plan, self._program, self._messages = plan, program, messages
+        kinds = {(action.kind, action.stage) for action in program}
+        self._turns = {one: list(self._make_turns(one[0], parts[one[1]])) for one in kinds}
+        self._seconds = {one: sum(t.seconds for t in turns) for one, turns in self._turns.items()}
+        self._needs = {one: [t.unit for t in turns if t.unit] for one, turns in self._turns.items()}
+        adding = [action for action in program if action.kind in GRADIENTS]
+        self._completes = {(action.stage, action.micro): action for action in adding}
+        self._last = {action.stage: action for action in adding}
+        self._needed = frozenset(unit for units in self._needs.values() for unit in units)
+        self._events: dict[tuple[int, bool], Events] = {}
+        self._known: dict[object, Took] = {}
+        self._alike = ALIKE * max(self._seconds.values()) or 1.0
+        self._number = -1  # of the latest action
+        self._began, self._left = 0.0, UnderWay((0.0,) * messages.lanes)
+        self._summed: dict[Action, float] = {}
+        if plan.layout.zero == 3:
+            self._begin(0.0, [[self._unit_after(frozenset())]])
+
+    def end(self, action: Action, now: float) -> float:
+        """The end of the program's next action, if it starts at `now`."""
+        self._number += 1
+        if self._number == 0 and self._plan.layout.zero in (1, 2):
+            self._begin(now, self._messages.buckets)
+        one, last = (action.kind, action.stage), self._last.get(action.stage) == action
+        events = self._events_of(action, last=last)
+        if events is NOTHING and not self._waits(one):
+            return now + self._seconds[one]
+        begun = self._left.later(now - self._began)
+        after = self._unit_after(self._kept(begun.here, one))
+        key = one, last, after, begun.rounded(self._alike)
+        if key not in self._known:
+            run = _Run(self._plan, self._messages, begun)
+            self._known[key] = run.took(self._turns[one], events, after, last=last)
+        took = self._known[key]
+        self._began, self._left, self._summed[action] = now, took.left, now + took.summed
+        return now + took.seconds
+
+    def summed(self, action: Action) -> float:
+        """The end of the sums that the latest run of `action` started."""
+        return self._summed.get(action, 0.0)
+
+    # -- what an action consists of
+
+    def _make_turns(self, kind: Kind, parts: Mapping[Part, PartTimes]) -> Iterator[Turn]:
+        """The time of a part is divided evenly over the units that it waits for."""
+        for part in parts if kind is Kind.FORWARD else reversed(list(parts)):
+            units = self._units(kind, part) or [""]
+            seconds = parts[part].seconds(kind) / len(units)
+            for number, unit in enumerate(units):
+                yield Turn(part, unit, seconds, number == 0, number == len(units) - 1)
+
+    def _units(self, kind: Kind, part: Part) -> list[str]:
+        found: Iterable[str] = ()
+        if kind is Kind.FORWARD:
+            found = units_at(self._plan, part)
+        elif kind is not Kind.WEIGHT and self._plan.layout.zero == 3:
+            found = backward_units(self._plan, [part])
+        return [unit for unit in found if unit in self._messages.of_gather]
+
+    def _events_of(self, action: Action, *, last: bool) -> Events:
+        if self._completes.get((action.stage, action.micro)) != action:
+            return NOTHING
+        if (action.stage, last) not in self._events:
+            found = events_of(self._plan, self._messages.sums, action.stage, last=last)
+            self._events[action.stage, last] = found
+        return self._events[action.stage, last]
+
+    # -- weights
+
+    def _begin(self, now: float, buckets: Iterable[Sequence[str]]) -> None:
+        """Starts to gather the first units."""
+        run = _Run(self._plan, self._messages, self._left)
+        for bucket in buckets:
+            run.gather(*filter(None, bucket))
+        self._began, self._left = now, run.left()
+
+    def _waits(self, one: tuple[Kind, int]) -> bool:
+        """Whether an action may have to wait for weights, or starts to gather some."""
+        if self._plan.layout.zero == 3:
+            return not self._left.here.issuperset(self._needs[one])
+        return any(unit in self._needs[one] for unit, _ in self._left.coming)
+
+    def _kept(self, here: frozenset[str], one: tuple[Kind, int]) -> frozenset[str]:
+        """The units that zero3 has gathered and not released when an action has ended."""
+        if self._plan.layout.release == "step":
+            return here.union(self._needs[one])
+        return frozenset(self._needs[one][-1:]) or here
+
+    def _unit_after(self, here: frozenset[str]) -> str:
+        """The first unit that a later action needs; "" if all are here, or are not gathered."""
+        if self._plan.layout.zero == 3 and not here >= self._needed:
+            for action in self._program[self._number + 1 :]:
+                for unit in self._needs[action.kind, action.stage]:
+                    if unit not in here:
+                        return unit
+        return ""
+
+
+class _Run:
+    """An action, turn by turn. Times are seconds after its beginning."""
+
+    def __init__(self, plan: Plan, messages: RankMessages, begun: UnderWay) -> None:
+        self._messages = messages
+        self._by_use, self._keeps = plan.layout.zero == 3, plan.layout.release == "step"
+        self.now = 0.0
+        self._free, self._coming = list(begun.free), dict(begun.coming)
+        self._ends: dict[int, float] = dict(begun.ends)
+        self._here = begun.here
+
+    def took(self, turns: Sequence[Turn], events: Events, after: str, *, last: bool) -> Took:
+        """Runs the action.
+
+        after  the unit that is gathered behind its own
+        last   whether it completes the gradients of a step: what follows does not wait for its sums
+        """
+        for number, turn in enumerate(turns):
+            if turn.unit:
+                self._use(turns, number, after)
+            if turn.first:
+                self._play(events.before.get(turn.part, ()))
+            self.now += turn.seconds
+            if turn.last:
+                self._play(events.behind.get(turn.part, ()))
+        ended = self.now
+        self._play(events.end)
+        summed = max([self.now, *self._ends.values()])
+        return Took(ended if last else self.now, summed, self.left())
+
+    def gather(self, *units: str) -> None:
+        """Starts to gather some units, which are there when all are."""
+        for unit in units:
+            lane, seconds = self._messages.of_gather[unit]
+            self._coming[unit] = self._free[lane] = max(self.now, self._free[lane]) + seconds
+        end = max((self._coming[unit] for unit in units), default=0.0)
+        self._coming.update(dict.fromkeys(units, end))
+
+    def left(self) -> UnderWay:
+        """What is under way."""
+        ends = tuple((number, end) for number, end in self._ends.items() if end > self.now)
+        return UnderWay(tuple(self._free), tuple(self._coming.items()), ends, self._here)
+
+    def _use(self, turns: Sequence[Turn], number: int, after: str) -> None:
+        """Waits for the unit of a turn; zero3 starts to gather the next one before."""
+        unit = turns[number].unit
+        if self._by_use and unit not in self._here:
+            if unit not in self._coming:
+                self.gather(unit)
+            self._here = (self._here | {unit}) if self._keeps else frozenset([unit])
+            units = (turn.unit for turn in turns[number + 1 :] if turn.unit)
+            following = next((one for one in units if one not in self._here), after)
+            if following and following not in self._coming:
+                self.gather(following)
+        self.now = max(self.now, self._coming.pop(unit, 0.0))
+
+    def _play(self, events: Sequence[Event]) -> None:
+        for number, starts in events:
+            if not starts:
+                self.now = max(self.now, self._ends.get(number, 0.0))
+                continue
+            row, (lane, seconds) = self._messages.sums[number], self._messages.of_sum[number]
+            begins = max(self.now, self._free[lane], *(self._ends[n] for n in row.after))
+            self._ends[number] = self._free[lane] = begins + seconds

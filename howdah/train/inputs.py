@@ -1,0 +1,89 @@
+"""What a run reads besides its text, looked at before any text is encoded: tokenizer, prompt, and
+initial weights. `howdah check` and `howdah train` ask the same questions.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+from howdah.base.errors import UserError, named
+from howdah.base.files import kind_of
+from howdah.checkpoint.folders import steps
+from howdah.shapes.shape import ModelShape
+from howdah.text import tokenizer as tokenizers
+from howdah.text.sources import Data
+
+WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)  # of a tokenizer that is trained here
+
+
+def input_problems(
+    data: Data, *, shape: ModelShape, prompt: str, init_from: Path | None, folder: Path
+) -> list[str]:
+    """A sentence for each input besides text that a run with the run folder `folder` cannot use.
+
+    Weights of `init_from` are left out where the folder has a checkpoint, which is resumed instead.
+    Only their headers are read; torch is loaded for that alone.
+    """
+    problems = [*_told(lambda: _check_prompt(data, shape, prompt))]
+    if init_from is not None and not steps(folder / "checkpoints"):
+        from howdah.train.resume import read_folder
+
+        problems += _told(lambda: read_folder(init_from, shape))
+    return problems
+
+
+def _told(check: Callable[[], object]) -> Iterator[str]:
+    try:
+        check()
+    except UserError as problem:
+        yield str(problem)
+
+
+def _check_prompt(data: Data, shape: ModelShape, prompt: str) -> None:
+    """Raises UserError for a tokenizer that cannot be used, or a prompt that is too long."""
+    tokenizer = None
+    if data.tokenizer is None:
+        tokenizers.require_room(shape.vocab)
+    else:
+        tokenizer = tokenizers.usable(data.tokenizer, shape.vocab, data.end_token)
+    require_prompt(prompt, tokenizer, context=shape.context)
+
+
+def text_of(data: Data, weights: Path | None) -> Data:
+    """The text of a run that starts from the folder `weights`: without a tokenizer of its own, with
+    that of the folder.
+    """
+    if weights is None or data.tokenizer is not None or kind_of(weights) != "folder":
+        return data
+    return replace(data, tokenizer=str(weights.absolute()))
+
+
+def lacking_tokenizer(data: Data, weights: Path | None) -> Iterator[str]:
+    """Yields a sentence if a run starts from a folder of weights without a tokenizer."""
+    if weights is None or data.tokenizer is not None or kind_of(weights) != "folder":
+        return
+    if kind_of(weights / "tokenizer.json") != "file":
+        yield (
+            f"init_from: {named(weights)} has no tokenizer.json, and with other tokens than the "
+            "model's its embedding is useless; name the model's tokenizer in data.tokenizer"
+        )
+
+
+def require_prompt(prompt: str, tokenizer: Tokenizer | None, *, context: int) -> None:
+    """Raises UserError when a prompt is longer than a model's `context`, in tokens.
+
+    tokenizer  None: it is trained later. Then words are counted, for no token of it has two
+    """
+    if not prompt:
+        return
+    if tokenizer:
+        least, count = "", len(tokenizers.prompt_ids(tokenizer, prompt, 0))
+    else:
+        least, count = "at least ", 1 + len(WORDS.pre_tokenize_str(prompt))
+    if count > context:
+        raise UserError(
+            f"train.prompt has {least}{count} tokens, and the model's context is {context}: "
+            "shorten it"
+        )

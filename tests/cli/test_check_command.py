@@ -1,0 +1,206 @@
+"""`howdah check` looks at all that `train` would refuse; a name means the same to all commands."""
+
+import json
+import sys
+
+import pytest
+
+from howdah.cli import main as cli
+from howdah.cli.environment import this_machine
+from howdah.config.shipped import FOLDER
+from howdah.text import tokenizer as tokenizers
+
+NO_MODEL = " does not exist; init_from names the folder of a Hugging Face model: `hf download "
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs a command in this process, in an empty folder: (exit code, output, error)."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["howdah", *map(str, words)])
+        return (cli.run(), *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def refused(run):
+    """Runs a command that must fail as a user's mistake; returns its one sentence."""
+
+    def command(*words):
+        code, out, error = run(*words)
+        assert (code, out, error.count("\n")) == (2, "", 1), out + error
+        return error.removeprefix("howdah: ").rstrip("\n")
+
+    return command
+
+
+# -- what it looks at ----------------------------------------------------------------
+
+
+def test_a_device_that_is_not_there(refused, recipe):
+    if this_machine().cuda:
+        pytest.skip("there is a CUDA device")
+    assert refused("check", recipe, "device=cuda").startswith("device is cuda, but ")
+    told = refused("check", recipe, "device=cuda", "layout=tp3", "train.prompt=" + "ab " * 40)
+    assert told.startswith("layout 'tp3': tp3 does not divide ")
+    assert "; device is cuda, but " in told and "; train.prompt has at least " in told
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_weights_that_are_not_there(refused, recipe, tmp_path, command):
+    """`check` called the recipe sound, and `train` said it when all text was encoded."""
+    told = refused(command, recipe, "init_from=gone", f"folder={tmp_path / 'a'}")
+    assert f"gone{NO_MODEL}" in told
+    (tmp_path / "here" / "file").touch()
+    assert "file is a file; init_from names" in refused(command, recipe, "init_from=file")
+    (tmp_path / "here" / "empty").mkdir()
+    (tmp_path / "here" / "empty" / "tokenizer.json").touch()
+    told = refused(command, recipe, "init_from=empty", "data.tokenizer=none")
+    assert "data.tokenizer: none does not exist; " in told and "empty/config.json" in told
+    assert not list((tmp_path / "cache").rglob("*.ids"))
+    assert not (tmp_path / "a").exists() and not (tmp_path / "here" / "runs").exists()
+
+
+def test_weights_are_not_asked_for_where_a_checkpoint_is(run, recipe, tmp_path):
+    step = tmp_path / "a" / "checkpoints" / "step-00000010"
+    step.mkdir(parents=True)
+    (step / "index.json").touch()
+    assert run("check", recipe, "init_from=gone", f"folder={tmp_path / 'a'}")[0] == 0
+
+
+def test_a_prompt_that_is_too_long(refused, run, recipe, tmp_path):
+    """The context is 32. Of a tokenizer that is trained later, words are the fewest tokens."""
+    assert refused("check", recipe, f"train.prompt=ab{' ab' * 31}") == (
+        "train.prompt has at least 33 tokens, and the model's context is 32: shorten it"
+    )
+    assert run("check", recipe, f"train.prompt=ab{' ab' * 30}")[0] == 0
+    tokenizers.train(["xy"], 257).save(str(tmp_path / "mine.json"))
+    mine = f"data.tokenizer={tmp_path / 'mine.json'}"
+    assert refused("check", recipe, mine, f"train.prompt={'a' * 32}") == (
+        "train.prompt has 33 tokens, and the model's context is 32: shorten it"
+    )
+    assert run("check", recipe, mine, f"train.prompt={'a' * 31}")[0] == 0
+
+
+def test_a_tokenizer_that_is_too_large(refused, recipe, tmp_path):
+    tokenizers.train(["xy"], 257).save(str(tmp_path / "mine.json"))
+    told = refused("check", recipe, f"data.tokenizer={tmp_path / 'mine.json'}", "model.vocab=200")
+    assert told.endswith("has 257 entries but model.vocab is 200; set model.vocab to 257 or more")
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize("mistake", ["train.stepz=3", "layout=tp3"])
+def test_missing_text_is_told_beside_a_mistake(refused, recipe, command, mistake):
+    """An unknown key hid it, and was told first."""
+    words = ["data.validation=gone.txt", "data.sources=none"]
+    recipe.write_text(recipe.read_text().replace("validation_share = 0.1", ""))
+    told = refused(command, recipe, mistake, *words)
+    begins = {"train.stepz=3": "unknown key 'train.stepz'; did", "layout=tp3": "layout 'tp3': tp3"}
+    assert told.startswith(begins[mistake])
+    assert "data.validation: gone.txt does not exist; " in told
+    assert "data.sources: none does not exist; " in told
+
+
+@pytest.mark.parametrize("key", ["sources", "validation"])
+def test_a_field_without_a_file_is_refused(refused, key, tmp_path):
+    """It was the field of the standard library's files, which have none."""
+    assert refused("check", "laptop", f"data.{key}.field=body") == (
+        f"data.{key}[0].field is 'body', and files of stdlib have no fields; name the file that "
+        f"has it: data.{key}=FILE"
+    )
+
+
+# -- what a name means ---------------------------------------------------------------
+
+
+def test_a_recipe_that_ships_comes_before_the_model_of_its_name(run):
+    """`train laptop` was the recipe, `plan laptop` the model."""
+    code, out, _ = run("plan", "laptop")
+    first, second, *_, last = out.splitlines()
+    assert code == 0
+    assert first == "laptop is the recipe that ships; the model alone is model.preset=laptop"
+    assert second.startswith("laptop: 3,803,392 parameters") and "layout  dp2 x1" in out, last
+    assert run("plan", FOLDER / "laptop.toml") == (0, out.partition("\n")[2], "")
+    notes = json.loads(run("plan", "laptop", "--json")[1])["notes"]
+    assert notes[0] == first
+
+    code, out, _ = run("plan", "model.preset=laptop")
+    assert code == 0 and out.startswith("laptop: 3,803,392 parameters") and "layout" not in out
+    assert run("plan", "llama3-8b")[1].startswith("llama3-8b: ")  # means one thing
+    assert run("plan", "fine-tune")[1].startswith("fine-tune: ")
+    assert run("draw", "mesh", "laptop")[1].startswith(first)
+    assert run("check", "laptop")[1].startswith("laptop: sound: ")  # a model cannot be checked
+
+
+@pytest.mark.parametrize("name", ["laptop", "gpt2-124m", "llama3-8b"])
+def test_a_folder_without_a_run_hides_nothing(run, tmp_path, name):
+    before = run("plan", name)
+    (tmp_path / "here" / name).mkdir()
+    (tmp_path / "here" / name / "notes.txt").touch()
+    assert run("plan", name) == before and before[0] == 0
+    if name == "laptop":
+        assert run("check", name)[1].startswith("laptop: sound: laptop on dp2 x1")
+
+
+def test_what_is_here_comes_first_and_is_told(run, tmp_path):
+    own = (FOLDER / "laptop.toml").read_text("utf-8").replace('"dp2"', '"dp4"')
+    (tmp_path / "here" / "laptop").mkdir()
+    (tmp_path / "here" / "laptop" / "run.toml").write_text(own)
+    shipped = "`howdah recipes laptop` prints the recipe that ships"
+    first, second = run("check", "laptop")[1].splitlines()
+    assert first == f"laptop is what this folder has under that name; {shipped}"
+    assert second.startswith("laptop: sound: run on dp4 x1")
+    out = run("plan", "laptop")[1]
+    assert out.startswith(
+        "laptop is what this folder has under that name; the model alone is model.preset=laptop; "
+        f"{shipped}\n"
+    )
+    assert "layout  dp4 x1" in out
+
+
+# -- plans ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["llama3-8b"], ["llama3-8b", "--layout", "dp2"], ["two-machines"]]
+)
+def test_only_the_mistake_is_told(refused, words):
+    """Sentences on dp* and on a batch that was open followed, which a plan may have."""
+    assert refused("plan", *words, "batch.global=3") == (
+        "unknown key 'batch.global'; did you mean 'global_batch'?"
+    )
+    assert refused("plan", *words, "sead=3") == "unknown key 'sead'; did you mean 'seed'?"
+    assert refused("plan", *words, "method.dropuot=0") == (
+        "unknown key 'method.dropuot'; did you mean 'dropout'?"
+    )
+
+
+def test_a_fine_tune_gets_no_advice_of_pre_training(run, tmp_path):
+    assert "note" not in run("plan", "fine-tune")[1]
+    text = (FOLDER / "fine-tune.toml").read_text("utf-8")
+    (tmp_path / "here" / "fresh.toml").write_text(text.replace("init_from", "# init_from"))
+    assert "published pre-training runs" in run("plan", "fresh.toml")[1]
+
+
+def test_a_plan_is_headed_by_what_is_planned(run):
+    assert run("plan", "llama3-8b", "model.preset=laptop")[1].startswith("laptop: 3,803,392 par")
+    assert (
+        run("plan", "laptop", "model.preset=smollm2-135m")[1]
+        .splitlines()[1]
+        .startswith("smollm2-135m: ")
+    )
+
+
+@pytest.mark.parametrize("rent", ["0", "0 USD/h", "0.0"])
+def test_a_rent_of_nothing_is_refused(refused, rent):
+    words = ("llama3-8b", "--cluster", "h100x8", "--tokens", "1T", "--rent", rent)
+    assert refused("plan", *words) == (
+        "--rent is 0, which is no price; leave it out for devices that you own"
+    )

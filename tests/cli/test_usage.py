@@ -1,0 +1,139 @@
+"""A command line that cannot be read is one sentence; and a shell can complete one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from howdah.base.their_words import KEYS, LAYOUT
+from howdah.cli import main as cli
+
+PROGRAM = Path(sys.executable).parent / "howdah"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command in this process: (exit code, output, error)."""
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["howdah", *words])
+        return (cli.run(), *capsys.readouterr())
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("train laptop --steps 5", "train has no option --steps; write train.steps=5"),
+        ("train --steps=5 laptop", "train has no option --steps; write train.steps=5"),
+        ("check laptop --lr 3e-4", "check has no option --lr; write method.lr.peak=3e-4"),
+        ("train laptop --max-steps 5", "train has no option --max-steps; write train.steps=5"),
+        ("train laptop --tp 2", "train has no option --tp; write layout=tp2"),
+        ("train laptop --fsdp", "train has no option --fsdp; write layout='dpN zero3'"),
+        ("verify laptop --layout tp2", "verify has no option --layout; write layout=tp2"),
+        ("train --compile laptop", "train has no option --compile; write compile=true"),
+        ("train laptop --export=false", "train has no option --export; write train.export=false"),
+        (
+            "train laptop --schedule wsd",
+            "train has no option --schedule; write schedule=wsd or method.lr.schedule=wsd",
+        ),
+        ("train laptop --prompt", "train has no option --prompt; write train.prompt=VALUE"),
+        ("train laptop --forse", "train has no option --forse; did you mean '--force'?"),
+        (
+            "train laptop --walrus",
+            "train has no option --walrus; `howdah keys` lists what KEY=VALUE can change",
+        ),
+        ("plan llama3-8b --layers 4", "plan has no option --layers; write model.layers=4"),
+        (
+            "plan llama3-8b --steps 4",
+            "plan has no option --steps; train.steps is no part of a plan",
+        ),
+        ("draw mesh laptop --tp 2", "draw mesh has no option --tp; write layout=tp2"),
+        ("sample a b --lenght 3", "sample has no option --lenght; did you mean '--length'?"),
+        ("trian laptop", "howdah has no command 'trian'; did you mean 'train'?"),
+        ("draw mash", "draw has no command 'mash'; did you mean 'mesh'?"),
+        ("train", "train: missing argument 'recipe'; see howdah train -h"),
+        ("plan laptop --cluster", "howdah: option '--cluster' requires an argument; see howdah -h"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_one_sentence(run, words, sentence):
+    """It was a box of several lines, which named --help alone."""
+    assert run(*words.split()) == (2, "", f"howdah: {sentence}\n")
+
+
+def test_a_value_of_another_kind_is_one_sentence(run):
+    code, out, error = run("verify", "laptop", "--steps", "x")
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith("howdah: verify: invalid value for '--steps': ")
+    assert error.endswith("; see howdah verify -h\n")
+
+
+def test_what_only_lacks_a_command_is_helped(run):
+    for words, told in ([], "Plan, verify, train"), (["draw"], "Draw a schedule, memory"):
+        code, out, error = run(*words)
+        assert (code, error) == (2, "") and told in out
+    assert run("--help")[0] == run("--version")[0] == 0
+
+
+def test_ranks_of_a_launcher_say_it_once(run, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert run("train", "laptop", "--steps", "5") == (2, "", "")
+
+
+# -- words of other trainers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [*LAYOUT, "FULL_SHARD", "no_sync()", "DistributedDataParallel"])
+def test_keys_answers_every_word_of_a_layout(run, word):
+    code, out, _ = run("keys", word)
+    ours = KEYS.get(word, "").removeprefix("layout=") or LAYOUT[word.lower().removesuffix("()")]
+    assert code == 0
+    assert out.startswith(f"{word}: in the layout it is written {ours!r}\nlayout  (text; by defau")
+
+
+@pytest.mark.parametrize("word", [word for word in KEYS if word not in LAYOUT])
+def test_keys_answers_every_word_of_a_recipe(run, word):
+    code, out, _ = run("keys", word)
+    key, _, written = KEYS[word].partition("=")
+    row = next(line for line in out.splitlines() if "  (" in line)
+    assert code == 0 and key.startswith(row.split()[0])
+    if written:
+        assert out.startswith(f"{word}: in the layout it is written {written!r}\n")
+    elif row.split()[0] != key:
+        assert out.startswith(f"{word}: here it is {key!r}\n")
+
+
+# -- completion ------------------------------------------------------------------------
+
+
+def completed(*words):
+    """What the program answers a shell that completes the last of `words`."""
+    asked = {"_HOWDAH_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["howdah", *words])}
+    environment = {**os.environ, **asked, "COMP_CWORD": str(len(words))}
+    done = subprocess.run([PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_the_program_completes_commands_and_options():
+    assert completed("tr") == ["train", "trace"]
+    assert set(completed("train", "laptop", "--re")) == {"--restarts", "--resume"}
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_bash_completes_with_the_script_that_is_installed():
+    """The script of `--show-completion`, as the shell's start file would read it."""
+    script = f"""
+        source <(_HOWDAH_COMPLETE=source_bash {PROGRAM})
+        complete -p howdah
+        COMP_WORDS=(howdah exp) COMP_CWORD=1
+        _howdah_completion {PROGRAM}
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    registered, found = done.stdout.splitlines()
+    assert registered == "complete -o default -F _howdah_completion howdah"
+    assert found == "export"
