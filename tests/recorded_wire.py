@@ -243,10 +243,10 @@ class Backend:
         else:
             self._together.append(op)
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self) -> None:
         self._together = []
 
-    def _end_coalescing(self, device: torch.device) -> None:
+    def _end_coalescing(self) -> None:
         ops, self._together = tuple(self._together or ()), None
         self._streams.current().give(Call(ops))
 

@@ -88,7 +88,7 @@ def layout(random: Random, folder: Path) -> None:
     if random.random() < 0.1:
         text = mutate_text(random, text.encode(errors="replace")).decode(errors="replace")
     model = random.choice(SIZES)
-    wanted = Draft(text, sequence=random.choice([0, 0, 64]), precision="")
+    wanted = Draft(text, sequence=random.choice([None, None, 64]), precision="")
     found = draft(model, wanted, devices=random.choice([None, None, 4, 16, 1024]))
     if found.plan:
         predict(found.plan)

@@ -137,6 +137,8 @@ KEYS = {  # keys of Hugging Face's TrainingArguments, DeepSpeed, Megatron-LM, na
     "sequence_parallel": "layout=tpN sp",
 }
 
+ABSENT = {"lora": "not there yet; init_from=FOLDER trains all weights of a model"}
+
 
 def ours(word: str, table: Mapping[str, str]) -> str:
     """howdah's word for a word of another trainer, spelled in any way; empty if it is none."""
@@ -151,6 +153,9 @@ def answer_layout(word: str, known: Mapping[str, object]) -> str:
     start = re.match(r"[a-z]+", word.lower())
     if word != word.lower() and start and start[0] in known:
         return f"; write {word.lower()!r}"
+    apart = re.fullmatch(r"([a-z]+)[-_=:]+(\d+|\*)", word.lower())
+    if apart and apart[1] in known:
+        return f"; write {apart[1] + apart[2]!r}"
     found, number = ours(word, LAYOUT), re.search(r"\d+$", word)
     if number:
         found = found.replace("N", number[0], 1)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.errors import UserError, nearest, shown
-from howdah.base.their_words import KEYS, LAYOUT, ours
+from howdah.base.their_words import ABSENT, KEYS, LAYOUT, ours
 from howdah.config.keys import find_keys, recipe_keys
 from howdah.config.shipped import FOLDER, about, recipe_names
 from howdah.draw.columns import columns
@@ -53,6 +53,8 @@ def keys(
         print(f"{word}: here it is {meant!r}")
     if written or (ours(word, KEYS) and not found):
         found = [key for key in recipe_keys() if meant.startswith(key.name)]
+    if not found and (absent := ours(word, ABSENT)):
+        raise UserError(f"{shown(word)} is {absent}")
     if not found:
         of_layout = word in {*KNOWN, *CHOICES}
         hint = "it is a word of the layout (docs/layouts.md)" if of_layout else "see `howdah keys`"

@@ -59,9 +59,15 @@ ClusterText = Annotated[str, typer.Option("--cluster", help="NAME, NAMExDEVICES 
 Keys = Annotated[
     list[str] | None, typer.Argument(help="changes of single keys, such as model.layers=40")
 ]
-Sequence = Annotated[int, typer.Option(help="tokens of a sample; 0: of the model, at most 8192")]
-MicroBatch = Annotated[int, typer.Option(help="samples of a micro-batch; 0: 1, or the recipe's")]
-GlobalBatch = Annotated[int, typer.Option(help="samples of a step; 0 follows from the layout")]
+Sequence = Annotated[
+    int | None, typer.Option(help="tokens of a sample; by default of the model, at most 8192")
+]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="samples of a micro-batch; by default 1, or the recipe's")
+]
+GlobalBatch = Annotated[
+    int | None, typer.Option(help="samples of a step; by default it follows from the layout")
+]
 PrecisionText = Annotated[str, typer.Option(help="bf16, float32 or float64")]
 Svg = Annotated[Path | None, typer.Option(help="write the drawing to this SVG file instead")]
 
@@ -73,9 +79,9 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     layout: LayoutText = "",
     tokens: Annotated[str, typer.Option(help="of the whole run, such as 15T")] = "",
     rent: Annotated[str, typer.Option(help="USD for an hour of a device, such as 2.50")] = "",
-    sequence: Sequence = 0,
-    micro_batch: MicroBatch = 0,
-    global_batch: GlobalBatch = 0,
+    sequence: Sequence = None,
+    micro_batch: MicroBatch = None,
+    global_batch: GlobalBatch = None,
     precision: PrecisionText = "",
     why: Annotated[bool, typer.Option(help="every stage, and where the numbers are from")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,

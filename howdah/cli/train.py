@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,11 +58,13 @@ Overrides = Annotated[
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
-    restarts: Annotated[int, typer.Option(min=0, help="start again after a failure")] = 0,
+    restarts: Annotated[int, typer.Option(help="start again after a failure")] = 0,
     force: Annotated[bool, typer.Option(help="even if the machine seems too small")] = False,
     resume: Annotated[bool, typer.Option(help="go on, although settings have changed")] = False,
 ) -> None:
     """Train RECIPE, or resume a run folder. `howdah keys` lists what KEY=VALUE can change."""
+    if restarts < 0:
+        raise UserError(f"--restarts is {restarts}; it must be at least 0")
     with and_missing_text():
         run = load_run(recipe, overrides or [])
     among = launched()
@@ -245,5 +247,6 @@ def _train_launched(job: Job) -> int:
 def _train(job: Job, transport: "Transport", *, local_rank: int) -> int:
     from howdah.train.loop import train as train_loop
 
-    outcome = train_loop(job, transport, local_rank=local_rank)
+    with closing(transport):  # until then the other ranks watch this one
+        outcome = train_loop(job, transport, local_rank=local_rank)
     return 128 + outcome.signal if outcome.signal else 0

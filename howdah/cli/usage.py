@@ -17,6 +17,12 @@ from howdah.base.their_words import KEYS, ours
 from howdah.config.drafts import is_planned
 from howdah.config.keys import recipe_keys
 
+MEANT = {  # options of other programs, with those that mean the same here
+    "tokens": "--length",
+    "max_tokens": "--length",
+    "max_new_tokens": "--length",
+}
+
 # of typer, or of click, which older versions of typer call
 UsageError: Any = typer.BadParameter.__base__
 
@@ -49,7 +55,9 @@ def _instead(context: Any, option: str, line: Sequence[str]) -> str:
             return f"; write {' or '.join(of_plan)}"
         return f"; {meant[0].partition('=')[0]} is no part of a plan"
     known = [name for one in context.command.params for name in one.opts if name[:1] == "-"]
-    near = nearest(option, [*known, "--help"])
+    if MEANT.get(word) in known:
+        return f"; write {MEANT[word]}"
+    near = nearest(option, known or ["--help"])
     keys = "; `howdah keys` lists what KEY=VALUE can change"
     return near if "did you mean" in near or "overrides" not in takes else keys
 

@@ -38,7 +38,7 @@ class Both:
         watcher: Watcher | None = None,
         checked: bool = False,
     ) -> None:
-        self.host, self.cards, self.watcher = host, cards, watcher
+        self.host, self.cards, self.watcher, self.checked = host, cards, watcher, checked
         if checked:
             cards.agree = self.compare
         self.rank, self.size, self.link = host.rank, host.size, host.link
@@ -130,9 +130,9 @@ class Both:
         self.host.abort()
 
     def close(self) -> None:
-        if self.watcher is not None:
-            self.watcher.close()
         self.cards.close()
+        if self.watcher is not None:  # the last: until now another rank may be lost
+            self.watcher.close()
         self.host.close()
 
 

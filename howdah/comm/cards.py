@@ -86,11 +86,11 @@ def connect_nccl(
 ) -> Native:
     """Connects the GPUs of `size` ranks that share a store.
 
-    seconds  after which NCCL gives up; `watcher.py` does so earlier, and says who is missing
+    seconds  after which `watcher.py` says who is missing; NCCL itself waits twice as long
     """
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options(is_high_priority_stream=True)
-    options._timeout = timedelta(seconds=seconds)
+    options._timeout = timedelta(seconds=2 * seconds)  # the watcher knows more, and is first
     backend = nccl(store, rank, size, options)
     backend.eager_connect_single_device(device)
     wire = Native(backend, link=LINK, device=device)

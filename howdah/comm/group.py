@@ -51,11 +51,18 @@ class Group:
 
     axis      the label under which bytes are counted
     counters  counts what this rank sends; several groups may share them
+    owns      whether `close` closes the transport too
     """
 
     def __init__(
-        self, transport: Transport, *, axis: str = "world", counters: Counters | None = None
+        self,
+        transport: Transport,
+        *,
+        axis: str = "world",
+        counters: Counters | None = None,
+        owns: bool = False,
     ) -> None:
+        self._owns = owns
         self.axis, self.link = axis, transport.link
         self.rank, self.size = transport.rank, transport.size
         self.counters = counters or Counters()
@@ -283,6 +290,7 @@ class Group:
         """Compares the calls of all ranks so far, where the transport has not done so at each call.
         All ranks call together. Raises Disagreement.
         """
+        self._run.settle()
         self._transport.compare()
 
     def check(self) -> None:
@@ -298,6 +306,8 @@ class Group:
     def close(self) -> None:
         """Ends the progress thread after it has finished all started operations."""
         self._run.close()
+        if self._owns:
+            self._transport.close()
 
     def _narrowed(self, stage: Stage, dtype: torch.dtype | None, wholes: Sequence[Tensor]) -> Stage:
         """The stage, or one that sends `dtype`."""

@@ -16,7 +16,7 @@ reduction for each rank, which is slower. Buffers of weights and gradients are p
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,7 @@ class Native:
     """
 
     among: SubgroupFactory
-    site = ""
+    site, checked = "", False
 
     def __init__(
         self,
@@ -257,6 +257,8 @@ class Native:
         """Notes an operation in the ledger, and gives it to the backend, or to the open group."""
         if self._closed:
             raise UserError("this transport is closed")
+        if x.dtype == torch.int16 and self.lane is not None:
+            raise UserError(f"{operation}: NCCL has no int16; send int32, or the bytes of x")
         self.check()
         call = spell(operation, x.dtype, counts, choice)
         self.ledger.note(call, self.site or caller(), pair=pair)
@@ -283,10 +285,10 @@ class Native:
             self._finish(lambda work=work: work)  # type: ignore[misc]
 
     def _coalesced(self, runs: Sequence[Callable[[], Any]]) -> Any:
-        self._backend._start_coalescing(self.device)
+        self._backend._start_coalescing()
         for run in runs:
             run()
-        return self._backend._end_coalescing(self.device)
+        return self._backend._end_coalescing()
 
     def _started(self, run: Callable[[], Any]) -> Any:
         try:
@@ -316,7 +318,8 @@ class Native:
         """Does nothing: it carries no words; the wire of the host compares (`both.py`)."""
 
     def error(self) -> str:
-        """The error that the backend has found by itself; empty if none, or if it looks for none.
+        """The error that the backend has found by itself; empty if none, or if it looks for none. A
+        timeout is the watcher's to explain.
 
         Any thread may ask.
         """
@@ -324,13 +327,19 @@ class Native:
             found = self._backend.get_error()
         except (AttributeError, RuntimeError):  # gloo looks for none
             return ""
-        return "" if found == ErrorType.SUCCESS else str(found.name)
+        return "" if found in (ErrorType.SUCCESS, ErrorType.TIMEOUT) else str(found.name)
 
     def lose(self, said: str) -> None:
         """Ends all waits, those of the GPU too, with the error `said`. Called on any thread."""
-        if not self.lost and not self._closed:
+        if not self.lost:
             self.lost = said
-            self._backend.abort()
+            self.end_waits()
+
+    def end_waits(self) -> None:
+        """Aborts the backend; `lost` has been set."""
+        if not self._closed:
+            with suppress(RuntimeError):  # it may be broken already
+                self._backend.abort()
 
     def abort(self) -> None:
         self.lose(f"rank {self.rank} gave up; what it says tells why")

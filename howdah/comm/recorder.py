@@ -82,7 +82,9 @@ class Recorder:
     def note(self, instruction: Instruction, began: Any, ended: Any = None) -> None:
         """Records an instruction between two marks; without `ended`, it has just ended."""
         if step := self._step:
-            step.spans.append((instruction, began, ended or self.clock.mark()))
+            if ended is None or (isinstance(ended, float) and self.clock is not HOST):
+                ended = self.clock.mark()  # a thread of the host has ended it: by its own clock
+            step.spans.append((instruction, began, ended))
 
     def call(self, axis: str, operation: str, sent: int, took: Interval) -> None:
         """Records an operation of a group: the bytes that it sent, and when."""

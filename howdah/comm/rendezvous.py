@@ -63,14 +63,14 @@ def connect(
     device     the GPU of this rank, whose tensors NCCL then moves; the CPU: tensors of GPUs go
                through the host
     """
-    return Group(join(transport, seconds=seconds, device=device))
+    return Group(join(transport, seconds=seconds, device=device), owns=True)
 
 
 def join(
     transport: Kind | None = None, *, seconds: float = 600, device: torch.device = CPU
 ) -> Transport:
     """The transport between this process and the other ranks that a launcher started. The
-    arguments are those of `connect`.
+    arguments are those of `connect`. A GPU becomes the current device of this thread.
 
     Every call uses its own key prefix in the store. So do ranks that were started again, because
     the store still holds the values of the ended ranks.
@@ -87,6 +87,9 @@ def join(
         raise UserError(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
+    if device.type == "cuda":
+        torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
+        device = torch.device("cuda", torch.cuda.current_device())
     store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
@@ -102,7 +105,7 @@ def join(
     return carrier
 
 
-def choose(
+def choose(  # noqa: PLR0913  what ranks are, and how they want to be connected
     store: dist.Store,
     *,
     rank: int,
@@ -110,14 +113,16 @@ def choose(
     transport: Kind | None = None,
     seconds: float = 600,
     device: torch.device = CPU,
+    checked: bool = False,
 ) -> Transport:
     """The transport for the collectives of `size` ranks that share a store. Raises UserError.
 
-    device  what this rank computes on
+    device   what this rank computes on
+    checked  compare the calls of all ranks before each operation on GPUs
 
     `among` of the transport creates transports for subgroups of these ranks in the same way.
     """
-    return _Connecting(transport, seconds, device, store)(store, rank, size)
+    return _Connecting(transport, seconds, device, store, checked=checked)(store, rank, size)
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ class _Connecting:
     aside: dist.Store
     pulse: Pulse | None = None
     watcher: Watcher | None = None
+    checked: bool = False
 
     def __call__(
         self, store: dist.Store, rank: int, size: int, members: Sequence[int] = (), time: int = 0
@@ -160,11 +166,12 @@ class _Connecting:
                 logging.getLogger("howdah").warning(said)
         carrier = self._host(kind, hellos, store, rank)
         watcher, first = self.watcher, self.watcher is None
-        if by_nccl and self.wanted in (None, "nccl"):
+        if by_nccl and (self.wanted in (None, "nccl") or not first):
             watcher = watcher or self._watch(hellos, rank)
             wire = self._cards(store, rank, size)
             watcher.add(f"{'-'.join(map(str, members or range(size)))}/{time}", wire)
-            carrier = Both(carrier, wire, watcher=watcher if first else None)
+            own = watcher if first else None
+            carrier = Both(carrier, wire, watcher=own, checked=self.checked)
         wires = wires_of(hellos, cards=isinstance(carrier, Both))
         rest: Kind | None = "torch" if no_engine(hellos) or kind == "mpi" else self.wanted
         carrier.among = _Joining(store, rank, wires, replace(self, wanted=rest, watcher=watcher))
@@ -191,7 +198,9 @@ class _Connecting:
             for other, hello in enumerate(hellos)
             if hello.machine == hellos[rank].machine and other != rank
         }
-        watcher = Watcher(self.aside, rank=rank, processes=here, seconds=self.seconds)
+        watcher = Watcher(
+            self.aside, rank=rank, processes=here, seconds=self.seconds, device=self.device
+        )
         if self.pulse is not None:
             self.pulse.tell(watcher)
         watcher.start()

@@ -172,7 +172,15 @@ def _serve(pipe: Connection, store: dist.Store, threads: int, device: str) -> in
             met = dist.PrefixStore(f"run{run}", store)
             own = own_device(device, rank)
             with closing(
-                choose(met, rank=rank, size=size, transport=kind, seconds=PATIENCE, device=own)
+                choose(
+                    met,
+                    rank=rank,
+                    size=size,
+                    transport=kind,
+                    seconds=PATIENCE,
+                    device=own,
+                    checked=True,  # `verify` and tests take the time to compare GPUs' calls
+                )
             ) as transport:
                 send(pipe, "", function(transport, *arguments))
         except Exception as error:

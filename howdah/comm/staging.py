@@ -9,8 +9,8 @@ Some backends read a strided tensor as if it were contiguous, which sends the el
 memory. Tensors of dtypes that cannot be reduced can still be moved: they are passed as bytes.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -39,7 +39,7 @@ class Stage(Protocol):
         ...
 
     def aside(self) -> AbstractContextManager[Any]:
-        """A block whose work on tensors is in order with `take` and `give`."""
+        """A block whose work on tensors is in order with `take` and `give`, and done at its end."""
         ...
 
 
@@ -142,8 +142,14 @@ class Pinned:
             self._stream.synchronize()
 
     def aside(self) -> AbstractContextManager[Any]:
-        """A block on the stream of the copies."""
-        return self._streams.inside(self._stream)
+        """A block on the stream of the copies, for whose end the thread waits."""
+        return self._waited()
+
+    @contextmanager
+    def _waited(self) -> Iterator[None]:
+        with self._streams.inside(self._stream):
+            yield
+            self._stream.synchronize()
 
     def _lend(self, flat: Tensor) -> Tensor:
         start = -(-self._used // ALIGN) * ALIGN

@@ -78,6 +78,7 @@ class Transport(Protocol):
     link: str  # shared, tcp; none for a group of one
     site: str  # `file:line` to name in errors, set by a progress thread; empty: the caller's line
     among: SubgroupFactory  # creates transports for subgroups of these ranks
+    checked: bool  # whether operations on a lane use the wire of the host, too
 
     def lane_of(self, x: Tensor) -> "Lane | None":
         """The lane for operations on `x`, a tensor of this rank's GPU; None: they take CPU tensors,
@@ -165,6 +166,7 @@ class OneLink:
     """A transport that moves CPU tensors only, over one class of link."""
 
     link: str
+    checked = False
 
     def lane_of(self, x: Tensor) -> "Lane | None":
         """None: operations run on threads."""

@@ -20,7 +20,9 @@ from pathlib import Path
 from threading import Event, Thread, main_thread
 from time import monotonic
 
+import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from howdah.comm.lane import Landing
 from howdah.comm.ledger import Entry, behind
@@ -38,6 +40,7 @@ class Watcher:
     store      a separate connection: on a shared one it would wait for other threads' requests
     processes  by rank, the processes of the other ranks of this machine
     seconds    after which an operation counts as hung
+    device     that of the wires
     folder     where ledgers, and torch's record of the flights, are written when a rank is lost
     """
 
@@ -48,8 +51,9 @@ class Watcher:
         rank: int,
         processes: dict[int, int],
         seconds: float,
+        device: torch.device | None = None,
     ) -> None:
-        self._store, self._rank, self._seconds = store, rank, seconds
+        self._store, self._rank, self._seconds, self._device = store, rank, seconds, device
         self._processes = processes
         self._watched = dict(zip(processes, watch(list(processes.values())), strict=True))
         self._wires: dict[str, Native] = {}
@@ -80,8 +84,15 @@ class Watcher:
         with suppress(RuntimeError):  # the store may be what failed
             self._store.set(LOST, said)
         self._write()
-        for wire in list(self._wires.values()):
-            wire.lose(said)
+        # All at once: the abort of one communicator may wait for a kernel that waits for another.
+        wires = [wire for wire in list(self._wires.values()) if not wire.lost]
+        for wire in wires:
+            wire.lost = said
+        aborts = [Thread(target=wire.end_waits, name="abort") for wire in wires]
+        for abort in aborts:
+            abort.start()
+        for abort in aborts:
+            abort.join(ANSWER)
 
     def close(self) -> None:
         """Ends the thread. The end of this process is not a loss for the others any more."""
@@ -105,13 +116,13 @@ class Watcher:
         return ""
 
     def _broken(self) -> str:
-        for name, wire in self._wires.items():
+        for name, wire in list(self._wires.items()):
             if error := wire.error():
                 return f"the wire of ranks {name} reports {error}, as rank {self._rank} saw"
         return ""
 
     def _hung(self) -> str:
-        for name, wire in self._wires.items():
+        for name, wire in list(self._wires.items()):
             oldest = wire.lane.oldest() if wire.lane else None
             if oldest is None:
                 self._oldest.pop(name, None)
@@ -139,7 +150,7 @@ class Watcher:
     def _tell(self) -> None:
         """Writes this rank's ledgers to the store."""
         self._told = True
-        entries = {name: wire.ledger.entry for name, wire in self._wires.items()}
+        entries = {name: wire.ledger.entry for name, wire in list(self._wires.items())}
         self._store.set(f"cards/ledger/{self._rank}", json.dumps(entries))
 
     def _ask(self, name: str) -> dict[int, Entry]:
@@ -163,7 +174,7 @@ class Watcher:
             return
         lines = [
             line
-            for name, wire in self._wires.items()
+            for name, wire in list(self._wires.items())
             for line in (f"ranks {name}", *(f"    {call}" for call in wire.ledger.kept))
         ]
         with suppress(OSError):
@@ -173,6 +184,8 @@ class Watcher:
                 (self.folder / f"flights-of-rank-{self._rank}.pickle").write_bytes(record)
 
     def _run(self) -> None:
+        if self._device is not None and self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # the device of a new thread is the first
         # Not a daemon thread: Python must not exit while one runs code of torch.
         while not self._closed.wait(EVERY) and main_thread().is_alive():
             try:
@@ -186,5 +199,5 @@ class Watcher:
 
 def flight_record() -> bytes:
     """Torch's flight recorder: what NCCL was given last, pickled; empty where torch has none."""
-    dump = getattr(dist.distributed_c10d, "_dump_nccl_trace", None)  # private; not on CPUs
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace", None)  # private; not on CPUs
     return bytes(dump()) if dump else b""

@@ -44,7 +44,7 @@ IGNORED = (  # keys that no plan depends on
 
 @dataclass(frozen=True)
 class Draft:
-    """The options for a plan. Those that are empty or 0 follow from the model or the recipe.
+    """The options for a plan. Those that are empty or None follow from the model or the recipe.
 
     sequence                   tokens per sample
     micro_batch, global_batch  in samples
@@ -52,9 +52,9 @@ class Draft:
     """
 
     layout: str = ""
-    sequence: int = 0
-    micro_batch: int = 0
-    global_batch: int = 0
+    sequence: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
     precision: str = ""
     keys: tuple[str, ...] = ()
 
@@ -178,7 +178,7 @@ def _changes(wanted: Draft) -> dict[str, str]:
             way = "give --tokens" if name == "train.tokens" else "leave it out"
             raise UserError(f"{name} is no part of a plan; {way}")
     for field, key in OPTIONS.items():
-        if not (value := getattr(wanted, field)):
+        if (value := getattr(wanted, field)) in (None, ""):
             continue
         said = changes.get(key, f"={value}").partition("=")[2].strip("'\"")
         if said != str(value):
@@ -199,7 +199,7 @@ def _among(name: str, keys: Sequence[str]) -> bool:
 def _in_options(problem: str, wanted: Draft) -> str:
     """A sentence about a key, about the option instead if that was given."""
     for field, key in OPTIONS.items():
-        if getattr(wanted, field) and "." in key:
+        if getattr(wanted, field) not in (None, "") and "." in key:
             problem = problem.replace(f"{key}=", f"{_option(field)} ").replace(key, _option(field))
     return problem
 

@@ -23,7 +23,7 @@ from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
 from howdah.base.tables import out_of_bounds, read_table
 from howdah.config.shipped import PRESET, RUN, found, meant
-from howdah.config.texts import absolute, with_texts
+from howdah.config.texts import absolute, with_key, with_texts
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
@@ -144,7 +144,8 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
         hint = text if in_folder else meant(recipe)
         raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}{hint}") from error
     except ValueError as error:
-        raise UserError(f"{named(path)} is not TOML: {error}") from error
+        hint = "" if path.suffix == ".toml" else "; a file of text is named in data.sources"
+        raise UserError(f"{named(path)} is not TOML: {error}{hint}") from error
     table.setdefault("name", path.stem)
     if in_folder:
         table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
@@ -164,7 +165,7 @@ def parse_run(table: Table, *, whole: bool = True) -> Run:
     """
     table, problems = _filled(table)
     read = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
-    if problems := [*problems, *read.problems]:
+    if problems := [*problems, *map(with_key, read.problems)]:
         rest = {**table, "name": "run", "model": preset("laptop")}
         partly = read.value or read_table(Run, rest).value
         raise WrongRun([*problems, *_further(partly, table, whole=whole)], partly)

@@ -65,11 +65,11 @@ def which(name: str, *, models: bool = False) -> str:
 def meant(recipe: Path) -> str:
     """What a missing recipe may be instead, for an error message."""
     name = str(recipe)
-    if recipe.suffix or len(recipe.parts) > 1:
-        return ""
     if name in PRESETS:
         return f"; it is a model: howdah train laptop model.preset={name}"
-    return nearest(name, recipe_names())
+    if recipe.suffix not in ("", ".toml") or len(recipe.parts) > 1:
+        return ""
+    return nearest(recipe.stem, recipe_names())
 
 
 def about(name: str) -> str:

@@ -1,11 +1,29 @@
-"""The [data] table of a recipe: its short forms and its paths."""
+"""The [data] table of a recipe: its short forms and its paths; and a value in a table's place."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from howdah.base.files import kind_of
 from howdah.text.sources import STDLIB, Data
+
+VALUES = {  # tables that look like a single value, with the key that takes it
+    "batch": "batch.global_batch",
+    "data": "data.sources",
+    "method.lr": "method.lr.peak",
+    "method.optimizer": "method.optimizer.name",
+    "train": "train.steps",
+}
+
+
+def with_key(problem: str) -> str:
+    """A problem of a recipe; of a value in the place of a table, with the key that takes it."""
+    said = re.fullmatch(r"(\S+) is (.*); it must be a table", problem)
+    if said is None or said[1] not in VALUES:
+        return problem
+    value = "PATH" if said[1] == "data" and said[2][:1] not in "'\"" else said[2]
+    return f"{problem}: write {VALUES[said[1]]}={value}"
 
 
 def with_texts(table: dict[str, Any]) -> dict[str, Any]:

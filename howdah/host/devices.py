@@ -5,7 +5,7 @@
     own_device    the device of a rank, made the current one
 
 A rank makes its card the current one before anything else touches CUDA. Every call of torch that
-names no device, and every new thread, means the current card. Without that, each of eight ranks
+names no device means the current card of its thread. Without that, each of eight ranks
 would open a second context, of some 0.5 GB, on card 0.
 
 Where a machine has more ranks than cards, ranks share: rank r takes card r modulo their number.

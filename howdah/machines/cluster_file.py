@@ -32,6 +32,8 @@ def load_cluster(text: str, *, devices: int | None = None) -> Cluster:
     name, size = split_size(text)
     if devices is not None and size is not None and devices != size:
         raise UserError(f"cluster {shown(text)} has {size} devices, but {devices} are asked for")
+    if name.lower() in cluster_names():
+        name = name.lower()
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in cluster_names():
         raise UserError(f"cluster {shown(text)} is unknown{_meant(name)}")

@@ -54,7 +54,7 @@ def lacks(plan: Plan, room: Room) -> list[str]:
             f"{room.ranks} ranks on {room.cores} cores would wait for each other; this machine "
             f"takes {RANKS_PER_CORE * room.cores} at most"
         )
-    each = max(_rank_bytes(plan, stage, on_host=not room.device) for stage in _stages(plan))
+    each = _takes(plan, on_host=not room.device)
     if room.device and each > room.device:
         problems.append(_too_little(plan, each, room.device, "its accelerator has"))
     if not room.device and room.memory is not None and each * room.ranks > room.memory:
@@ -69,11 +69,25 @@ def _stages(plan: Plan) -> list[int]:
     return list(axis(plan.layout, "pp").group(0))
 
 
-def _takes(plan: Plan, layout: Layout) -> int:
-    """Bytes of the rank that needs most, on another layout with the same micro-batch size."""
-    batch = replace(plan.batch, global_batch=None)
-    other = make_plan(plan.shape, layout, batch, sequence=plan.sequence, method=plan.method)
-    return max(_rank_bytes(other, stage, on_host=True) for stage in _stages(other))
+def _with_batch(plan: Plan, layout: Layout) -> Plan | None:
+    """The plan on another layout, with as many micro-batches as the batch then makes, and without
+    the zero that one replica has no use for; None if it cannot run.
+    """
+    if layout.replicas == 1:
+        layout = replace(layout, zero=0, shard=None, accumulate=None, release="use")
+    layout = replace(layout, micros=None)
+    try:
+        other = make_plan(
+            plan.shape, layout, plan.batch, sequence=plan.sequence, method=plan.method
+        )
+    except UserError:
+        return None
+    return None if unsupported(other.shape, other.layout) else other
+
+
+def _takes(plan: Plan, *, on_host: bool) -> int:
+    """Bytes of the rank that needs most."""
+    return max(_rank_bytes(plan, stage, on_host=on_host) for stage in _stages(plan))
 
 
 def _rank_bytes(plan: Plan, rank: int, *, on_host: bool) -> int:
@@ -95,8 +109,9 @@ def _too_little(plan: Plan, each: int, there: int, where: str) -> str:
 
 def _what_would(plan: Plan, each: int, there: int) -> str:
     other = closest(plan, max(there - PROCESS, 0) / 2)  # half: a save copies most of it
-    if other and not unsupported(plan.shape, other) and _takes(plan, other) <= there:
-        return f"layout='{other}' would fit"
+    fits = _with_batch(plan, other) if other else None
+    if fits and _takes(fits, on_host=True) <= there:
+        return f"layout='{fits.layout}' would fit"
     fitting = parameters(plan.shape).total * max(there - PROCESS, 0) / each / 1e6
     if fitting < 1:
         return "stop what else takes memory here, or take another machine"

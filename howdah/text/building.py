@@ -61,7 +61,8 @@ def build(
         raise UserError(several(problems))
     say("reading " + ", ".join(source.path for source in (*data.sources, *data.validation)))
     survey = _survey(data)  # 1
-    held = survey.validation or split(survey.digests, data.validation_share)  # 2
+    share, copies = data.validation_share, survey.duplicates
+    held = survey.validation or split(survey.digests, share, copies=copies)  # 2
     _tell(survey, held, say)
     for source in (*data.sources, *data.validation):
         if others := beside_text(source):
@@ -159,11 +160,14 @@ def _tell(survey: _Survey, held: frozenset[bytes], say: Say) -> None:
 # -- 2. split ------------------------------------------------------------------
 
 
-def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
+def split(
+    digests: Sequence[Sequence[bytes]], share: float, *, copies: int = 0
+) -> frozenset[bytes]:
     """The hashes of the documents that are held out: those in the lowest `share` of hash values.
 
     digests  the document hashes of each source
     share    the fraction to hold out
+    copies   for the error message: how many copies of these documents were left out
 
     Each source keeps at least one document to train on, and at least one document is held out.
     Raises UserError when there are too few documents for that.
@@ -176,9 +180,11 @@ def split(digests: Sequence[Sequence[bytes]], share: float) -> frozenset[bytes]:
     if not held:
         several = [min(source) for source in digests if len(source) > 1]
         if not several:
+            left_out = f" once copies are left out ({copies} here)" if copies else ""
             raise UserError(
-                "data.sources: each source has a single document, but one must be held out for "
-                "evaluation; give a source at least 2 documents"
+                f"data.sources: each source has a single document{left_out}, but one must be held "
+                "out for evaluation; give a source at least 2 documents, or name held-out text "
+                "with data.validation"
             )
         held = {min(several)}
     return frozenset(held)

@@ -89,5 +89,8 @@ def open_run(folder: Path, *, say: Say, best: bool = False) -> FinishedRun:
         kind = "best" if best else "whole"
         if kind_of(folder) == "does not exist":
             raise UserError(f"{folder} does not exist; name a run folder")
-        raise UserError(f"{folder} has no {kind} checkpoint; train it first, or name a run folder")
+        way = "train it first, or name a run folder"
+        if best and newest(checkpoints, say):
+            way = "set train.evaluate_every, or leave --best out"
+        raise UserError(f"{folder} has no {kind} checkpoint; {way}")
     return FinishedRun(folder, checkpoint)

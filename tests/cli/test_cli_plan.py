@@ -206,6 +206,9 @@ def test_what_fits_nowhere_near_is_told(howdah):
         (["laptop", "--layout", "x999999999"], "x999999999 must be at most x16384"),
         (["laptop", "--cluster", "h100x99999999"], "with 99,999,999 devices is too large; at most"),
         (["llama3-8b", "--sequence", "-4"], "--sequence is -4; it must be at least 1"),
+        (["llama3-8b", "--sequence", "0"], "--sequence is 0; it must be at least 1"),
+        ([RECIPE, "--global-batch", "0"], "--global-batch is 0; it must be at least 1"),
+        ([RECIPE, "--micro-batch", "0"], "--micro-batch is 0; it must be at least 1"),
         (["llama3-8b", "--sequence", "9" * 19], "it must be at most 134,217,728"),
         (
             ["llama3-8b", "--sequence", "200000"],

@@ -54,6 +54,10 @@ def run(monkeypatch, capsys):
         ),
         ("draw mesh laptop --tp 2", "draw mesh has no option --tp; write layout=tp2"),
         ("sample a b --lenght 3", "sample has no option --lenght; did you mean '--length'?"),
+        ("sample a b --tokens 3", "sample has no option --tokens; write --length"),
+        ("doctor --walrus", "doctor has no option --walrus; known are: --measure"),
+        ("recipes --walrus", "recipes has no option --walrus; known are: --help"),
+        ("train laptop --restarts -1", "--restarts is -1; it must be at least 0"),
         ("trian laptop", "howdah has no command 'trian'; did you mean 'train'?"),
         ("draw mash", "draw has no command 'mash'; did you mean 'mesh'?"),
         ("train", "train: missing argument 'recipe'; see howdah train -h"),
@@ -93,6 +97,11 @@ def test_keys_answers_every_word_of_a_layout(run, word):
     ours = KEYS.get(word, "").removeprefix("layout=") or LAYOUT[word.lower().removesuffix("()")]
     assert code == 0
     assert out.startswith(f"{word}: in the layout it is written {ours!r}\nlayout  (text; by defau")
+
+
+def test_keys_says_what_is_not_there_yet(run):
+    code, _, error = run("keys", "LoRA")
+    assert code == 2 and error.startswith("howdah: 'LoRA' is not there yet; init_from=FOLDER ")
 
 
 @pytest.mark.parametrize("word", [word for word in KEYS if word not in LAYOUT])

@@ -250,6 +250,13 @@ def test_empty_tensors_are_not_sent_alone():
     assert not backend.calls
 
 
+def test_torch_takes_the_calls_of_a_group_without_arguments():
+    """The doubles take any."""
+    for name in ("_start_coalescing", "_end_coalescing"):
+        signature = getattr(dist.ProcessGroupGloo, name).__doc__.splitlines()[0]
+        assert "(self: " in signature and "," not in signature
+
+
 # -- its end
 
 

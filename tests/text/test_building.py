@@ -165,6 +165,15 @@ def test_one_document_cannot_be_divided(tmp_path):
         built(tmp_path, lines(tmp_path / "a.jsonl", "alone"))
 
 
+def test_copies_of_one_document_are_told_where_it_cannot_be_divided(tmp_path):
+    """A folder of equal files was called a single document."""
+    told = r"single document once copies are left out \(5 here\), .* with data\.validation$"
+    with pytest.raises(UserError, match=told):
+        built(tmp_path, lines(tmp_path / "a.jsonl", *["alone"] * 6))
+    with pytest.raises(UserError, match="has a single document, but .* with data.validation$"):
+        built(tmp_path, lines(tmp_path / "b.jsonl", "alone"))
+
+
 def test_the_tokenizer_is_not_trained_on_what_is_held_out(tmp_path):
     """A word that only the held-out document has cannot become an entry."""
     texts = ["plain words again and again " * 3, "zyzzyva " * 50]
