@@ -141,6 +141,16 @@ class Team:
         self._workers = None
 
 
+@pytest.fixture
+def ended_workers():
+    """Two processes that are killed after the test: for wires with operations that no rank ends. A
+    process that frees such a wire waits for them.
+    """
+    two = Workers(2)
+    yield two
+    two.close(kill=True)
+
+
 @pytest.fixture(scope="session")
 def workers():
     """Four processes that run functions together."""

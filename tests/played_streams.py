@@ -87,6 +87,7 @@ class Played:
     def __init__(self):
         self.compute = self._current = Stream("compute")
         self._names, self._touches = count(1), defaultdict(list)
+        self._wires = []
 
     # -- as torch.cuda has them (`howdah/comm/lane.py`)
 
@@ -146,7 +147,17 @@ class Played:
         backend = gloo(dist.FileStore(str(path), size), rank, size, options)
         wire = PlayedNative(Backend(backend, self), link=LINK)
         wire.lane = Lane(self, check=wire.check)
+        self._wires.append(wire)
         return wire
+
+    @contextmanager
+    def closing(self):
+        """Ends all wires."""
+        try:
+            yield
+        finally:
+            for wire in self._wires:
+                wire.close()
 
 
 class PlayedNative(Native):

@@ -15,7 +15,7 @@ from zlib import crc32
 
 EIGHTHS = 8
 MODULES = {"subprocess", "multiprocessing", "signal", "socket", "threading", "time", "concurrent"}
-FIXTURES = {"workers", "howdah"}
+FIXTURES = {"workers", "ended_workers", "howdah"}
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

@@ -6,15 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from howdah.base.files import kind_of
+from howdah.base.their_words import VALUES
 from howdah.text.sources import STDLIB, Data
-
-VALUES = {  # tables that look like a single value, with the key that takes it
-    "batch": "batch.global_batch",
-    "data": "data.sources",
-    "method.lr": "method.lr.peak",
-    "method.optimizer": "method.optimizer.name",
-    "train": "train.steps",
-}
 
 
 def with_key(problem: str) -> str:

@@ -61,8 +61,7 @@ def build(
         raise UserError(several(problems))
     say("reading " + ", ".join(source.path for source in (*data.sources, *data.validation)))
     survey = _survey(data)  # 1
-    share, copies = data.validation_share, survey.duplicates
-    held = survey.validation or split(survey.digests, share, copies=copies)  # 2
+    held = survey.validation or split(survey.digests, data.validation_share, survey.duplicates)  # 2
     _tell(survey, held, say)
     for source in (*data.sources, *data.validation):
         if others := beside_text(source):
@@ -160,9 +159,7 @@ def _tell(survey: _Survey, held: frozenset[bytes], say: Say) -> None:
 # -- 2. split ------------------------------------------------------------------
 
 
-def split(
-    digests: Sequence[Sequence[bytes]], share: float, *, copies: int = 0
-) -> frozenset[bytes]:
+def split(digests: Sequence[Sequence[bytes]], share: float, copies: int = 0) -> frozenset[bytes]:
     """The hashes of the documents that are held out: those in the lowest `share` of hash values.
 
     digests  the document hashes of each source
@@ -172,19 +169,17 @@ def split(
     Each source keeps at least one document to train on, and at least one document is held out.
     Raises UserError when there are too few documents for that.
     """
-    limit = share * 2.0**64
     held: set[bytes] = set()
     for source in digests:
-        small = {digest for digest in source if _number(digest) < limit}
+        small = {digest for digest in source if _number(digest) < share * 2.0**64}
         held |= small - {max(source)} if len(small) == len(source) else small
     if not held:
         several = [min(source) for source in digests if len(source) > 1]
         if not several:
             left_out = f" once copies are left out ({copies} here)" if copies else ""
             raise UserError(
-                f"data.sources: each source has a single document{left_out}, but one must be held "
-                "out for evaluation; give a source at least 2 documents, or name held-out text "
-                "with data.validation"
+                f"data.sources: each source has a single document{left_out}; one must be held out: "
+                "give a source at least 2 documents, or name held-out text with data.validation"
             )
         held = {min(several)}
     return frozenset(held)

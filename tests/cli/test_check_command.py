@@ -204,3 +204,22 @@ def test_a_rent_of_nothing_is_refused(refused, rent):
     assert refused("plan", *words) == (
         "--rent is 0, which is no price; leave it out for devices that you own"
     )
+
+
+def test_the_layout_that_would_fit_passes_when_it_is_written(run, refused, text, monkeypatch):
+    monkeypatch.setattr("howdah.cli.check.free_memory", lambda: 2 * 10**10)
+    words = "check", "gpt2-124m", f"data.sources={text}"
+    *_, layout, rest = refused(*words).split("'")
+    assert rest.startswith(" would fit; or ")
+    code, out, _ = run(*words, f"layout={layout}")
+    assert code == 0 and f" on {layout}, 8 ranks, 512 x 1024 " in out
+
+
+def test_a_recipe_that_is_not_there_and_a_text_in_its_place(refused, tmp_path):
+    known = "; known are: fine-tune, gpt2-124m, "
+    assert known in refused("train", "nosuch.toml", "--resume")
+    assert refused("train", "labtop.toml").endswith("; did you mean 'laptop'?")
+    assert "; it is a model: " in refused("check", "qwen3-0.6b")
+    (tmp_path / "book.txt").write_text("It was a dark night.")
+    told = refused("check", tmp_path / "book.txt")
+    assert " is not TOML: " in told and told.endswith("a file of text is named in data.sources")

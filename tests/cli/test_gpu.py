@@ -1,6 +1,7 @@
 """What the commands do about GPUs on a machine that has none, or pretends to."""
 
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from howdah.base.errors import UserError
+from howdah.base.signals import listen
 from howdah.cli import check as cli_check
 from howdah.cli import environment
 from howdah.cli import main as cli
@@ -161,8 +163,13 @@ def job_of(**more):
 
 def test_a_rank_has_its_card_before_it_meets_the_others(order, monkeypatch):
     """What they say of their cards opens one."""
+    before = signal.getsignal(signal.SIGHUP)
     card = torch.device("cuda", 1)
+    # A rank's process ignores signals when its run is over; this one goes on.
+    monkeypatch.setattr(cli_train, "listen", lambda **_: listen())
+    monkeypatch.setattr(cli_train, "lasting_output", lambda: None)
     cli_train.train_rank(SimpleNamespace(rank=1, size=2, store=None), job_of())
+    assert signal.getsignal(signal.SIGHUP) is before
     monkeypatch.setenv("LOCAL_RANK", "1")
     cli_train._train_launched(job_of())
     assert order == [("device", None), ("meet", card), ("train", None)] * 2

@@ -271,8 +271,8 @@ def abandoned(transport, path):
     return str(lost.value)
 
 
-def test_who_waits_on_a_wire_that_ends_is_told_which_call_it_was(workers, meet):
-    said, _ = workers.run(abandoned, meet, ranks=2)
+def test_who_waits_on_a_wire_that_ends_is_told_which_call_it_was(ended_workers, meet):
+    said, _ = ended_workers.run(abandoned, meet, ranks=2)
     assert "this rank called #1 all_reduce(float32 [3], sum) at" in said
     assert "test_native.py" in said
 
@@ -340,14 +340,14 @@ def apart(transport, path):
     return str(said.value)
 
 
-def test_ledgers_tell_which_ranks_called_what(workers, meet):
-    for said in workers.run(apart, meet, ranks=2):
+def test_ledgers_tell_which_ranks_called_what(ended_workers, meet):
+    for said in ended_workers.run(apart, meet, ranks=2):
         assert "rank 0 made 2 calls, the last #2 broadcast(float32 [4], root 0) at" in said
         assert "but rank 1 2, the last #2 all_reduce(float32 [4], sum) at" in said
 
 
-def test_in_checked_mode_calls_are_compared_before_they_are_made(workers, meet):
-    for said in workers.run(checked, meet, ranks=2):
+def test_in_checked_mode_calls_are_compared_before_they_are_made(ended_workers, meet):
+    for said in ended_workers.run(checked, meet, ranks=2):
         assert "#1 all_gather(float32 [2 2])" in said and "#1 all_reduce(float32 [4], sum)" in said
 
 

@@ -179,7 +179,10 @@ def test_several_problems_are_told_at_once(recipe):
         ("data=8", "data is 8; it must be a table: write data.sources=PATH"),
         ("data=a.txt", "data is 'a.txt'; it must be a table: write data.sources='a.txt'"),
         ("method.lr=3", "method.lr is 3; it must be a table: write method.lr.peak=3"),
-        ("method.optimizer=muon", "a table: write method.optimizer.name='muon'"),
+        (
+            "method.optimizer=muon",
+            "method.optimizer is 'muon'; it must be a table: write method.optimizer.name='muon'",
+        ),
         ("model.preset=labtop", "model.preset 'labtop' is unknown; did you mean 'laptop'?"),
         ("seed", "'seed' changes nothing; write key=value, such as seed=1"),
         ("seed.x=1", "seed.x: seed is a single value, not a table"),

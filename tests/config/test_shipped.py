@@ -62,8 +62,10 @@ def test_what_is_here_is_taken_first(somewhere):
 def test_a_name_that_is_nearly_one_is_answered(somewhere):
     with pytest.raises(UserError, match=r"recipe labtop: No such file .*; did you mean 'laptop'\?"):
         load_run(Path("labtop"))
-    with pytest.raises(UserError, match=r"directory$"):
+    with pytest.raises(UserError, match=r"labtop.toml: No such file .*; did you mean 'laptop'\?"):
         load_run(Path("labtop.toml"))
+    with pytest.raises(UserError, match=r"directory$"):
+        load_run(Path("recipes/labtop.toml"))
 
 
 def test_a_model_is_no_recipe():

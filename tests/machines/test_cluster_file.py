@@ -318,7 +318,7 @@ def test_names_come_from_the_folder():
 
 @pytest.mark.parametrize(
     ("text", "nearest"),
-    [("h10", "h100"), ("H100", "h100"), ("a100-8", "a100-80"), ("v100-33", "v100-32")],
+    [("h10", "h100"), ("H10", "h100"), ("a100-8", "a100-80"), ("v100-33", "v100-32")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(text, nearest):
     with pytest.raises(UserError, match=f"cluster '{text}' is unknown; did you mean '{nearest}"):
@@ -434,3 +434,7 @@ def test_the_page_names_every_known_link():
 def test_the_number_comes_last():
     with pytest.raises(UserError, match="cluster '16xh100' is unknown; write h100x16"):
         load_cluster("16xh100")
+
+
+def test_a_name_is_known_in_any_case():
+    assert load_cluster("H100x16") == load_cluster("h100x16")

@@ -73,6 +73,8 @@ def test_spellings(text, layout, printed):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("dp-2", "layout 'dp-2': unknown word 'dp-2'; write 'dp2'"),
+        ("dp2 zero=1", "layout 'dp2 zero=1': unknown word 'zero=1'; write 'zero1'"),
         ("ddp2", "layout 'ddp2': unknown word 'ddp2'; here it is written 'dp2'"),
         ("singel x2", "layout 'singel x2': unknown word 'singel'; did you mean 'single'?"),
         ("pp2 1fb1", "layout 'pp2 1fb1': unknown word '1fb1'; did you mean '1f1b'?"),

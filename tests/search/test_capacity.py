@@ -38,6 +38,19 @@ def test_a_layout_that_would_fit_is_named_if_it_can_run():
     assert sentence.endswith("layout='dp8 zero1 x1' would fit")
 
 
+@pytest.mark.parametrize("batch", [Batch(512, 16), Batch(9, 1), Batch(None, 2)])
+def test_the_layout_that_would_fit_runs_with_the_batch_of_the_recipe(batch):
+    """It had the x of the layout that does not fit, and the zero of replicas that it lacks."""
+    words = "dp8 zero1 x4" if batch.global_batch is None else "dp8 zero1"
+    shape, method, room = preset("gpt2-124m"), Method(), Room(2 * 10**10, cores=8, ranks=8)
+    before = make_plan(shape, parse_layout(words), batch, sequence=1024, method=method)
+    (sentence,) = lacks(before, room)
+    hint = parse_layout(sentence.split("'")[-2])
+    assert sentence.endswith("' would fit") and (hint.replicas > 1 or not hint.zero)
+    after = make_plan(shape, hint, batch, sequence=1024, method=method)
+    assert after.batch.global_batch == before.batch.global_batch and lacks(after, room) == []
+
+
 @pytest.mark.parametrize(
     ("memory", "way_out"),
     [

@@ -46,6 +46,16 @@ def test_what_has_vanished_is_a_mistake_or_an_error_of_the_system(run, tmp_path)
     assert not (tmp_path / "out").exists() and not run.folder.exists()
 
 
+def test_a_run_without_a_best_checkpoint_says_how_to_get_one(run, tmp_path):
+    """It said "train it first" of a run that had been trained."""
+    told = r"/a has no best checkpoint; set train\.evaluate_every, or leave --best out$"
+    with pytest.raises(UserError, match=told):
+        open_run(run.folder, say=print, best=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"has no best checkpoint; train it first, or name a run"):
+        open_run(tmp_path / "empty", say=print, best=True)
+
+
 @pytest.mark.root
 def test_an_export_to_a_full_disk_is_a_mistake_and_leaves_nothing(run, tmp_path):
     disk = tmp_path / "disk"
