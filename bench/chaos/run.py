@@ -32,7 +32,7 @@ PARTS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "signals": lambda folder: stops(folder, ("dp2", "single")),
     "disks": disks,
     "hosts": hosts,
-    "loop": lambda folder: loop(folder, seconds=600, steps=10000, seed=1),
+    "loop": lambda folder: loop(folder, seconds=600, steps=24000, seed=1),
 }
 
 
