@@ -39,8 +39,9 @@ def loop(folder: Path, *, seconds: float, steps: int, seed: int) -> Iterator[dic
                     family.end(10 * LIMIT)
                     break
                 time.sleep(draw.uniform(*PAUSE))
-                whom = [*family.ranks(), family.server(), family.process.pid]
-                weights = [4] * len(family.ranks()) + [1, 1]
+                ranks = family.ranks()
+                whom = [*ranks, family.server(), family.process.pid]
+                weights = [4] * len(ranks) + [1, 1]
                 victim = draw.choices(whom, weights)[0] if time.monotonic() < until else 0
                 with suppress(ProcessLookupError):
                     if victim and family.process.poll() is None:
