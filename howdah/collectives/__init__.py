@@ -1,0 +1,1 @@
+"""Collective algorithms as data: programs of messages, proved, run in one process, and counted."""
