@@ -5,17 +5,17 @@ everything else        host: the engine, or messages over TCP; also scalars, bar
                        comparison of ledgers, which must not wait for a GPU
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from howdah.base.errors import UserError
 from howdah.comm.lane import Lane
 from howdah.comm.ledger import Entry, check_equal
 from howdah.comm.native import Native
-from howdah.comm.transport import Batch, Counts, Nothing, SubgroupFactory, Transport
+from howdah.comm.transport import Counts, SubgroupFactory, Transport
 from howdah.comm.watcher import Watcher
 
 TEXT = 400  # bytes of the last call, as ranks exchange it
@@ -56,12 +56,9 @@ class Both:
         """That of the GPUs' wire, for its tensors."""
         return self.cards.lane_of(x)
 
-    def link_of(self, x: Tensor) -> str:
-        """The class of link of the wire that carries x."""
-        return self._of(x).link
-
-    def _of(self, x: Tensor | None) -> Transport:
-        return self.host if x is None or x.device != self.cards.device else self.cards
+    def wire_of(self, x: Tensor) -> Transport:
+        """The wire that carries x."""
+        return self.cards if x.device == self.cards.device else self.host
 
     def compare(self) -> None:
         """Compares the calls that all ranks have made on the GPUs' wire so far. All call together.
@@ -79,44 +76,49 @@ class Both:
     # -- operations: by the wire of their tensors
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
-        return self._of(x).all_reduce(x, op)
+        return self.wire_of(x).all_reduce(x, op)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
-        return self._of(x).reduce_scatter(out, x, counts, op)
+        return self.wire_of(x).reduce_scatter(out, x, counts, op)
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
-        return self._of(x).all_gather(out, x, counts)
+        return self.wire_of(x).all_gather(out, x, counts)
 
     def broadcast(self, x: Tensor, root: int) -> int:
-        return self._of(x).broadcast(x, root)
+        return self.wire_of(x).broadcast(x, root)
 
     def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
-        return self._of(x).reduce(x, root, op)
+        return self.wire_of(x).reduce(x, root, op)
 
     def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
-        return self._of(x).gather(out, x, root, counts)
+        return self.wire_of(x).gather(out, x, root, counts)
 
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
-        return self._of(out).scatter(out, x, root, counts)
+        return self.wire_of(out).scatter(out, x, root, counts)
 
     def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
-        return self._of(x).all_to_all(out, x, sent, received)
+        return self.wire_of(x).all_to_all(out, x, sent, received)
 
     def send(self, x: Tensor, to: int) -> int:
-        return self._of(x).send(x, to)
+        return self.wire_of(x).send(x, to)
 
     def receive(self, x: Tensor, source: int) -> None:
-        self._of(x).receive(x, source)
+        self.wire_of(x).receive(x, source)
 
     def barrier(self) -> None:
         self.host.barrier()
 
-    @contextmanager
-    def group(self) -> Iterator[Batch]:
-        batch = Nothing()
-        with self.cards.group(), self.host.group() as later:
-            yield batch
-        batch.sent = later.sent
+    def signal(self, to: int) -> None:
+        self.host.signal(to)
+
+    def wait(self, source: int) -> None:
+        self.host.wait(source)
+
+    def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
+        return self.host.allocate(count, dtype)
+
+    def group(self) -> AbstractContextManager[None]:
+        raise UserError("two wires: start operations together on the one that `wire_of` names")
 
     # -- its end
 

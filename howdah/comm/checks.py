@@ -12,6 +12,7 @@ from math import inf
 from operator import index
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError, shown
@@ -84,6 +85,13 @@ def whole_number(name: str, value: int, *, most: int = MOST) -> int:
     if not 0 <= number <= most:
         raise UserError(f"{name} is {shown(value)}: it must be a whole number from 0 to {most}")
     return number
+
+
+def room(count: int, dtype: torch.dtype) -> int:
+    """Bytes of a new tensor of `count` elements. Raises UserError for what is no count or dtype."""
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"a tensor's dtype is {dtype!r}: it must be one of torch's")
+    return whole_number("the number of elements", count) * dtype.itemsize
 
 
 def duration(name: str, value: float, *, least: float = 0.001) -> float:

@@ -780,7 +780,8 @@ static int collective(Engine *e, const Op *o) {
 }
 
 /* Bytes this rank sends when each talks to every other directly. */
-static uint64_t bytes_sent(const Engine *e, const Op *o) {
+uint64_t howdah_bytes_sent(const Engine *e, const Op *o) {
+    if (!e->base) return 0; /* a forked child, where `howdah_run` refuses */
     uint64_t n = o->count, others = (uint64_t)e->size - 1;
     uint64_t own = o->counts ? (uint64_t)o->counts[e->rank] : share(e, n, e->rank);
     int root = o->peer == e->rank;
@@ -813,7 +814,7 @@ int64_t howdah_run(Engine *e, const Op *ops, int count) {
     }
     for (int i = 0; i < count && !reason; i++) {
         if (!is_message(&ops[i])) reason = collective(e, &ops[i]);
-        sent += bytes_sent(e, &ops[i]);
+        sent += howdah_bytes_sent(e, &ops[i]);
     }
     atomic_flag_clear(&e->busy);
     return reason ? reason : (int64_t)sent;

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from ctypes import CDLL, c_int
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from weakref import finalize
 
 import torch
@@ -27,7 +27,7 @@ from howdah.base.errors import UserError
 from howdah.comm import engine_abi as library
 from howdah.comm.arena import Arena, default_heap, map_arena
 from howdah.comm.build import NoCompiler, engine_library
-from howdah.comm.checks import MOST, Checks, duration, movable, reduction, whole_number
+from howdah.comm.checks import MOST, Checks, duration, movable, reduction, room, whole_number
 from howdah.comm.engine_abi import KINDS, OP, PULSE, load_library
 from howdah.comm.engine_errors import Failure, spoken
 from howdah.comm.joining import LOOK, Ranks, all_came, told_to_all
@@ -116,13 +116,14 @@ class Engine(OneLink):
         self._functions, self._processes = functions, arena.processes
         self._bytes = torch.frombuffer(arena.memory, dtype=torch.uint8)
         self._heap, self._used = arena.heap, 0  # of this rank, in bytes
-        self._batch: Batch | None = None
+        self._batch: _Batch | None = None
         self._interruptions: list[BaseException] = []
         heed = _heed_signals(self._interruptions)
         self._pulse = PULSE(heed.__next__)
         next(heed)
         ints = c_int * self.size
         self._run_ops: Callable[..., int] = functions.howdah_run
+        self._bytes_of: Callable[..., int] = functions.howdah_bytes_sent
         self._handle = functions.howdah_open(
             self._bytes.data_ptr(),
             *(arena.heap, self.rank, self.size),
@@ -239,25 +240,24 @@ class Engine(OneLink):
         self._run(OP.pack(WAIT, 0, 0, 1, source, 0, 0, 0, 0, 0))
 
     @contextmanager
-    def group(self) -> Iterator["Batch"]:
+    def group(self) -> Iterator[None]:
         """Operations called inside start together when the block ends, in one call.
 
         Messages between two ranks go first and all at once, so all ranks may send before they
-        receive; the other operations follow in order. Inside the block every operation returns 0;
-        after it, `sent` of the batch is the number of bytes sent.
+        receive; the other operations follow in order.
         """
         if self._batch is not None:
             raise UserError("a group is open already: groups are not nested")
-        batch = self._batch = Batch()
+        batch = self._batch = _Batch([], [])
         try:
-            yield batch
+            yield
         finally:
             self._batch = None
         if batch.calls:
             calls = b"".join(batch.calls)
-            batch.sent = self._run_ops(self._handle, calls, len(batch.calls))
-            if batch.sent < 0:
-                self._fail(batch.sent, calls)
+            code = self._run_ops(self._handle, calls, len(batch.calls))
+            if code < 0:
+                self._fail(code, calls)
 
     # -- the arena
 
@@ -268,9 +268,7 @@ class Engine(OneLink):
         allocate few, large tensors, once.
         """
         self._check_home()
-        if not isinstance(dtype, torch.dtype):
-            raise UserError(f"a tensor's dtype is {dtype!r}: it must be one of torch's")
-        needed = whole_number("the number of elements", count) * dtype.itemsize
+        needed = room(count, dtype)
         free = self._heap - self._used
         if needed > free:
             raise UserError(
@@ -306,7 +304,8 @@ class Engine(OneLink):
         """Leaves the group and releases the arena, which exists as long as tensors in it do."""
         if self._handle is not None:
             self._leave()
-            self._handle, self._run_ops, self._heap = None, _closed, 0
+            self._handle, self._heap = None, 0
+            self._run_ops = self._bytes_of = _closed
             self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def _check_home(self) -> None:
@@ -321,8 +320,8 @@ class Engine(OneLink):
     def _run(self, call: bytes, *kept: object) -> int:
         if self._batch is not None:
             self._batch.calls.append(call)
-            self._batch.kept.append(kept)  # what the call points to must live until it runs
-            return 0
+            self._batch.kept.append(kept)
+            return self._bytes_of(self._handle, call)
         sent = self._run_ops(self._handle, call, 1)
         return sent if sent >= 0 else self._fail(sent, call)
 
@@ -334,13 +333,11 @@ class Engine(OneLink):
         raise failure.explain(code)
 
 
-class Batch:
-    """The packed operations of one `group()`; `sent` is their bytes sent, after the block."""
+class _Batch(NamedTuple):
+    """The packed operations of one `group()`, and what must live until they have run."""
 
-    def __init__(self) -> None:
-        self.calls: list[bytes] = []
-        self.kept: list[object] = []
-        self.sent = 0
+    calls: list[bytes]
+    kept: list[object]
 
 
 def _some(x: Tensor | None) -> None:

@@ -92,6 +92,7 @@ def load_library(path: Path) -> CDLL:
         ("heap_offset", size, (c_int, size, c_int)),
         ("open", c_void_p, (c_void_p, size, c_int, c_int, ints, ints, c_double, c_double, PULSE)),
         ("run", c_int64, (c_void_p, c_char_p, c_int)),
+        ("bytes_sent", size, (c_void_p, c_char_p)),
         ("explain", None, (c_void_p, ints, *[POINTER(Notice)] * 2, POINTER(Label))),
         ("tell", None, (c_void_p, c_char_p)),
         ("told", c_int, (c_void_p, c_int, c_char_p)),

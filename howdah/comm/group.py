@@ -26,49 +26,26 @@ already done. Where the transport has a lane for a GPU's tensors (`lane.py`), op
 there, and only the GPU waits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError
-from howdah.comm.checks import Checks
-from howdah.comm.counters import Counters
 from howdah.comm.handle import DONE, Handle
-from howdah.comm.reduction import check_reduction
-from howdah.comm.running import Runner, Sent
+from howdah.comm.messages import NONE, Messages, spell
+from howdah.comm.reduction import REDUCIBLE, check_reduction
+from howdah.comm.running import Steps
 from howdah.comm.staging import Narrowed, Stage, check_tensor
-from howdah.comm.transport import Transport, shares
+from howdah.comm.transport import shares
 from howdah.plan.flat_buffers import share
 
 Tensors = Tensor | Sequence[Tensor]
-NONE = (0, 0)  # no rows: the operation reads nothing of a tensor
 
 
-class Group:
-    """Collectives over tensors of any device and shape, which all ranks call in the same order.
-
-    axis      the label under which bytes are counted
-    counters  counts what this rank sends; several groups may share them
-    owns      whether `close` closes the transport too
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        axis: str = "world",
-        counters: Counters | None = None,
-        owns: bool = False,
-    ) -> None:
-        self._owns = owns
-        self.axis, self.link = axis, transport.link
-        self.rank, self.size = transport.rank, transport.size
-        self.counters = counters or Counters()
-        self._checks = Checks(self.rank, self.size)
-        self._transport = transport
-        self._run = Runner(transport, axis, self.counters)
+class Group(Messages):
+    """Collectives over tensors of any device and shape, which all ranks call in the same order."""
 
     def own_shard(self, whole: Tensor, rank: int | None = None) -> Tensor:
         """A view of the share of `whole`, along its first dim, that `rank` (or this rank) owns."""
@@ -98,10 +75,10 @@ class Group:
             check_tensor("all_reduce", whole, written=True)
             check_reduction(dtype or whole.dtype, op)
 
-        def work(stage: Stage) -> Sent:
+        def work(stage: Stage) -> Steps:
             stage = self._narrowed(stage, dtype, wholes)
             flats = [stage.take(whole) for whole in wholes]
-            sent = self._together([partial(self._transport.all_reduce, f, op) for f in flats])
+            sent = yield [partial(self._transport.all_reduce, flat, op) for flat in flats]
             first = sum([self._others(flat) for flat in flats])
             for whole, flat in zip(wholes, flats, strict=True):
                 stage.give(whole, flat)
@@ -128,19 +105,18 @@ class Group:
         for whole in wholes:
             check_reduction(dtype or whole.dtype, op)
 
-        def work(stage: Stage) -> Sent:
+        def work(stage: Stage) -> Steps:
             stage = self._narrowed(stage, dtype, wholes)
             flats = [stage.take(whole) for whole in wholes]
-            cuts = [self._cut(*pair) for pair in zip(wholes, flats, strict=True)]
+            cuts = [self._cut(whole) for whole in wholes]
             parts = [flat.split(cut)[self.rank] for flat, cut in zip(flats, cuts, strict=True)]
             if x is not None:
                 parts = [stage.take(part, NONE) for part in outs]
             reduce = self._transport.reduce_scatter
             jobs = zip(parts, flats, cuts, strict=True)
-            sent = self._together([partial(reduce, *job, op) for job in jobs])
+            yield [partial(reduce, *job, op) for job in jobs]
             for part, flat in zip(outs, flats if x is None else parts, strict=True):
                 stage.give(part, flat, [self._own_rows(part)] if x is None else None)
-            return sent
 
         return self._run("reduce_scatter", work, [*outs, *wholes], async_op, after)
 
@@ -160,19 +136,18 @@ class Group:
         """
         parts, wholes = self._parts("all_gather", out, x)
 
-        def work(stage: Stage) -> Sent:
+        def work(stage: Stage) -> Steps:
             in_place, stage = x is None, self._narrowed(stage, dtype, wholes)
             flats = [stage.take(w, self._own_rows(w) if in_place else NONE) for w in wholes]
-            cuts = [self._cut(*pair) for pair in zip(wholes, flats, strict=True)]
+            cuts = [self._cut(whole) for whole in wholes]
             owns = [flat.split(cut)[self.rank] for flat, cut in zip(flats, cuts, strict=True)]
             if not in_place:
                 owns = [stage.take(part) for part in parts]
             jobs = zip(flats, owns, cuts, strict=True)
-            sent = self._together([partial(self._transport.all_gather, *job) for job in jobs])
+            yield [partial(self._transport.all_gather, *job) for job in jobs]
             for whole, flat in zip(wholes, flats, strict=True):
                 start, stop = self._own_rows(whole)
                 stage.give(whole, flat, [(0, start), (stop, _rows(whole))] if in_place else None)
-            return sent
 
         return self._run("all_gather", work, [*wholes, *parts], async_op, after)
 
@@ -181,13 +156,73 @@ class Group:
         check_tensor("broadcast", x, written=True)
         root = self._checks.peer(root, operation="broadcast")
 
-        def work(stage: Stage) -> Sent:
+        def work(stage: Stage) -> Steps:
             flat = stage.take(x)
-            sent = self._transport.broadcast(flat, root)
+            yield [partial(self._transport.broadcast, flat, root)]
             stage.give(x, flat)
-            return sent
 
         return self._run("broadcast", work, [x], async_op)
+
+    def reduce(self, x: Tensor, root: int, *, op: str = "sum", async_op: bool = False) -> Handle:
+        """Replaces the root's `x` by its reduction over the ranks; that of others is unchanged."""
+        root = self._checks.peer(root, operation="reduce")
+        check_tensor("reduce", x, written=self.rank == root)
+        check_reduction(x.dtype, op)
+
+        def work(stage: Stage) -> Steps:
+            flat = stage.take(x)
+            yield [partial(self._transport.reduce, flat, root, op)]
+            if self.rank == root:
+                stage.give(x, flat)
+
+        return self._run("reduce", work, [x], async_op)
+
+    def gather(
+        self,
+        out: Tensor | None,
+        x: Tensor,
+        root: int,
+        *,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Handle:
+        """Writes the `x` of all ranks, in rank order, to the root's `out`, which is None on others.
+
+        counts  numbers of rows of each rank; by default all ranks have as many
+        """
+        root, rows = self._rooted("gather", root, out, x, counts)
+
+        def work(stage: Stage) -> Steps:
+            flat = stage.take(x)
+            into = stage.take(out, NONE) if out is not None else None
+            yield [partial(self._transport.gather, into, flat, root, _elements(rows, x))]
+            if out is not None and into is not None:
+                stage.give(out, into)
+
+        return self._run("gather", work, [x] if out is None else [out, x], async_op)
+
+    def scatter(
+        self,
+        out: Tensor,
+        x: Tensor | None,
+        root: int,
+        *,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Handle:
+        """Writes slice r of the root's `x`, which is None on others, to the `out` of rank r.
+
+        counts  numbers of rows for each rank; by default all ranks get as many
+        """
+        root, rows = self._rooted("scatter", root, x, out, counts)
+
+        def work(stage: Stage) -> Steps:
+            flat = stage.take(x) if x is not None else None
+            into = stage.take(out, NONE)
+            yield [partial(self._transport.scatter, into, flat, root, _elements(rows, out))]
+            stage.give(out, into)
+
+        return self._run("scatter", work, [out] if x is None else [out, x], async_op)
 
     def all_to_all(
         self,
@@ -211,42 +246,17 @@ class Group:
             if sum(cut) != _rows(tensor) or tensor.dtype != x.dtype:
                 name = "out" if tensor is out else "x"
                 raise UserError(
-                    f"all_to_all: {name} is {_spell(tensor)}, and {cut.tolist()} rows of {x.dtype} "
+                    f"all_to_all: {name} is {spell(tensor)}, and {cut.tolist()} rows of {x.dtype} "
                     f"are to {'come from' if tensor is out else 'go to'} {self.size} ranks"
                 )
 
-        def work(stage: Stage) -> Sent:
+        def work(stage: Stage) -> Steps:
             into, flat = stage.take(out, NONE), stage.take(x)
-            width = flat.numel() // max(sum(rows), 1), into.numel() // max(sum(back), 1)
-            counts = [n * width[0] for n in rows], [n * width[1] for n in back]
-            total = self._transport.all_to_all(into, flat, *counts)
+            counts = _elements(rows, x), _elements(back, out)
+            yield [partial(self._transport.all_to_all, into, flat, *counts)]
             stage.give(out, into)
-            return total
 
         return self._run("all_to_all", work, [out, x], async_op)
-
-    def send(self, x: Tensor, to: int, *, async_op: bool = False) -> Handle:
-        """Sends `x` to rank `to`. `x` may be changed when the handle is done."""
-        check_tensor("send", x, written=False)
-        to = self._checks.peer(to, other=True, operation="send")
-
-        def work(stage: Stage) -> Sent:
-            return self._transport.send(stage.take(x), to)
-
-        return self._run("send", work, [x], async_op)
-
-    def receive(self, x: Tensor, source: int, *, async_op: bool = False) -> Handle:
-        """Writes the next tensor that rank `source` sends to this rank to `x`."""
-        check_tensor("receive", x, written=True)
-        source = self._checks.peer(source, other=True, operation="receive")
-
-        def work(stage: Stage) -> Sent:
-            flat = stage.take(x, NONE)
-            self._transport.receive(flat, source)
-            stage.give(x, flat)
-            return 0
-
-        return self._run("receive", work, [x], async_op)
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """The sums of a few numbers over the ranks, in float64, with equal bits on all ranks."""
@@ -256,10 +266,11 @@ class Group:
             raise UserError(f"sum_scalars: takes a list of numbers, not {values!r}") from None
         heard = torch.empty(self.size, len(mine), dtype=torch.float64)
 
-        def work(_: Stage) -> Sent:
-            return self._transport.all_gather(heard.view(-1), mine, [len(mine)] * self.size)
+        def work(_: Stage) -> Steps:
+            counts = [len(mine)] * self.size
+            yield [partial(self._transport.all_gather, heard.view(-1), mine, counts)]
 
-        self._run("scalars", work, [mine])
+        self._run("scalars", work)
         return [sum(column) for column in zip(*heard.tolist(), strict=True)]
 
     def gather_scalars(self, out: Tensor, x: Tensor, *, async_op: bool = False) -> Handle:
@@ -269,60 +280,52 @@ class Group:
         for tensor in (out, x):
             check_tensor("gather_scalars", tensor, written=tensor is out)
 
-        def work(stage: Stage) -> Sent:
+        def work(stage: Stage) -> Steps:
             flat, own = stage.take(out, NONE), stage.take(x)
-            sent = self._transport.all_gather(flat, own, [len(own)] * self.size)
+            counts = [len(own)] * self.size
+            yield [partial(self._transport.all_gather, flat, own, counts)]
             stage.give(out, flat)
-            return sent
 
         return self._run("scalars", work, [out, x], async_op)
-
-    def barrier(self) -> None:
-        """Returns when every rank has called it."""
-
-        def work(_: Stage) -> Sent:
-            self._transport.barrier()
-            return 0
-
-        self._run("barrier", work)
-
-    def compare_calls(self) -> None:
-        """Compares the calls of all ranks so far, where the transport has not done so at each call.
-        All ranks call together. Raises Disagreement.
-        """
-        self._run.settle()
-        self._transport.compare()
-
-    def check(self) -> None:
-        """Raises PeerLost if a rank was found to be lost while the host waited for its GPU."""
-        self._transport.check()
-
-    def abort(self) -> None:
-        """Ends the waits of all ranks, and of this rank's progress thread, with an error. For a
-        rank that cannot continue.
-        """
-        self._transport.abort()
-
-    def close(self) -> None:
-        """Ends the progress thread after it has finished all started operations."""
-        self._run.close()
-        if self._owns:
-            self._transport.close()
 
     def _narrowed(self, stage: Stage, dtype: torch.dtype | None, wholes: Sequence[Tensor]) -> Stage:
         """The stage, or one that sends `dtype`."""
         if dtype is None or all(whole.dtype == dtype for whole in wholes):
             return stage
-        lane = self._transport.lane_of(wholes[0])
-        return Narrowed(stage, dtype, lane.keep if lane else lambda made: None)
+        return Narrowed(stage, dtype, self._run.scratch[wholes[0].device])
 
-    def _together(self, calls: list[Callable[[], int]]) -> int:
-        """Runs the calls, several of them started together; returns the bytes that they sent."""
-        if len(calls) == 1:
-            return calls[0]()
-        with self._transport.group() as batch:
-            sent = sum(call() for call in calls)
-        return sent + batch.sent
+    def _rooted(
+        self,
+        operation: str,
+        root: int,
+        whole: Tensor | None,
+        part: Tensor,
+        counts: Sequence[int] | None,
+    ) -> tuple[int, Sequence[int]]:
+        """The root and the rows of each rank, of an operation whose root alone has the `whole`."""
+        gathers = operation == "gather"
+        root = self._checks.peer(root, operation=operation)
+        if (whole is None) == (self.rank == root):
+            name = "out" if gathers else "x"
+            raise UserError(
+                f"{operation}: rank {root} is the root, and alone gives {name}, but rank "
+                f"{self.rank} gives {'none' if whole is None else 'one'}"
+            )
+        check_tensor(operation, part, written=not gathers)
+        rows = self._checks.counts([_rows(part)] * self.size if counts is None else counts)
+        if whole is not None:
+            check_tensor(operation, whole, written=gathers)
+            if _rows(whole) != sum(rows) or not _alike(whole, part):
+                raise UserError(
+                    f"{operation}: {rows.tolist()} rows of {spell(part)} do not fill the root's "
+                    f"{spell(whole)}"
+                )
+        if _rows(part) != rows[self.rank]:
+            raise UserError(
+                f"{operation}: counts are {rows.tolist()} rows, but rank {self.rank} gives "
+                f"{spell(part)}"
+            )
+        return root, rows
 
     def _parts(
         self, operation: str, out: Tensors, x: Tensor | None
@@ -337,18 +340,17 @@ class Group:
         part, whole = (out, x) if operation == "reduce_scatter" else (x, out)
         check_tensor(operation, out, written=True)
         check_tensor(operation, x, written=False)
-        own = self._cut(whole, whole)[self.rank]
+        own = shares(_rows(whole), self.size)[self.rank] * whole.shape[1:].numel()
         if part.numel() != own or part.dtype != whole.dtype:
             raise UserError(
                 f"{operation}: rank {self.rank} of {self.size} has {own} elements of "
-                f"{_spell(whole)}, but its part is {_spell(part)}"
+                f"{spell(whole)}, but its part is {spell(part)}"
             )
         return [part], [whole]
 
-    def _cut(self, whole: Tensor, flat: Tensor) -> list[int]:
-        """Numbers of elements of `flat`, the flat form of `whole`, in each rank's rows."""
-        width = flat.numel() // max(_rows(whole), 1)
-        return [rows * width for rows in shares(_rows(whole), self.size)]
+    def _cut(self, whole: Tensor) -> list[int]:
+        """Numbers of elements of the flat form of `whole` in each rank's rows."""
+        return _elements(shares(_rows(whole), self.size), whole)
 
     def _others(self, flat: Tensor) -> int:
         """Bytes of all shares but this rank's."""
@@ -367,5 +369,12 @@ def _rows(x: Tensor) -> int:
     return x.shape[0] if x.ndim else 1
 
 
-def _spell(x: Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+def _elements(rows: Sequence[int], x: Tensor) -> list[int]:
+    """Numbers of elements in so many rows each of the flat form of `x`, which may be bytes."""
+    width = x.shape[1:].numel() * (1 if x.dtype in REDUCIBLE else x.element_size())
+    return [count * width for count in rows]
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have rows of one kind."""
+    return x.dtype == y.dtype and x.shape[1:] == y.shape[1:]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
+from howdah.base.errors import UserError
 from howdah.base.stopwatch import HOST
 
 Note = Callable[[Any], None]  # called with the mark (`base/stopwatch.py`) of the operation's end
@@ -73,3 +74,41 @@ class OnThread:
 
 
 DONE: Handle = Ended()
+
+
+class OfBlock:
+    """The handle of operations that start together at the end of a block; it is theirs from there.
+
+    started  the handle of all of them; before the block has ended, one that refuses
+    """
+
+    def __init__(self) -> None:
+        self.started: Handle = NotStarted()
+
+    def result(self) -> None:
+        """That of the operations."""
+        self.started.result()
+
+    def then(self, note: Note) -> None:
+        """That of the operations."""
+        self.started.then(note)
+
+    def done(self) -> bool:
+        """Whether all operations have ended."""
+        return self.started.done()
+
+
+class NotStarted(Ended):
+    """In place of the handle of operations whose block has not ended, or has failed."""
+
+    def result(self) -> None:
+        """Refuses."""
+        raise UserError("what is called inside of together() starts when the block has ended")
+
+    def then(self, note: Note) -> None:
+        """Refuses."""
+        self.result()
+
+    def done(self) -> bool:
+        """False."""
+        return False

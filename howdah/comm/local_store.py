@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from threading import Lock
+from threading import Condition
 from time import monotonic
 
 import torch.distributed as dist
@@ -54,21 +54,47 @@ def unpack(body: bytes) -> tuple[int, list[bytes]]:
 
 
 class LocalStore(dist.Store):
-    """A torch store over one end of a socket pair. All threads may use it, one at a time."""
+    """A torch store over one end of a socket pair. All threads may use it: one that waits for keys
+    keeps none of the others, such as the watcher, from asking.
+
+    One of the threads whose answers have not come reads the socket, and gives each answer to whom
+    it is for.
+    """
 
     def __init__(self, line: socket.socket) -> None:
         super().__init__()
-        self._line, self._lock, self._number = line, Lock(), 0
+        self._line, self._number, self._reads = line, 0, False
+        self._changed = Condition()  # guards all of these, but not the reading
+        self._answers: dict[int, list[bytes] | None] = {}  # by number; None: not come yet
 
     def _ask(self, *fields: str | bytes) -> list[bytes]:
-        with self._lock:
-            self._number += 1
-            raw = [part.encode() if isinstance(part, str) else part for part in fields]
-            self._line.sendall(pack(self._number, raw))
-            while True:
-                number, answer = unpack(self._read(*LENGTH.unpack(self._read(LENGTH.size))))
-                if number == self._number & 0xFFFFFFFF:  # else of an aborted request
-                    return answer
+        raw = [part.encode() if isinstance(part, str) else part for part in fields]
+        with self._changed:
+            self._number = mine = (self._number + 1) & 0xFFFFFFFF
+            self._answers[mine] = None
+            try:
+                self._line.sendall(pack(mine, raw))
+                while (answer := self._answers[mine]) is None:
+                    if self._reads:
+                        self._changed.wait()
+                    else:
+                        self._hear()
+                return answer
+            finally:
+                del self._answers[mine]
+
+    def _hear(self) -> None:
+        """Reads one answer, without the lock; one of an aborted request is dropped."""
+        self._reads = True
+        self._changed.release()
+        try:
+            number, answer = unpack(self._read(*LENGTH.unpack(self._read(LENGTH.size))))
+        finally:
+            self._changed.acquire()
+            self._reads = False
+            self._changed.notify_all()
+        if number in self._answers:
+            self._answers[number] = answer
 
     def _read(self, count: int) -> bytes:
         parts = bytearray()

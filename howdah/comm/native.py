@@ -32,11 +32,10 @@ from howdah.comm.ledger import Ledger
 from howdah.comm.reduction import check_reduction
 from howdah.comm.signature import caller, spell
 from howdah.comm.transport import (
-    Batch,
     Counts,
-    Nothing,
     PeerLost,
     SubgroupFactory,
+    Transport,
     copy_own,
     shares,
 )
@@ -87,9 +86,9 @@ class Native:
         """Its lane, for tensors of its device."""
         return self.lane if x.device == self.device else None
 
-    def link_of(self, x: Tensor) -> str:
-        """The class of all its links."""
-        return self.link
+    def wire_of(self, x: Tensor) -> Transport:
+        """Itself."""
+        return self
 
     # -- reductions
 
@@ -174,6 +173,7 @@ class Native:
     def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
         root = self._checks.peer(root)
         out = self._checks.on_root(root, "out", out)
+        self._note("gather", x, counts, f"root {root}")
         with self.group():
             if out is None:
                 self.send(x, root)
@@ -188,6 +188,7 @@ class Native:
     def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
         root = self._checks.peer(root)
         x = self._checks.on_root(root, "x", x)
+        self._note("scatter", out, counts, f"root {root}")
         with self.group():
             if x is None:
                 self.receive(out, root)
@@ -222,18 +223,33 @@ class Native:
             self._call("receive", x, [x.numel()], "", run, pair=source)
 
     def barrier(self) -> None:
-        if self.lane is not None:
-            raise UserError("a barrier is for the host: call that of the transport beside it")
+        self._without_lane("barrier")
         self._call("barrier", torch.empty(0), [], "", self._backend.barrier)
 
+    def signal(self, to: int) -> None:
+        self._without_lane("signal")
+        self.send(torch.zeros(1, dtype=torch.uint8), to)
+
+    def wait(self, source: int) -> None:
+        self._without_lane("wait")
+        self.receive(torch.zeros(1, dtype=torch.uint8), source)
+
+    def _without_lane(self, operation: str) -> None:
+        if self.lane is not None:
+            raise UserError(f"{operation} is for the host: call that of the transport beside it")
+
+    def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory of this process."""
+        return torch.zeros(count, dtype=dtype)
+
     @contextmanager
-    def group(self) -> Iterator[Batch]:
+    def group(self) -> Iterator[None]:
         if self._together is not None:  # an operation that is several, inside of a group
-            yield Nothing()
+            yield
             return
         self._together = []
         try:
-            yield Nothing()
+            yield
         finally:
             together, self._together = self._together, None
             later, self._later = self._later, []
@@ -254,7 +270,17 @@ class Native:
         *,
         pair: int | None = None,
     ) -> None:
-        """Notes an operation in the ledger, and gives it to the backend, or to the open group."""
+        """Notes an operation, and gives it to the backend, or to the open group."""
+        self._note(operation, x, counts, choice, pair)
+        if self._together is None:
+            self._finish(run)
+        else:
+            self._together.append(run)
+
+    def _note(
+        self, operation: str, x: Tensor, counts: Counts, choice: str, pair: int | None = None
+    ) -> None:
+        """Notes an operation in the ledger."""
         if self._closed:
             raise UserError("this transport is closed")
         if x.dtype == torch.int16 and self.lane is not None:
@@ -264,10 +290,6 @@ class Native:
         self.ledger.note(call, self.site or caller(), pair=pair)
         if pair is None:
             self.agree()
-        if self._together is None:
-            self._finish(run)
-        else:
-            self._together.append(run)
 
     def _then(self, work: Callable[[], Any]) -> None:
         """Does `work` behind the operations so far: now, or behind those of the open group."""

@@ -16,7 +16,7 @@ at once). Then the ranks exchange the full calls, and the error names the differ
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -103,6 +103,19 @@ def both_ways(rank: int, peer: int, counts: Sequence[int]) -> tuple[list[int], s
     """
     low, high = sorted((rank, peer))
     return list(counts if rank == low else reversed(counts)), f"{low} to {high} and back"
+
+
+def is_message(call: str) -> bool:
+    """Whether a call, as text, is a message between two ranks."""
+    return call.startswith("send(")
+
+
+def in_one_order(calls: Sequence[str], pair: Collection[int]) -> list[str]:
+    """The calls that two ranks start together, in one order on both: messages from the lower rank,
+    those from the higher one, everything else.
+    """
+    back = f" {max(pair)} to {min(pair)})"
+    return sorted(calls, key=lambda call: (not is_message(call), call.endswith(back)))
 
 
 def different_counts(mine: Sequence[object], theirs: Sequence[object]) -> str:

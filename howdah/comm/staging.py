@@ -159,29 +159,49 @@ class Pinned:
         return self._room[start : self._used].view(flat.dtype)
 
 
-class Narrowed:
-    """A stage that sends tensors as another, narrower dtype.
-
-    keep  called with the narrow copies, which an operation on a lane uses after this returns
+class Scratch:
+    """Memory of one device for the narrow copies of one operation after another of a group, which
+    run in this order: as much as the largest one has needed. They need no other one at a time.
     """
 
-    def __init__(
-        self, stage: Stage, dtype: torch.dtype, keep: Callable[[list[Tensor]], None]
-    ) -> None:
-        self._stage, self._dtype, self._keep = stage, dtype, keep
+    def __init__(self) -> None:
+        self._room, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return self._room.nbytes
+
+    def begin(self) -> None:
+        """What was lent is free again."""
+        self._used = 0
+
+    def lend(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """A tensor of the shape and device of `x`."""
+        start = -(-self._used // dtype.itemsize) * dtype.itemsize
+        self._used = start + x.numel() * dtype.itemsize
+        if self._used > self._room.nbytes:  # what was lent before keeps its memory
+            self._room = torch.empty(self._used, dtype=torch.uint8, device=x.device)
+        return self._room[start : self._used].view(dtype).view(x.shape)
+
+
+class Narrowed:
+    """A stage that sends tensors as another, narrower dtype, by copies in `scratch`."""
+
+    def __init__(self, stage: Stage, dtype: torch.dtype, scratch: Scratch) -> None:
+        self._stage, self._dtype, self._scratch = stage, dtype, scratch
+        self._copies: dict[int, Tensor] = {}  # by the identity of what was copied
 
     def take(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """A narrow copy of x."""
         with self._stage.aside():
-            narrow = x.detach().to(self._dtype)
-        self._keep([narrow])
+            narrow = self._copies[id(x)] = self._scratch.lend(x, self._dtype)
+            narrow.copy_(x.detach())
         return self._stage.take(narrow, rows)
 
     def give(self, x: Tensor, taken: Tensor, rows: Sequence[Rows] | None = None) -> None:
         """Widens `rows` of what was taken into x."""
-        with self._stage.aside():
-            narrow = torch.empty_like(x, dtype=self._dtype)
-        self._keep([narrow])
+        narrow = self._copies[id(x)]
         self._stage.give(narrow, taken, rows)
         with self._stage.aside():
             for start, stop in [(0, len(x))] if rows is None else rows:

@@ -40,15 +40,15 @@ from howdah.comm.signature import (
     both_ways,
     caller,
     disagreement,
+    in_one_order,
+    is_message,
     look_alike,
     number,
     pack,
     spell,
 )
 from howdah.comm.transport import (
-    Batch,
     Counts,
-    Nothing,
     OneLink,
     PeerLost,
     SubgroupFactory,
@@ -62,6 +62,7 @@ FORGOTTEN = timedelta(seconds=1)  # of waiting for the end of a send after a lin
 SILENT = ("Timed out waiting", "Application timeout")  # in gloo's messages about a timeout
 
 WHOLE = 1 << 16  # the most bytes of a full call
+RECEIVED = {"send": "receive", "signal": "wait"}
 
 Message = tuple[Tensor, int]  # a flat tensor, and the peer that receives or sends it
 
@@ -181,17 +182,27 @@ class TorchTransport(OneLink):
         call = spell("send", x.dtype, [x.numel()], f"{source} to {self.rank}")
         self._do({source: call}, [Round([], [(x, source)])])
 
+    def signal(self, to: int) -> None:
+        to = self._checks.peer(to, other=True)
+        self._do({to: f"signal({self.rank} to {to})"}, [])
+
+    def wait(self, source: int) -> None:
+        source = self._checks.peer(source, other=True)
+        self._do({source: f"signal({source} to {self.rank})"}, [])
+
     @contextmanager
-    def group(self) -> Iterator[Batch]:
+    def group(self) -> Iterator[None]:
         if self._together is not None:
             raise UserError("a group is open already: groups are not nested")
         together: list[tuple[dict[int, str], list[Round]]] = []
         self._together = together
         try:
-            yield Nothing()
+            yield
         finally:
             self._together = None
-        self._run(together)
+        self._run(
+            sorted(together, key=lambda started: not all(map(is_message, started[0].values())))
+        )
 
     def greet(self, known: Container[str], *, heartbeats: bool) -> None:
         """Exchanges one byte with every peer, which opens all links, and notes their sockets.
@@ -279,10 +290,13 @@ class TorchTransport(OneLink):
         site, texts, records = self.site or caller(), {}, {}
         for peer in peers:
             self._calls[peer] += 1
-            words = [calls[peer] for calls, _ in started if peer in calls]
+            words = in_one_order(
+                [calls[peer] for calls, _ in started if peer in calls], {self.rank, peer}
+            )
             self._said = f"{words[0]} at {site}"
             if words[0].endswith(f" to {self.rank})"):  # both ends compare one name
-                self._said = "receive" + self._said.removeprefix("send")
+                name, rest = self._said.split("(", 1)
+                self._said = f"{RECEIVED[name]}({rest}"
             texts[peer] = number(self._calls[peer], "; ".join(words))
             records[peer] = pack(texts[peer], site)
         check = self._swap(texts, records)

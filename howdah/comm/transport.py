@@ -22,11 +22,12 @@ rank directly. With `counts` elements for the ranks (`own` for this rank), of w 
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+import torch
 from torch import Tensor
 
+from howdah.comm.checks import room
 from howdah.plan.flat_buffers import share
 from howdah.plan.recording import Wires
 
@@ -52,19 +53,6 @@ class PeerLost(RuntimeError):
     """A rank of the group has ended, is silent, or has aborted; the message names it."""
 
 
-class Batch(Protocol):
-    """Operations that are started together; `sent` is their bytes, after they are done."""
-
-    sent: int
-
-
-@dataclass
-class Nothing:
-    """A batch with nothing to add: its operations have returned their bytes themselves."""
-
-    sent: int = 0
-
-
 class Transport(Protocol):
     """The interface of the collectives between the ranks of one group.
 
@@ -86,8 +74,8 @@ class Transport(Protocol):
         """
         ...
 
-    def link_of(self, x: Tensor) -> str:
-        """The class of link over which `x` is sent."""
+    def wire_of(self, x: Tensor) -> "Transport":
+        """The transport that carries `x`; this one, unless it stands on several."""
         ...
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> int:
@@ -134,6 +122,18 @@ class Transport(Protocol):
         """Writes the next tensor that rank `source` sends to `x`."""
         ...
 
+    def signal(self, to: int) -> None:
+        """Lets one `wait` of rank `to` for this rank return. It may itself wait for that call."""
+        ...
+
+    def wait(self, source: int) -> None:
+        """Waits for a `signal` of rank `source`; each `signal` lets one `wait` return."""
+        ...
+
+    def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
+        """`count` zeros on the CPU, where this transport reads them without a copy."""
+        ...
+
     def check(self) -> None:
         """Raises PeerLost if a rank was found to be lost; for a host that has waited for a GPU."""
         ...
@@ -144,10 +144,10 @@ class Transport(Protocol):
         """
         ...
 
-    def group(self) -> AbstractContextManager[Batch]:
+    def group(self) -> AbstractContextManager[None]:
         """The operations called inside may run together; they are done when the block ends.
 
-        Bytes sent at once are returned by each operation; bytes sent later are in `batch.sent`.
+        Messages go first, all at once, so all ranks may send before they receive.
         """
         ...
 
@@ -172,9 +172,14 @@ class OneLink:
         """None: operations run on threads."""
         return None
 
-    def link_of(self, x: Tensor) -> str:
-        """The class of all links."""
-        return self.link
+    def wire_of(self, x: Tensor) -> "Transport":
+        """Itself."""
+        return cast(Transport, self)
+
+    def allocate(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory of this process: its elements are sent as messages."""
+        room(count, dtype)
+        return torch.zeros(count, dtype=dtype)
 
     def check(self) -> None:
         """Does nothing: each wait raises its own error."""
@@ -247,8 +252,16 @@ class SingleRank(OneLink):
         """There is no other rank to receive from."""
         raise AssertionError("a group of one has no peers")
 
-    def group(self) -> AbstractContextManager[Batch]:
-        return nullcontext(Nothing())
+    def signal(self, to: int) -> None:
+        """There is no other rank to signal to."""
+        raise AssertionError("a group of one has no peers")
+
+    def wait(self, source: int) -> None:
+        """There is no other rank to wait for."""
+        raise AssertionError("a group of one has no peers")
+
+    def group(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def abort(self) -> None:
         """No rank waits."""

@@ -83,11 +83,11 @@ def right(transport):
         "all_to_all": [x(), x(), (two, "counts"), (two, "counts")],
         "send": [x(), (other, "rank")],
         "receive": [x(), (other, "rank")],
+        "signal": [(other, "rank")],
+        "wait": [(other, "rank")],
     }
-    if hasattr(transport, "allocate"):
+    if hasattr(transport, "there"):
         calls |= {
-            "signal": [(other, "rank")],
-            "wait": [(other, "rank")],
             "allocate": [(4, "number"), (torch.float32, "dtype")],
             "there": [(transport.allocate(4, torch.float32), "x"), (other, "rank")],
         }
@@ -118,7 +118,7 @@ def abuse(transport):
     used = getattr(transport, "_used", None)
     taken = list(spoil(transport, right(transport), transport.size))
     taken += [f"{name} of itself" for name in ("send", "receive") if not itself(transport, name)]
-    if hasattr(transport, "allocate"):
+    if hasattr(transport, "there"):
         assert transport._used == used + 64  # of `right`
     x = torch.full((4,), transport.rank + 1.0)
     transport.all_reduce(x)
@@ -241,8 +241,15 @@ def grouped(transport):
         "all_gather": [x, (two[0], "second")],
         "broadcast": [x, (0, "rank")],
         "all_to_all": [x, x],
+        "reduce": [x, (0, "rank")],
+        "gather": [x, (two[0], "second"), (group.rank, "rank")],
+        "scatter": [two, (x[0], "second"), (group.rank, "rank")],
         "send": [x, other],
         "receive": [x, other],
+        "exchange": [x, x, other, other],
+        "copy": [x, (torch.zeros(4), "second")],
+        "signal": [other],
+        "wait": [other],
     }
     taken = list(spoil(group, calls, 2))
     keywords = [
@@ -250,6 +257,12 @@ def grouped(transport):
         ("all_reduce", (torch.ones(4),), "after", [None, 3]),
         ("all_to_all", (torch.ones(4), torch.ones(4)), "sent", list(counts())),
         ("all_to_all", (torch.ones(4), torch.ones(4)), "received", list(counts())),
+        ("reduce", (torch.ones(4), 0), "op", OPS),
+        ("gather", (torch.ones(4), torch.ones(2), group.rank), "counts", list(counts())),
+        ("scatter", (torch.ones(2), torch.ones(4), group.rank), "counts", list(counts())),
+        ("exchange", (torch.ones(4), torch.ones(4), other[0], other[0]), "after", [None, 3]),
+        ("allocate", (), "shape", [None, 4, [-1], [0.5], ["4"], [HUGE], [NAN]]),
+        ("allocate", ([4],), "dtype", DTYPES),
         ("sum_scalars", (), "values", [3, None, ["x"], [[1.0], [2.0]], [None], [1j]]),
         ("own_shard", (torch.ones(4),), "rank", [-1, 2, HUGE, 0.5, NAN, "0"]),
     ]

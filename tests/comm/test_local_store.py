@@ -57,6 +57,25 @@ def test_it_serves_as_any_other_store_of_torch(stores):
     assert stores[1].get("there/here/k") == b"v"
 
 
+def test_a_thread_that_waits_keeps_no_other_from_asking(stores):
+    """The watcher was blind while a later group met."""
+    a, b = stores
+    a.set("there", "")
+    waiters = [Thread(target=a.wait, args=([f"x{n}"],)) for n in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    asked = []
+    other = Thread(target=lambda: asked.extend(a.check(["there"]) for _ in range(5)), daemon=True)
+    other.start()
+    other.join(60)
+    blind = other.is_alive()
+    for n in reversed(range(3)):
+        (b if blind else a).set(f"x{n}", "")
+    for waiter in waiters:
+        waiter.join()
+    assert asked == [True] * 5 and not blind
+
+
 def test_a_wait_ends_with_the_last_key_or_with_its_time(stores):
     a, b = stores
     waiter = Thread(target=lambda: a.wait(["x", "y"]))
