@@ -129,6 +129,8 @@ def own_device(kind: str, local_rank: int) -> torch.device:
     if found.lack:
         raise UserError(f"device is cuda, but {found.lack}")
     device = torch.device("cuda", local_rank % found.usable)
+    # sums in float32: by default parts of a product may be added in bf16
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     try:
         torch.cuda.set_device(device)
         torch.cuda.synchronize(device)  # opens the context

@@ -1,83 +1,40 @@
 """Attention inside documents: rotary embeddings, grouped queries, a key-value cache for decoding.
 
-Several documents are packed into a sequence, and a token attends only to earlier tokens of its own
-document. The fastest way to apply that mask depends on the device:
+The form of the mask chooses the kernel; a micro-batch has one mask, and all blocks use it
+(`model/documents.py`):
 
-    every row is one document     one causal call for the whole micro-batch
-    on a CPU                      one causal call per document: pairs of tokens that the mask
-                                  drops are not computed (49 ms instead of 201 at 2048 tokens)
-    on an accelerator             one call with the mask as a tensor, which the accelerator makes
-
-`cut_documents` decides once per micro-batch; all blocks use its result. On an accelerator nothing
-is asked of it for that: the host has the numbers of the documents, too (`one_document_each`).
+    None     every row is one document: one causal call for the whole micro-batch. On a GPU torch
+             takes cuDNN's kernel if it can, then FlashAttention
+    Spans    on a CPU: one causal call for each document
+    Cuts     FlashAttention over documents of any lengths (`model/varlen.py`); where it does not
+             compute, as in float32 on a GPU, a dense mask that the GPU makes
+    dense    torch's kernels with a mask
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from howdah.model.documents import Cuts, Mask, Spans, dense_mask, document_numbers
+from howdah.model.islands import PLAIN, Islands
 from howdah.model.norm import build_norm
+from howdah.model.varlen import flash_takes, varlen
 from howdah.shapes.shape import ModelShape, RopeScaling
 
+BEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
-@dataclass(frozen=True)
-class Spans:
-    """Groups of neighbouring rows whose documents have equal lengths.
-
-    rows     number of rows of each group
-    lengths  lengths of the documents in a row, for each group
-
-    For example, rows of 8 tokens, of which only row 3 holds two documents:
-
-    rows     3     1       2
-    lengths  (8,)  (5, 3)  (8,)
-    """
-
-    rows: tuple[int, ...]
-    lengths: tuple[tuple[int, ...], ...]
-
-
-Mask = Spans | Tensor | None
 Core = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
-
-
-def one_document_each(documents: Tensor | npt.NDArray[np.int32]) -> bool:
-    """Whether every row of document numbers [b, s], which ascend and are on the CPU, is one
-    document.
-    """
-    first, last = documents[:, 0], documents[:, -1]
-    return not bool((first - last).any())
-
-
-def cut_documents(documents: Tensor, device: torch.device) -> Mask:
-    """The attention mask of a micro-batch on `device`.
-
-    documents  [b, s] document numbers, ascending in a row. On the CPU, or on `device` if some row
-               has several documents: they are not looked at there
-
-    Returns None for plain causal attention over whole rows, Spans on a CPU, else a dense mask.
-    """
-    if not documents.is_cpu:
-        return dense_mask(documents)
-    if one_document_each(documents):
-        return None
-    if device.type != "cpu":
-        return dense_mask(documents.to(device))
-    cuts = [tuple(row.unique_consecutive(return_counts=True)[1].tolist()) for row in documents]
-    alike = [(len(list(rows)), lengths) for lengths, rows in groupby(cuts)]
-    return Spans(tuple(rows for rows, _ in alike), tuple(lengths for _, lengths in alike))
-
-
-def dense_mask(documents: Tensor) -> Tensor:
-    """A mask [b, 1, s, s] that is True where a query (row) may attend to a key (column)."""
-    return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
 
 
 @dataclass
@@ -112,6 +69,7 @@ class Attention(nn.Module):
             self.q_norm = build_norm("rmsnorm", d, shape.norm_eps)
             self.k_norm = build_norm("rmsnorm", d, shape.norm_eps)
         self.core: Core = attend  # some layouts replace it
+        self.islands = PLAIN
 
     def forward(
         self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: Cache | None = None
@@ -123,9 +81,12 @@ class Attention(nn.Module):
         v = self.v(x).unflatten(-1, by_head).transpose(1, 2)
         if self.shape.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None and not x.is_cpu:  # a GPU's kernels take token after token
+            by_token = rotary.transpose(2, 3)
+            q, k = rotate(q, by_token, self.islands), rotate(k, by_token, self.islands)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-        if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
+        if rotary is not None and x.is_cpu:
+            q, k = rotate(q, rotary, self.islands), rotate(k, rotary, self.islands)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
         out = self.core(q, k, v, mask)
@@ -140,6 +101,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     """
     if q.shape[2] not in (1, k.shape[2]):
         raise ValueError("a cache that holds tokens takes one more at a time")
+    if isinstance(mask, Cuts):
+        if q.is_cpu or flash_takes(q):
+            return varlen(q, k, v, mask)
+        mask = dense_mask(document_numbers(mask, len(q)))
     if k.shape[1] != q.shape[1] and not _knows_groups(q, mask):
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -147,17 +112,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         return _attend_spans(q, k, v, mask)
     if mask is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return _causal(q, k, v)
+    if not q.is_cuda:
+        return _causal(q, k, v)
+    with sdpa_kernel(BEST_FIRST, set_priority=True):
+        return _causal(q, k, v)
 
 
 def _knows_groups(q: Tensor, mask: Mask) -> bool:
     """Whether to let torch's kernel share key-value heads (grouped queries) without copying them.
 
-    Not with a mask: torch may fall back to a slow kernel. Not in float16 and bfloat16: the kernel
-    sums the gradients of a group's heads in that format, and with 16 heads per group their error
-    was 2.4 times as large.
+    Not with a mask: torch may fall back to a slow kernel. In float16 and bfloat16 not on a CPU: the
+    kernel sums the gradients of a group's heads in that format, and with 16 heads per group their
+    error was 2.4 times as large. On a GPU only in these formats: in others the kernel that knows
+    groups keeps all probabilities.
     """
-    return not isinstance(mask, Tensor) and q.dtype.itemsize >= 4
+    return not isinstance(mask, Tensor) and (q.dtype.itemsize >= 4) != q.is_cuda
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -206,11 +175,23 @@ def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return frequencies * (blend + (1 - blend) / scaling.factor)
 
 
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rotary: Tensor, islands: Islands) -> Tensor:
+        ctx.save_for_backward(rotary)
+        ctx.islands = islands
+        return islands.rotate(x.detach(), rotary, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (rotary,) = ctx.saved_tensors
+        return ctx.islands.rotate(gradient, rotary, True), None, None
+
+
+def rotate(x: Tensor, rotary: Tensor, islands: Islands = PLAIN) -> Tensor:
     """Rotate the pairs (x[i], x[i + d/2]) of each head by their angles; x [b, heads, s, d].
 
     When `rotary` is at least float32, the products are too; the result has the dtype of x.
     """
-    cos, sin = rotary.unbind()
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    return cast(Tensor, _Rotate.apply(x, rotary, islands))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from howdah.model.norm import promoted
+from howdah.model.islands import promoted
 
 
 class _Lookup(torch.autograd.Function):

@@ -3,13 +3,15 @@
 The logits of a long sequence are the largest tensor of a small model: s·V numbers, and as many
 again for each of softmax and gradient. Here they exist for one chunk at a time:
 
-    forward     chunk 0 | chunk 1 | ... | last chunk      only each token's log-sum-exp is kept,
-                                          ^^^^^^^^^^      and the last chunk's exponentials
-    backward    last chunk first, from its exponentials; the others compute their logits again
+    forward     chunk 0 | chunk 1 | ... | last chunk      only each token's log-sum-exp is kept, and
+                                          ^^^^^^^^^^      the gradient of the last chunk's logits
+    backward    last chunk first: two products; the others compute their logits again
 
-So the memory is that of one chunk, and a sequence that fits in one chunk computes nothing twice.
-Softmax and gradient overwrite the logits: on a CPU, allocating a new tensor of that size takes as
-long as the exponentials themselves.
+So the memory is that of one chunk, and a sequence that fits in one chunk computes nothing twice:
+its loss and the gradient of its logits are made in one pass over them, divided by the tokens by
+which the loss will be divided. Where another gradient of the loss comes in, their ratio is
+multiplied with hidden states, which are smaller. Softmax and gradient overwrite the logits: on a
+CPU, allocating a new tensor of that size takes as long as the exponentials themselves.
 
 The loss is a *sum* over tokens; the training step divides it once, by the tokens of the global
 batch. With logits x and their log-sum-exp L = log Σⱼ exp xⱼ over all V entries of the vocabulary:
@@ -34,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from howdah.model.norm import promoted
+from howdah.model.islands import PLAIN, Islands, Smoothed, promoted
 from howdah.plan.batch import MASKED
 
 CHUNK = 2048  # tokens
@@ -112,16 +114,21 @@ class WholeVocab:
 
 @dataclass(frozen=True)
 class Terms:
-    """The additions to plain cross-entropy: `smoothing` is ε, `z` is z of the formula above."""
+    """The additions to plain cross-entropy: `smoothing` is ε, `z` is z of the formula above.
+
+    tokens  what the caller will divide the loss by. The gradient of logits is divided by it before
+            it is rounded; another divisor changes only the rounding
+    """
 
     smoothing: float = 0.0
     z: float = 0.0
+    tokens: float = 1.0
 
 
 NONE = Terms()
 
 
-def cross_entropy_sum(
+def cross_entropy_sum(  # noqa: PLR0913
     hidden: Tensor,
     weight: Tensor | Matrix,
     labels: Tensor,
@@ -129,6 +136,7 @@ def cross_entropy_sum(
     shards: VocabShards | None = None,
     terms: Terms = NONE,
     chunk: int = CHUNK,
+    islands: Islands = PLAIN,
 ) -> Tensor:
     """The loss summed over all tokens, a scalar of at least float32.
 
@@ -138,10 +146,13 @@ def cross_entropy_sum(
     shards  the ranks that hold the other rows of the head; None: this rank holds all rows
     terms   label smoothing and z-loss
     chunk   tokens whose logits are in memory at one time
+    islands  the functions of a chunk
     """
     if shards is None:
         shards = WholeVocab(len(weight if isinstance(weight, Tensor) else weight.value()))
-    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, _How(shards, terms, chunk))
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or not isinstance(weight, Tensor))
+    how = _How(shards, terms, chunk, islands, wanted or _needs(weight))
+    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, how)
     assert isinstance(loss, Tensor)
     return loss
 
@@ -155,17 +166,37 @@ def add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds left [m, k] · right [k, n] to out [m, n], which may have a wider dtype."""
     if out.dtype == left.dtype:
         out.addmm_(left, right)
+    elif widens(left):
+        torch.ops.aten.addmm.dtype_out(out, left, right, out.dtype, out=out)
     else:
         out.add_(left @ right)
 
 
+def widens(x: Tensor) -> bool:
+    """Whether the device of `x` multiplies tensors like it into float32: the accumulators as they
+    are. Else a product is rounded to the dtype of `x` first.
+    """
+    return x.is_cuda and x.dtype.itemsize == 2 and hasattr(torch.ops.aten.addmm, "dtype_out")
+
+
 @dataclass(frozen=True)
 class _How:
-    """The arguments of the operation that are not tensors."""
+    """The arguments of the operation that are not tensors.
+
+    trains  whether a backward pass may follow
+    """
 
     shards: VocabShards
     terms: Terms
     chunk: int
+    islands: Islands
+    trains: bool
+
+    @property
+    def smoothed(self) -> Smoothed:
+        """The constants of the loss."""
+        smoothing = self.terms.smoothing
+        return Smoothed(smoothing, self.terms.z, smoothing / self.shards.vocab)
 
     def states(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """The hidden states of all T tokens, [T, h], detached from autograd."""
@@ -178,28 +209,28 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor | Matrix, labels: Tensor, how: _How
     ) -> Tensor:
         states, flat = how.states(hidden, labels), labels.reshape(-1)
-        rows = weight if isinstance(weight, Tensor) else weight.value()
+        rows = weight.detach() if isinstance(weight, Tensor) else weight.value()
         wide = promoted(hidden.dtype)
         largest, total, label_term = states.new_empty(3, len(flat), dtype=wide).unbind()
         kept = last = None
         for last in chunks(len(flat), how.chunk):
             kept = None  # frees the previous chunk's memory before this chunk's logits are made
-            logits = _logits(states[last], rows)
-            label_term[last] = _label_term(logits, flat[last], how)
-            largest[last] = logits.amax(-1)
-            kept = logits.sub_(largest[last, None]).exp_()
-            total[last] = kept.sum(-1)
-            del logits
+            place = _local_rows(flat[last], len(rows), how)
+            largest[last], total[last], label_term[last], kept = how.islands.loss_terms(
+                _logits(states[last], rows), *place, how.smoothed
+            )
         normalisers = _combine(how.shards, largest, total, label_term)
         losses = normalisers - label_term
         if how.terms.z:
             losses += how.terms.z * normalisers.square()
-        scale = None if last is None else (largest[last] - normalisers[last]).exp_()
+        if how.trains and kept is not None and last is not None:
+            scale = (largest[last] - normalisers[last]).exp_()
+            place, likely = (flat[last], normalisers[last]), _likely(normalisers, how)
+            kept = _logit_gradient((kept, scale), *place, (likely, how)).to(hidden.dtype)
         mine = weight if isinstance(weight, Tensor) else None
         kept_states = states if how.shards.keeps else hidden
         ctx.save_for_backward(kept_states, mine, labels, normalisers)
-        ctx.matrix, ctx.how = None if mine is not None else weight, how
-        ctx.kept = None if kept is None else (kept, scale)
+        ctx.matrix, ctx.how, ctx.kept = None if mine is not None else weight, how, kept
         return torch.where(flat != MASKED, losses, 0).sum()
 
     @staticmethod
@@ -211,23 +242,41 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         states = hidden if how.shards.keeps else how.states(hidden, labels)
         d_states = torch.empty_like(states)
         d_weight = None if matrix else torch.zeros_like(rows, dtype=promoted(rows.dtype))
-        kept, ctx.kept = ctx.kept, None
+        d_logits, ctx.kept = ctx.kept, None
+        likely = _likely(normalisers, how)
+        ratio = grad / likely
         add: Add | None = None
         for part in reversed(chunks(len(flat), how.chunk)):
             _give(add, matrix, d_weight)
             add = None  # frees the gradient of these logits before the next logits are made
-            if kept is None:
+            if d_logits is None:
                 logits = _logits(states[part], rows)
-                kept = logits.sub_(normalisers[part, None]).exp_(), None
+                exponentials = logits.sub_(normalisers[part, None]).exp_()
                 del logits
-            d_logits = _logit_gradient(kept, flat[part], normalisers[part], (grad, how))
-            kept, d_logits = None, d_logits.to(hidden.dtype)
+                place = flat[part], normalisers[part]
+                d_logits = _logit_gradient((exponentials, None), *place, (likely, how))
+                d_logits = d_logits.to(hidden.dtype)
+                del exponentials
             torch.mm(d_logits, rows, out=d_states[part])
-            add = partial(add_product, left=d_logits.T, right=states[part])
-            del d_logits
-        done = how.shards.reduce_out(d_states.view(*labels.shape, -1))
+            add = partial(add_product, left=d_logits.T, right=_scaled(states[part], ratio))
+            d_logits = None
+        done = how.shards.reduce_out(_scaled(d_states, ratio).view(*labels.shape, -1))
         _give(add, matrix, d_weight)  # while the gradient of the hidden states is summed
         return done(), d_weight, None, None
+
+
+def _likely(like: Tensor, how: _How) -> Tensor:
+    """The gradient of the loss that will come in if it is divided as `Terms.tokens` says."""
+    return like.new_ones(()) / how.terms.tokens
+
+
+def _scaled(x: Tensor, ratio: Tensor) -> Tensor:
+    """x · ratio, rounded once: torch would round a scalar tensor to a narrower x first."""
+    return (x.to(ratio.dtype) * ratio).to(x.dtype)
+
+
+def _needs(weight: Tensor | Matrix) -> bool:
+    return torch.is_grad_enabled() and isinstance(weight, Tensor) and weight.requires_grad
 
 
 def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> None:
@@ -239,6 +288,8 @@ def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> No
 
 
 def _logits(states: Tensor, rows: Tensor) -> Tensor:
+    if widens(states):
+        return torch.mm(states, rows.T, out_dtype=torch.float32)
     return (states @ rows.T).to(promoted(states.dtype))
 
 
@@ -249,16 +300,6 @@ def _local_rows(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:
     """
     local = labels - how.shards.first
     return local.clamp(0, rows - 1), (labels != MASKED) & (local >= 0) & (local < rows)
-
-
-def _label_term(logits: Tensor, labels: Tensor, how: _How) -> Tensor:
-    """What these logits subtract from each token's loss: (1 - ε)·x_label + ε/V·Σⱼ xⱼ."""
-    local, here = _local_rows(labels, logits.shape[1], how)
-    smoothing = how.terms.smoothing
-    label_term = torch.where(here, logits.gather(1, local[:, None])[:, 0], 0)
-    if smoothing:
-        label_term.mul_(1 - smoothing).add_(logits.sum(-1), alpha=smoothing / how.shards.vocab)
-    return label_term
 
 
 def _combine(shards: VocabShards, largest: Tensor, total: Tensor, label_term: Tensor) -> Tensor:
@@ -278,7 +319,7 @@ def _combine(shards: VocabShards, largest: Tensor, total: Tensor, label_term: Te
 def _logit_gradient(
     kept: tuple[Tensor, Tensor | None], labels: Tensor, normalisers: Tensor, of: tuple[Tensor, _How]
 ) -> Tensor:
-    """The gradient of the loss by the logits of a chunk, zero where the label is masked.
+    """The gradient of the summed loss by the logits of a chunk, zero where the label is masked.
 
     kept         (exponentials, factor that makes them the softmax; None: 1). The exponentials are
                  overwritten.
@@ -286,16 +327,10 @@ def _logit_gradient(
     of           (gradient of the loss, arguments of the operation)
     """
     exponentials, scale = kept
-    grad, how = of
-    smoothing, z = how.terms.smoothing, how.terms.z
-    wanted = grad * (labels != MASKED)
+    likely, how = of
+    wanted = likely * (labels != MASKED)
     factor = wanted if scale is None else wanted * scale
-    if z:
-        factor = factor * (1 + 2 * z * normalisers)
-    d_logits = exponentials.mul_(factor[:, None])
-    if smoothing:
-        d_logits.sub_((wanted * (smoothing / how.shards.vocab))[:, None])
-    local, here = _local_rows(labels, d_logits.shape[1], how)
-    rows = torch.arange(len(labels), device=labels.device)
-    d_logits[rows, local] -= torch.where(here, wanted * (1 - smoothing), 0)
-    return d_logits
+    if how.terms.z:
+        factor = factor * (1 + 2 * how.terms.z * normalisers)
+    place = _local_rows(labels, exponentials.shape[1], how)
+    return how.islands.logit_gradient(exponentials, factor, wanted, place, how.smoothed)

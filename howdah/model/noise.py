@@ -1,9 +1,8 @@
 """Random numbers without state: a hash of counters, in torch operations.
 
 Initial weights and dropout masks are functions of a key and a counter, so any rank can draw any
-slice of them alone, also after a resume, with equal bits. No generator is stored. The hash is
-`base.seeds.mix`, operation for operation, on int64 instead of uint64: sums and products wrap
-around in the same way, and a mask makes the right shift logical.
+slice of them alone, also after a resume, with equal bits. No generator is stored. The hash is in
+`model/islands.py`: the same bits as those of `base.seeds.mix`.
 
 Normal numbers are sums of four 16-bit fields of one hash (Irwin-Hall): exact integers up to the
 final product, so there is no logarithm that could round differently on another machine. The tails
@@ -17,27 +16,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from howdah.base.seeds import GOLDEN, MULTIPLIERS, SHIFTS, key
+from howdah.base.seeds import key
+from howdah.model.islands import Drop, dropped_backward, factor_of, kept_of, mix, signed
 
 CHUNK = 1 << 22  # elements drawn at a time, to limit temporary memory
-
-
-def _signed(word: int) -> int:
-    """The int64 with the same bits as a uint64."""
-    word &= (1 << 64) - 1
-    return word - (1 << 64) if word >> 63 else word
-
-
-def mix(key: int, counters: Tensor) -> Tensor:
-    """Returns 64 random bits for each counter (int64, any shape), as int64."""
-    z = counters * _signed(GOLDEN) + _signed(key)
-    for multiplier, shift in zip(MULTIPLIERS, SHIFTS, strict=False):
-        z = (z ^ _shift(z, shift)) * _signed(multiplier)
-    return z ^ _shift(z, SHIFTS[2])
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def normal(key: int, indices: Tensor) -> Tensor:
@@ -92,18 +74,25 @@ class Noise:
     length: int | None = None
 
 
+def drop_of(noise: Noise | None, name: str, *, share: float, like: Tensor) -> Drop | None:
+    """The dropout called `name` of hidden states such as `like` [b, s, h]. None without noise
+    (evaluation), or with share 0.
+    """
+    if noise is None or share == 0:
+        return None
+    positions = noise.positions
+    if positions is None:
+        positions = torch.arange(like.shape[1], device=like.device)
+    rows = noise.samples[:, None] * (noise.length or like.shape[1]) + positions
+    hashed = signed(key(noise.seed, "dropout", noise.step, name))
+    return Drop(rows, torch.full((), hashed, dtype=torch.int64, device=like.device), share)
+
+
 def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tensor:
     """Dropout: set the fraction `share` of x [b, s, h] to zero and scale the rest by 1/(1 - share).
 
     The mask depends on (seed, step, name, sample, position, feature), not on the layout or on the
     other samples of the micro-batch. Without noise (evaluation), or with share 0, returns x.
     """
-    if noise is None or share == 0:
-        return x
-    _, s, h = x.shape
-    positions = torch.arange(s, device=x.device) if noise.positions is None else noise.positions
-    rows = noise.samples[:, None] * (noise.length or s) + positions
-    counters = rows[:, :, None] * h + torch.arange(h, device=x.device)
-    bits = _shift(mix(key(noise.seed, "dropout", noise.step, name), counters), 32)
-    kept = bits >= int(share * 2**32)
-    return x * kept * (1 / (1 - share))
+    drop = drop_of(noise, name, share=share, like=x)
+    return x if drop is None else dropped_backward(x, kept_of(drop, x.shape[-1]), factor_of(drop))

@@ -18,11 +18,13 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from howdah.model.attention import Attention, Cache, Mask, cut_documents, rotary_angles
+from howdah.model.attention import Attention, Cache, rotary_angles
+from howdah.model.documents import Mask, cut_documents
 from howdah.model.embedding import Embedding
 from howdah.model.feedforward import FeedForward
-from howdah.model.noise import Noise, dropout
-from howdah.model.norm import build_norm, promoted
+from howdah.model.islands import PLAIN, Drop, promoted
+from howdah.model.noise import Noise, drop_of, dropout
+from howdah.model.norm import added, build_norm
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts as all_parts
 
@@ -44,13 +46,14 @@ class BlockContext:
 
 
 BlockRun = Callable[[Tensor, BlockContext], Tensor]
-Drop = Callable[["Block", Tensor, str, BlockContext], Tensor]
+Drops = tuple[Drop | None, Drop | None]  # behind attention, and behind the feed-forward
 
 
 class Block(nn.Module):
     """One block: attention and feed-forward, each with norm, residual connection and dropout.
 
-    run  runs the sublayers in a layout's own way (`parallel/recompute.py`); None: plainly
+    run   runs the sublayers in a layout's own way (`parallel/recompute.py`); None: plainly
+    body  `both`, compiled; None: as it is
     """
 
     def __init__(self, shape: ModelShape, layer: str, dropout: float) -> None:
@@ -60,8 +63,9 @@ class Block(nn.Module):
         self.attention = Attention(shape, layer)
         self.feedforward_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         self.feedforward = FeedForward(shape)
+        self.islands = PLAIN
         self.run: BlockRun | None = None
-        self.drop: Drop = drop  # compiled blocks replace it
+        self.body: Callable[..., Tensor] | None = None
 
     def forward(self, x: Tensor, context: BlockContext) -> Tensor:
         """Map x [b, s, h] → [b, s, h]."""
@@ -69,21 +73,24 @@ class Block(nn.Module):
 
     def sublayers(self, x: Tensor, context: BlockContext) -> Tensor:
         """Attention, then feed-forward."""
-        inside = self.attention_norm(x) if self.before else x
-        mixed = self.attention(inside, context.rotary, context.mask, context.cache)
-        x = x + self._drop(mixed, "attention", context)
-        x = x if self.before else self.attention_norm(x)
-        inside = self.feedforward_norm(x) if self.before else x
-        x = x + self._drop(self.feedforward(inside), "feedforward", context)
-        return x if self.before else self.feedforward_norm(x)
+        first, second = (
+            drop_of(context.noise, f"{self.name}.{place}", share=self.dropout, like=x)
+            for place in ("attention", "feedforward")
+        )
+        body = self.body or self.both
+        return body(x, context.rotary, context.mask, context.cache, (first, second))
 
-    def _drop(self, x: Tensor, place: str, context: BlockContext) -> Tensor:
-        return self.drop(self, x, place, context) if self.dropout else x
-
-
-def drop(block: Block, x: Tensor, place: str, context: BlockContext) -> Tensor:
-    """The dropout of a block at a place in it: its noise depends on the names of both."""
-    return dropout(x, f"{block.name}.{place}", share=block.dropout, noise=context.noise)
+    def both(
+        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: Cache | None, drops: Drops
+    ) -> Tensor:
+        """The sublayers, of tensors that are the same for blocks of all names."""
+        first, second = drops
+        if self.before:
+            mixed = self.attention(self.attention_norm(x), rotary, mask, cache)
+            x, inside = self.feedforward_norm.behind(x, mixed, first)
+            return added(x, self.feedforward(inside), second, self.islands)
+        _, x = self.attention_norm.behind(x, self.attention(x, rotary, mask, cache), first)
+        return self.feedforward_norm.behind(x, self.feedforward(x), second)[1]
 
 
 class Transformer(nn.Module):
@@ -98,6 +105,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.dropout = shape, dropout
+        self.islands, self.cut = PLAIN, cut_documents
         own = all_parts(shape) if parts is None else parts
         first, last = "embedding" in own, "head" in own
         if first or (last and shape.tie_embeddings):
@@ -165,7 +173,9 @@ class Transformer(nn.Module):
         rotary = None
         if self.shape.positions == "rotary":
             rotary = rotary_angles(self.shape, positions, promoted(x.dtype))
-        mask = None if documents is None else cut_documents(documents, x.device)
+        mask = None
+        if documents is not None:  # positions are those of whole rows, also where x is a slice
+            mask = self.cut(documents, x.device, positions.shape[1])
         return BlockContext(rotary, mask, noise, cache)
 
     def final_norm(self, x: Tensor) -> Tensor:

@@ -7,11 +7,12 @@
 5. connect the sums of gradients over ranks
 6. where each replica updates only its share, gather the weights
 7. tell the sums when a gradient is ready. Hooks of torch parameters do so where possible; otherwise
-   own operations replace those of torch, cut for tp, with a store that has the weights
+   own operations replace those of torch, cut for tp, with a store that has the weights. Under fp8
+   the linears of blocks multiply in 8 bits
 8. make blocks keep for the backward pass what the layout selects (recomputation)
 9. give all of it to the executor, which runs the stages of this rank
 
-Where the layout has only dp, parameters stay those of torch, which `torch.compile` supports.
+Where the layout has only dp, parameters stay those of torch: blocks can be compiled whole.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from howdah.optim.optimizers import Range, build_optimizer, make_states
 from howdah.parallel.executor import Executor
 from howdah.parallel.flat_params import DTYPES, Fill, FlatUnit, Whole, fill_masters, flatten
 from howdah.parallel.mesh import Mesh
-from howdah.parallel.ops import Handle, head_loss, own_operations
+from howdah.parallel.ops import Handle, head_loss, in_eight_bits, own_operations
 from howdah.parallel.recompute import recompute
 from howdah.parallel.stages import own_parts
 from howdah.parallel.sums import GradientSums, gradient_sums, listen_to_parameters
@@ -96,6 +97,8 @@ class ParallelModel:
         """
         if isinstance(self.gatherer, ShardedWeights):
             self.gatherer.begin(kind)
+        elif self.gatherer:  # a later stage of a pipeline gathers while it waits for its input
+            self.gatherer.start()
         yield
         if isinstance(self.gatherer, ShardedWeights):
             self.gatherer.end()
@@ -108,23 +111,26 @@ class ParallelModel:
         if self.gatherer:
             self.gatherer.wait()
 
-    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, hidden: Tensor, labels: Tensor, tokens: float = 1.0) -> Tensor:
         """The summed loss of hidden states [b, s, h] and labels [b, s], with all terms of the
-        method.
+        method. `tokens` is what it will be divided by.
         """
         method = self.plan.method
-        return self._loss(hidden, labels, Terms(method.label_smoothing, method.z_loss))
+        return self._loss(hidden, labels, Terms(method.label_smoothing, method.z_loss, tokens))
 
-    def plain_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def plain_loss(self, hidden: Tensor, labels: Tensor, tokens: float = 1.0) -> Tensor:
         """The summed cross-entropy alone, which measures held-out text."""
         return self._loss(hidden, labels, Terms())
 
     def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
+        islands = self.model.islands
         if self.store:
             weight = cast(Handle, self.model.head_weight)
             shards = vocab_shards(self.plan, self.region) if self.region else None
-            return head_loss(hidden, weight, labels, shards=shards, terms=terms)
-        return cross_entropy_sum(hidden, self.model.head_weight, labels, terms=terms)
+            return head_loss(hidden, weight, labels, shards=shards, terms=terms, islands=islands)
+        return cross_entropy_sum(
+            hidden, self.model.head_weight, labels, terms=terms, islands=islands
+        )
 
     def counted(self) -> Iterator[tuple[FlatUnit, int, int]]:
         """Yields (unit, start, stop) for the ranges that this rank counts. Over all ranks, they
@@ -181,6 +187,8 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
         own_operations(model, store)
     elif sums.sums:
         listen_to_parameters(model, sums)
+    if method.precision == "fp8":
+        in_eight_bits(model)
     recompute(model, plan)  # 8
     # 9
     executor = Executor(plan, mesh, model=model, store=store, gatherer=gatherer, sums=sums)

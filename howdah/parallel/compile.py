@@ -1,26 +1,39 @@
-"""Compiles the blocks of a model with torch.compile, so that all of them share one compiled code.
+"""Compiles what can be compiled of a model, with torch.compile; blocks share one compiled code.
 
-torch.compile compiles a function again for every value that it meets while it reads the function,
-and gives up after eight times. Two things differ from block to block or from step to step: the
-name that a block's dropout noise depends on, and how a micro-batch is cut into documents. The two
-functions that read them are therefore left as they are:
+Which way depends on the layout:
 
-    norm, q k v, rotation  |  attention inside documents  |  o, [dropout], norm, feed-forward ...
-    compiled                  as it is                       compiled
+    blocks whose weights are parameters     the whole block is one graph, attention in it as one
+    (single, dp, zero1, zero2)              operator (`model/varlen.py`)
+    blocks of own operations                islands (`model/islands.py`): norms with residuals and
+    (tp, pp, zero3, recompute)              dropout, rotary positions, the gate; the rest stays
 
-Attention is one call of a fast kernel per document, in which there is nothing to compile.
+Everywhere the loss and the last norm are islands. torch.compile compiles a function again for each
+value that it meets while it reads the function, and gives up after eight times. So a block is given
+what differs from step to step as tensors: how its rows are cut into documents, and the numbers that
+its dropout noise depends on.
+
+So a block is compiled once for rows that hold several documents, whatever their number, and once
+for rows of one document each, which need no mask.
 """
 
 import torch
 
-from howdah.model.attention import attend
-from howdah.model.transformer import Block, Transformer, drop
+from howdah.model.documents import cut_to_tensors
+from howdah.model.islands import compiled
+from howdah.model.transformer import Block, Transformer
 
 
-def compile_blocks(model: Transformer, *, backend: str = "inductor") -> None:
-    """Compiles all blocks of `model`, at their first call, with a `backend` of torch.compile."""
-    attend_plainly, drop_plainly = torch.compiler.disable(attend), torch.compiler.disable(drop)
-    for block in model.layers.values():
+def compile_model(model: Transformer, *, whole: bool, backend: str = "inductor") -> None:
+    """Compiles `model`, at the first call of each function, with a `backend` of torch.compile.
+
+    whole  whether blocks are compiled whole: their weights must be parameters
+    """
+    islands = compiled(backend)
+    model.cut = cut_to_tensors
+    blocks = {id(inside) for block in model.layers.values() for inside in block.modules()}
+    for module in model.modules():
+        if hasattr(module, "islands") and not (whole and id(module) in blocks):
+            setattr(module, "islands", islands)  # noqa: B010
+    for block in model.layers.values() if whole else ():
         assert isinstance(block, Block)
-        block.attention.core, block.drop = attend_plainly, drop_plainly
-        block.compile(backend=backend)
+        block.body = torch.compile(block.both, backend=backend)

@@ -48,7 +48,8 @@ from howdah.plan.schedule.actions import Action, Kind, Value, makes
 from howdah.plan.schedule.lowering import Instruction, Verb, lower
 from howdah.shapes.part import Part
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # summed, of hidden states [b, s, h] and labels [b, s]
+# summed, of hidden states [b, s, h] and labels [b, s]; and the number that it will be divided by
+Loss = Callable[[Tensor, Tensor, float], Tensor]
 GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
 
 
@@ -223,7 +224,7 @@ class StepRun:
                 x.requires_grad_()
         out = run_stage(executor.model, parts, inputs, given, executor.await_weights)
         if "head" in parts:
-            out = {"loss": self.loss(out["hidden"], given.labels)}
+            out = {"loss": self.loss(out["hidden"], given.labels, self.tokens)}
         return inputs, out
 
     def backward(self, action: Action) -> None:

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from howdah.base.seeds import key
+from howdah.model.islands import promoted
 from howdah.model.noise import fill_normal
-from howdah.model.norm import promoted
 from howdah.plan.boxes import Piece
 from howdah.plan.flat_buffers import Buffer, pieces
 from howdah.plan.method import Precision
@@ -36,6 +36,7 @@ from howdah.shapes.weights import Weight
 DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,
     "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,  # weights; the products of blocks are in 8 bits
     "float64": torch.float64,
 }
 

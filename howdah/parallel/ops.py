@@ -26,9 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from howdah.model import fp8
 from howdah.model.embedding import Embedding
+from howdah.model.islands import PLAIN, Drop, Islands, promoted
 from howdah.model.loss import NONE, Add, Terms, VocabShards, add_product, chunks, cross_entropy_sum
-from howdah.model.norm import LayerNorm, RMSNorm, promoted, rms_norm, rms_norm_backward
+from howdah.model.norm import AnyNorm, How, normed
+from howdah.model.transformer import Transformer
 
 
 class WeightStore(Protocol):
@@ -84,12 +87,12 @@ def embedding(tokens: Tensor, weight: Handle, anchor: Tensor) -> Tensor:
     return _Embedding.apply(anchor, tokens, weight)
 
 
-def norm(x: Tensor, weight: Handle, bias: Handle | None, epsilon: float) -> Tensor:
+def norm(
+    x: Tensor, weight: Handle, bias: Handle | None, epsilon: float, islands: Islands = PLAIN
+) -> Tensor:
     """RMSNorm of x [..., h]; with a bias, LayerNorm."""
     _note_use(x, weight, bias)
-    if bias:
-        return _LayerNorm.apply(x, weight, bias, epsilon)
-    return _RMSNorm.apply(x, weight, epsilon)
+    return normed(x, weight, bias, How(epsilon, islands))
 
 
 def head_loss(
@@ -99,15 +102,17 @@ def head_loss(
     *,
     shards: VocabShards | None = None,
     terms: Terms = NONE,
+    islands: Islands = PLAIN,
 ) -> Tensor:
     """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...].
 
     shards  the ranks that hold the other rows of the weight; None: this rank holds all rows
-    terms  what is added to the cross-entropy
+    terms   what is added to the cross-entropy
+    islands  the functions of a chunk
     """
     for _ in chunks(labels.numel()):  # each chunk adds a term to the gradient
         _note_use(hidden, weight)
-    return cross_entropy_sum(hidden, weight, labels, shards=shards, terms=terms)
+    return cross_entropy_sum(hidden, weight, labels, shards=shards, terms=terms, islands=islands)
 
 
 def add_bias(bias: Handle, rows: Tensor) -> None:
@@ -157,48 +162,6 @@ class _Embedding(torch.autograd.Function):
         return None, None, None
 
 
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Handle, epsilon: float) -> Tensor:
-        out, scale = rms_norm(x, weight.value(), epsilon)
-        ctx.save_for_backward(x, scale)
-        ctx.weight = weight
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, scale = ctx.saved_tensors
-        d_x, d_weight = rms_norm_backward(x, ctx.weight.value(), scale, gradient)
-        ctx.weight.add(lambda out: out.add_(d_weight))
-        return d_x, None, None
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle, epsilon: float) -> Tensor:
-        wide = x.to(promoted(x.dtype))
-        scale, shift = weight.value().to(wide.dtype), bias.value().to(wide.dtype)
-        normed = torch.native_layer_norm(wide, scale.shape, scale, shift, epsilon)
-        out, *statistics = normed  # the mean of each token, and 1 over its deviation
-        ctx.save_for_backward(x, *statistics)
-        ctx.weight, ctx.bias = weight, bias
-        return out.to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, *statistics = ctx.saved_tensors
-        wide = promoted(x.dtype)
-        weight = ctx.weight.value().to(wide)
-        d_x, d_weight, d_bias = torch.ops.aten.native_layer_norm_backward(
-            gradient.to(wide), x.to(wide), weight.shape, *statistics, weight, weight, [True] * 3
-        )
-        ctx.weight.add(lambda out: out.add_(d_weight))
-        ctx.bias.add(lambda out: out.add_(d_bias))
-        return d_x.to(x.dtype), None, None, None
-
-
 def _note_use(through: Tensor, *handles: Handle | None) -> None:
     """Notifies the stores that the weights are used, if a backward pass will follow."""
     if torch.is_grad_enabled() and through.requires_grad:
@@ -211,14 +174,20 @@ def _note_use(through: Tensor, *handles: Handle | None) -> None:
 
 
 class OwnLinear(nn.Module):
-    """Replaces nn.Linear."""
+    """Replaces nn.Linear.
+
+    low  whether it multiplies in 8 bits
+    """
 
     def __init__(self, weight: Handle, bias: Handle | None) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.low = weight, bias, False
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] → [..., out]."""
+        if self.low:
+            _note_use(x, self.weight, self.bias)
+            return fp8.linear(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
 
 
@@ -235,16 +204,23 @@ class OwnEmbedding(nn.Module):
         return embedding(index, self.weight, self.anchor)
 
 
-class OwnNorm(nn.Module):
+class OwnNorm(AnyNorm):
     """Replaces RMSNorm and LayerNorm."""
 
     def __init__(self, weight: Handle, bias: Handle | None, epsilon: float) -> None:
-        super().__init__()
-        self.weight, self.bias, self.epsilon = weight, bias, epsilon
+        super().__init__(epsilon)
+        self.weight: Handle = weight
+        self.bias: Handle | None = bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., h]."""
-        return norm(x, self.weight, self.bias, self.epsilon)
+        _note_use(x, self.weight, self.bias)
+        return super().forward(x)
+
+    def behind(self, x: Tensor, y: Tensor, drop: Drop | None) -> tuple[Tensor, Tensor]:
+        """(x + dropout(y), its norm), for x and y [b, s, h]."""
+        _note_use(y, self.weight, self.bias)
+        return super().behind(x, y, drop)
 
 
 def own_operations(model: nn.Module, store: WeightStore) -> None:
@@ -258,6 +234,16 @@ def own_operations(model: nn.Module, store: WeightStore) -> None:
             setattr(model.get_submodule(parent), leaf, own)
 
 
+def in_eight_bits(model: Transformer) -> None:
+    """Makes the linears of all blocks multiply in 8 bits (`model/fp8.py`)."""
+    for path, module in list(model.layers.named_modules()):
+        if isinstance(module, OwnLinear):
+            module.low = True
+        elif isinstance(module, nn.Linear):
+            parent, _, leaf = path.rpartition(".")
+            setattr(model.layers.get_submodule(parent), leaf, fp8.Fp8Linear(module))
+
+
 def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
     weight = Handle(f"{path}.weight", store)
     has_bias = getattr(module, "bias", None) is not None
@@ -266,6 +252,6 @@ def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
         return OwnLinear(weight, bias)
     if isinstance(module, Embedding):
         return OwnEmbedding(weight)
-    if isinstance(module, RMSNorm | LayerNorm):
+    if isinstance(module, AnyNorm):
         return OwnNorm(weight, bias, module.epsilon)
     return None

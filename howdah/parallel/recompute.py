@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from howdah.model.attention import Core, Mask
+from howdah.model.attention import Core
+from howdah.model.documents import Mask
 from howdah.model.transformer import Block, BlockContext, BlockRun, Transformer
 from howdah.plan.plan import Plan
 from howdah.shapes.part import Part

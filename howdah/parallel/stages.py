@@ -32,7 +32,8 @@ class Given:
     """The inputs that every stage has, for a micro-batch of b rows of s positions.
 
     tokens, labels, positions  [b, s], on the device
-    documents                  [b, s], on the device; None on a GPU if each row is one document
+    documents                  [b, s] on a CPU. On a GPU the starts of `documents.Cuts`, or None if
+                               each row is one document
     noise                      the noise of dropout; None turns dropout off
     """
 

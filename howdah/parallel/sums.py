@@ -102,6 +102,11 @@ class GradientSums:
             for span in row.spans if row.in_window else ():
                 self._bucket |= dict.fromkeys(units[span.unit].buffer.names, number)
 
+    @property
+    def narrow_bytes(self) -> int:
+        """Bytes of the copies of gradients that are sent as another dtype."""
+        return sum(group.narrow_bytes for group in {*self._groups})
+
     # -- gradients of the backward pass
 
     def target(self, name: str) -> Tensor:

@@ -6,7 +6,8 @@ set of kernels:
     CLASSIC    attention as matrices, and dropout: s·b·h·(34 + 5·a·s/h) bytes for a block of GPT,
                https://arxiv.org/abs/2205.05198, section 4.1
     FLASH      flash attention (https://arxiv.org/abs/2205.14135) and a fused gate, no dropout
-    howdah()   what this project's own model keeps on a CPU, to the byte
+    howdah()   what this project's own model keeps: on a CPU, to the byte; and on a GPU, where its
+               kernels are others (`model/varlen.py`, `model/feedforward.py`)
 
 Bytes for each token of a Llama block in 16 bits, with FLASH, and what cuts them:
 
@@ -66,9 +67,8 @@ class Kernels:
     dropout     masks of a byte behind embedding, attention, feed-forward and probabilities
     activated   the gated feed-forward keeps act(gate) beside gate and up
     small       also what is small: norms' statistics, rotary angles, token numbers
-    narrow      formats of 16 bits are widened or copied where howdah's model says why: LayerNorm
-                keeps its input in float32, and grouped heads are repeated
-    own         operations of `parallel/ops.py`: LayerNorm keeps its input as it is
+    repeats     keys and values are repeated for each query head of their group
+    by_head     rotated or packed queries lie head by head, and so does attention's output
     packed      a row of tokens holds several documents, each attended to by itself
     gathered    linears keep all of an input that sp has gathered, instead of its slice
     """
@@ -78,8 +78,8 @@ class Kernels:
     dropout: bool = False
     activated: bool = False
     small: bool = False
-    narrow: bool = False
-    own: bool = False
+    repeats: bool = False
+    by_head: bool = False
     packed: bool = False
     gathered: bool = False
 
@@ -91,11 +91,21 @@ FLASH = Kernels(
 
 
 def howdah(
-    *, compute: int, dropout: bool = False, packed: bool = False, own: bool = False
+    *, compute: int, dropout: bool = False, packed: bool = False, card: bool = False
 ) -> Kernels:
-    """What howdah's own model keeps, computing in formats of `compute` bytes on a CPU."""
+    """What howdah's own model keeps, computing in formats of `compute` bytes.
+
+    card  on a GPU. FlashAttention takes tokens one after another and shares key-value heads, and
+          the gate's activation is computed again. That is for formats of 16 bits; in wider ones
+          heads are repeated, and the mask of packed rows is dense and not in the list
+    """
     return Kernels(
-        dropout=dropout, activated=True, small=True, narrow=compute < 4, own=own, packed=packed
+        dropout=dropout,
+        activated=not card,
+        small=True,
+        repeats=(compute < 4) != card,  # as `_knows_groups` in model/attention.py says
+        by_head=not card,
+        packed=packed,
     )
 
 
@@ -195,15 +205,11 @@ def _sublayer(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]
 
 
 def _norm(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
-    width, layernorm = _width(shape), shape.norm == "layernorm"
-    widened = kernels.narrow and layernorm and not kernels.own
-    yield Saved(f"{name} input", "sp_token", (width,), "wide" if widened else "compute")
+    yield Saved(f"{name} input", "sp_token", (_width(shape),))
     if kernels.small:
         yield Saved(f"{name} scale", "sp_token", (), "wide")
-        if layernorm:
+        if shape.norm == "layernorm":
             yield Saved(f"{name} mean", "sp_token", (), "wide")
-        if widened:
-            yield Saved(f"{name} weight and bias", "once", (Dim("both", 2), width), "wide")
 
 
 def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
@@ -215,7 +221,7 @@ def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Itera
         if kernels.small:
             yield Saved("q norm scale", "token", (Dim("heads", shape.heads),), "wide")
             yield Saved("k norm scale", "token", (Dim("kv_heads", shape.k),), "wide")
-    repeated = kernels.narrow and shape.k < shape.heads
+    repeated = kernels.repeats and shape.k < shape.heads
     yield Saved("q", "token", (query,))
     for name in "kv":
         if repeated:
@@ -256,7 +262,7 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
     heads = (Dim("heads", shape.heads),)
     # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and the
     # projection keeps a copy that is laid out token by token.
-    by_head = kernels.small and (shape.positions == "rotary" or kernels.packed)
+    by_head = kernels.by_head and (shape.positions == "rotary" or kernels.packed)
     if kernels.flash:
         if by_head:
             one = None if kernels.packed else Dim("heads", shape.heads)  # documents are joined
@@ -325,5 +331,4 @@ def _head(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
     if not kernels.logits:
         yield Saved("labels", "token", (), "int64")
         yield Saved("log-sum-exps", "token", (), "wide")
-        yield Saved("last chunk's exponentials", "chunk", (vocab,), "wide")
-        yield Saved("their sums", "chunk", (), "wide")
+        yield Saved("gradient of the last chunk's logits", "chunk", (vocab,))

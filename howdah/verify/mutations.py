@@ -36,7 +36,8 @@ import torch
 from torch import Tensor
 
 from howdah.comm.handle import Handle
-from howdah.model.attention import Core, Mask, Spans
+from howdah.model.attention import Core
+from howdah.model.documents import Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm

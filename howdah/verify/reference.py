@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from howdah.base.seeds import key
+from howdah.model.islands import promoted
 from howdah.model.noise import Noise, fill_normal
-from howdah.model.norm import promoted
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import DTYPES
 from howdah.plan.batch import MASKED

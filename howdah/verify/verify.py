@@ -131,9 +131,9 @@ def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
 
 def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     """Yields a sentence for each component of which a rank holds other bytes than predicted. The
-    prediction of activations is that of the CPU's kernels, so a GPU's are left out.
+    activations of a GPU, and of a plan for GPUs, are left out: their list is that of 16 bits.
     """
-    left_out = () if case.device == "cpu" else ("activations",)
+    left_out = () if case.device == "cpu" and not case.plan.on_gpus else ("activations",)
     for rank, evidence in enumerate(ranks):
         predicted = predicted_memory(case.plan, rank, packed=evidence.packed)
         for component, count in evidence.held.items():

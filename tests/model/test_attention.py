@@ -7,15 +7,15 @@ import pytest
 import torch
 from random_model import LLAMA, QWEN3, STRETCHED, pack, random_model, random_tokens
 
-from howdah.model.attention import (
-    Cache,
+from howdah.model.attention import Cache, attend, rotary_angles, rotate
+from howdah.model.documents import (
+    Cuts,
     Spans,
-    attend,
     cut_documents,
+    cut_to_tensors,
     dense_mask,
+    document_numbers,
     one_document_each,
-    rotary_angles,
-    rotate,
 )
 from howdah.shapes.shape import RopeScaling
 
@@ -60,7 +60,8 @@ def test_spans_and_mask_equal_the_formula_in_value_and_gradients(documents, kv_h
     for out in (
         by_hand(q, k, v, dense),
         attend(q, k, v, dense),
-        attend(q, k, v, cut_documents(documents, CPU)),
+        attend(q, k, v, cut_documents(documents, CPU, documents.shape[1])),
+        attend(q, k, v, cut_to_tensors(documents, CPU, documents.shape[1])),
     ):
         results.append([out, *torch.autograd.grad((out * weights).sum(), (q, k, v))])
     for other in results[1:]:
@@ -69,16 +70,63 @@ def test_spans_and_mask_equal_the_formula_in_value_and_gradients(documents, kv_h
 
 
 def test_rows_of_one_document_need_no_mask():
-    assert cut_documents(DOCUMENTS["single rows"], CPU) is None
-    assert isinstance(cut_documents(DOCUMENTS["mixed"], CPU), Spans)
+    for cut, kind in ((cut_documents, Spans), (cut_to_tensors, Cuts)):
+        assert cut(DOCUMENTS["single rows"], CPU, 6) is None
+        assert isinstance(cut(DOCUMENTS["mixed"], CPU, 6), kind)
 
 
-def test_an_accelerator_gets_the_mask_as_a_tensor():
+def test_the_dense_mask_of_two_rows():
     documents = torch.tensor([[0, 0, 1], [2, 3, 3]])
     expected = [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]], [[[1, 0, 0], [0, 1, 0], [0, 1, 1]]]]
     assert torch.equal(dense_mask(documents), torch.tensor(expected, dtype=torch.bool))
-    elsewhere = cut_documents(documents, torch.device("meta"))
-    assert isinstance(elsewhere, torch.Tensor) and elsewhere.is_meta
+
+
+def draw_documents(draw, rows, length):
+    """Document numbers of rows that are cut anywhere; numbers ascend from row to row."""
+    new = torch.rand(rows, length, generator=draw) < torch.rand((), generator=draw)
+    new[:, 0] = torch.rand(rows, generator=draw) < 0.5
+    return new.flatten().cumsum(0).view(rows, length)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cuts_spans_and_the_dense_mask_agree_on_random_documents(seed):
+    """Values and gradients, in float64; the dense mask is made of the cuts, as a GPU makes it."""
+    draw = torch.Generator().manual_seed(seed)
+    documents = draw_documents(draw, 1 + seed % 4, 9)
+    q, k, v = draw_heads(len(documents), 9, kv_heads=[1, 2, 6][seed % 3])
+    cuts = cut_to_tensors(documents, CPU, 9) or Cuts(torch.arange(0, documents.numel() + 1, 9), 9)
+    dense = dense_mask(document_numbers(cuts, len(documents)))
+    assert torch.equal(dense, dense_mask(documents))
+    pull, results = torch.randn(q.shape, dtype=torch.float64, generator=draw), []
+    for mask in (dense, cut_documents(documents, CPU, 9), cuts):
+        out = attend(q, k, v, mask)
+        results.append([out, *torch.autograd.grad((out * pull).sum(), (q, k, v))])
+    for other in results[1:]:
+        for mine, theirs in zip(other, results[0], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_cuts_that_are_wrong_by_one_token_are_noticed():
+    documents = DOCUMENTS["mixed"]
+    q, k, v = draw_heads(len(documents), 6)
+    cuts = cut_to_tensors(documents, CPU, 6)
+    moved = cuts.starts.clone()
+    moved[1] += 1
+    right, wrong = attend(q, k, v, cuts), attend(q, k, v, Cuts(moved, 6))
+    assert (right - wrong).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuts_in_narrow_formats_are_as_near_as_spans(dtype):
+    documents = DOCUMENTS["mixed"]
+    heads = draw_heads(len(documents), 6, kv_heads=2, dtype=dtype)
+    found = []
+    for cut in (cut_documents, cut_to_tensors):
+        out = attend(*heads, cut(documents, CPU, 6))
+        found.append([out, *torch.autograd.grad(out.sum(), heads)])
+    for mine, other in zip(*found, strict=True):
+        assert mine.dtype == dtype
+        assert (mine - other).norm() <= 4 * torch.finfo(dtype).eps * other.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -200,12 +248,15 @@ def test_late_positions_lose_no_digits():
     assert torch.equal(narrow, sines.float())
 
 
-def test_a_device_makes_its_mask_itself_and_is_asked_nothing():
+def test_a_device_is_given_its_cuts_and_asked_nothing():
     """The host once looked at the documents, and copied the mask for every micro-batch."""
     documents = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]])
     assert not one_document_each(documents) and one_document_each(documents[1:].numpy())
-    there = documents.to("meta")
-    mask = cut_documents(there, there.device)
-    assert (mask.device, mask.shape) == (there.device, (2, 1, 4, 4))
-    assert cut_documents(documents, there.device).shape == mask.shape
-    assert cut_documents(documents[1:], there.device) is None
+    meta = torch.device("meta")
+    mask = cut_documents(documents, meta, 4)
+    assert isinstance(mask, Cuts) and mask.starts.is_meta and mask.starts.shape == (4,)
+    assert cut_documents(mask.starts, meta, 4) == mask
+    assert cut_documents(documents.to(meta), meta, 4).shape == (2, 1, 4, 4)
+    assert cut_documents(documents[1:], meta, 4) is None
+    q, k, v = (torch.empty(2, heads, 4, 8, device=meta) for heads in (4, 2, 2))
+    assert attend(q, k, v, mask).shape == q.shape

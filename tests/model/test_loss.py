@@ -62,6 +62,18 @@ def test_terms_are_those_of_the_formula(chunk, terms):
         assert (a - b).norm() <= 1e-13 * b.norm()
 
 
+@pytest.mark.parametrize("chunk", [5, 100])
+@pytest.mark.parametrize("divisor", [1.0, 7.0])
+def test_what_the_loss_will_be_divided_by_changes_no_gradient(chunk, divisor):
+    """Also where it is divided by something else in the end."""
+    hidden, weight, labels = draw(torch.float64)
+    loss = cross_entropy_sum(hidden, weight, labels, chunk=chunk, terms=Terms(tokens=7.0))
+    mine = torch.autograd.grad(loss / divisor, (hidden, weight))
+    wanted = torch.autograd.grad(plain(hidden, weight, labels) / divisor, (hidden, weight))
+    for a, b in zip(mine, wanted, strict=True):
+        assert (a - b).norm() <= 1e-13 * b.norm()
+
+
 class Shelf:
     """A head that is no tensor of autograd."""
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from howdah.model.norm import LayerNorm, RMSNorm, build_norm, promoted
+from howdah.model.islands import promoted
+from howdah.model.norm import LayerNorm, RMSNorm, build_norm
 
 WIDTH = 24
 

@@ -10,6 +10,7 @@ of all ranks and the edges between them are one graph, and it has a circle or it
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
@@ -263,6 +264,15 @@ def by_hand(*programs):
         ledgers = {wire: one.ledger.entry[:2] for wire, one in joining.made.items()}
         ranks.append(Recorded(streams.entries, streams.count, ledgers))
     return ranks
+
+
+def test_later_stages_ask_for_updated_weights_before_they_wait_for_their_input():
+    kinds = ("receive", "reduce_scatter", "all_gather")
+    for rank in recorded("dp2 pp2 zero1 1f1b x2"):
+        ops = [op for _, call in rank.calls for op in call.ops if op.name in kinds]
+        names = [op.name for op in ops if max(op.counts) > 16]  # no scalars
+        assert "all_gather" in names
+        assert ("receive", "all_gather") not in [*pairwise(names)]
 
 
 def on_one_lane(joining, rank, x):

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from random_model import random_model, random_tokens
 
 from howdah.model import loss
+from howdah.model.documents import cut_to_tensors
+from howdah.model.islands import Islands
 from howdah.model.loss import cross_entropy_sum
 from howdah.model.noise import Noise
 from howdah.parallel.saved_bytes import SavedTensorMeter
@@ -89,7 +91,34 @@ def test_the_laptop_s_model(dtype, packed):
     assert measured(shape, 4, 256, dtype=dtype, documents=documents) == expected
 
 
-def test_the_head_keeps_the_exponentials_of_its_last_chunk():
+@settings(max_examples=60)
+@given(shape=shapes, dropout=st.booleans())
+def test_what_a_gpu_s_operations_keep_in_16_bits(shape, dropout):
+    """The operations of a GPU, run on a CPU: documents as a tensor, and a gate that keeps no
+    activation. Of a GPU's kernels themselves nothing is known here.
+    """
+    model = random_model(shape, dtype=torch.bfloat16, dropout=0.1 if dropout else 0.0)
+    for module in model.modules():
+        if hasattr(module, "islands"):
+            module.islands = Islands()
+    starts = []
+
+    def cut_to_a_tensor(*of):
+        mask = cut_to_tensors(*of)
+        starts.append(mask.starts)
+        return mask
+
+    model.cut = cut_to_a_tensor
+    with SavedTensorMeter([*model.parameters(), *starts]) as kept:
+        total = forward(model, 3, 8, dropout=dropout, documents=cut(3, 8))
+    found = kept.count(total) - starts[0].nbytes
+    kernels = howdah(compute=2, dropout=dropout, packed=True, card=True)
+    lists = [shared(shape, kernels), *(saved(shape, part, kernels) for part in parts(shape))]
+    of = local(shape, Tokens(3, 8))
+    assert found == sum(bytes_of(kept, of, compute=2) for kept in lists)
+
+
+def test_the_head_keeps_the_gradient_of_its_last_chunk_s_logits():
     """2100 tokens are a chunk of 2048 and one of 52."""
     assert dims.CHUNK == loss.CHUNK
     shape = ModelShape(layers=1, width=8, heads=2, ffn_size=4, vocab=64, context=700)

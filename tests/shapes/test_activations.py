@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.plan import for_gpus, make_plan
 from howdah.shapes.activations import CLASSIC, FLASH, bytes_of, howdah, saved, shared
 from howdah.shapes.dims import Tokens, local
 from howdah.shapes.part import Part
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts
+from howdah.sim.predict import kernels_of
 
 LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=40, context=32)
 GPT = replace(
@@ -209,3 +214,24 @@ def test_formats():
         "q": [32, 64, 128],
         "attention dropout": [16, 16, 16],
     }
+
+
+# -- a GPU -------------------------------------------------------------------------
+
+
+def test_a_token_of_a_llama_block_on_a_gpu_by_hand():
+    """h = 16, a·d = 16, k·d = 8, f = 24, 16 bits: inputs of two norms and of two sub-layers, q, k,
+    v, the output, gate, up and their product; a scale for each norm, and 4 log-sum-exps.
+    """
+    card = howdah(compute=2, packed=True, card=True)
+    by_hand = 2 * (4 * 16 + 16 + 2 * 8 + 16 + 3 * 24) + 4 * (2 + 4)
+    assert per_token(LLAMA, Part("layers.1"), card) == by_hand
+    on_cpu = per_token(LLAMA, Part("layers.1"), howdah(compute=2, packed=True))
+    assert on_cpu - by_hand == 2 * (24 + 2 * (16 - 8) + 16)  # activation, repeated heads, a copy
+
+
+def test_a_plan_for_gpus_is_one_of_their_kernels():
+    layout, batch = parse_layout("dp1 x1"), Batch(global_batch=1, micro_batch=1)
+    plan = make_plan(LLAMA, layout, batch, sequence=8, method=Method("bf16"))
+    assert kernels_of(for_gpus(plan)) == howdah(compute=2, packed=True, card=True)
+    assert kernels_of(plan) == howdah(compute=2, packed=True)
