@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test slow proofs steady matrix flight wheel check size clean
+.PHONY: train test slow proofs steady matrix flight gpu wheel check size clean
 
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
@@ -26,6 +26,11 @@ matrix: .venv/dev
 
 flight: .venv/dev
 	$(BIN)/python bench/matrix/run.py --flight
+
+# At most ten minutes on one card; without a card it says so. ARGS: --parts, --minutes, --wheels, --cpu.
+# Takes the Python that has torch: make gpu PYTHON=/path/to/python
+gpu:
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) bench/gpu/run.py $(ARGS)
 
 # Brings the engine to machines without a C compiler.
 wheel: .venv/dev

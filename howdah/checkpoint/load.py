@@ -6,7 +6,8 @@
 
 A wanted piece is filled from the saved pieces that overlap it, one run of elements at a time. If
 an element is missing from all of them, reading fails. Only the windows of fixed size around these
-runs are read from disk; elements are converted to the dtype of the destination.
+runs are read from disk; elements are converted to the dtype of the destination. To a GPU they go
+through two windows of pinned memory: while it copies from one, the next is read.
 
 To resume, checkpoints are tried from the newest on, and the first with correct checksums is used.
 """
@@ -26,10 +27,13 @@ from howdah.base.files import kind_of, read_file
 from howdah.checkpoint.folders import INDEX, best_step, numbered, step_folder, step_of
 from howdah.checkpoint.index import File, Index, Stored, decode, inconsistencies
 from howdah.checkpoint.safefile import Entry, Header, checksum, read_header, read_into
+from howdah.comm.lane import CudaStreams, Streams
+from howdah.comm.staging import pinned
 from howdah.plan.boxes import Missing, Overlap, Piece, reads, whole_piece
 
 LARGEST_INDEX = 256 << 20  # bytes: a million pieces
 WINDOW = 1 << 20  # elements per read
+PINNED = 64 << 20  # bytes of a window from which a GPU copies
 
 
 class Checkpoint:
@@ -103,8 +107,10 @@ class Checkpoint:
             raise UserError(
                 f"{self.path} is not whole: {missing}; use another checkpoint"
             ) from None
+        windows = windows_of(out.device)
         for index, group in groupby(plan, key=lambda read: read.holder):
-            self._copy(items[index], [read.run for read in group], out.detach())
+            self._copy(items[index], [read.run for read in group], out.detach(), windows)
+        windows.end()
 
     def tensor(self, kind: str, name: str) -> Tensor:
         """Reads the full tensor to the CPU, in the dtype it was saved in; raises as `read` does."""
@@ -143,14 +149,76 @@ class Checkpoint:
             raise UserError(f"{self.path / item.file} does not hold {item.entry} as its index says")
         return entry
 
-    def _copy(self, item: Stored, runs: Iterable[Overlap], out: Tensor) -> None:
+    def _copy(self, item: Stored, runs: Iterable[Overlap], out: Tensor, windows: "Windows") -> None:
         entry = self._entry(item)
         with (self.path / item.file).open("rb", buffering=0) as file:
-            for at, values in _windows(file, entry, runs):
-                out[at : at + len(values)].copy_(values)
+            for at, values in _parts(file, entry, runs, windows):
+                there = values.to(out.device, non_blocking=True)
+                out[at : at + len(values)].copy_(there)
 
 
-def _windows(file: FileIO, entry: Entry, runs: Iterable[Overlap]) -> Iterator[tuple[int, Tensor]]:
+class Windows:
+    """Memory of the host through which the elements of a file pass."""
+
+    def next(self, entry: Entry, left: int) -> Tensor:
+        """Memory for a part of the `left` elements of an entry; the one before was used."""
+        return torch.empty(min(WINDOW, left), dtype=entry.dtype)
+
+    def end(self) -> None:
+        """Waits until the last one was used."""
+
+
+class PinnedWindows(Windows):
+    """Two windows, used in turn, from which a GPU copies by itself.
+
+    allocate  bytes → memory of the host that it can read
+    nbytes    of each window
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        allocate: Callable[[int], Tensor] = pinned,
+        nbytes: int = PINNED,
+    ) -> None:
+        self._streams, self._allocate, self._nbytes = streams, allocate, nbytes
+        self._using: tuple[Tensor, Any] | None = None  # and an event behind its copies
+        self._used: tuple[Tensor, Any] | None = None
+
+    def next(self, entry: Entry, left: int) -> Tensor:
+        """A window whose copies have ended."""
+        self._mark()
+        free, self._used = self._used, self._using
+        size = min(self._nbytes // entry.dtype.itemsize, left) * entry.dtype.itemsize
+        if free is None or len(free[0]) < size:
+            free = self._allocate(size), None
+        elif free[1] is not None:
+            free[1].synchronize()
+        self._using = free
+        return free[0][:size].view(entry.dtype)
+
+    def end(self) -> None:
+        """Waits for all copies."""
+        self._mark()
+        for window in (self._used, self._using):
+            if window is not None:
+                window[1].synchronize()
+
+    def _mark(self) -> None:
+        if self._using is not None:
+            event = self._streams.event()
+            event.record(self._streams.current())
+            self._using = self._using[0], event
+
+
+def windows_of(device: torch.device) -> Windows:
+    """The windows through which elements go to `device`."""
+    return Windows() if device.type == "cpu" else PinnedWindows(CudaStreams(device))
+
+
+def _parts(
+    file: FileIO, entry: Entry, runs: Iterable[Overlap], windows: Windows
+) -> Iterator[tuple[int, Tensor]]:
     """Yields (offset in the wanted piece, values) until all elements of `runs` are read.
 
     One read fetches a window of elements, which serves many short runs.
@@ -162,7 +230,7 @@ def _windows(file: FileIO, entry: Entry, runs: Iterable[Overlap]) -> Iterator[tu
         while there < end:
             if not first <= there < first + len(window):
                 first = there
-                window = torch.empty(min(WINDOW, total - there), dtype=entry.dtype)
+                window = windows.next(entry, total - there)
                 read_into(file, entry, first=first, out=window)
             part = window[there - first : end - first]
             yield here, part

@@ -1,11 +1,12 @@
-"""Saver: copies a rank's pieces to memory, and writes them to disk while training continues.
+"""Saver: takes snapshots of a rank's pieces, and writes them to disk while training continues.
 
     training   ──────┤snapshot├────────────────┤snapshot├──────
     thread                     write, publish            write, publish
 
-The snapshot is a copy in CPU memory; the next snapshot uses the same buffers again. After the copy
-the optimizer may change the tensors. At most one save is in flight: the next one waits for it. When
-the disk is too slow, this wait is visible as time spent in `save`.
+A snapshot is a copy in memory of the host (`snapshot.py`). Where there is no room for one, and
+where training would wait anyway, the thread writes the tensors themselves, and `save` returns when
+its file is written. The files are the same. At most one save is in flight: the next one waits for
+it. When the disk is too slow, this wait is visible as time spent in `save`.
 
 A save that fails only logs a sentence: its files are removed, older checkpoints are not touched,
 and training continues. To find out whether all ranks have written, the training thread, which may
@@ -14,17 +15,17 @@ run collectives, calls `part` on every rank, then `cancel` if a rank's file is m
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
 import torch
-from torch import Tensor
 
 from howdah.base.atomic import sync_folder, write_text
 from howdah.base.errors import UserError
+from howdah.base.quantities import spell
 from howdah.checkpoint.folders import (
     best_step,
     draft_folder,
@@ -34,30 +35,30 @@ from howdah.checkpoint.folders import (
     rank_file,
     step_folder,
 )
-from howdah.checkpoint.index import About, File, Index, Stored, encode, entry_name
+from howdah.checkpoint.index import About, File, Index, Stored, encode
 from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.publish import publish
 from howdah.checkpoint.safefile import Spec, write
-from howdah.plan.boxes import Piece
-
-Snapshot = dict[str, tuple[str, Piece, Tensor]]  # entry name → kind, piece, its elements (1-D)
+from howdah.checkpoint.snapshot import Entry, Snapshot, Snapshots
 
 
 class Saver:
     """Saves one rank's pieces of a run's checkpoints, in the background.
 
-    folder    RUN/checkpoints, shared by all ranks; made when it is missing
-    rank      this process's rank
-    world     world size
-    keep      number of checkpoints to keep besides the best
-    say       is called with a sentence, from the background thread, when a save fails
-    deadline  seconds that rank 0 waits for the files of the other ranks
+    folder     RUN/checkpoints, shared by all ranks; made when it is missing
+    rank       this process's rank
+    world      world size
+    keep       number of checkpoints to keep besides the best
+    say        is called with a sentence: from the background thread, when a save fails; once, when
+               there is no room for a copy
+    deadline   seconds that rank 0 waits for the files of the other ranks
+    snapshots  takes the copies; without it in memory of the CPU, as much as it takes
 
     Rank 0 must call `folders.clean(folder)` before any rank saves. Every process must call `wait`
     after its training loop, or the last checkpoint may be missing.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (facts that have nothing in common, all by keyword)
         self,
         folder: Path,
         *,
@@ -66,17 +67,19 @@ class Saver:
         keep: int,
         say: Callable[[str], None],
         deadline: float = 600.0,
+        snapshots: Snapshots | None = None,
     ) -> None:
         if keep < 1:
             raise UserError(f"keep = {keep} would remove every checkpoint; keep at least 1")
         self.folder, self.rank, self.world = folder, rank, world
         self._keep, self._say, self._deadline = keep, say, deadline
-        self._buffers: dict[str, Tensor] = {}
+        self._snapshots = snapshots or Snapshots()
         self._thread: Thread | None = None
         self._saved: int | None = None  # the last step that this rank has written
         self._unmarked: int | None = None  # the best step, while best.json cannot be written
         self._suspects: set[int] | None = None  # one of them is the best; best.json is damaged
         self._said: set[str] = set()  # why tidying up has failed so far
+        self._crowded = False  # whether there was no room for a copy, and that was said
         self._failed: str | None = None
         self._written, self._cancelled = Event(), Event()
         self._part = True  # whether this rank's file of the last save is on disk
@@ -93,16 +96,20 @@ class Saver:
         self,
         *,
         step: int,
-        entries: Iterable[tuple[str, Piece, Tensor]],
+        entries: Iterable[Entry],
         about: About,
         best: bool = False,
+        beside: bool = True,
     ) -> None:
-        """Copy the tensors, and write them in the background as the checkpoint of `step`.
+        """Write the tensors in the background as the checkpoint of `step`. When this returns, the
+        tensors may change; on a GPU behind `Snapshots.settle`.
 
         entries  (kind such as "weight" or "exp_avg", piece, its elements as a 1-D tensor on any
                  device)
         about    facts of the run, equal on all ranks; the `meta` of rank 0 is stored
         best     whether rank 0 marks this checkpoint as the best
+        beside   return when they are copied, if there is room; otherwise when this rank's file is
+                 written, or has failed
 
         Every rank must save the same steps. A step that is already on disk, complete and
         undamaged, is not written again.
@@ -110,7 +117,7 @@ class Saver:
         self.wait()
         # `meta` is copied too. A value that JSON cannot hold raises here, in the caller's thread.
         about = replace(about, meta=json.loads(json.dumps(about.meta)))
-        snapshot = None if self._stands(step) else self._snapshot(entries)
+        snapshot = None if self._stands(step) else self._take([*entries], beside)
         arguments = (step, snapshot, about, best)
         # daemon: a process that exits must not wait for the file of a dead rank
         alone = self.world == 1
@@ -120,6 +127,8 @@ class Saver:
         thread = Thread(target=self._job, args=arguments, name="save", daemon=not alone)
         thread.start()  # raises when the system limits threads
         self._thread = thread
+        if snapshot and not snapshot.apart:
+            self._written.wait()
 
     def part(self) -> bool:
         """Waits until this rank's file of the last save is written; returns whether it is."""
@@ -154,18 +163,17 @@ class Saver:
         done = draft_folder(self.folder, step) / rank_file(self.rank, "done")
         return self._saved == step and (done.exists() or step_folder(self.folder, step).exists())
 
-    def _snapshot(self, entries: Iterable[tuple[str, Piece, Tensor]]) -> Snapshot:
-        taken: Snapshot = {}
-        for kind, piece, tensor in entries:
-            name = entry_name(kind, piece)
-            if tensor.shape != (piece.elements,) or name in taken:
-                raise ValueError(f"{name}: wants {piece.elements} elements, once; {tensor.shape}")
-            buffer = self._buffers.get(name)
-            if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            taken[name] = kind, piece, buffer.copy_(tensor.detach())
-        self._buffers = {name: buffer for name, (_, _, buffer) in taken.items()}
-        return taken
+    def _take(self, entries: list[Entry], beside: bool) -> Snapshot:
+        taken, room = self._snapshots.size(entries), self._snapshots.room
+        if room is None or taken <= room or not beside:
+            return self._snapshots.take(entries, apart=beside)
+        if not self._crowded:
+            self._crowded = True
+            self._say(
+                "training waits while checkpoints are written: a copy would take "
+                f"{spell(taken, 'bytes')} of the host's memory, {spell(room, 'bytes')} are left"
+            )
+        return self._snapshots.take(entries, apart=False)
 
     def _job(self, step: int, snapshot: Snapshot | None, about: About, best: bool) -> None:
         """Runs in the background thread and raises nothing. An exception sets `failed`; one that is
@@ -173,6 +181,7 @@ class Saver:
         """
         self._failed = None
         try:
+            self._snapshots.enter()
             if snapshot is not None and not _whole(step_folder(self.folder, step)):
                 own = self._write_part(step, snapshot, about)
                 self._part_stands()
@@ -200,7 +209,9 @@ class Saver:
         draft.mkdir(parents=True, exist_ok=True)
         for ending in ("done", "failed"):  # of an earlier attempt at this step
             (draft / rank_file(self.rank, ending)).unlink(missing_ok=True)
-        own = write_part(draft / rank_file(self.rank, "safetensors"), step, snapshot, about=about)
+        snapshot.wait()
+        path = draft / rank_file(self.rank, "safetensors")
+        own = write_part(path, step, snapshot.entries, about=about)
         if self.rank:
             write_text(draft / rank_file(self.rank, "done"), encode(own))
         return own
@@ -261,14 +272,16 @@ class Saver:
         )
 
 
-def write_part(path: Path, step: int, snapshot: Snapshot, *, about: About) -> Index:
-    """Write one rank's pieces to `path`; returns the index of that file alone."""
-    specs = [Spec(name, tuple(t.shape), t.dtype) for name, (_, _, t) in snapshot.items()]
-    written = write(path, specs, tensors=(t for _, _, t in snapshot.values()))
+def write_part(path: Path, step: int, entries: Mapping[str, Entry], *, about: About) -> Index:
+    """Write one rank's pieces, by the names of their entries, to `path`; returns the index of that
+    file alone.
+    """
+    specs = [Spec(name, tuple(t.shape), t.dtype) for name, (_, _, t) in entries.items()]
+    written = write(path, specs, tensors=(t.cpu() for _, _, t in entries.values()))
     sync_folder(path.parent)
     stored = tuple(
         Stored(kind, piece, _spelled(tensor.dtype), path.name, name, written.crc32[name])
-        for name, (kind, piece, tensor) in snapshot.items()
+        for name, (kind, piece, tensor) in entries.items()
     )
     return Index(step, about, stored, (File(path.name, written.bytes, written.header_crc32),))
 

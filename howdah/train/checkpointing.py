@@ -59,8 +59,9 @@ class Checkpointer:
         mesh = context.mesh
         if mesh.rank == 0:
             keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
+        world, keep, copies = mesh.layout.world, job.train.keep_last, context.snapshots
         self._saver = Saver(
-            self.folder, rank=mesh.rank, world=mesh.layout.world, keep=job.train.keep_last, say=say
+            self.folder, rank=mesh.rank, world=world, keep=keep, say=say, snapshots=copies
         )
 
     @property
@@ -88,14 +89,14 @@ class Checkpointer:
         every, (evaluates, saves) = self.job.train, self._due(step)
         held_out = self.evaluate(step, limit=every.evaluate_samples) if evaluates else None
         if saves:
-            self._save(step, samples, held_out)
+            self._save(step, samples, held_out, beside=step < every.steps)
 
     def stop(self, step: int, *, samples: int) -> None:
         """Saves `step`, unless it is already saved, and waits until it is on disk.
 
         Raises Unfinished when it cannot be saved: the run ends without this checkpoint.
         """
-        self._save(step, samples, None)
+        self._save(step, samples, None, beside=False)
         self._settle()
         if self._saved != step:
             there = steps(self.folder)
@@ -141,12 +142,9 @@ class Checkpointer:
         """Computes and logs the held-out loss of `limit` samples, or of all if `limit` is 0."""
         batch, data = self.job.batch, self.job.data
         assert batch.micro_batch is not None
+        length, micro = data.sequence_length, batch.micro_batch
         held_out = evaluate(
-            self.context,
-            self.corpus,
-            sequence=data.sequence_length,
-            micro=batch.micro_batch,
-            limit=limit or None,
+            self.context, self.corpus, sequence=length, micro=micro, limit=limit or None
         )
         if self._records:
             self._records.held_out(
@@ -155,7 +153,7 @@ class Checkpointer:
                 bits_per_byte=held_out.bits_per_byte,
                 whole=not limit,
             )
-        there = self.corpus.held_out.windows(data.sequence_length)
+        there = self.corpus.held_out.windows(length)
         part = f"{limit} of {there:,} samples" if 0 < limit < there else "all of it"
         self.say(
             f"held-out at step {step}, {part}: loss {held_out.loss:.4f}, "
@@ -163,7 +161,7 @@ class Checkpointer:
         )
         return held_out
 
-    def _save(self, step: int, samples: int, held_out: HeldOut | None) -> None:
+    def _save(self, step: int, samples: int, held_out: HeldOut | None, *, beside: bool) -> None:
         self._settle()
         if self._saved == step:
             return
@@ -173,36 +171,30 @@ class Checkpointer:
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:
             self._best = held_out.loss
+        order = order_of(self.corpus, sequence=job.data.sequence_length, seed=job.seed)
         meta = {
             "model": as_plain(stated(job.shape)),
             "tokenizer": self.corpus.fingerprint,
             "end": self.corpus.end,
             "optimizer": job.method.optimizer.name,
             "precision": job.method.precision,
-            "order": as_plain(
-                order_of(self.corpus, sequence=job.data.sequence_length, seed=job.seed)
-            ),
+            "order": as_plain(order),
             "best_loss": self._best,
             "text": list(self.corpus.checksums),
         }
         about = About(job.name, str(job.layout), samples, meta)
-        self._saver.save(
-            step=step,
-            entries=entries(self.context.placed),
-            about=about,
-            best=best,
-        )
+        given = entries(self.context.placed)
+        self._saver.save(step=step, entries=given, about=about, best=best, beside=beside)
 
 
 def remove_drafts(run: Path) -> None:
     """Removes what killed ranks have left of unfinished checkpoints in a run folder. For the
     launcher, when all ranks that it started have ended.
 
-    A live run's rank 0 holds the folder's lock while any of its ranks writes. So nothing is removed
-    when the lock is taken; and while the lock is held here, no other run begins. Where no launcher
-    of howdah is left to do this (it was killed too, the run had one process, torchrun started it),
-    drafts stay until the next start, whose rank 0 removes them before any rank saves
-    (`resume.find_start`): a single rank cannot tell whether others still write.
+    A live run's rank 0 holds the folder's lock while any of its ranks writes: then nothing is
+    removed. Where no launcher of howdah is left to do this (it was killed too, the run had one
+    process, torchrun started it), drafts stay until the next start (`resume.find_start`): a single
+    rank cannot tell whether others still write.
     """
     folder = run / "checkpoints"
     with suppress(UserError, OSError):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from howdah.comm.handle import Handle
 from howdah.comm.lane import Streams
-from howdah.model.attention import one_document_each
+from howdah.model.documents import document_starts, one_document_each
 from howdah.model.noise import Noise
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
@@ -111,8 +111,11 @@ def on_device(micro: Micro, device: torch.device) -> OnDevice:
         x = torch.from_numpy(array)
         return x if device.type == "cpu" else pinned(x).to(device, non_blocking=True)
 
-    whole = device.type != "cpu" and one_document_each(micro.documents)
-    documents = None if whole else there(micro.documents)
+    documents = None
+    if device.type == "cpu":
+        documents = there(micro.documents)
+    elif not one_document_each(micro.documents):
+        documents = there(document_starts(micro.documents))
     given = Given(there(micro.tokens), there(micro.labels), there(micro.positions), documents, None)
     return OnDevice(given, there(micro.samples))
 

@@ -26,7 +26,7 @@ from howdah.train.finished_run import FinishedRun, open_run
 from howdah.train.job import Job
 from howdah.train.metrics import MIB
 from howdah.train.monitor import SpeedMonitor
-from howdah.train.report import Bytes, compare
+from howdah.train.report import Bytes, allocated, compare
 from howdah.train.run_folder import EXPORT
 from howdah.train.sample import Draw, sample_text
 from howdah.train.whole_model import own_model
@@ -51,6 +51,8 @@ def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: By
     opened = open_last(job, checkpointer)
     lines = ["", *quality(held_out, checkpointer.corpus), *speed(job, mesh, monitor)]
     lines += compare(job.plan, mesh, held) if held else []
+    if held and mesh.device.type == "cuda":
+        lines.append(allocated(job.plan, mesh.rank, monitor.most))
     lines += _optional("export", export, job, opened) if job.train.export else []
     sampled = partial(sample, placed=checkpointer.context.placed)
     lines += _optional("sample", sampled, job, opened) if job.train.prompt else []

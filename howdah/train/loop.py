@@ -18,9 +18,10 @@ from howdah.comm.both import explain_losses_in
 from howdah.comm.transport import Transport
 from howdah.host.devices import device_lines, own_device
 from howdah.host.peak import Peak, peak_flops
+from howdah.host.precision import precision_lines
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import ParallelModel, apply
-from howdah.parallel.compile import compile_blocks
+from howdah.parallel.compile import compile_model
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.text.batches import micros, order_of, rows_of
@@ -39,6 +40,7 @@ from howdah.train.out_of_memory import out_of_memory
 from howdah.train.profile import StepProfiler
 from howdah.train.report import Bytes, measured_memory, predict_lines
 from howdah.train.resume import Start, check_match, find_start
+from howdah.train.room import ranks_here, snapshots_for
 from howdah.train.run_folder import lock
 from howdah.train.state import restore_states
 from howdah.train.step import StepContext, StepResult, counted, train_step
@@ -128,7 +130,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     records = (
         MetricsWriter(job.folder, step=start.step, say=console.say) if mesh.rank == 0 else None
     )
-    context = StepContext(placed, mesh, job.method, job.seed)
+    snapshots = snapshots_for(job.plan, mesh)
+    context = StepContext(placed, mesh, job.method, job.seed, snapshots=snapshots)
     tell = telling(console, records)
     checkpointer = Checkpointer(job, context, corpus, start, records=records, say=tell)
     stack.enter_context(checkpointer)
@@ -136,7 +139,9 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
     monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
     length = describe(order, steps=job.train.steps, used=first(job.train.steps))
-    for line in [*device_lines(device, ranks_here(mesh)), *predict_lines(job.plan, mesh), length]:
+    of_device = device_lines(device, ranks_here(mesh))
+    of_device += precision_lines(job.method.precision, device.type)
+    for line in [*of_device, *predict_lines(job.plan, mesh), length]:
         tell(line)
     if start.step >= job.train.steps:
         tell(f"no step is left: {start.step} of {job.train.steps} are done; raise train.steps")
@@ -200,12 +205,6 @@ def device_of(job: Job, local_rank: int) -> torch.device:
     return own_device(job.device, local_rank)
 
 
-def ranks_here(mesh: Mesh) -> int:
-    """The ranks of the run on this rank's machine."""
-    nodes = mesh.wires.nodes
-    return nodes.count(nodes[mesh.rank]) if nodes else mesh.layout.world
-
-
 def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
     """Raises UserError unless all ranks have the same tokens: the text of machines may differ."""
     # The folder's name is a hash of the contents. The ranks compare 32 bits of it by a sum, which
@@ -246,7 +245,7 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
     if start.checkpoint:
         restore_states(placed, start.checkpoint)
     if job.compile:
-        compile_blocks(placed.model)
+        compile_model(placed.model, whole=placed.store is None)
     return placed
 
 

@@ -38,7 +38,7 @@ class SpeedMonitor:
     records  None on ranks other than 0
 
     `steps`, `tokens` and `seconds` are totals of all stretches so far: of training alone, without
-    saves and evaluations.
+    saves and evaluations. `most` is the largest memory of them, in bytes.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SpeedMonitor:
         self._causal = train_flops(job.shape, sequence, causal=True)
         self._steps = self._tokens = self._done = 0
         self._began = perf_counter()
-        self.steps, self.tokens, self.seconds = 0, 0, 0.0
+        self.steps, self.tokens, self.seconds, self.most = 0, 0, 0.0, 0
         self.last: StepMetrics | None = None
         self._mark = self._now()
         reset_peak(self._mesh.device)
@@ -113,6 +113,7 @@ class SpeedMonitor:
         self.steps += self._steps
         self.tokens += self._tokens
         self.seconds += seconds
+        self.most = max(self.most, used.held)
         return StepMetrics(
             step=step,
             loss=result.loss,

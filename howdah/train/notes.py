@@ -30,6 +30,27 @@ def notes_of(plan: Plan, train: Training) -> Iterator[str]:
         )
 
 
+def device_note(asked: str, device: str, *, cards: int, lack: str) -> str:
+    """Why `device=auto` took the CPU though there are `cards`, or one with a `lack`; else empty."""
+    if asked != "auto" or device != "cpu" or not (cards or lack):
+        return ""
+    why = f"there are {cards} for more ranks; device=cuda shares them" if cards else lack
+    return f"the run leaves this machine's GPUs alone: {why.removesuffix(', or use device=cpu')}"
+
+
+def sample_note(plan: Plan, prompt: str, *, room: int) -> str:
+    """Why a run on GPUs of `room` bytes ends without a sample; empty if it need not."""
+    needed = plan.compute_bytes * sum(weight.elements for weight in plan.weights)
+    return (
+        ""
+        if not prompt or needed <= room
+        else (
+            f"no sample at the end: one GPU of {room / 1e9:,.1f} GB would hold all weights, "
+            f"{needed / 1e9:,.1f} GB; howdah sample uses the CPU"
+        )
+    )
+
+
 def rate_note(
     found: Mapping[str, tuple[Any, Any]], rate: LearningRate, *, steps: int, done: int
 ) -> str:

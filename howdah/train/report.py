@@ -16,7 +16,7 @@ from howdah.parallel.stages import Given
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of
 from howdah.plan.schedule.held import peak_held
-from howdah.sim.memory import memory
+from howdah.sim.memory import memory, peak
 from howdah.sim.predict import kernels_of
 from howdah.sim.timeline import simulate
 from howdah.sim.traffic import step_traffic
@@ -85,7 +85,7 @@ def _tensors(placed: ParallelModel) -> dict[str, int]:
         "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
         - sum(unit.weights.nbytes for unit in units),
         "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
-        "reduced": placed.sums.window.memory.nbytes,
+        "reduced": placed.sums.window.memory.nbytes + placed.sums.narrow_bytes,
         "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
         "moments": sum(
             value.nbytes
@@ -115,3 +115,13 @@ def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:
         for name, count in measured.items()
     )
     return [f"memory      MiB of rank {mesh.rank}: {parts}"]
+
+
+def allocated(plan: Plan, rank: int, most: int) -> str:
+    """A line with the most bytes that torch allocated on a rank's card, beside the plan's."""
+    counted = peak(memory(plan, rank, kernels_of(plan)))
+    apart = (most - counted) / counted
+    return (
+        f"memory      at most {most / MIB:,.1f} MiB of tensors on the card of rank {rank}; the "
+        f"plan counts {counted / MIB:,.1f}: {apart:+.1%}"
+    )

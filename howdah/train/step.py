@@ -6,8 +6,8 @@
   3. reduce   the gradients, mostly while backward still runs
   4. sum      the loss over all ranks, and the squares of the full gradient, each element counted
               once
-  5. update   the masters, by the clipped gradient, and copy them to the weights, for which other
-              ranks may wait
+  5. update   the masters, by the clipped gradient, behind a snapshot of them, and copy them to
+              the weights, for which other ranks may wait
   6. tell     loss and norm: the host asks for them when it needs them
 
 Averages are never averaged, neither over micro-batches nor over ranks.
@@ -17,13 +17,14 @@ what 1 needs is there before the step begins (`feed.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import sqrt
 
 import torch
 from torch import Tensor
 
+from howdah.checkpoint.snapshot import Snapshots
 from howdah.comm.recorder import Recorder
 from howdah.optim.clip import clipped_update, squared_norm
 from howdah.optim.optimizers import set_rate
@@ -58,9 +59,10 @@ class StepContext:
     """What a training step works on. `count` and `square` are fields, so that `verify` can break
     them on purpose and check that it notices.
 
-    placed  the model, laid out for this rank
-    count   counts the labelled tokens of micro-batches
-    square  computes the squared norm of gradients, as a float64 scalar on their device
+    placed     the model, laid out for this rank
+    count      counts the labelled tokens of micro-batches
+    square     computes the squared norm of gradients, as a float64 scalar on their device
+    snapshots  copies of masters and states for which an update must wait
     """
 
     placed: ParallelModel
@@ -69,6 +71,7 @@ class StepContext:
     seed: int
     count: Callable[[Sequence[Micro]], int] = count_tokens
     square: Callable[[Iterable[Tensor]], Tensor] = squared_norm
+    snapshots: Snapshots = field(default_factory=Snapshots)
 
     @property
     def recorder(self) -> Recorder:
@@ -120,6 +123,7 @@ def train_step(
         total = accumulate(context, fed, step=step, tokens=tokens)  # 2, 3
         loss, square = _sums(context, total)  # 4
         with context.recorder.span(_update(len(micros))):  # 5
+            context.snapshots.settle()
             set_rate(placed.optimizer, rate)
             limit = context.method.grad_clip
             clipped_update(placed.optimizer, placed.gradients(), square=square, limit=limit)

@@ -120,6 +120,23 @@ def test_what_is_timed_is_watched(folder):
     assert "quiet.Watch(" in text and "quiet.add_option(parser)" in text
 
 
+def test_parts_of_a_step_that_are_timed_are_there(scripts):
+    """The loss had moved to another file, and the script ended with an AttributeError."""
+    (overhead,) = scripts("data_parallel", "overhead")
+    clock = overhead.Clock()
+    with overhead.hooked(clock):
+        overhead.torch._foreach_zero_([overhead.torch.ones(2)])
+    assert clock.now["zero"] > 0 and {part for part, _, _ in overhead.HOOKS} >= {*overhead.WORK}
+
+
+@pytest.mark.slow
+def test_each_part_of_a_step_is_timed(scripts, tmp_path):
+    (overhead,) = scripts("data_parallel", "overhead")
+    steps = overhead.steps_of_a_run(tmp_path, tiny=True)
+    assert len(steps) == 30
+    assert all(overhead.shares(steps)[part] > 0 for part in overhead.WORK)
+
+
 def test_the_machine_is_described_in_one_place():
     found = [p for p in BENCH.rglob("*.py") if re.search(r"^def machine\(", p.read_text(), re.M)]
     assert [path.name for path in found if path.parent.name != "chaos"] == ["machine.py"]
@@ -258,3 +275,19 @@ def test_the_matrix_can_be_asked_for_its_waits(matrix, monkeypatch, tmp_path, ca
     with pytest.raises(SystemExit):
         matrix.main()
     assert "--flight writes nothing" in capsys.readouterr().err
+
+
+def test_the_matrix_can_be_asked_for_its_sums(matrix, monkeypatch, tmp_path, capsys):
+    shadows = matrix.Shadows()
+    assert shadows.ask(matrix.case_of("dp2 zero2 x2"), None) == [] and not shadows.processes
+    monkeypatch.setattr(matrix, "differences", lambda plan: ["rank 1 lacks a sum"])
+    assert shadows.ask(matrix.case_of("dp2 x2"), None) == ["rank 1 lacks a sum"]
+    monkeypatch.setattr(matrix, "Shadows", matrix.Bench)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--shadow", "--only", "tensor"])
+    monkeypatch.setattr(Path, "write_text", None)  # nothing is written
+    assert matrix.main() == 0
+    assert "dp2 tp2 x2: works" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["run.py", "--shadow", "--flight"])
+    with pytest.raises(SystemExit):
+        matrix.main()
+    assert "ask one thing at a time" in capsys.readouterr().err

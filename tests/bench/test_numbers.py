@@ -2,11 +2,12 @@
 
     1.02 to 1.92<!-- bench/forms/results.json: least to most of cases/case=*/goals/beside=*/got -->
 
-A comment behind a figure names the file, what is taken of the values (each, least, most, mean,
+A comment behind a figure names the file, what is taken of the values (each, least, most, mean, sum,
 count, or two of these joined by "to"), and where they are: keys joined by slashes, `key=pattern`
-for those rows of lists, `*` for all values of a dictionary. `sizes of` before the path leaves their
-signs out. A page rounds as it likes, and `%` behind a figure stands for hundredths. The older
-sections of docs/log.md are history: of each file, the newest section that quotes it counts.
+for those rows of lists, a pattern such as `*` for those keys of a dictionary. `sizes of` before the
+path leaves their signs out. A page rounds as it likes, and `%` behind a figure stands for
+hundredths. The older sections of docs/log.md are history: of each file, the newest section that
+quotes it counts, and no newer passage that names the file has figures without a comment.
 """
 
 import json
@@ -21,10 +22,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOG = ROOT / "docs" / "log.md"
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/README.md")])
-TAKE = {"least": min, "most": max, "mean": mean, "count": len}
+TAKE = {"least": min, "most": max, "mean": mean, "sum": sum, "count": len}
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?"
 FIGURE = rf"(?P<figure>{NUMBER}(?:(?: to | and |, ){NUMBER})*)(?P<percent> ?%)?"
-WORDS = r"(?P<take>each|(?:least|most|mean|count)(?: to (?:least|most))?) of (?P<sizes>sizes of )?"
+WORDS = (
+    r"(?P<take>each|(?:least|most|mean|sum|count)(?: to (?:least|most))?) of (?P<sizes>sizes of )?"
+)
 MARK = re.compile(r"<!-- (?P<file>bench/[\w/]+\.json): (?P<words>.*?) -->")
 QUOTED = re.compile(rf"(?:{FIGURE})?{MARK.pattern}")
 RESULTS = re.compile(r"bench/\w+/(?:results|overhead)\.(?:md|json)")
@@ -50,8 +53,9 @@ def values(tree, path):
         if is_filter:
             rows = [row for node in nodes for row in (node if isinstance(node, list) else [node])]
             nodes = [row for row in rows if fnmatchcase(str(row.get(key)), pattern)]
-        elif step == "*":
-            nodes = [value for node in nodes for value in node.values()]
+        elif "*" in step:
+            each = [item for node in nodes for item in node.items()]
+            nodes = [value for name, value in each if fnmatchcase(name, step)]
         else:
             nodes = [node[step] for node in nodes if step in node]
     return nodes
@@ -128,6 +132,33 @@ def unquoted(text):
 )
 def test_figures_beside_a_link_to_results_say_where_they_stand(path):
     assert list(unquoted(path.read_text("utf-8"))) == []
+
+
+def unquoted_in_log(text):
+    """Passages of the log that name results and have figures, all without a comment, where no newer
+    section or the same passage has one of these results.
+    """
+    quoted = set()
+    for section in re.split(r"^## ", text, flags=re.M):
+        passages = re.split(r"\n(?=- |\n|### )", section)
+        quoted |= {mark["file"] for mark in MARK.finditer(section)}
+        for passage in passages:
+            names = {f"{name}.json" for name in re.findall(r"bench/\w+/results", passage)}
+            if names - quoted and MEASURED.search(passage):
+                yield passage
+
+
+def test_figures_of_the_log_say_where_they_stand():
+    assert list(unquoted_in_log(LOG.read_text("utf-8"))) == []
+
+
+def test_a_passage_of_the_log_without_a_comment_is_found():
+    link, mark = "`bench/a/results.md`", "<!-- bench/a/results.json: count of rows/who=*/got -->"
+    assert list(unquoted_in_log(f"## New\n\n- One 1.9, {link}\n- Two 3 %\n")) == [
+        f"- One 1.9, {link}"
+    ]
+    assert not [*unquoted_in_log(f"## New\n\n- 3{mark}\n\n## Old\n\n- One 1.9 ({link})\n")]
+    assert [*unquoted_in_log(f"## New\n\n- One 1.9 ({link})\n\n## Old\n\n- 3{mark}\n")]
 
 
 TREE = {

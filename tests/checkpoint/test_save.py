@@ -10,6 +10,8 @@ from howdah.base.errors import UserError
 from howdah.checkpoint import save as saving
 from howdah.checkpoint.folders import best_step, step_folder, steps
 from howdah.checkpoint.load import newest, open_checkpoint
+from howdah.checkpoint.save import Saver
+from howdah.checkpoint.snapshot import Snapshots, snapshots_of
 from howdah.plan.boxes import whole_piece
 
 
@@ -30,13 +32,14 @@ def test_a_snapshot_does_not_see_later_changes(tmp_path):
 
 
 def test_buffers_are_used_again_unless_their_sizes_change(tmp_path):
-    (saver,) = savers(tmp_path, 1)
+    snapshots = Snapshots()
+    saver = Saver(tmp_path, rank=0, world=1, keep=9, say=silent, snapshots=snapshots)
 
     def place(step, length, dtype=torch.float32):
         piece = whole_piece("w", (length,))
         entries = [("weight", piece, torch.ones(length, dtype=dtype))]
         saver.save(step=step, entries=entries, about=about())
-        (buffer,) = saver._buffers.values()
+        (buffer,) = snapshots._buffers.values()
         return buffer.data_ptr(), len(buffer), buffer.dtype
 
     first = place(1, 50)
@@ -149,11 +152,14 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_on_a_gpu(tmp_path):
-    tensors = state()
-    (saver,) = savers(tmp_path, 1)
+    tensors, snapshots = state(), snapshots_of(torch.device("cuda", 0), None)
+    saver = Saver(tmp_path, rank=0, world=1, keep=9, say=silent, snapshots=snapshots)
     entries = [(kind, piece, tensor.cuda()) for kind, piece, tensor in parts(tensors, 1)[0]]
     saver.save(step=1, entries=entries, about=about())
-    assert all(buffer.is_pinned() for buffer in saver._buffers.values())
+    assert all(buffer.is_pinned() for buffer in snapshots._buffers.values())
+    snapshots.settle()
+    for _, _, tensor in entries:
+        tensor.zero_()
     saver.wait()
     checkpoint = newest(tmp_path, silent)
     assert_holds(checkpoint, tensors)

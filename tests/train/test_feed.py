@@ -1,6 +1,7 @@
 """Micro-batches on their way to a device, and what ranks exchange before a step."""
 
 from contextlib import nullcontext
+from threading import Event, Lock
 from unittest.mock import patch
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import torch
 from flight import Race
 from logged_streams import LoggedStreams
-from played_streams import Played
+from played_streams import Played, PlayedBoth
 
+from howdah.comm.transport import OneLink
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import MASKED
 from howdah.plan.layout import parse_layout
@@ -134,3 +136,58 @@ def test_counts_are_those_of_all_ranks_and_a_request_is_heard_one_step_later(wor
 
 def test_without_a_delay_the_step_itself_exchanges(workers):
     assert workers.run(supplied, 0, ranks=2) == [[None] * 4] * 2
+
+
+class OneAtATime(OneLink):
+    """The wire of the hosts, whose operations last until another one comes in, or a moment."""
+
+    def __init__(self, wire):
+        self._wire, self._here, self._second = wire, Lock(), Event()
+        self.overlapped, self.site = False, ""
+
+    def __getattr__(self, name):
+        return getattr(self._wire, name)
+
+    def all_gather(self, out, x, counts):
+        if not self._here.acquire(blocking=False):
+            self.overlapped = True
+            self._second.set()
+            self._here.acquire()
+        self._second.wait(0.02)
+        try:
+            return self._wire.all_gather(out, x, counts)
+        finally:
+            self._here.release()
+
+
+def compared(transport, path):
+    """Each step's counts, beside sums on a wire of GPUs whose calls are compared one by one."""
+    host, played = OneAtATime(transport), Played()
+    both = PlayedBoth(host, played, path)
+    both.checked, both.cards.agree = True, both.compare
+    found, layout = [], parse_layout("dp2")
+    with (
+        patch.object(feed, "steps_late", lambda device: 1),
+        played.checked(),
+        connect_mesh(layout, both, CPU) as mesh,
+    ):
+        batches = Prefetch(lambda step: feeder_of(CPU)([micro(step)]))
+        supply = Supply(batches, mesh, steps=3, labels=count_tokens, asked=lambda: False)
+        for _ in range(3):
+            counts = supply.next().counts  # the exchange of the next step is under way
+            mesh.world.compare_calls()
+            x = torch.full((4,), counts.tokens)
+            mesh.world.all_reduce(x, async_op=True).result()
+            mesh.world.compare_calls()
+            found.append((counts.tokens, x.tolist()))
+        batches.close()
+    both.close()
+    return found, host.overlapped
+
+
+def test_the_exchange_of_a_feed_and_the_comparison_of_calls_take_turns_on_one_wire(
+    workers, tmp_path
+):
+    expected = [(4.0 * step, [8.0 * step] * 4) for step in (1, 2, 3)]
+    for found in workers.run(compared, str(tmp_path / "meet"), ranks=2):
+        assert found == (expected, False)

@@ -181,6 +181,17 @@ def test_compiled_blocks_compute_the_same(make_job, tmp_path):
     assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp2 sp", "pp2", "dp2 zero3 recompute=selective"])
+def test_compiled_islands_compute_the_same_on_layouts_with_own_operations(
+    workers, make_job, tmp_path, layout
+):
+    for name, compiles in (("a", "false"), ("b", "true")):
+        settings = f"compile={compiles}", f"layout={layout}", "method.dropout=0.1", "train.steps=3"
+        train_on(workers, make_job(name, *settings))
+    assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
+
+
 def test_a_save_between_two_log_lines_loses_no_step(workers, make_job, tmp_path):
     """The stretch under way was begun anew after a save, and its steps went uncounted: bytes
     predicted for the counted steps then differed from the bytes sent in all of them.

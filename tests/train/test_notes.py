@@ -4,7 +4,7 @@ import pytest
 
 from howdah.config.recipe import parse_run, plan_of
 from howdah.plan.layout import parse_layout, resolve
-from howdah.train.notes import notes_of
+from howdah.train.notes import device_note, notes_of, sample_note
 
 
 def notes(layout="single", **tables):
@@ -50,3 +50,25 @@ def test_a_usual_run_has_none():
 )
 def test_what_is_perhaps_not_meant_is_said(layout, tables, note):
     assert notes(layout, **tables) == [note]
+
+
+def test_a_run_on_the_cpu_says_why_it_leaves_the_gpus_alone():
+    assert device_note("cpu", "cpu", cards=2, lack="") == ""
+    assert device_note("auto", "cuda", cards=2, lack="") == ""
+    assert device_note("auto", "cpu", cards=0, lack="") == ""
+    old = "the driver is too old for this torch; update the driver, or use device=cpu"
+    assert device_note("auto", "cpu", cards=0, lack=old) == (
+        "the run leaves this machine's GPUs alone: the driver is too old for this torch; update "
+        "the driver"
+    )
+    said = device_note("auto", "cpu", cards=1, lack="")
+    assert said.endswith("there are 1 for more ranks; device=cuda shares them")
+
+
+def test_a_model_that_no_gpu_holds_gets_no_sample():
+    run = parse_run({"name": "a", "model": {"preset": "laptop"}, **EIGHT})
+    plan = plan_of(run, resolve(parse_layout("single"), None))
+    needed = 4 * sum(weight.elements for weight in plan.weights)
+    assert sample_note(plan, "once", room=needed) == sample_note(plan, "", room=0) == ""
+    said = sample_note(plan, "once", room=needed - 1)
+    assert said.startswith("no sample at the end: one GPU of ")

@@ -127,7 +127,7 @@ def positions_of_the_host(x, name, *, share, noise):
 
 
 def look_at_documents(self, x, positions, documents, *, run=transformer.Transformer.context, **how):
-    if bool((documents[:, 0] == documents[:, -1]).all()):
+    if bool(documents[1] == positions.shape[1]):
         documents = None
     return run(self, x, positions, documents, **how)
 

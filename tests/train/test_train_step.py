@@ -6,9 +6,12 @@ from math import isnan
 import numpy as np
 import pytest
 import torch
+from flight import Race
+from played_streams import Played
 from small_cases import FORMS, case_of
 
 from howdah.base.errors import UserError
+from howdah.checkpoint.snapshot import Snapshots
 from howdah.comm.transport import SingleRank
 from howdah.optim.clip import squared_norm
 from howdah.parallel.apply import apply
@@ -17,6 +20,7 @@ from howdah.parallel.mesh import connect_mesh
 from howdah.shapes.weights import weights
 from howdah.text.batches import micros, order_of, rows_of
 from howdah.train.loop import refuse_divergence
+from howdah.train.state import entries
 from howdah.train.step import StepContext, train_step
 from howdah.verify.case import corpus_of
 
@@ -70,3 +74,21 @@ def test_a_step_knows_its_counts_before_its_numbers():
     total, square = result.told.values()
     assert (result.loss, result.norm) == (total / result.tokens, square**0.5)
     assert result.loss < 2 * np.log(FORMS["laptop"].vocab)
+
+
+def test_an_update_comes_behind_the_copies_of_a_snapshot():
+    """On a GPU they are made beside the forward and backward of the next step."""
+    played, case = Played(), case_of("single x2")
+    snapshots = Snapshots(streams=played, allocate=lambda n: torch.empty(n, dtype=torch.uint8))
+    context = replace(stepper(case), snapshots=snapshots)
+    with played.checked():
+        for step in range(2):
+            taken = snapshots.take(entries(context.placed), apart=True)
+            before = [tensor.clone() for _, _, tensor in entries(context.placed)]
+            train_step(context, batch_of(case), step=step, rate=0.1)
+            copies = [tensor for _, _, tensor in taken.entries.values()]
+            assert all(map(torch.equal, copies, before))
+        snapshots.take(entries(context.placed), apart=True)
+        snapshots.settle = lambda: None
+        with pytest.raises(Race, match=r"on compute touches what aten::copy_ on lane 1 uses"):
+            train_step(context, batch_of(case), step=2, rate=0.1)

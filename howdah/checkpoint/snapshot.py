@@ -1,0 +1,138 @@
+"""Snapshots: copies of a rank's tensors in memory of the host, written while training goes on.
+
+    compute stream  ─ step 100 ─┬─ forward and backward of step 101 ─┬─ update ─
+                                │ take                               │ settle
+    lane of copies              └─ device → pinned memory ───────────┤
+    thread of the save                                               └─ write ──
+
+Only an update changes what is copied. So on a GPU the copies run beside the next forward and
+backward, the compute stream waits for them before the update, and the host waits for nothing
+(docs/gpu.md, rule 10). On the CPU the copy is done when `take` returns.
+
+The memory is kept for the next snapshot, and never more than `room`. A snapshot that needs more is
+not apart: it holds the tensors themselves, which nobody may change until they are written.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from howdah.checkpoint.index import entry_name
+from howdah.comm.lane import CudaStreams, Landing, Lane, Streams
+from howdah.comm.staging import pinned
+from howdah.plan.boxes import Piece
+
+Entry = tuple[str, Piece, Tensor]  # kind such as "weight", piece, its elements (1-D)
+Allocate = Callable[[int], Tensor]  # bytes → memory of the host, uint8
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a save writes.
+
+    entries  by the name that each has in a file
+    apart    whether they are copies; otherwise they are the tensors of the training
+    landing  the copies of a GPU, which may still be on their way
+    """
+
+    entries: Mapping[str, Entry]
+    apart: bool
+    landing: Landing | None = None
+
+    def wait(self) -> None:
+        """Waits until the copies are there: the host, in the thread that reads them."""
+        if self.landing is not None:
+            self.landing.ended.synchronize()
+
+
+class Snapshots:
+    """Takes a rank's snapshots, one at a time, in memory that it keeps.
+
+    room      bytes of the host that the copies may take; None: no bound
+    streams   of the device that the tensors are on; None for the CPU
+    allocate  makes memory of the host; on a GPU such as it can write to by itself
+    enter     is called first by a thread that works with the tensors
+    """
+
+    def __init__(
+        self,
+        room: int | None = None,
+        *,
+        streams: Streams | None = None,
+        allocate: Allocate | None = None,
+        enter: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.room, self.enter = room, enter
+        self._lane = Lane(streams) if streams else None
+        self._allocate = allocate or (pinned if streams else _plain)
+        self._buffers: dict[str, Tensor] = {}
+        self._landing: Landing | None = None
+
+    def size(self, entries: Iterable[Entry]) -> int:
+        """Bytes that copies take. torch rounds each piece of pinned memory up to a power of two."""
+        sizes = (tensor.nbytes for _, _, tensor in entries)
+        return sum(1 << (n - 1).bit_length() if self._lane and n else n for n in sizes)
+
+    def take(self, entries: Iterable[Entry], *, apart: bool) -> Snapshot:
+        """A snapshot of tensors as they are now. What was taken before must be written by now.
+
+        apart  copy them
+
+        Raises ValueError for two entries of one name, and for one that does not fill its piece.
+        """
+        found: dict[str, Entry] = {}
+        for kind, piece, tensor in entries:
+            name = entry_name(kind, piece)
+            if tensor.shape != (piece.elements,) or name in found:
+                raise ValueError(f"{name}: wants {piece.elements} elements, once; {tensor.shape}")
+            found[name] = kind, piece, tensor.detach()
+        return self._copied(found) if apart else Snapshot(found, apart=False)
+
+    def settle(self) -> None:
+        """Orders all later work of the compute stream behind the copies; before an update."""
+        if self._landing is not None:
+            self._landing.result()
+            self._landing = None
+
+    def _copied(self, found: Mapping[str, Entry]) -> Snapshot:
+        self._buffers = {name: self._buffer(name, x) for name, (_, _, x) in found.items()}
+        taken = {
+            name: (kind, piece, self._buffers[name]) for name, (kind, piece, _) in found.items()
+        }
+        tensors = [tensor for _, _, tensor in found.values()]
+
+        def copy() -> None:
+            for buffer, tensor in zip(self._buffers.values(), tensors, strict=True):
+                buffer.copy_(tensor, non_blocking=True)
+
+        if self._lane is None:
+            copy()
+        else:
+            self._landing = self._lane.start(copy, tensors, site="snapshot")
+        return Snapshot(taken, apart=True, landing=self._landing)
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        """Memory for a tensor: that of the last snapshot, if the sizes are the same."""
+        old = self._buffers.pop(name, None)
+        if old is not None and (old.shape, old.dtype) == (tensor.shape, tensor.dtype):
+            return old
+        del old  # before there is more
+        return self._allocate(tensor.nbytes).view(tensor.dtype)
+
+
+def snapshots_of(device: torch.device, room: int | None) -> Snapshots:
+    """The snapshots of what is on `device`."""
+    if device.type == "cpu":
+        return Snapshots(room)
+
+    def enter() -> None:
+        if device.type == "cuda":  # the device of a new thread is the first
+            torch.cuda.set_device(device)
+
+    return Snapshots(room, streams=CudaStreams(device), enter=enter)
+
+
+def _plain(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
