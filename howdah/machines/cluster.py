@@ -84,6 +84,7 @@ class Flops:
     fp16: FlopRate | None = None
     bf16: FlopRate | None = None
     fp8: FlopRate | None = None
+    fp4: FlopRate | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from howdah.base.bounds import Bound, NotNegative, Positive, Share, Steps
 
-Precision = Literal["float32", "bf16", "float64"]
+Precision = Literal["float32", "bf16", "float64", "fp16", "fp8", "mxfp8", "nvfp4"]
+LOW: tuple[Precision, ...] = ("fp8", "mxfp8", "nvfp4")  # of linear layers; the rest is in bf16
+PLANNED: tuple[Precision, ...] = ("fp16", "mxfp8", "nvfp4")  # and not run yet
 
 # The states that each optimizer keeps for every element, by torch's names, as in checkpoints.
 STATES = {
@@ -69,7 +71,9 @@ class Optimizer:
 class Method:
     """Precision, optimizer, learning rate, dropout, and the terms added to plain cross-entropy.
 
-    precision  of weights and compute. bf16 keeps float32 master weights, moments and gradients.
+    precision  of weights and compute. bf16 and fp16 keep float32 master weights, moments and
+               gradients; under fp8, mxfp8 and nvfp4 the products of linear layers alone are in
+               8 or 4 bits, and the rest is as under bf16
     lr         the learning rate
     grad_clip  the largest global gradient norm; 0: no clipping
     dropout    the fraction of activations set to zero, in the residual stream
@@ -91,3 +95,8 @@ class Method:
     label_smoothing: Share = 0.0
     z_loss: NotNegative = 0.0
     gradient_dtype: Literal["full", "bf16"] = "full"
+
+    @property
+    def compute(self) -> Precision:
+        """The precision of what is no linear layer."""
+        return "bf16" if self.precision in LOW else self.precision

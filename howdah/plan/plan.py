@@ -23,7 +23,7 @@ from howdah.shapes.products import part_flops
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight, parts, parts_of, weights
 
-BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "float64": 8}
+BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "fp16": 2, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Plan:
         return self.layout.micros
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether it is a plan for GPUs (`for_gpus`)."""
+        return self.share_align > 1
+
+    @property
     def master_bytes(self) -> int:
         """Bytes of an element of master weights, gradients and moments: at least float32."""
         return max(4, self.compute_bytes)
@@ -73,7 +78,7 @@ class Plan:
     @property
     def compute_bytes(self) -> int:
         """Bytes of an element of weights and activations."""
-        return BYTES[self.method.precision]
+        return BYTES[self.method.compute]
 
     @cached_property
     def rank_of_part(self) -> dict[Part, int]:
@@ -151,8 +156,13 @@ def make_plan(
 
 
 def for_gpus(plan: Plan) -> Plan:
-    """The plan with equal shares, as NCCL needs them."""
+    """The plan on GPUs: shares are equal, as NCCL needs them, and kernels are those of a GPU."""
     return replace(plan, share_align=SHARE_ALIGN)
+
+
+def beside(plan: Plan, other: Plan) -> Plan:
+    """`other` for the machines of `plan`."""
+    return replace(other, share_align=plan.share_align)
 
 
 def make_stages(

@@ -4,27 +4,45 @@ More can be planned, priced and drawn than can be run yet. Every command that ru
 `unsupported` first, so that a layout is either run as planned, or refused by name.
 """
 
-from howdah.plan.layout import Layout, needs_own
+from collections.abc import Iterator
+
+from howdah.plan.layout import Layout
+from howdah.plan.method import PLANNED, Precision
 from howdah.shapes.shape import ModelShape
 
+EIGHT_BITS = 16  # sizes of matrices in fp8 are multiples of it, on GPUs
 
-def unsupported(shape: ModelShape, layout: Layout, *, compiled: bool = False) -> list[str]:
-    """Why a model on a layout can be planned but not run; empty if it can be run.
 
-    compiled  whether blocks go through torch.compile. It knows only parameters of torch: where
-              howdah's operations read the weight store, it would break the graph, or treat the
-              weights as constants
+def unsupported(
+    shape: ModelShape, layout: Layout, *, precision: Precision = "float32"
+) -> list[str]:
+    """Why a model on a layout, in a precision, can be planned but not run; empty if it can be
+    run.
     """
     problems = [f"{what} can be planned, but not run yet" for what in _layout_words(layout)]
-    if compiled and needs_own(layout):
-        problems.append(
-            f"compile is true, but on layout '{layout}' blocks compute with operations that "
-            "torch.compile does not see through; leave compile out, or use a layout of dp and "
-            "zero1 or zero2 alone"
-        )
+    if precision in PLANNED:
+        problems.append(f"method.precision {precision} can be planned, but not run yet")
+    if precision == "fp8":
+        problems += _fp8_words(shape, layout)
     return problems + [
         f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
     ]
+
+
+def _fp8_words(shape: ModelShape, layout: Layout) -> Iterator[str]:
+    if layout.tp > 1:
+        yield (
+            f"method.precision=fp8 on tp{layout.tp} can be planned, but not run yet: the parts of "
+            "a matrix would be rounded each by its own scale; use method.precision=bf16"
+        )
+    names = {"model.width": shape.width, "model.ffn_size": shape.ffn_size}
+    names |= {"heads x head_size": shape.heads * shape.d, "kv_heads x head_size": shape.k * shape.d}
+    for name, size in names.items():
+        if size % EIGHT_BITS:
+            yield (
+                f"method.precision=fp8 multiplies sizes that are multiples of {EIGHT_BITS}, and "
+                f"{name} is {size}; use another size, or method.precision=bf16"
+            )
 
 
 def _layout_words(layout: Layout) -> list[str]:

@@ -86,7 +86,7 @@ def _read(path: Path) -> RankTrace:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} is damaged ({brief(error)}); train on to have it written anew"
+            f"{path} is damaged ({brief(error)}); train on to have it written again"
         ) from None
 
 

@@ -12,6 +12,8 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
     gathered     2Ψ of two units, in zero3          passes   the unit in use and the next one
     reduced      4Ψ of a few buckets, if gradients  passes   full gradients before the
                  are kept as shares                          reduce-scatter (`plan/window.py`)
+                 2Ψ of the largest message, if they          the copies that are sent
+                 are sent as bf16
     activations  micro-batches in flight            passes   by the schedule
     recomputed   activations of one block           passes   while its backward pass runs
 
@@ -28,17 +30,19 @@ Not counted: memory that a device uses before the first tensor, workspaces of ke
 of an allocator. `bench/memory/` lists how much those take in published runs.
 """
 
+from collections import Counter
 from math import prod
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer, share
 from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
-from howdah.plan.plan import Plan
+from howdah.plan.plan import BYTES, Plan
 from howdah.plan.program import steady_schedule
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.sharding import local_buffers, local_of, shard_axes
 from howdah.plan.stages import stages_of
+from howdah.plan.sums import sums_of
 from howdah.plan.window import window_of
 from howdah.shapes.activations import Kernels, bytes_of, made_again, saved, shared
 from howdah.shapes.part import Part
@@ -141,8 +145,19 @@ def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -
     reduced = [max([prod(window_of(plan, rank)), *reduced])]
     return [
         Held("gathered", "device", PASSES, sum(gathered) * width.gathered),
-        Held("reduced", "device", PASSES, sum(reduced) * width.reduced),
+        Held("reduced", "device", PASSES, sum(reduced) * width.reduced + _narrowed(plan, rank)),
     ]
+
+
+def _narrowed(plan: Plan, rank: int) -> int:
+    """Bytes of the bf16 copies of gradients that are sent as such: for each group of ranks, those
+    of its largest operation (`comm/staging.py`, Scratch).
+    """
+    most: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for row in sums_of(plan, rank) if plan.method.gradient_dtype == "bf16" else ():
+        group = row.axis, tuple(row.ranks)
+        most[group] = max(most[group], sum(row.messages))
+    return BYTES["bf16"] * most.total()
 
 
 def _comes(cuts: list[tuple[int, int]], home: Home, shared_out: bool) -> list[int]:

@@ -1,57 +1,58 @@
 """Seconds of each part of the model on the rank that runs it: computation and blocking exchanges.
 
-compute     flops / (dense flop/s of the device · its stated efficiency)
-memory      operations that are no matrix product (norms, residuals, activations, softmax) pass
-            over the residual stream PASSES times a block, and as often for each of the two
-            gradients; attention without a flash kernel also makes SQUARE_PASSES passes over the
-            s² numbers of a head
-tp, cp, ep  the exchanges of the part's stage (`plan/exchanges.py`), spread over its parts;
-            nothing runs beside them
+products    matrix products and attention, operator by operator (`sim/operator_times.py`)
+memory      everything else passes over memory: norms, residuals, activations, rotations, softmax
+            without flash, logits, copies of tokens for experts; each kind as often as the
+            profile says, and for the gradients `again` times as often
+host        a block takes at least as long as the host needs to start its kernels
+tp, cp, ep  the exchanges of the part's stage (`plan/exchanges.py`), spread over its parts; nothing
+            runs beside them but the fraction that the profile says
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from howdah.machines.cluster import Cluster, peak
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_of
-from howdah.shapes.dims import Dim
+from howdah.shapes.dims import Dim, Local
 from howdah.shapes.part import Part
-from howdah.shapes.products import part_flops
-
-# In an eager implementation; a fused one makes about half as many.
-PASSES = 16
-# Scores: written; read and written by scale and mask, softmax, dropout; read to weight the values.
-SQUARE_PASSES = 8
+from howdah.shapes.products import Pairs, Product, operators
+from howdah.sim.operator_times import Speeds, Triple
+from howdah.sim.profile import PLAIN, Profile
 
 
 class PartTimes(NamedTuple):
     """Seconds of one part for one micro-batch (and token slice).
 
-    forward   matrix products of the forward pass
+    products  matrix products and attention: forward, gradients of inputs, gradients of weights
     touch     passes over memory of the forward pass
+    touched   those of the backward pass
     again     recomputation in the backward pass
     ahead     exchanges of the forward pass
     back      exchanges of the backward pass
+    least     what the host needs to start the forward and the backward pass
     """
 
-    forward: float
-    touch: float
-    again: float
-    ahead: float
-    back: float
+    products: Triple
+    touch: float = 0.0
+    touched: float = 0.0
+    again: float = 0.0
+    ahead: float = 0.0
+    back: float = 0.0
+    least: tuple[float, float] = (0.0, 0.0)
 
     def seconds(self, kind: Kind) -> float:
-        """Seconds of an action. I and W, the halves of a backward, take about one forward each."""
-        forward = self.forward + self.touch
+        """Seconds of an action. I and W are the halves of a backward pass."""
+        forward, back, weight = self.products
+        host, half = self.least, self.touched / 2
         return {
-            Kind.FORWARD: forward + self.ahead,
-            Kind.BACKWARD: 2 * forward + self.again + self.back,
-            Kind.INPUT: forward + self.again + self.back,
-            Kind.WEIGHT: forward,
+            Kind.FORWARD: max(forward + self.touch + self.ahead, host[0]),
+            Kind.BACKWARD: max(back + weight + self.touched + self.again + self.back, host[1]),
+            Kind.INPUT: max(back + half + self.again + self.back, host[1] / 2),
+            Kind.WEIGHT: max(weight + half, host[1] / 2),
         }[kind]
 
 
@@ -60,46 +61,89 @@ PartsOfStages = dict[int, dict[Part, PartTimes]]  # by stage, its parts in forwa
 
 def part_times(
     plan: Plan,
-    cluster: Cluster,
+    speeds: Speeds,
     rank: int,
     exchanged: Mapping[tuple[int, bool], float],
-    *,
-    flash: bool,
+    profile: Profile = PLAIN,
 ) -> PartsOfStages:
     """The parts of the stages of `rank`.
 
-    cluster    with attained rates
+    speeds     of the device
     exchanged  seconds of the exchanges of one micro-batch, by (stage, whether backward)
-    flash      whether attention runs in a kernel that does not write the s² numbers of a head
     """
-    layout, stages = plan.layout, stage_parts(plan, axis(plan.layout, "pp").index_of(rank))
-    speed = peak(cluster.device, plan.method.precision) * layout.tp * layout.cp * layout.slices
-    touch = _touch(plan, rank, flash=flash) / cluster.device.bandwidth
+    stages = stage_parts(plan, axis(plan.layout, "pp").index_of(rank))
     # blocks of one kind take equally long
     kinds = {_kind(plan, part): part for parts in stages.values() for part in parts}
-    forward = {
-        kind: plan.micro_batch * part_flops(plan.shape, part, plan.sequence) / speed
-        for kind, part in kinds.items()
-    }
+    counted = {kind: _counted(plan, speeds, rank, part, profile) for kind, part in kinds.items()}
     found: PartsOfStages = {}
     for stage, parts in stages.items():
         ahead, back = (exchanged.get((stage, way), 0.0) / len(parts) for way in (False, True))
-        found[stage] = {}
-        for part in parts:
-            own, passes = forward[_kind(plan, part)], touch if part.is_block else 0.0
-            again = own + passes if plan.recompute.get(part) == "full" else 0.0
-            found[stage][part] = PartTimes(own, passes, again, ahead, back)
+        found[stage] = {
+            part: counted[_kind(plan, part)]._replace(ahead=ahead, back=back) for part in parts
+        }
     return found
 
 
-def _kind(plan: Plan, part: Part) -> tuple[str, bool]:
-    return part.stack, plan.sparse(part)
+def _kind(plan: Plan, part: Part) -> tuple[str, bool, str]:
+    return part.stack, plan.sparse(part), plan.recompute.get(part, "none")
 
 
-def _touch(plan: Plan, rank: int, *, flash: bool) -> float:
-    """Bytes of the passes over memory of a block: one micro-batch, forward only."""
-    of = local_of(plan, rank)
-    numbers = PASSES * of.counts["sp_token"] * plan.shape.width
-    if not flash:
-        numbers += SQUARE_PASSES * of.counts["pair"] * of.size(Dim("heads", plan.shape.heads))
-    return numbers * plan.compute_bytes
+def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile) -> PartTimes:
+    """A part without its exchanges."""
+    of, spread = local_of(plan, rank), plan.layout.ep
+    listed = operators(plan.shape, part)
+    times = [speeds.operator(one, of, spread=spread) for one in listed]
+    products = (
+        Triple(*(sum(column) for column in zip(*times, strict=True)))
+        if times
+        else Triple(0.0, 0.0, 0.0)
+    )
+    touch = _touched(plan, of, part, profile) / speeds.bandwidth
+    low = speeds.quantised(listed, of, plan.compute_bytes)
+    least = (profile.forward, profile.backward) if part.is_block else (0.0, 0.0)
+    if plan.sparse(part):
+        least = least[0] + profile.routed, least[1] + 2 * profile.routed
+    again, chosen = 0.0, plan.recompute.get(part, "none")
+    if chosen == "full":
+        again = products.forward + touch + low
+        least = least[0], least[1] + least[0]
+    elif chosen == "selective" and profile.selective == "operators":
+        again = products.forward / 2 + touch + low
+    elif chosen == "selective":
+        again = (
+            sum(
+                time.forward
+                for one, time in zip(listed, times, strict=True)
+                if isinstance(one, Pairs)
+            )
+            + _squares(plan, of, profile) / speeds.bandwidth
+        )
+    return PartTimes(products, touch + low, profile.again * touch + 2 * low, again, least=least)
+
+
+def _touched(plan: Plan, of: Local, part: Part, profile: Profile) -> float:
+    """Bytes that pass through memory in a forward pass of a micro-batch, beside the products."""
+    shape, width = plan.shape, plan.compute_bytes
+    if part == "head":
+        rows = of.counts["token"] * of.size(Dim("vocab", shape.vocab))
+        return profile.logits * rows * 4 / (1 + profile.again)
+    if not part.is_block:
+        return 0.0
+    numbers = profile.stream * of.counts["sp_token"] * shape.width
+    for one in operators(shape, part):
+        if isinstance(one, Product) and one.columns.name in ("ffn", "expert_ffn"):
+            rows = of.counts[one.per] * one.copies
+            numbers += profile.activation * rows * of.size(one.columns)
+            if one.groups > 1:
+                numbers += profile.copies * rows * shape.width / 2  # gate and up
+        if isinstance(one, Product) and one.columns.name in ("query", "key"):
+            numbers += profile.heads * of.counts[one.per] * of.size(one.columns)
+    return numbers * width + _squares(plan, of, profile)
+
+
+def _squares(plan: Plan, of: Local, profile: Profile) -> float:
+    """Bytes of the numbers of pairs, which attention without flash writes and reads."""
+    if profile.flash:
+        return 0.0
+    pairs = of.counts["pair"] * of.size(Dim("heads", plan.shape.heads))
+    return profile.square * pairs * plan.compute_bytes

@@ -8,13 +8,13 @@ send a few elements less.
 from dataclasses import dataclass, replace
 
 from howdah.machines.cluster import Cluster
-from howdah.plan.layout import needs_own
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.recording import Traffic, Wires
 from howdah.shapes.activations import Kernels, howdah
 from howdah.sim.cost import Cost, hourly, run_cost
 from howdah.sim.memory import Held, memory, peak
+from howdah.sim.profile import Profile, own_profile
 from howdah.sim.step_time import StepTime, step_time
 from howdah.sim.traffic import padding, step_traffic
 
@@ -56,13 +56,19 @@ class Prediction:
 
 
 def predict(
-    plan: Plan, cluster: Cluster | None = None, *, tokens: float = 0, rent: float | None = None
+    plan: Plan,
+    cluster: Cluster | None = None,
+    *,
+    tokens: float = 0,
+    rent: float | None = None,
+    profile: Profile | None = None,
 ) -> Prediction:
     """The prediction for `plan`.
 
     cluster  the machines; adds the time of a step
     tokens   tokens of the whole run; with a cluster, adds the cost of the run
     rent     USD per device and hour; None: the cluster's own
+    profile  of the framework whose time it is; None: howdah
 
     On GPUs the shares of the plan are equal, as those of a run are.
     """
@@ -72,7 +78,7 @@ def predict(
     wires = Wires()
     if cluster:
         wires = Wires(cluster.inside.name, cluster.between.name, cluster.devices_per_node)
-    time = step_time(plan, cluster) if cluster else None
+    time = step_time(plan, cluster, profile or own_profile(cluster.device)) if cluster else None
     bill = None
     if cluster and time and tokens:
         rate, devices, rates = time.tokens_per_second, plan.layout.world, hourly(cluster, rent=rent)
@@ -88,7 +94,9 @@ def predict(
 
 
 def kernels_of(plan: Plan) -> Kernels:
-    """What the operations of howdah's own model save for the backward pass under `plan`."""
-    noise, own = plan.method.dropout > 0, needs_own(plan.layout)
-    kept = howdah(compute=plan.compute_bytes, dropout=noise, packed=True, own=own)
+    """What the operations of howdah's own model save for the backward pass under `plan`: those of a
+    GPU, if the plan is one for GPUs (`for_gpus`).
+    """
+    noise, card = plan.method.dropout > 0, plan.on_gpus
+    kept = howdah(compute=plan.compute_bytes, dropout=noise, packed=True, card=card)
     return replace(kept, gathered=plan.layout.inputs == "gathered")

@@ -24,6 +24,7 @@ from howdah.plan.schedule.actions import Action, Kind
 from howdah.shapes.part import Part
 from howdah.sim.message_times import RankMessages
 from howdah.sim.part_times import PartTimes
+from howdah.sim.profile import PLAIN, Profile
 from howdah.sim.sum_events import NOTHING, Event, Events, events_of
 
 GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
@@ -94,7 +95,9 @@ class RankClock:
         program: Sequence[Action],
         messages: RankMessages,
         parts: Mapping[int, Mapping[Part, PartTimes]],
+        profile: Profile = PLAIN,
     ) -> None:
+        self._profile = profile
         self._plan, self._program, self._messages = plan, program, messages
         kinds = {(action.kind, action.stage) for action in program}
         self._turns = {one: list(self._make_turns(one[0], parts[one[1]])) for one in kinds}
@@ -126,7 +129,7 @@ class RankClock:
         after = self._unit_after(self._kept(begun.here, one))
         key = one, last, after, begun.rounded(self._alike)
         if key not in self._known:
-            run = _Run(self._plan, self._messages, begun)
+            run = _Run(self._plan, self._messages, begun, self._profile)
             self._known[key] = run.took(self._turns[one], events, after, last=last)
         took = self._known[key]
         self._began, self._left, self._summed[action] = now, took.left, now + took.summed
@@ -159,14 +162,17 @@ class RankClock:
             return NOTHING
         if (action.stage, last) not in self._events:
             found = events_of(self._plan, self._messages.sums, action.stage, last=last)
-            self._events[action.stage, last] = found
+            beside = self._profile.overlap
+            self._events[action.stage, last] = found if beside else found.at_the_end()
         return self._events[action.stage, last]
 
     # -- weights
 
     def _begin(self, now: float, buckets: Iterable[Sequence[str]]) -> None:
         """Starts to gather the first units."""
-        run = _Run(self._plan, self._messages, self._left)
+        run = _Run(self._plan, self._messages, self._left, self._profile)
+        if not self._profile.gather:  # all are there before any is used
+            buckets = [[unit for bucket in buckets for unit in bucket]]
         for bucket in buckets:
             run.gather(*filter(None, bucket))
         self._began, self._left = now, run.left()
@@ -196,8 +202,10 @@ class RankClock:
 class _Run:
     """An action, turn by turn. Times are seconds after its beginning."""
 
-    def __init__(self, plan: Plan, messages: RankMessages, begun: UnderWay) -> None:
-        self._messages = messages
+    def __init__(
+        self, plan: Plan, messages: RankMessages, begun: UnderWay, profile: Profile
+    ) -> None:
+        self._messages, self._profile = messages, profile
         self._by_use, self._keeps = plan.layout.zero == 3, plan.layout.release == "step"
         self.now = 0.0
         self._free, self._coming = list(begun.free), dict(begun.coming)
@@ -215,13 +223,21 @@ class _Run:
                 self._use(turns, number, after)
             if turn.first:
                 self._play(events.before.get(turn.part, ()))
-            self.now += turn.seconds
+            self._compute(turn.seconds)
             if turn.last:
                 self._play(events.behind.get(turn.part, ()))
         ended = self.now
         self._play(events.end)
         summed = max([self.now, *self._ends.values()])
         return Took(ended if last else self.now, summed, self.left())
+
+    def _compute(self, seconds: float) -> None:
+        """Computes; beside messages that takes longer."""
+        slowdown = self._profile.slowdown
+        if slowdown > 1 and (beside := max(self._free, default=0.0) - self.now) > 0:
+            slowed = min(seconds * slowdown, beside)
+            seconds = slowed + seconds - slowed / slowdown
+        self.now += seconds
 
     def gather(self, *units: str) -> None:
         """Starts to gather some units, which are there when all are."""
@@ -245,7 +261,7 @@ class _Run:
             self._here = (self._here | {unit}) if self._keeps else frozenset([unit])
             units = (turn.unit for turn in turns[number + 1 :] if turn.unit)
             following = next((one for one in units if one not in self._here), after)
-            if following and following not in self._coming:
+            if self._profile.gather and following and following not in self._coming:
                 self.gather(following)
         self.now = max(self.now, self._coming.pop(unit, 0.0))
 

@@ -1,7 +1,7 @@
-"""How long a step takes, from stated efficiencies: a first estimate, not a calibrated one.
+"""How long a step takes, on a cluster, under a framework's profile (`sim/profile.py`).
 
     compute, memory   of each part of the model (`sim/part_times.py`)
-    tp, cp, ep        exchanges of activations; none of them overlaps with computation
+    tp, cp, ep        exchanges of activations; the profile says which share hides
     pp                a tensor at each stage boundary, overlapped with computation
     dp                sums of gradients and gathers of weights, message by message, each on the path
                       of its own ranks; they start and are awaited as in a run, and hide behind
@@ -16,7 +16,7 @@ where there are any, otherwise nominal values times a stated efficiency.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from howdah.machines.cluster import Cluster, attained, peak
@@ -31,11 +31,11 @@ from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.sums import sums_of
 from howdah.shapes.products import conventions
 from howdah.sim.message_times import MessageTimes, RankMessages
+from howdah.sim.operator_times import Speeds
 from howdah.sim.part_times import part_times
+from howdah.sim.profile import PLAIN, Profile
 from howdah.sim.rank_clock import RankClock
 from howdah.sim.timeline import Timeline, simulate_lowered
-
-STRAGGLERS = 0.01
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class StepTime:
     timeline   simulated timeline of one pipeline, rank by rank
     breakdown  seconds of the busiest pipeline rank by cause; they add up to `seconds`
     mfu        model flops (all pairs of tokens) per second over the dense peak of all devices
+    profile    of the framework
     """
 
     seconds: float
@@ -53,19 +54,27 @@ class StepTime:
     breakdown: dict[str, float]
     tokens_per_second: float
     mfu: float
+    profile: Profile
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds between which four of five steps take; None where that is not known."""
+        spread = self.profile.spread
+        return (self.seconds / spread, self.seconds * spread) if spread else None
 
 
-def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
+def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTime:
     """The predicted time of a step of `plan` on `cluster`, which must have enough devices.
 
-    flash  whether attention runs in a kernel that does not write the s² numbers of a head to memory
+    profile  what the framework does beyond the plan (`sim/profile.py`)
 
     Raises UserError if the device has no arithmetic in the plan's precision.
     """
-    counted, lowered = attained(cluster), program_of(plan)
+    counted, lowered = _wired(attained(cluster), profile), program_of(plan)
+    speeds = Speeds(cluster, counted, plan.method, profile)
     times, where = MessageTimes(plan, counted), plan.stages.where
     ranks = [
-        _Rank(plan, rank, counted, times, program, flash=flash)
+        _Rank(plan, rank, speeds, times, program=program, profile=profile)
         for rank, program in zip(
             axis(plan.layout, "pp").group(0), lowered.schedule.programs, strict=True
         )
@@ -77,7 +86,20 @@ def step_time(plan: Plan, cluster: Cluster, *, flash: bool = True) -> StepTime:
     def transfer(instruction: Instruction, start: float) -> float:
         return ranks[where[instruction.action.stage]].transfer(instruction, start)
 
-    return _summed(plan, cluster, simulate_lowered(lowered, seconds, transfer), ranks)
+    timeline = simulate_lowered(lowered, seconds, transfer)
+    return _summed(plan, cluster, timeline, ranks, profile)
+
+
+def _wired(counted: Cluster, profile: Profile) -> Cluster:
+    """The cluster with the bandwidths that the framework's collectives reach."""
+    inside, between = (
+        replace(link, bandwidth=link.bandwidth * factor)
+        for link, factor in (
+            (counted.inside, profile.inside),
+            (counted.between, profile.inside if counted.alone else profile.between),
+        )
+    )
+    return replace(counted, inside=inside, between=between)
 
 
 class _Rank:
@@ -91,27 +113,28 @@ class _Rank:
         self,
         plan: Plan,
         rank: int,
-        counted: Cluster,
+        speeds: Speeds,
         times: MessageTimes,
-        program: Sequence[Action],
         *,
-        flash: bool,
+        program: Sequence[Action],
+        profile: Profile,
     ) -> None:
         runs, self._virtual = plan.micros * plan.layout.slices, plan.layout.virtual
+        hidden = {"tp": profile.tp, "cp": profile.cp, "ep": profile.ep}
         blocking: dict[tuple[int, bool], float] = defaultdict(float)
         self._sends: dict[tuple[int, bool], float] = {}
         for row in exchanges(plan, rank):
             once, way = times.of_exchange(row, rank) / runs, (row.stage, row.back)
             if row.axis == "pp":
                 self._sends[way] = once
-            else:
-                blocking[way] += once
+            if row.axis != "pp" or not profile.pp:
+                blocking[way] += once * (1 - hidden.get(row.axis, 0.0))
         sums, held = sums_of(plan, rank), local_buffers(plan, rank)
-        stages = part_times(plan, counted, rank, blocking, flash=flash)
+        stages = part_times(plan, speeds, rank, blocking, profile)
         self.parts = [part for parts in stages.values() for part in parts.values()]
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
-        self._clock = RankClock(plan, program, messages, stages)
-        self.update = _update(plan, counted, rank, held)
+        self._clock = RankClock(plan, program, messages, stages, profile)
+        self.update = profile.update * _update(plan, speeds.bandwidth, rank, held)
         self._tie = sum((times.of_sum(row) for row in sums if row.stage is None), 0.0)
         if not tied_stages(plan):
             self.update += self._tie
@@ -132,24 +155,31 @@ class _Rank:
         return self._sends[action.stage, action.kind is not Kind.FORWARD]
 
 
-def _update(plan: Plan, counted: Cluster, rank: int, held: Sequence[Buffer]) -> float:
+def _update(plan: Plan, bandwidth: float, rank: int, held: Sequence[Buffer]) -> float:
     """Seconds in which a rank reads gradients, masters and moments of its share, and writes
     masters, moments and weights.
     """
     ranges = (own_range(buffer, plan.layout, rank) for buffer in held)
     states = len(plan.method.optimizer.states)
     touched = (3 + 2 * states) * plan.master_bytes + plan.compute_bytes
-    return sum(stop - start for start, stop in ranges) * touched / counted.device.bandwidth
+    return sum(stop - start for start, stop in ranges) * touched / bandwidth
 
 
-def _summed(plan: Plan, cluster: Cluster, timeline: Timeline, ranks: Sequence[_Rank]) -> StepTime:
+def _summed(
+    plan: Plan,
+    cluster: Cluster,
+    timeline: Timeline,
+    ranks: Sequence[_Rank],
+    profile: Profile,
+) -> StepTime:
     nodes = -(-plan.layout.world // cluster.devices_per_node)
-    straggling = timeline.makespan * STRAGGLERS * log2(nodes)
-    seconds, times = timeline.makespan + straggling, plan.micros * plan.layout.slices
+    straggling = timeline.makespan * profile.straggling * log2(nodes)
+    times = plan.micros * plan.layout.slices
+    seconds = timeline.makespan + straggling + profile.step
     busiest = ranks[max(range(plan.layout.pp), key=timeline.busy.__getitem__)]
     parts = {
-        "compute": times * sum(3 * part.forward for part in busiest.parts),
-        "memory": times * sum(3 * part.touch for part in busiest.parts),
+        "compute": times * sum(sum(part.products) for part in busiest.parts),
+        "memory": times * sum(part.touch + part.touched for part in busiest.parts),
         "recompute": times * sum(part.again for part in busiest.parts),
         "tp, cp, ep": times * sum(part.ahead + part.back for part in busiest.parts),
         "update": busiest.update,
@@ -158,6 +188,6 @@ def _summed(plan: Plan, cluster: Cluster, timeline: Timeline, ranks: Sequence[_R
     parts["waiting"] = max(seconds - sum(parts.values()), 0.0)
     assert plan.batch.global_batch is not None
     tokens = plan.batch.global_batch * plan.sequence
-    dense = peak(cluster.device, plan.method.precision) * plan.layout.world
+    dense = peak(cluster.device, plan.method.compute) * plan.layout.world
     model = conventions(plan.shape, plan.sequence).model * tokens
-    return StepTime(seconds, timeline, parts, tokens / seconds, model / seconds / dense)
+    return StepTime(seconds, timeline, parts, tokens / seconds, model / seconds / dense, profile)

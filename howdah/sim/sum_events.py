@@ -37,6 +37,15 @@ class Events(NamedTuple):
     behind: Mapping[Part, Sequence[Event]]
     end: Sequence[Event]
 
+    def at_the_end(self) -> "Events":
+        """The same, in the same order, when all parts are done."""
+        beside = [
+            event
+            for part in (*self.before, *(part for part in self.behind if part not in self.before))
+            for event in (*self.before.get(part, ()), *self.behind.get(part, ()))
+        ]
+        return Events({}, {}, [*beside, *self.end])
+
 
 NOTHING = Events({}, {}, ())
 

@@ -73,7 +73,9 @@ def test_memory(name, memory):
         ("h100", "fp8", 1979),
         ("h200", "bf16", 989),
         ("b200", "bf16", 2250),
+        ("b200", "fp4", 9000),
         ("b300", "bf16", 2250),
+        ("gb300", "fp4", 15000),
         ("tpu-v4", "bf16", 275),
         ("tpu-v5e", "bf16", 197),
         ("tpu-v5p", "bf16", 459),
@@ -176,7 +178,7 @@ def test_a_precision_that_the_device_lacks_is_refused():
     with pytest.raises(UserError, match="V100 SXM2 16 GB has no bf16 arithmetic; it has float64, "):
         peak(SHIPPED["v100-16"].device, "bf16")
     with pytest.raises(UserError, match="has no fp4 arithmetic"):
-        peak(SHIPPED["b200"].device, "fp4")
+        peak(SHIPPED["h200"].device, "fp4")
 
 
 # -- what a plan counts on -----------------------------------------------------

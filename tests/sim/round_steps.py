@@ -11,7 +11,9 @@ from howdah.plan.sharding import local_buffers
 from howdah.plan.sums import sums_of
 from howdah.shapes.shape import ModelShape
 from howdah.sim.message_times import MessageTimes, RankMessages
+from howdah.sim.operator_times import Triple
 from howdah.sim.part_times import PartTimes
+from howdah.sim.profile import PLAIN
 from howdah.sim.rank_clock import RankClock
 
 # Blocks of more than a bucket; embedding and head are next to nothing.
@@ -47,7 +49,7 @@ def block_bytes(plan):
     return 4 * next(b.length for b in local_buffers(plan, 0) if b.unit == "layers.1")
 
 
-def clock_of(plan, cluster, rank=0, *, forward=1.0):
+def clock_of(plan, cluster, rank=0, *, forward=1.0, profile=PLAIN):
     """The clock of a rank on which a block's forward takes so long, and everything else no time;
     its messages and its program.
     """
@@ -56,9 +58,9 @@ def clock_of(plan, cluster, rank=0, *, forward=1.0):
     messages = RankMessages(times, plan, rank, sums=sums, held=held)
     index = axis(plan.layout, "pp").index_of(rank)
     parts = {
-        stage: {part: PartTimes(forward * part.is_block, 0.0, 0.0, 0.0, 0.0) for part in some}
+        stage: {part: PartTimes(Triple(*(forward * part.is_block,) * 3)) for part in some}
         for stage, (some, home) in enumerate(zip(plan.stages.parts, plan.stages.where, strict=True))
         if home == index
     }
     program = program_of(plan).schedule.programs[index]
-    return RankClock(plan, program, messages, parts), messages, program
+    return RankClock(plan, program, messages, parts, profile), messages, program

@@ -31,10 +31,12 @@ def plan_of(layout, *, micro=1, precision="bf16"):
 
 
 def cluster_of(devices, *, bandwidth=1e30):
-    """H100s on wires of `bandwidth`; their memory is fast, so that an update takes no time."""
+    """Devices with the rates of an H100, and without losses to small products, on wires of
+    `bandwidth`; their memory is fast, so that an update takes no time.
+    """
     wire = Link("wire", bandwidth, 0.0)
     cluster = load_cluster("h100", devices=devices)
-    device = replace(cluster.device, bandwidth=1e30)
+    device = replace(cluster.device, name="chip", bandwidth=1e30)
     return replace(cluster, device=device, inside=wire, between=wire, measured=())
 
 

@@ -18,6 +18,7 @@ from howdah.plan.plan import make_plan
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
 from howdah.shapes.products import conventions
+from howdah.sim.profile import PLAIN
 from howdah.sim.step_time import step_time
 
 ALONE = 39e12  # flop/s that one GPU sustained, recomputation counted
@@ -44,7 +45,7 @@ def measured(size, layout, devices, *, samples, rate):
     batch, method = Batch(global_batch=samples), Method(precision="bf16")
     layout = parse_layout(f"{layout} recompute=full")
     plan = make_plan(SHAPES[size], layout, batch, sequence=1024, method=method)
-    seconds = step_time(plan, cluster, flash=False).seconds
+    seconds = step_time(plan, cluster, replace(PLAIN, flash=0)).seconds
     work = conventions(SHAPES[size], 1024).model * 4 / 3 * samples * 1024 / devices
     return seconds, work / seconds
 

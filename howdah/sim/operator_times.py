@@ -1,0 +1,136 @@
+"""Seconds of single operators: matrix products by shape, attention, passes over memory.
+
+A product of m rows, inner size k and n columns takes 2·m·n·k operations. A device computes it in
+tiles of 128 × 256, a *wave* of them at a time, so with w = (tiles / processors):
+
+    speed = best · (w / ⌈w⌉)^wave / (1 + m0/m + n0/n + k0/k)
+
+Small sizes and a last wave that is not full lose speed. Widths that are no multiple of 64, 16 or 8
+lose more. Flash attention runs at its own speed, times d / (d + head) for heads of d, and computes
+2.5 times as much backward (https://arxiv.org/abs/2307.08691). All else passes over memory.
+
+The sizes m0, n0, k0 and the speeds are those of the kind of device (`sim/profile.py`).
+"""
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from howdah.machines.cluster import Cluster, peak
+from howdah.plan.method import LOW, Method
+from howdah.shapes.dims import Local
+from howdah.shapes.products import Operator, Pairs, Product, flops
+from howdah.sim.profile import Curve, Profile, curve_of
+
+TILE = 128, 256  # rows and columns of a tile
+BACKWARD = 2.5  # operations of flash attention's backward pass, for each of its forward pass
+FLASH = (1.0, 0.7, 1.0, 1.0)  # speed of a generation of kernels beside the next
+NAMES = {"mxfp8": "fp8", "nvfp4": "fp4"}  # whose rate a data sheet gives
+
+
+class Triple(NamedTuple):
+    """Seconds of the forward pass, of the gradient of an input, and of a weight's."""
+
+    forward: float
+    input: float
+    weight: float
+
+
+class Speeds:
+    """The speeds of one device under a profile.
+
+    nominal   the cluster by its data sheets, `counted` with attained rates
+    method    its precision
+    """
+
+    def __init__(
+        self, nominal: Cluster, counted: Cluster, method: Method, profile: Profile
+    ) -> None:
+        device, curve = nominal.device, curve_of(nominal.device)
+        self._curve, self._profile = curve, profile
+        best = peak(counted.device, method.compute)
+        self._dense = best * _sustained(curve, device.watts) * profile.matmul
+        self._linear = self._dense
+        self.low = method.precision in LOW
+        if self.low:  # the sheet's rate; `counted` holds no measured one as a rule
+            sheet = peak(device, NAMES.get(method.precision, method.precision))
+            self._linear = sheet * (curve.low or best / peak(device, method.compute))
+            self._linear *= profile.matmul
+        speed = peak(device, method.compute) * profile.attention * FLASH[profile.flash]
+        speed *= curve.older if profile.flash < 3 else 1.0
+        self._attention = {
+            back: speed * share or self._dense
+            for back, share in ((False, curve.attention), (True, curve.backward))
+        }
+        self.bandwidth = counted.device.bandwidth
+
+    def product(self, m: int, k: int, n: int, *, count: int = 1, low: bool = False) -> float:
+        """Seconds of `count` products of m rows, inner size k and n columns."""
+        if not m * k * n * count:
+            return 0.0
+        curve = self._curve
+        lost = 1 + curve.m0 / m + curve.n0 / n + curve.k0 / k
+        if curve.tile:
+            waves = ceil(m / TILE[0]) * ceil(n / TILE[1]) * count / curve.tile
+            lost /= (waves / ceil(waves)) ** curve.wave
+        if curve.n0:
+            lost /= _aligned(k) * _aligned(n)
+        return 2.0 * m * k * n * count * lost / (self._linear if low else self._dense)
+
+    def attention(self, operations: float, head: int, *, back: bool) -> float:
+        """Seconds of flash attention of heads of `head` numbers."""
+        share = 1 + self._curve.head / head if head else 1.0
+        return operations * share / self._attention[back]
+
+    def operator(self, one: Operator, of: Local, *, spread: int = 1) -> Triple:
+        """An operator of a micro-batch on the rank `of`.
+
+        spread  ranks over which experts are spread
+        """
+        if isinstance(one, Pairs):
+            return self._pairs(one, of)
+        rows, inner = of.counts[one.per] * one.copies, of.size(one.inner)
+        columns, count = of.size(one.columns), 1
+        low = one.name != "head"
+        if one.groups > 1:
+            count = max(one.groups // spread, 1)
+            rows = ceil(rows / count)
+        return Triple(
+            self.product(rows, inner, columns, count=count, low=low),
+            self.product(rows, columns, inner, count=count, low=low),
+            self.product(columns, rows, inner, count=count, low=low),
+        )
+
+    def quantised(self, listed: Sequence[Operator], of: Local, width: int) -> float:
+        """Seconds in which the inputs of linear layers are rounded to 8 bits and fewer."""
+        if not self.low:
+            return 0.0
+        read = sum(
+            of.counts[one.per] * one.copies * of.size(one.inner)
+            for one in listed
+            if isinstance(one, Product) and one.name != "head"
+        )
+        return self._profile.quantise * read * width / self.bandwidth
+
+    def _pairs(self, one: Pairs, of: Local) -> Triple:
+        flash = self._profile.flash > 0
+        work, head = flops(one, of, causal=flash), (one.key + one.value) // 2
+        if flash and self._curve.attention:
+            forward = self.attention(work, head, back=False)
+            return Triple(forward, self.attention(BACKWARD * work, head, back=True), 0.0)
+        forward = work / self._dense
+        if self._curve.m0:  # batched products of s × d × s
+            forward *= 1 + self._curve.k0 / max(head, 1)
+        return Triple(forward, 2 * forward, 0.0)
+
+
+def _aligned(size: int) -> float:
+    """What is left of the speed where a size is no multiple of 64, 16 or 8."""
+    return next((left for step, left in ((64, 1.0), (16, 0.9), (8, 0.75)) if not size % step), 0.5)
+
+
+def _sustained(curve: Curve, watts: float | None) -> float:
+    """The factor on the best product's speed in a long run, on a board of so many watts."""
+    if not curve.watts or not watts:
+        return curve.sustained
+    return curve.sustained * float(min(watts / curve.watts, 1.0) ** 0.5)

@@ -1,0 +1,185 @@
+"""Profiles: how a framework runs a model on a kind of device, as numbers with their sources.
+
+A time is computed from counted work (`shapes/products.py`, `plan/exchanges.py`, `plan/sums.py`) and
+from two tables that hold what cannot be counted. Each value stands with its source: measured,
+documented, or fitted and on what.
+
+    profiles/NAME.toml      a framework: what it fuses, launches, overlaps     `Profile`
+    profiles/devices.toml   a kind of device: how its matrix products lose     `Curve`
+                            speed with small sizes, speed of attention
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from howdah.base.errors import UserError, nearest, shown
+from howdah.machines.cluster import Device
+
+FOLDER = Path(__file__).parent / "profiles"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How fast one kind of device runs matrix products and attention, beside its best.
+
+    m0, n0, k0   sizes at which a product runs at half of its speed, for each dim
+    tile         processors, times the tiles of 128 × 256 that each computes at a time; 0: whole
+                 tiles are not counted
+    wave         exponent of the loss to a last wave that is not full
+    watts        of the board for which `sustained` holds; less power, less speed
+    sustained    factor on the best matrix product's speed while a step runs: power limits
+    low          fraction of the dense peak of the best product in 8 bits and fewer
+    attention    fraction of the dense peak of flash attention with heads of 128, forward
+    backward     the same for its backward pass, of 2.5 times the operations
+    older        factor on both for the second generation of flash kernels
+    head         size of a head at which attention runs at half of its speed
+    """
+
+    m0: float = 0.0
+    n0: float = 0.0
+    k0: float = 0.0
+    tile: float = 0.0
+    wave: float = 0.0
+    watts: float = 0.0
+    sustained: float = 1.0
+    low: float = 0.0
+    attention: float = 0.0
+    backward: float = 0.0
+    older: float = 1.0
+    head: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a framework does with a plan, beyond what the plan says.
+
+    flash          generation of the flash kernels (1, 2, 3); 0: attention writes the numbers of
+                   all pairs of tokens to memory
+    stream         passes over the residual stream (tokens × width) in a block's forward pass
+    activation     passes over the feed-forward's inner numbers
+    heads          passes over queries, keys and values
+    square         passes over the numbers of pairs, without flash
+    logits         passes over the logits, in 4 bytes, forward and backward together
+    copies         passes over tokens on their way to experts and back
+    again          passes of a backward pass, for each of the forward pass
+    forward, backward   seconds in which the host starts the kernels of a block: no block is faster
+    matmul         factor on the speed of matrix products
+    quantise       passes over operands that products in 8 bits and fewer are made from
+    attention      factor on the speed of flash attention
+    routed         seconds in which the host starts the routing of a block of experts, forward
+    tp, cp, ep     fraction of the exchanges of an axis in which computation goes on
+    pp             whether computation goes on while tensors travel between stages
+    overlap        whether sums of gradients run beside the backward pass
+    gather         whether weights are gathered beside computation
+    slowdown       factor on the time of computation beside communication
+    update         factor on the bytes of the optimizer
+    step           seconds of a step for what is not listed
+    inside, between   factors on the bandwidth of the links inside and between nodes
+    straggling     loss for each doubling of the number of nodes
+    spread         of five runs on clusters that nothing was fitted to, four took between the
+                   predicted time divided and multiplied by this; 0: not known
+    selective      what recompute=selective runs again: attention's core, or half of the matrix
+                   products and all passes over memory (operators)
+    """
+
+    name: str = "plain"
+    summary: str = ""
+    flash: int = 3
+    stream: float = 16.0
+    activation: float = 0.0
+    heads: float = 0.0
+    square: float = 8.0
+    logits: float = 0.0
+    copies: float = 0.0
+    again: float = 2.0
+    forward: float = 0.0
+    backward: float = 0.0
+    matmul: float = 1.0
+    quantise: float = 0.0
+    attention: float = 1.0
+    routed: float = 0.0
+    tp: float = 0.0
+    cp: float = 0.0
+    ep: float = 0.0
+    pp: bool = True
+    overlap: bool = True
+    gather: bool = True
+    slowdown: float = 1.0
+    update: float = 1.0
+    step: float = 0.0
+    inside: float = 1.0
+    between: float = 1.0
+    straggling: float = 0.01
+    spread: float = 0.0
+    selective: str = "core"
+
+
+PLAIN = Profile()  # a memory pass count and nothing else: what is assumed of an unknown framework
+
+
+def profile_names() -> list[str]:
+    """The frameworks that have a profile, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "devices")
+
+
+@cache
+def load_profile(name: str) -> Profile:
+    """The profile of a framework. Raises KeyError for an unknown name."""
+    if name not in profile_names():
+        raise KeyError(name)
+    said = _read(name)
+    values = {key: row["value"] for key, row in said.items() if isinstance(row, dict)}
+    return replace(PLAIN, name=name, summary=said["summary"], **values)
+
+
+def profile_of(framework: str) -> Profile:
+    """The profile whose `frameworks`, a pattern, is in a framework's name; else `generic`."""
+    found = (name for name in profile_names() if _matches(name, framework))
+    return load_profile(next(found, "generic"))
+
+
+def own_profile(device: Device) -> Profile:
+    """The profile of howdah's own runs: `plain` where nothing is known of the kind of device."""
+    return load_profile("howdah") if curve_of(device).tile else PLAIN
+
+
+def named_profile(name: str) -> Profile:
+    """The profile that a user asks for. Raises UserError for an unknown name."""
+    if name not in profile_names():
+        raise UserError(
+            f"no profile is called {shown(name)}{nearest(name, profile_names())}; there are "
+            f"{', '.join(profile_names())}"
+        )
+    return load_profile(name)
+
+
+def _matches(name: str, framework: str) -> bool:
+    pattern = _read(name).get("frameworks")
+    return bool(pattern and re.search(pattern, framework.lower()))
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _curves() -> dict[str, Curve]:
+    said = _read("devices")
+    known = {field.name for field in fields(Curve)}
+    return {
+        kind: Curve(**{key: row["value"] for key, row in table.items() if key in known})
+        for kind, table in said.items()
+    }
+
+
+def curve_of(device: Device) -> Curve:
+    """The curve of the kind of device that a device's name begins with; a plain one for others."""
+    for kind, curve in _curves().items():
+        if device.name.lower().startswith(kind):
+            return curve
+    return Curve()
