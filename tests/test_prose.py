@@ -1,12 +1,16 @@
-"""The words of pages and docstrings: none that hide who does what, none that are not used any more.
+"""The words of pages, docstrings, comments and messages: none that hide who does what, none that
+are not used any more.
 
 What a word stands for is in docs/glossary.md; how prose is written, in CONTRIBUTING.md.
 """
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
+from tokenize import COMMENT, generate_tokens
 
 import pytest
 
@@ -15,11 +19,15 @@ KEPT = {"log.md", "matrix.md"}  # what was learned when, and what a script write
 PAGES = sorted(p for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if p.name not in KEPT)
 FILES = sorted(ROOT.glob("howdah/**/*.py"))
 
-RIDDLES = ("whoever", "wherever", "anew", "in vain", "thereby", "hereby", "thereof", "lies")
+RIDDLES = (
+    *("whoever", "wherever", "anew", "in vain", "out loud", "thereby", "hereby", "thereof"),
+    *("whereupon", "upon", "lies", "spoken"),
+)
 OLD = {  # names that once stood for things, and what they are called now
     "BadInput": "UserError",
     "keeper": "weight store",
     "laps": "traces",
+    "lend": "stage",
     "stepper": "step context",
     "milestones": "checkpointer",
     "foretell": "predict",
@@ -29,12 +37,18 @@ OLD = {  # names that once stood for things, and what they are called now
 BANNED = re.compile(rf"\b({'|'.join((*RIDDLES, *OLD))})\b", re.IGNORECASE)
 
 
+# Messages and comments that are still to be mended: how many of them, by file.
+LEFT = {"howdah/comm/launch.py": 1, "howdah/train/resume.py": 3}
+
+
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings of a Python file, each with its line."""
+    """Comments and texts of a Python file, docstrings among them, each with its line."""
+    for token in generate_tokens(StringIO(source).readline):
+        if token.type == COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
     for node in ast.walk(ast.parse(source)):
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-            yield getattr(node, "lineno", 1), text
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
 
 
 def banned(text: str) -> list[str]:
@@ -49,16 +63,18 @@ def test_pages_speak_plainly(path):
     assert banned(text) == []
 
 
-def test_docstrings_speak_plainly():
-    found = {
-        f"{path.relative_to(ROOT)}:{line}": words
+def test_docstrings_comments_and_messages_speak_plainly():
+    found = [
+        (path.relative_to(ROOT).as_posix(), line, words)
         for path in FILES
         for line, text in prose_of(path.read_text("utf-8"))
         if (words := banned(text))
-    }
-    assert found == {}
+    ]
+    assert [one for one in found if one[0] not in LEFT] == []
+    assert Counter(name for name, _, _ in found) == LEFT
 
 
 def test_a_riddle_is_found():
     assert banned("Whoever comes first lies in a BadInput.") == ["whoever", "lies", "badinput"]
-    assert list(prose_of('"""One."""\ndef f():\n    """Two."""\n')) == [(1, "One."), (2, "Two.")]
+    found = [*prose_of('"""One."""\ndef f():  # Two\n    print(f"three {3}")\n')]
+    assert found == [(2, "Two"), (1, "One."), (3, "three ")]

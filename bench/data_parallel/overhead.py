@@ -1,6 +1,7 @@
 """What the training loop costs beside the training: its share of a step, part by part.
 
-    python bench/data_parallel/overhead.py       one process, one thread; writes overhead.md
+    python bench/data_parallel/overhead.py           one process, one thread; writes overhead.md
+    python bench/data_parallel/overhead.py --tiny    the same in seconds, writes nothing
 
 `train` itself runs the laptop recipe (micro-batch 8 × 256, bf16, one process, so that nothing is
 sent), with a clock around every function that belongs to a part:
@@ -37,7 +38,7 @@ from machine import machine
 import howdah.train.step
 from howdah.comm.transport import SingleRank
 from howdah.config.recipe import Machine, load_run, resolve_run
-from howdah.model.transformer import Transformer
+from howdah.parallel.executor import StepRun
 from howdah.text.prefetch import Prefetch
 from howdah.train.loop import train
 from howdah.train.monitor import SpeedMonitor
@@ -48,12 +49,15 @@ WORK = ("forward", "backward", "optimizer", "zero", "publish")
 LOOP = ("norm", "clip", "batches", "watch", "other")
 WARM_UP, STRETCHES = 2, 8
 GOAL = 0.03
+TINY = (
+    *("model.layers=1", "model.width=32", "model.heads=2", "model.ffn_size=32", "model.vocab=300"),
+    *("batch.global_batch=2", "data.sequence_length=32", "train.steps=30"),
+)
 
 # (part, where, name): the functions of each part.
 HOOKS = (
-    ("forward", Transformer, "forward"),
-    ("forward", howdah.train.step, "cross_entropy_sum"),
-    ("backward", torch.Tensor, "backward"),
+    ("forward", StepRun, "outputs"),
+    ("backward", StepRun, "_back"),
     ("optimizer", torch.optim.AdamW, "step"),
     ("zero", torch, "_foreach_zero_"),
     ("publish", howdah.train.step, "publish"),
@@ -112,12 +116,13 @@ def hooked(clock: Clock) -> Iterator[None]:
         yield
 
 
-def steps_of_a_run(folder: Path) -> list[Counter[str]]:
+def steps_of_a_run(folder: Path, *, tiny: bool = False) -> list[Counter[str]]:
     """Trains in `folder` on this repository's own text; the parts of each step."""
+    text = ("docs/forms", "docs/how-to") if tiny else ("howdah", "tests")
     run = load_run(
         ROOT / "recipes" / "laptop.toml",
         [
-            f'data.sources=["{ROOT / "howdah"}", "{ROOT / "tests"}"]',
+            f"data.sources={[str(ROOT / name) for name in text]}",
             "layout=single",
             "threads=1",
             "device=cpu",
@@ -128,6 +133,7 @@ def steps_of_a_run(folder: Path) -> list[Counter[str]]:
             "train.save_every=0",
             "train.prompt=''",
             "train.export=false",
+            *TINY * tiny,
         ],
     )
     here = Machine(world=None, local_world=None, cores=1, cuda=0, cache=folder / "cache")
@@ -165,15 +171,19 @@ def table(parts: dict[str, float], seconds: float, noise: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that it works")
     quiet.add_option(parser)
-    watch = quiet.Watch(writes=True, loaded=parser.parse_args().loaded)
+    words = parser.parse_args()
+    watch = quiet.Watch(writes=not words.tiny, loaded=words.loaded)
     with tempfile.TemporaryDirectory() as folder:
-        steps = steps_of_a_run(Path(folder))
+        steps = steps_of_a_run(Path(folder), tiny=words.tiny)
     parts = shares(steps)
     assert all(parts[part] > 0 for part in WORK), f"a hook did not fire: {parts}"
     noise = quiet.sentence(watch.end())
     text = table(parts, median(step.total() for step in steps), noise)
     print(text)
+    if words.tiny:
+        return 0
     (HERE / "overhead.md").write_text(text, encoding="utf-8")
     return 0 if sum(parts[part] for part in LOOP) < GOAL else 1
 

@@ -4,11 +4,13 @@
     python bench/matrix/run.py --only tensor   cells with this form; writes nothing
     python bench/matrix/run.py --to FOLDER     writes matrix.md and the results there
     python bench/matrix/run.py --flight        asks whether every wait is there; writes nothing
+    python bench/matrix/run.py --shadow        asks whether sums are as listed; writes nothing
 
 Every cell is a layout in float64, held against plain PyTorch on one device by `verify`: losses,
 norms, every gradient and parameter, bits of all replicas, bytes predicted and counted. With
 `--flight`, each is trained under the flight checker and under the late double instead
-(`tests/in_flight.py`). Exit code 1 where one neither works nor is refused.
+(`tests/in_flight.py`). With `--shadow`, the calls of each rank are recorded, and held against the
+plan's list of sums (`tests/shadow.py`). Exit code 1 where one neither works nor is refused.
 """
 
 import argparse
@@ -18,11 +20,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError, Workers
+from howdah.plan.method import Method
+from howdah.plan.plan import for_gpus
 from howdah.verify.case import Case
 from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
 from howdah.verify.verify import verify
@@ -31,7 +36,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "tests"))
-from in_flight import both  # noqa: E402  it is a file of tests/
+from in_flight import both, message_for_each_unit  # noqa: E402  these are files of tests/
+from shadow import differences  # noqa: E402
 
 ABOUT = """\
 Written by `make matrix` from what ran. Each cell is the smallest layout with both forms, in
@@ -52,7 +58,9 @@ class Result(NamedTuple):
 
 
 class Bench:
-    """Workers that are started anew after a failure, for they may wait for each other."""
+    """Workers that are started again after a failure, for they may wait for each other."""
+
+    processes = RANKS
 
     def __init__(self) -> None:
         self._workers: Workers | None = None
@@ -62,8 +70,8 @@ class Bench:
             case = case_of(words)
         except UserError as sentence:
             return Result("refused", str(sentence))
-        if self._workers is None:
-            self._workers = Workers(RANKS)
+        if self._workers is None and self.processes:
+            self._workers = Workers(self.processes)
         try:
             problems = self.ask(case, self._workers)
         except WorkerError as error:
@@ -71,8 +79,9 @@ class Bench:
             return Result("fails", str(error).strip().splitlines()[-1])
         return Result("fails", "; ".join(problems)) if problems else Result("works")
 
-    def ask(self, case: Case, workers: Workers) -> list[str]:
+    def ask(self, case: Case, workers: Workers | None) -> list[str]:
         """What is wrong with a case."""
+        assert workers
         return verify(case, workers, controls=False).problems
 
     def close(self) -> None:
@@ -83,9 +92,20 @@ class Bench:
 class Flights(Bench):
     """Asks whether something in flight is touched, and whether late results change a bit."""
 
-    def ask(self, case: Case, workers: Workers) -> list[str]:
+    def ask(self, case: Case, workers: Workers | None) -> list[str]:
+        assert workers
         seen = workers.run(both, case, ranks=case.layout.world)
         return [f"rank {number}: {line}" for number, one in enumerate(seen) for line in one.differ]
+
+
+class Shadows(Bench):
+    """Asks whether the sums that ranks make are those of the list, with a message for each unit."""
+
+    processes = 0
+
+    def ask(self, case: Case, workers: Workers | None) -> list[str]:
+        with message_for_each_unit():
+            return list(differences(for_gpus(replace(case, method=Method()).plan)))
 
 
 def drawn() -> Iterable[Cell]:
@@ -195,19 +215,22 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cells with this form; writes nothing")
     parser.add_argument("--to", type=Path, help="a folder for all that is written")
     parser.add_argument("--flight", action="store_true", help="asks for waits; writes nothing")
+    parser.add_argument("--shadow", action="store_true", help="asks for sums; writes nothing")
     words = parser.parse_args()
-    if words.flight and words.to:
-        parser.error("--flight writes nothing: leave --to out")
+    asks = {"--flight": (words.flight, Flights), "--shadow": (words.shadow, Shadows)}
+    asked = [name for name, (given, _) in asks.items() if given]
+    if asked and (words.to or len(asked) > 1):
+        parser.error(f"{asked[0]} writes nothing: leave --to out, and ask one thing at a time")
     cells = [*pairs(), *triples(), *drawn()]
     cells = [cell for cell in cells if not words.only or words.only in cell.forms]
-    bench, results = Flights() if words.flight else Bench(), {}
+    bench, results = asks[asked[0]][1]() if asked else Bench(), {}
     for number, cell in enumerate(cells, 1):
         results[cell] = bench.run(cell.words)
         result, why = results[cell]
         print(f"{number}/{len(cells)} {cell.words}: {result} {why[:160]}", flush=True)
     bench.close()
     found = summary(results, commit())
-    if not words.flight and (words.to or not words.only):
+    if not asked and (words.to or not words.only):
         here = words.to or HERE
         (words.to or DOCS).joinpath("matrix.md").write_text(page(results), encoding="utf-8")
         (here / "results.md").write_text(markdown(found), encoding="utf-8")

@@ -63,11 +63,53 @@ def read_table(
 
     also     by a table's dotted prefix ("model."): keys that the caller has already taken out of
              it; they too are suggested for a misspelled key
-    renamed  the new names of dotted keys that are not read any more
+    renamed  the names now of older dotted keys, which are read by them
     limits   a value out of bounds is a mistake too; otherwise the caller asks `out_of_bounds`
     """
-    reader = _Reader(kind, also, renamed, limits=limits)
+    reader = _Reader(kind, also, limits=limits)
+    table, _ = with_new_names(table, renamed)
     return Read(reader.table(kind, table, ""), reader.problems)
+
+
+def with_new_names(
+    table: Mapping[str, Any], renamed: Mapping[str, str]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A table with the keys of `renamed` under their new names, and those that were there. A value
+    that is there under its new name already is kept.
+
+    >>> with_new_names({"pace": {"keep": 2}}, {"pace": "train", "train.keep": "train.last"})
+    ({'train': {'last': 2}}, ['pace', 'train.keep'])
+    """
+    found: list[str] = []
+    for old, new in renamed.items():
+        inner, last = _inside(table, old)
+        if inner is None or last not in inner:
+            continue
+        if not found:
+            table = _copied(table)
+            inner, _ = _inside(table, old)
+        found.append(old)
+        assert isinstance(inner, dict)
+        value = inner.pop(last)
+        owner, name = _inside(table, new)
+        if isinstance(owner, dict):
+            owner.setdefault(name, value)
+    return table, found
+
+
+def _inside(table: Any, name: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The table that has, or could have, a dotted key, and the last part of the key."""
+    *path, last = name.split(".")
+    for part in path:
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else None, last
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _copied(value) if isinstance(value, Mapping) else value
+        for name, value in table.items()
+    }
 
 
 def out_of_bounds(value: object, path: str = "", kind: object = None) -> list[str]:
@@ -76,7 +118,7 @@ def out_of_bounds(value: object, path: str = "", kind: object = None) -> list[st
     path  the dotted name of `value`, such as "model"; empty for a complete run
     kind  the annotation of `value`, if it is no dataclass
     """
-    reader = _Reader(type(value), NO_MORE, NO_NAMES, limits=True)
+    reader = _Reader(type(value), NO_MORE, limits=True)
     reader.read(kind or type(value), value, path)
     return reader.problems
 
@@ -84,16 +126,9 @@ def out_of_bounds(value: object, path: str = "", kind: object = None) -> list[st
 class _Reader:
     """Reads one table and those nested in it; `problems` collects all mistakes."""
 
-    def __init__(
-        self,
-        root: type,
-        also: Mapping[str, tuple[str, ...]],
-        renamed: Mapping[str, str],
-        *,
-        limits: bool,
-    ) -> None:
+    def __init__(self, root: type, also: Mapping[str, tuple[str, ...]], *, limits: bool) -> None:
         self.problems: list[str] = []
-        self._root, self._also, self._renamed, self._limits = root, also, renamed, limits
+        self._root, self._also, self._limits = root, also, limits
 
     def table(self, kind: type, table: object, path: str) -> Any:
         """The dataclass of the table at `path`, or None. `path` is empty or ends in a dot."""
@@ -169,11 +204,9 @@ class _Reader:
         return None if any(item is MISSING for item in found) else tuple(found)
 
     def _suggestion(self, path: str, name: str, known: Iterable[str]) -> str:
-        """What an unknown key could be: its new name, or howdah's word for another trainer's, or
-        the most similar key of the same table, or else the same key of another table.
+        """What an unknown key could be: howdah's word for another trainer's, or the most similar
+        key of the same table, or else the same key of another table.
         """
-        if path + name in self._renamed:
-            return f"; it is called {self._renamed[path + name]!r} now"
         if (here := ours(name, KEYS)) and re.split("[.=]", here)[0] in _hints(self._root):
             word = here.removeprefix("layout=")
             return f"; here it is {here!r}" if word == here else f"; in a layout it is {word!r}"

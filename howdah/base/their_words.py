@@ -137,14 +137,6 @@ KEYS = {  # keys of Hugging Face's TrainingArguments, DeepSpeed, Megatron-LM, na
     "sequence_parallel": "layout=tpN sp",
 }
 
-VALUES = {  # tables that look like a single value, with the key that takes it
-    "batch": "batch.global_batch",
-    "data": "data.sources",
-    "method.lr": "method.lr.peak",
-    "method.optimizer": "method.optimizer.name",
-    "train": "train.steps",
-}
-
 ABSENT = {"lora": "not there yet; init_from=FOLDER trains all weights of a model"}
 
 

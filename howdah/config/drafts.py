@@ -17,7 +17,8 @@ from pathlib import Path
 
 from howdah.base.errors import UserError, several
 from howdah.base.files import kind_of
-from howdah.config.recipe import Run, Table, apply_override, load_run, parse_run, plan_of
+from howdah.config.overrides import Table, changed
+from howdah.config.recipe import Run, load_run, parse_run, plan_of
 from howdah.config.shipped import CONFIG, PRESET, is_here, is_recipe
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
@@ -91,6 +92,16 @@ def draft(
         raise UserError(_in_options(str(problem), wanted)) from None
 
 
+def run_of(model: str, wanted: Draft) -> tuple[str, Run, tuple[str, ...]]:
+    """The name and the run of a model, whose layout and batch may be open, and notes on it."""
+    changes = _changes(wanted)
+    if is_recipe(model):
+        run = load_run(Path(model), [*changes.values()])
+        return run.name, run, ()
+    name, table, notes = _table_of(model)
+    return name, _filled(table, changes), notes
+
+
 def _drafted(
     model: str | Run, changes: Mapping[str, str], devices: int | None, cluster: str
 ) -> Drafted:
@@ -141,9 +152,8 @@ def _table_of(model: str) -> tuple[str, Table, tuple[str, ...]]:
 def _filled(table: Table, changes: Mapping[str, str]) -> Run:
     """The run of a table without a recipe: bf16, one sample at a time, dp*, at most LONGEST."""
     table = {"name": "plan", "layout": "dp*", "method": {"precision": "bf16"}, **table}
-    for change in changes.values():
-        apply_override(table, change)
-    run = parse_run(table, whole=False)
+    table, problems = changed(table, changes.values(), Run)
+    run = parse_run(table, whole=False, problems=problems)
     batch, layout = run.batch, parse_layout(run.layout)
     if batch.micro_batch is None and (batch.global_batch is None or layout.micros is None):
         run = replace(run, batch=replace(batch, micro_batch=1))

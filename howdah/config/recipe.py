@@ -10,7 +10,7 @@ them in once the number of processes is known, and refuses a run that cannot wor
 frozen dataclass of the package that uses it; unknown keys are errors with a suggestion.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,9 +21,10 @@ from howdah.base.atomic import write_text
 from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
-from howdah.base.tables import out_of_bounds, read_table
-from howdah.config.shipped import PRESET, RUN, found, meant
-from howdah.config.texts import absolute, with_key, with_texts
+from howdah.base.tables import out_of_bounds, read_table, with_new_names
+from howdah.config.overrides import Table, changed, with_key
+from howdah.config.shipped import RUN, found, hidden_by, meant
+from howdah.config.texts import absolute, with_texts
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout, parse_layout, resolve
@@ -41,8 +42,6 @@ from howdah.train.inputs import lacking_tokenizer, text_of
 from howdah.train.job import Job, Training
 from howdah.train.length import LENGTHS, in_steps, is_length, read_length
 
-Table = dict[str, Any]
-
 LARGEST_TOML = 256 << 10  # bytes; the TOML parser needs a second for a few times as many
 RENAMED = {  # keys of older recipes, and their names now
     **RENAMED_SIZES,
@@ -59,7 +58,6 @@ RENAMED = {  # keys of older recipes, and their names now
     "method.optimizer.clip": "method.grad_clip",
 }
 SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
-UNITS = ("train.tokens", "train.epochs")
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
 
@@ -98,10 +96,14 @@ class Run:
 
 
 class WrongRun(UserError):
-    """Everything that is wrong with a run, in one sentence; `run` is what can be read of it."""
+    """Everything that is wrong with a run, in one sentence.
 
-    def __init__(self, problems: Sequence[str], run: Run) -> None:
-        self.problems, self.run = [*dict.fromkeys(problems)], run
+    run    what can be read of it
+    meant  whether its model, data and batch are those that were written
+    """
+
+    def __init__(self, problems: Sequence[str], run: Run, *, meant: bool = True) -> None:
+        self.problems, self.run, self.meant = [*dict.fromkeys(problems)], run, meant
         super().__init__(several(self.problems))
 
 
@@ -145,80 +147,67 @@ def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
         raise UserError(f"cannot read the recipe {named(path)}: {error.strerror}{hint}") from error
     except ValueError as error:
         hint = "" if path.suffix == ".toml" else "; a file of text is named in data.sources"
+        hint = hidden_by(path) or hint
         raise UserError(f"{named(path)} is not TOML: {error}{hint}") from error
     table.setdefault("name", path.stem)
-    if in_folder:
+    if in_folder:  # which an older version may have written
+        table = dict(with_new_names(table, RENAMED)[0])
         table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
     if isinstance(train := table.get("train"), dict) and any(map(is_length, overrides)):
         table["train"] = {key: train[key] for key in train if key not in LENGTHS}
-    for override in sorted(overrides, key=lambda one: not one.startswith(PRESET)):
-        table = with_texts(table)
-        apply_override(table, override)
-    return parse_run(table)
+    table, problems = changed(table, overrides, Run)
+    return parse_run(table, problems=problems)
 
 
-def parse_run(table: Table, *, whole: bool = True) -> Run:
+def parse_run(table: Table, *, whole: bool = True, problems: Sequence[str] = ()) -> Run:
     """A Run from nested tables. Raises WrongRun with every key and value that cannot be read, and
-    every value that can be read but is wrong by itself.
+    every value that can be read but is wrong by itself or beside the others.
 
-    whole  whether the table is a recipe, and not a model whose layout and batch are still open
+    whole     whether the table is a recipe, and not a model whose layout and batch are still open
+    problems  of the table that are known already
     """
-    table, problems = _filled(table)
-    read = read_table(Run, table, also={"model.": ("preset",)}, renamed=RENAMED)
-    if problems := [*problems, *map(with_key, read.problems)]:
+    newer, old = with_new_names(table, RENAMED)
+    table, more = _filled(newer)
+    more += [f"unknown key {name!r}; it is called {RENAMED[name]!r} now" for name in old]
+    read = read_table(Run, table, also={"model.": ("preset",)})
+    wrong = [*problems, *more, *(with_key(problem, table, Run) for problem in read.problems)]
+    if wrong:
         rest = {**table, "name": "run", "model": preset("laptop")}
         partly = read.value or read_table(Run, rest).value
-        raise WrongRun([*problems, *_further(partly, table, whole=whole)], partly)
+        kinds = {"model": ModelShape, "data": Data, "batch": Batch}
+        sound = {name for name, kind in kinds.items() if not more and _is_sound(table, name, kind)}
+        wrong += _further(partly, sound, whole=whole)
+        raise WrongRun(wrong, partly, meant=len(sound) == len(kinds))
     run: Run = read.value
     return run
 
 
-def _further(partly: Run, table: Table, *, whole: bool) -> Iterator[str]:
+def _is_sound(table: Table, name: str, kind: type) -> bool:
+    inner = table.get(name, {})
+    return isinstance(inner, dict) and not read_table(kind, inner).problems
+
+
+def _further(partly: Run, sound: set[str], *, whole: bool) -> Iterator[str]:
     """The problems of what could be read of a recipe. How model, layout and batch fit together is
-    looked at only where nothing in their tables is wrong, for a default is not what was meant, and
-    where the layout says how many ranks there are.
+    looked at as far as their tables are `sound`, for a default is not what was meant; and a batch
+    only where the layout says how many ranks there are.
     """
-    fitted = {"model": ModelShape, "batch": Batch, "data": Data}
-    tables = [(kind, table.get(name, {})) for name, kind in fitted.items()]
-    sound = all(
-        isinstance(one, dict) and not read_table(kind, one).problems for kind, one in tables
-    )
     try:
-        if parse_layout(partly.layout).dp and sound and whole:
-            yield from problems_of(partly, None)
-            return
+        layout = parse_layout(partly.layout)
     except UserError as problem:
         yield str(problem)
+    else:
+        if whole and layout.dp and len(sound) == 3:
+            yield from problems_of(partly, None)
+            return
+        if sound >= {"model", "data"}:
+            known, one = replace(layout, dp=layout.dp or layout.shard or 1), Batch(micro_batch=1)
+            sequence = partly.data.sequence_length if whole else 1
+            yield from check_plan(partly.model, known, one, partly.method, sequence=sequence)
     yield from _check_each(partly)
 
 
-def apply_override(table: Table, override: str) -> None:
-    """Changes one value of a table. A preset replaces the whole [model]: with sizes of the recipe
-    it would be a model that nobody named. Raises UserError.
-    """
-    name, equals, text = override.partition("=")
-    if not equals:
-        raise UserError(f"{shown(override)} changes nothing; write key=value, such as seed=1")
-    *path, last = name.split(".")
-    owners = [table]
-    for part in path:
-        inner = [owner.setdefault(part, {}) for owner in owners]
-        owners = [one for item in inner for one in (item if isinstance(item, list) else [item])]
-        if not all(isinstance(owner, dict) for owner in owners):
-            raise UserError(f"{named(name)}: {named(part)} is a single value, not a table")
-    if f"{name}=" == PRESET and isinstance(table.get("model"), dict):
-        owners[0].clear()
-    try:
-        read = parse_toml(f"value = {text}")
-    except ValueError:
-        read = {}
-    if name in UNITS and read.get("value") == 0:  # in a recipe it means: not given
-        raise UserError(f"{name} is 0; a run has at least one step")
-    for owner in owners:  # of a list of tables, such as data.sources, each is changed
-        owner[last] = read["value"] if len(read) == 1 else text  # a bare word is a string
-
-
-def _filled(table: Table) -> tuple[Table, list[str]]:
+def _filled(table: Mapping[str, Any]) -> tuple[Table, list[str]]:
     """The table with its short forms written out, and the problems that this finds.
 
     The short forms are a preset instead of its sizes, and a path instead of a source.
@@ -294,7 +283,8 @@ def check_run(run: Run, layout: Layout) -> list[str]:
     """Everything that keeps `run` from starting on any machine, as sentences."""
     sequence = run.data.sequence_length
     fit = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
-    here = unsupported(run.model, layout, compiled=run.compile)
+    precision = run.method.precision
+    here = unsupported(run.model, layout, precision=precision)
     if run.train.export and not fit and not here:
         try:
             exported_as(run.model)

@@ -56,6 +56,8 @@ def which(name: str, *, models: bool = False) -> str:
     others = [f"the model alone is {PRESET}{name}"] * (models and name in PRESETS)
     if here and ships:
         others.append(f"`howdah recipes {name}` prints the recipe that ships")
+    elif ships and kind_of(Path(f"{name}.toml")) == "file":
+        others.append(f"that of this folder is {name}.toml")
     if not (here or ships) or not others:
         return ""
     place = "what this folder has under that name" if here else "the recipe that ships"
@@ -64,12 +66,21 @@ def which(name: str, *, models: bool = False) -> str:
 
 def meant(recipe: Path) -> str:
     """What a missing recipe may be instead, for an error message."""
-    name = str(recipe)
+    name, names = str(recipe), recipe_names()
     if name in PRESETS:
         return f"; it is a model: howdah train laptop model.preset={name}"
-    if recipe.suffix not in ("", ".toml") or len(recipe.parts) > 1:
+    if recipe.suffix not in ("", ".toml") or (len(recipe.parts) > 1 and recipe.stem not in names):
         return ""
-    return nearest(recipe.stem, recipe_names())
+    if recipe.stem in names:
+        return f"; the recipe that ships is called {recipe.stem}"
+    return nearest(recipe.stem, names)
+
+
+def hidden_by(path: Path) -> str:
+    """For an error message of a file that is no recipe: that it hides one that ships."""
+    if str(path) not in recipe_names():
+        return ""
+    return f"; it hides the recipe that ships: `howdah recipes {path} > mine.toml` writes that one"
 
 
 def about(name: str) -> str:

@@ -1,22 +1,11 @@
-"""The [data] table of a recipe: its short forms and its paths; and a value in a table's place."""
+"""The [data] table of a recipe: its short forms and its paths."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from howdah.base.files import kind_of
-from howdah.base.their_words import VALUES
 from howdah.text.sources import STDLIB, Data
-
-
-def with_key(problem: str) -> str:
-    """A problem of a recipe; of a value in the place of a table, with the key that takes it."""
-    said = re.fullmatch(r"(\S+) is (.*); it must be a table", problem)
-    if said is None or said[1] not in VALUES:
-        return problem
-    value = "PATH" if said[1] == "data" and said[2][:1] not in "'\"" else said[2]
-    return f"{problem}: write {VALUES[said[1]]}={value}"
 
 
 def with_texts(table: dict[str, Any]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def prepare(
     try:
         if fault := _fault(folder, check):
             if folder.is_dir():
-                say(f"the token cache {folder} is damaged ({fault}); building it anew")
+                say(f"the token cache {folder} is damaged ({fault}); building it again")
             cache.mkdir(parents=True, exist_ok=True)
             with _alone(folder.with_suffix(".lock"), say):
                 if _fault(folder, check):  # another process may have built it by now

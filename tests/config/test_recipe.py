@@ -173,15 +173,15 @@ def test_several_problems_are_told_at_once(recipe):
         ("data.sources=[{path='a', wait=1}]", "unknown key 'data.sources[0].wait'; did you mean"),
         ("train.steps=many", "train.steps is 'many'; it must be a whole number"),
         ("train.steps=1.5", "train.steps is 1.5; it must be a whole number"),
-        ("method.precision=fp8", "method.precision is 'fp8'; it must be 'float32', 'bf16' or"),
+        ("method.precision=fp7", "method.precision is 'fp7'; it must be 'float32', 'bf16',"),
         ("method.optimizer.name=lion", "method.optimizer.name is 'lion'; it must be 'adamw'"),
         ("batch=3", "batch is 3; it must be a table: write batch.global_batch=3"),
         ("data=8", "data is 8; it must be a table: write data.sources=PATH"),
         ("data=a.txt", "data is 'a.txt'; it must be a table: write data.sources='a.txt'"),
         ("method.lr=3", "method.lr is 3; it must be a table: write method.lr.peak=3"),
         (
-            "method.optimizer=muon",
-            "method.optimizer is 'muon'; it must be a table: write method.optimizer.name='muon'",
+            "method.optimizer=adam",
+            "method.optimizer is 'adam'; it must be a table: write method.optimizer.name='adam'",
         ),
         ("model.preset=labtop", "model.preset 'labtop' is unknown; did you mean 'laptop'?"),
         ("seed", "'seed' changes nothing; write key=value, such as seed=1"),
@@ -346,19 +346,10 @@ def test_one_source_may_be_written_as_a_word(recipe):
     assert load_run(recipe, ["data.sources=mytext"]).data.sources[0].path == "mytext"
 
 
-@pytest.mark.parametrize("layout", ["single", "dp2", "dp2 zero1", "dp2 zero2 accumulate=whole"])
-def test_blocks_are_compiled_where_their_parameters_are_those_of_torch(recipe, layout):
+@pytest.mark.parametrize("layout", ["single", "dp2 zero2", "tp2 sp", "pp2", "dp2 zero3"])
+def test_every_layout_may_be_compiled(recipe, layout):
+    """Blocks of own operations were refused: torch.compile broke off at each of them."""
     assert resolve_run(load_run(recipe, ["compile=true", f"layout={layout}"]), HERE).compile
-
-
-@pytest.mark.parametrize(
-    "layout", ["tp2", "pp2", "dp2 zero3", "recompute=full", "dp2 recompute=selective", "tp2 sp"]
-)
-def test_blocks_with_operations_of_their_own_are_not_compiled(recipe, layout):
-    """torch.compile broke off at each of them, and the rest ran eagerly."""
-    found = refusal(recipe, "compile=true", f"layout={layout}")
-    assert found.startswith("compile is true, but on layout '")
-    assert found.endswith("leave compile out, or use a layout of dp and zero1 or zero2 alone")
 
 
 def test_a_layout_must_fit_the_world(recipe):

@@ -91,7 +91,7 @@ def test_a_damaged_cache_is_built_anew(source, folder, built, file, harm):
     said = []
     made = ready(source, folder.parent, said)
     first = f"the token cache {folder} is damaged ("
-    assert said[0].startswith(first) and said[0].endswith("); building it anew")
+    assert said[0].startswith(first) and said[0].endswith("); building it again")
     if harm is not ones and file != "corpus.json":
         assert said[0].startswith(f"{first}{file} ")
     assert contents(folder) == contents(built) and made.folder == folder
