@@ -29,31 +29,32 @@ FLOORS = {  # from the ground up, with the lines that each may have in the end
     "shapes": 2_400,
     "machines": 1_100,
     "plan": 5_500,
-    "collectives": 1_200,
-    "sim": 2_200,
+    "collectives": 2_300,
+    "sim": 2_500,
     "search": 2_000,
+    "validation": 1_100,
     "draw": 2_500,
     "text": 2_200,
     "host": 1_250,
     "comm": 8_200,
     "model": 2_600,
     "optim": 1_200,
-    "checkpoint": 1_800,
+    "checkpoint": 1_900,
     "parallel": 5_000,
     "server": 1_800,
     "train": 3_500,
     "verify": 1_600,
     "bench": 900,
     "report": 1_200,
-    "config": 1_000,
-    "cli": 1_400,
+    "config": 1_130,
+    "cli": 1_800,
 }
-HOUSE_LINES = 42_000  # less than the sum: no floor may use all of its own
+HOUSE_LINES = 54_000  # less than the sum: no floor may use all of its own; decision 0030
 TOP = ("__main__",)
 LAZY = ("config", "cli", "__main__", "__init__")  # load torch only once a command needs it
 LIGHT = (
     *("base", "shapes", "machines", "plan", "collectives", "sim", "search", "draw", "text"),
-    "report",
+    *("report", "validation"),
 )  # never load torch
 LEVEL = {name: level for level, name in enumerate((*FLOORS, *TOP))}
 
@@ -324,7 +325,8 @@ def test_a_floor_that_grows_too_much_is_found(tmp_path):
         f"optim has {most + 1:,} lines; it may have {most:,}"
     ]
     full = Counter(FLOORS)
-    assert too_many_lines(full) == [f"the house has {full.total():,} lines; it may have 42,000"]
+    most = f"{HOUSE_LINES:,}"
+    assert too_many_lines(full) == [f"the house has {full.total():,} lines; it may have {most}"]
 
 
 # -- what a fresh process loads ------------------------------------------------
