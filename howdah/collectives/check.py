@@ -17,7 +17,7 @@ means. `problems` finds, as sentences:
 
 from collections.abc import Iterator
 
-from howdah.collectives.meaning import begins, ends
+from howdah.collectives.meaning import OPERATIONS, begins, ends
 from howdah.collectives.program import Program, Step, X, chunks_of
 from howdah.collectives.walk import Event, Standstill, walk
 
@@ -46,6 +46,8 @@ class Terms:
 
 def problems(program: Program) -> list[str]:
     """What is wrong with a program, as sentences; an empty list is the proof that nothing is."""
+    if wrong := list(_malformed(program)):
+        return wrong
     try:
         order = walk(program)
     except Standstill as stuck:
@@ -53,6 +55,21 @@ def problems(program: Program) -> list[str]:
     proof = _Proof(program)
     found = list(dict.fromkeys(sentence for event in order.events for sentence in proof.at(event)))
     return found + list(proof.at_the_end())
+
+
+def _malformed(program: Program) -> Iterator[str]:
+    """What keeps a program from being carried out, or from meaning anything."""
+    if program.op not in OPERATIONS:
+        yield f"{program.op!r} is no operation"
+        return
+    blocks = program.ranks ** OPERATIONS[program.op].blocks
+    if program.chunks < 1 or program.chunks % blocks:
+        yield f"{program.chunks} chunks are not cut into the {blocks} blocks of {program.op}"
+    if len(program.steps) != program.ranks:
+        yield f"{len(program.steps)} lists of steps are for {program.ranks} ranks"
+    for rank, steps in enumerate(program.steps):
+        if any(not 0 <= step.peer < program.ranks for step in steps):
+            yield f"rank {rank} has a step with a rank that does not exist"
 
 
 class _Proof:

@@ -46,7 +46,8 @@ def quantised(x: Tensor, dtype: torch.dtype) -> Scaled:
     """
     top = torch.finfo(dtype).max
     largest = x.abs().amax().to(torch.float32)
-    scale = torch.where(largest == 0, 1.0, largest / top)
+    least = torch.finfo(torch.float32).tiny  # a scale of 0 would make zeros NaN
+    scale = torch.where(largest == 0, 1.0, (largest / top).clamp(min=least))
     return Scaled((x.to(promoted(x.dtype)) / scale).clamp(-top, top).to(dtype), scale)
 
 
@@ -58,7 +59,8 @@ def product(left: Scaled, right: Scaled, dtype: torch.dtype, *, quick: bool = Fa
     if not left.numbers.is_cuda:
         wide = left.numbers.to(torch.float32) @ right.numbers.to(torch.float32).t()
         return (wide * (left.scale * right.scale)).to(dtype)
-    a, b = (F.pad(one.numbers, (0, -one.numbers.shape[1] % STEP)) for one in (left, right))
+    short = -left.numbers.shape[1] % STEP  # padding by nothing would copy
+    a, b = (F.pad(one.numbers, (0, short)) if short else one.numbers for one in (left, right))
     return torch._scaled_mm(
         a, b.t(), left.scale, right.scale, out_dtype=dtype, use_fast_accum=quick
     )

@@ -28,6 +28,7 @@ Heads = tuple[Tensor, Tensor, Tensor]
 def flash_takes(q: Tensor) -> bool:
     """Whether FlashAttention computes on tensors like `q` [b, heads, s, d]."""
     narrow = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= WIDEST
+    narrow = narrow and q.shape[-1] % 8 == 0
     return q.is_cuda and narrow and torch.cuda.get_device_capability(q.device) >= CAPABLE
 
 

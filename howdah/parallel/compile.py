@@ -16,7 +16,11 @@ So a block is compiled once for rows that hold several documents, whatever their
 for rows of one document each, which need no mask.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from howdah.model.documents import cut_to_tensors
 from howdah.model.islands import compiled
@@ -36,4 +40,23 @@ def compile_model(model: Transformer, *, whole: bool, backend: str = "inductor")
             setattr(module, "islands", islands)  # noqa: B010
     for block in model.layers.values() if whole else ():
         assert isinstance(block, Block)
-        block.body = torch.compile(block.both, backend=backend)
+        block.body = _without_gradients(block, torch.compile(block.both, backend=backend))
+
+
+def _without_gradients(block: Block, body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Hides the gradients of a block's weights from the compiler while it runs: it breaks the graph
+    at each that is wider than its weight (float32 beside bf16). Nothing of a forward reads them.
+    """
+    weights = list(block.parameters())
+
+    def run(*given: Any, **words: Any) -> Tensor:
+        kept = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
+        try:
+            return body(*given, **words)
+        finally:
+            for weight, gradient in zip(weights, kept, strict=True):
+                weight.grad = gradient
+
+    return run

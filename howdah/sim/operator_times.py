@@ -64,8 +64,13 @@ class Speeds:
         }
         self.bandwidth = counted.device.bandwidth
 
-    def product(self, m: int, k: int, n: int, *, count: int = 1, low: bool = False) -> float:
-        """Seconds of `count` products of m rows, inner size k and n columns."""
+    def product(
+        self, m: int, k: int, n: int, *, count: int = 1, low: bool = False, odd: float = 1.0
+    ) -> float:
+        """Seconds of `count` products of m rows, inner size k and n columns.
+
+        odd  what widths that are no multiples of 64 leave of the speed
+        """
         if not m * k * n * count:
             return 0.0
         curve = self._curve
@@ -73,9 +78,7 @@ class Speeds:
         if curve.tile:
             waves = ceil(m / TILE[0]) * ceil(n / TILE[1]) * count / curve.tile
             lost /= (waves / ceil(waves)) ** curve.wave
-        if curve.n0:
-            lost /= _aligned(k) * _aligned(n)
-        return 2.0 * m * k * n * count * lost / (self._linear if low else self._dense)
+        return 2.0 * m * k * n * count * lost / odd / (self._linear if low else self._dense)
 
     def attention(self, operations: float, head: int, *, back: bool) -> float:
         """Seconds of flash attention of heads of `head` numbers."""
@@ -95,11 +98,10 @@ class Speeds:
         if one.groups > 1:
             count = max(one.groups // spread, 1)
             rows = ceil(rows / count)
-        return Triple(
-            self.product(rows, inner, columns, count=count, low=low),
-            self.product(rows, columns, inner, count=count, low=low),
-            self.product(columns, rows, inner, count=count, low=low),
-        )
+        # tokens lie one behind the other only in weight gradients, whose rows are padded if need be
+        odd = _aligned(inner) * _aligned(columns) if self._curve.n0 else 1.0
+        sizes = (rows, inner, columns), (rows, columns, inner), (columns, rows, inner)
+        return Triple(*(self.product(*one, count=count, low=low, odd=odd) for one in sizes))
 
     def quantised(self, listed: Sequence[Operator], of: Local, width: int) -> float:
         """Seconds in which the inputs of linear layers are rounded to 8 bits and fewer."""

@@ -178,8 +178,9 @@ def _curves() -> dict[str, Curve]:
 
 
 def curve_of(device: Device) -> Curve:
-    """The curve of the kind of device that a device's name begins with; a plain one for others."""
-    for kind, curve in _curves().items():
-        if device.name.lower().startswith(kind):
-            return curve
-    return Curve()
+    """The curve of the kind whose `names`, a pattern, begins a device's name; a plain one for
+    others.
+    """
+    name = device.name.lower()
+    found = (kind for kind, table in _read("devices").items() if re.match(table["names"], name))
+    return _curves().get(next(found, ""), Curve())

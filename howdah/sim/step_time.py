@@ -31,7 +31,7 @@ from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.sums import sums_of
 from howdah.shapes.products import conventions
 from howdah.sim.message_times import MessageTimes, RankMessages
-from howdah.sim.operator_times import Speeds
+from howdah.sim.operator_times import NAMES, Speeds
 from howdah.sim.part_times import part_times
 from howdah.sim.profile import PLAIN, Profile
 from howdah.sim.rank_clock import RankClock
@@ -45,7 +45,8 @@ class StepTime:
     seconds    from the first forward to the end of the update
     timeline   simulated timeline of one pipeline, rank by rank
     breakdown  seconds of the busiest pipeline rank by cause; they add up to `seconds`
-    mfu        model flops (all pairs of tokens) per second over the dense peak of all devices
+    mfu        model flops (all pairs of tokens) per second over the dense peak of all devices in the
+               precision of the linear layers
     profile    of the framework
     """
 
@@ -74,7 +75,7 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
     speeds = Speeds(cluster, counted, plan.method, profile)
     times, where = MessageTimes(plan, counted), plan.stages.where
     ranks = [
-        _Rank(plan, rank, speeds, times, program=program, profile=profile)
+        _Rank(plan, rank, speeds, times, cluster=counted, program=program, profile=profile)
         for rank, program in zip(
             axis(plan.layout, "pp").group(0), lowered.schedule.programs, strict=True
         )
@@ -116,6 +117,7 @@ class _Rank:
         speeds: Speeds,
         times: MessageTimes,
         *,
+        cluster: Cluster,
         program: Sequence[Action],
         profile: Profile,
     ) -> None:
@@ -135,6 +137,7 @@ class _Rank:
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
         self._clock = RankClock(plan, program, messages, stages, profile)
         self.update = profile.update * _update(plan, speeds.bandwidth, rank, held)
+        self.update += _moved(plan, cluster, rank, held)
         self._tie = sum((times.of_sum(row) for row in sums if row.stage is None), 0.0)
         if not tied_stages(plan):
             self.update += self._tie
@@ -165,6 +168,23 @@ def _update(plan: Plan, bandwidth: float, rank: int, held: Sequence[Buffer]) -> 
     return sum(stop - start for start, stop in ranges) * touched / bandwidth
 
 
+def _moved(plan: Plan, cluster: Cluster, rank: int, held: Sequence[Buffer]) -> float:
+    """Seconds in which states whose home is not the device travel there and back, once a step,
+    beside nothing: the optimizer's (masters and moments), gradients, weights.
+    """
+    elements = sum(stop - start for start, stop in (own_range(b, plan.layout, rank) for b in held))
+    wide, states = plan.master_bytes, len(plan.method.optimizer.states)
+    host = cluster.host
+    disk = host.disk_bandwidth / cluster.devices_per_node or host.link.bandwidth
+    speed = {"host": host.link.bandwidth, "disk": min(disk, host.link.bandwidth)}
+    homes = (
+        (plan.layout.optimizer, 2 * (1 + states) * wide),
+        (plan.layout.gradients, 2 * wide),
+        (plan.layout.weights, 2 * plan.compute_bytes),
+    )
+    return sum(elements * width / speed[home] for home, width in homes if home != "device")
+
+
 def _summed(
     plan: Plan,
     cluster: Cluster,
@@ -188,6 +208,7 @@ def _summed(
     parts["waiting"] = max(seconds - sum(parts.values()), 0.0)
     assert plan.batch.global_batch is not None
     tokens = plan.batch.global_batch * plan.sequence
-    dense = peak(cluster.device, plan.method.compute) * plan.layout.world
+    precision = plan.method.precision
+    dense = peak(cluster.device, NAMES.get(precision, precision)) * plan.layout.world
     model = conventions(plan.shape, plan.sequence).model * tokens
     return StepTime(seconds, timeline, parts, tokens / seconds, model / seconds / dense, profile)

@@ -90,7 +90,7 @@ def _judged(row: Row, predict: Predict) -> Judged:
         return Judged(row, None, 0.0, reason=found)
     try:
         return Judged(row, found, found.published, predict(found))
-    except UserError as problem:
+    except (UserError, ArithmeticError, ValueError) as problem:
         return Judged(row, found, found.published, reason=f"refused: {problem}")
 
 
@@ -104,8 +104,7 @@ def calibrated(judged: Sequence[Judged]) -> list[Judged]:
     for one in judged:
         known = first.get(group(one))
         factor = (known.published / known.predicted) ** SHARED if known else 1.0
-        is_first = known is not None and one.row["id"] == known.row["id"]
-        found.append(replace(one, predicted=one.predicted * factor, calibrates=is_first))
+        found.append(replace(one, predicted=one.predicted * factor, calibrates=one is known))
     return found
 
 
@@ -115,8 +114,8 @@ def group(one: Judged) -> tuple[str, ...]:
 
 
 def _number(one: Judged) -> tuple[int, str]:
-    digits = re.sub(r"\D", "", one.row["id"])
-    return int(digits or 0), one.row["id"]
+    numbers = re.findall(r"\d+", one.row["id"])
+    return int(numbers[-1]) if numbers else 0, one.row["id"]
 
 
 # -- errors --------------------------------------------------------------------

@@ -113,7 +113,7 @@ def _ways(words: str) -> int:
 def _bytes(number: str, prefix: str, unit: str) -> float:
     """Bytes/s of 400 Gb/s, of 1.8 TB/s."""
     scale = {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
-    return float(number.replace(",", "")) * scale
+    return max(float(number.replace(",", "")) * scale, 1.0)  # 0 is no rate, and is divided by
 
 
 # -- between nodes -------------------------------------------------------------
@@ -127,7 +127,7 @@ def _between(cluster: Cluster, row: Row) -> Cluster:
         return cluster
     nics, rate = cluster.nics, 0.0
     if times := _TIMES.search(text):
-        nics, rate = int(times[1]), _bytes(*times.groups()[1:])
+        nics, rate = max(int(times[1]), 1), _bytes(*times.groups()[1:])
     elif found := _RATE.search(text):
         low, high = found[1], found[2] or found[1]
         rate = (_bytes(low, *found.groups()[2:]) * _bytes(high, *found.groups()[2:])) ** 0.5

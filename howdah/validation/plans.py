@@ -153,7 +153,12 @@ def _flash(row: Row) -> bool:
 
 
 def _published(row: Row, plan: Plan) -> float:
-    """Seconds of a step."""
+    """Seconds of a step; 0 where none are stated, or such as no step takes."""
+    seconds = _stated(row, plan)
+    return seconds if 1e-6 < seconds < 1e9 else 0.0
+
+
+def _stated(row: Row, plan: Plan) -> float:
     if seconds := row.number("iter_time_s"):
         return seconds
     total = plan.batch.global_batch
@@ -325,6 +330,7 @@ def _stated_stages(row: Row, shape: ModelShape, layout: Layout, notes: list[str]
     if not letters and layout.virtual == 1:
         words = row.arguments
         ends = [words.get(f"--decoder-{one}-pipeline-num-layers") for one in ("first", "last")]
+        ends = [one if isinstance(one, int) else None for one in ends]
         if any(ends) and layout.pp > 1:
             sizes = _between_ends(shape.layers, layout.pp, *ends)
     if len(sizes) != len(where) or sum(sizes) != shape.layers:

@@ -21,7 +21,7 @@ def summary(mode: Mode, judged: Sequence[Judged], beside: Sequence[Judged]) -> d
     other, ordered = by_source(beside), sweeps(judged)
     return {
         "mode": mode,
-        "mean_over_sources": mean_over_sources(judged),
+        "mean_over_sources": mean_over_sources(judged) if by_source(judged) else None,
         "baseline_mean_over_sources": mean_over_sources(beside),
         "sources": [
             {

@@ -1,5 +1,7 @@
 """Every algorithm is proved on all numbers of ranks; every broken one is noticed."""
 
+from dataclasses import replace
+
 import broken
 import pytest
 
@@ -188,3 +190,20 @@ def test_other_chunks_at_the_two_ends():
         "message 0 from rank 0 to rank 1 has chunks ((1, 2),), and chunks ((0, 1),) are expected"
     )
     assert ring.output == X
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"op": "shuffle"}, "is no operation"),
+        ({"chunks": 0}, "0 chunks are not cut"),
+        ({"chunks": 2}, "2 chunks are not cut into the 4 blocks of all_gather"),
+        ({"ranks": 5, "chunks": 5}, "4 lists of steps are for 5 ranks"),
+        ({"steps": ((Step("send", 0, 4, ((0, 1),)),), (), (), ())}, "that does not exist"),
+    ],
+)
+def test_a_program_that_means_nothing_is_found(fields, sentence):
+    """A barrier, scatter or all-gather without messages would pass if it had no blocks."""
+    sound = build("all_gather/ring", 4)
+    assert problems(sound) == []
+    assert any(sentence in one for one in problems(replace(sound, **fields)))

@@ -39,8 +39,8 @@ def packed(step):
     return (torch.arange(16) > torch.tensor([[step], [15 - step]])).long()
 
 
-def placed_model(shape, words, *, dropout, own=False):
-    plan = plan_of(shape, words, Method("float64", dropout=dropout))
+def placed_model(shape, words, *, dropout, own=False, precision="float64"):
+    plan = plan_of(shape, words, Method(precision, dropout=dropout))
     mesh = connect_mesh(plan.layout, SingleRank(), torch.device("cpu"))
     placed = apply(plan, mesh=mesh, fill=random_init(weights(shape), 5))
     if own:
@@ -96,3 +96,22 @@ def test_one_compilation_for_all_cuts_blocks_and_steps(counters, own, shape, dro
     for step, mine in zip([0, *CUTS], found, strict=True):
         for one, two in zip(mine, trained(plain, step), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("own", [False, True], ids=["whole", "islands"])
+def test_gradients_that_are_wider_than_weights_break_no_graph(counters, own):
+    """bf16 weights have gradients in float32, which the compiler refuses."""
+    words = {"dropout": 0.0, "own": own, "precision": "bf16"}
+    compiled, plain = (placed_model(SHAPE, "dp1", **words) for _ in range(2))
+    compile_model(compiled.model, whole=not own, backend="aot_eager")
+    trained(compiled, 0)
+    made = graphs(counters)
+    for step in (0, *CUTS):
+        mine, other = trained(compiled, step), trained(plain, step)
+        for one, two in zip(mine, other, strict=True):
+            assert one.dtype == torch.float32
+            torch.testing.assert_close(one, two, rtol=2e-2, atol=2e-3)
+        assert any(one.abs().max() > 0 for one in mine[1:])
+    assert graphs(counters) == made

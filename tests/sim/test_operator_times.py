@@ -11,14 +11,17 @@ import pytest
 from round_steps import clock_of, plan_of, wires
 
 from howdah.base.errors import UserError
-from howdah.machines.cluster import Efficiency, attained
+from howdah.machines.cluster import Efficiency, Link, attained
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.method import Method
 from howdah.plan.schedule.actions import Kind
+from howdah.shapes.dims import Dim, Local
+from howdah.shapes.products import Product
 from howdah.sim.operator_times import Speeds
 from howdah.sim.profile import (
     FOLDER,
     PLAIN,
+    Curve,
     Profile,
     _read,
     curve_of,
@@ -53,12 +56,16 @@ def test_a_product_loses_speed_with_small_sizes_and_part_waves():
     assert speeds.product(0, k, n) == 0
 
 
-def test_odd_widths_are_slower():
+def test_odd_widths_are_slower_and_odd_numbers_of_tokens_are_not():
     speeds, _ = speeds_of("a100-80")
-    smooth, by16, by8, odd = (
-        2 * 4096 * 4096 * n / speeds.product(4096, 4096, n) for n in (2048, 2032, 2040, 2047)
-    )
-    assert smooth > by16 > by8 > odd
+
+    def rate(width, tokens=4096):
+        one = Product("up", "token", Dim("ffn", width), Dim("width", 4096))
+        of = Local({"token": tokens}, {})
+        return tokens * width / sum(speeds.operator(one, of))
+
+    assert rate(2048) > rate(2032) > rate(2040) > rate(2047)
+    assert rate(2048, 4095) == pytest.approx(rate(2048), rel=0.01)
 
 
 def test_low_precision_is_that_of_linear_layers_alone():
@@ -241,3 +248,51 @@ def test_what_costs_time_makes_a_step_longer(change, layout):
 def test_hidden_exchanges_take_less():
     half, whole = (seconds("tp2 x1", replace(PLAIN, tp=share), 1e6) for share in (0.5, 0.0))
     assert half == pytest.approx(whole / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("GH200", "H100 SXM"),
+        ("H800 SXM", "H100 SXM"),
+        ("A800", "A100"),
+        ("B300 of GB300", "B200"),
+        ("Host core", ""),
+        ("Habana Gaudi 3", ""),
+        ("BR100", ""),
+    ],
+)
+def test_a_curve_is_that_of_its_own_kind(name, same):
+    device = load_cluster("h100").device
+    assert curve_of(replace(device, name=name)) == (
+        curve_of(replace(device, name=same)) if same else Curve()
+    )
+
+
+def test_states_on_the_host_and_on_disk_cost_their_way():
+    machine = wires(1e30)
+    host = replace(machine.host, link=Link("pcie", 1e6, 0.0), disk_bandwidth=1e5)
+    machine = replace(machine, host=host)
+
+    def update(words):
+        return step_time(plan_of(words), machine).breakdown["update"]
+
+    plan = plan_of("x1")
+    states = 2 * 3 * 4 * sum(weight.elements for weight in plan.weights)
+    assert update("x1 optimizer=host") - update("x1") == pytest.approx(states / 1e6)
+    disk = 1e5 / machine.devices_per_node
+    assert update("x1 optimizer=disk") - update("x1") == pytest.approx(states / disk)
+
+
+def test_mfu_is_that_of_the_precision_of_linear_layers():
+    cluster = load_cluster("b200", devices=8)
+    plan = plan_of("dp8 x1")
+    found = {
+        name: step_time(replace(plan, method=replace(plan.method, precision=name)), cluster)
+        for name in ("bf16", "fp8", "nvfp4")
+    }
+    for name, rate in (("bf16", "bf16"), ("fp8", "fp8"), ("nvfp4", "fp4")):
+        work = found[name].mfu * found[name].seconds * getattr(cluster.device.flops, rate)
+        assert work == pytest.approx(
+            found["bf16"].mfu * found["bf16"].seconds * cluster.device.flops.bf16
+        )

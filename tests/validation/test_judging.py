@@ -251,3 +251,32 @@ def test_the_reader_of_the_benchmark_writes_what_it_found(monkeypatch, tmp_path)
     rows = [one for one in published_rows(RUNS) if one["source"].startswith("SimuMax")]
     judged = judge(rows)
     assert len(judged) == 22 and all(one.predicted for one in judged)
+
+
+def test_one_row_calibrates_where_ids_are_equal():
+    """Two rows without a number: the first of the file calibrates, and the other is scored."""
+    rows = [row(id="", iter_time_s="4"), row(id="", iter_time_s="6")]
+    judged = judge(rows, "m1", always(2))
+    assert [one.calibrates for one in judged] == [True, False]
+    assert judge([row(id="H-3"), row(id="A100-2")], "m1", always(2))[1].calibrates
+
+
+@pytest.mark.parametrize("seconds", ["1e-320", "1e300"])
+def test_times_that_no_step_takes_are_not_published(seconds):
+    (one,) = judge([row(iter_time_s=seconds)], "m0", always(2))
+    assert one.error is None and "no time" in one.reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"inter_link": "0 x 200Gb/s", "gpu_count": "16", "dp": "16"},
+        {"intra_link": "PCIe 0 GB/s"},
+        {"notes": 'args: {"--decoder-first-pipeline-num-layers": "abc"}', "pp": "2", "dp": "4"},
+    ],
+)
+def test_no_row_ends_the_others(fields):
+    """A row that cannot be believed has a prediction or a reason."""
+    first, second = judge([row(**fields), row()], "m0")
+    assert first.predicted > 0 or first.reason
+    assert second.predicted > 0
