@@ -13,7 +13,10 @@ reads, or touch what it writes:
     all_reduce(x)              x                        x
     reduce_scatter(x)          x                        this rank's share of x
     all_gather(x)              this rank's share of x   the other shares of x
-    … (out, x), all_to_all     x                        out
+    … (out, x), all_to_all,    x                        out
+    gather, scatter,
+    exchange, copy
+    reduce(x, root)            x                        x, on the root
     send(x)                    x
     receive(x)                                          x
     broadcast(x, root)         x, on the root           x, on the others
@@ -53,8 +56,13 @@ OPERATIONS = (
     "all_gather",
     "broadcast",
     "all_to_all",
+    "reduce",
+    "gather",
+    "scatter",
     "send",
     "receive",
+    "exchange",
+    "copy",
 )
 # They take a tensor for its size, dtype and device only.
 FRESH = ("aten::new_", "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like")
@@ -82,8 +90,10 @@ def use_of(name: str, group: Group, given: dict[str, Any]) -> Use:
     if name in ("send", "receive", "broadcast"):
         reads = name == "send" or (name == "broadcast" and given["root"] == group.rank)
         return Use([x], []) if reads else Use([], [x])
-    if x is not None:
-        return Use([x], [out])
+    if name == "reduce":
+        return Use([x], [x] if given["root"] == group.rank else [])
+    if x is not None or name == "scatter":
+        return Use([] if x is None else [x], [] if out is None else [out])
     wholes = listed(out)
     own = [group.own_shard(whole) for whole in wholes]
     if name == "reduce_scatter":

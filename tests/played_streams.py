@@ -110,12 +110,18 @@ class Played:
 
     # -- what they are given
 
-    def give(self, work):
-        """The current stream is given a work of gloo."""
-        self._current.works.append(Once(work))
+    def give(self, call, spans):
+        """The current stream is given a call of gloo, which begins behind those of its earlier ones
+        that use the same memory.
+        """
+        for work in self._current.works:
+            if not work.over and meet(work.spans, spans):
+                work.wait()
+        with _disable_current_modes():  # gloo copies to memory of its own
+            self._current.works.append(Once(call(), spans))
 
     def touch(self, name, reads=(), writes=()):
-        """The current stream touches tensors."""
+        """The current stream touches tensors; returns their spans, and whether each is written."""
         stream = self._current
         stream.seen[stream.name] += 1
         spans = [(span_of(x), False) for x in reads] + [(span_of(x), True) for x in writes]
@@ -130,6 +136,7 @@ class Played:
                         "event is between them"
                     )
         self._touches[stream.name].append(new)
+        return spans
 
     @contextmanager
     def checked(self):
@@ -174,8 +181,8 @@ class PlayedBoth(Both):
         super().__init__(host, played.native(path, host.rank, host.size))
         self.among = Among(host, played, path)
 
-    def _of(self, x):
-        return self.cards if x is not None and self.cards.lane_of(x) else self.host
+    def wire_of(self, x):
+        return self.cards if self.cards.lane_of(x) else self.host
 
 
 class Among:
@@ -194,17 +201,17 @@ class Among:
 class Once:
     """A work of gloo that several may wait for."""
 
-    def __init__(self, work):
-        self._work, self._over = work, False
+    def __init__(self, work, spans):
+        self._work, self.spans, self.over = work, spans, False
 
     def wait(self):
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             with _disable_current_modes():  # gloo copies as it is waited for
                 self._work.wait()
 
     def is_completed(self):
-        return self._over or self._work.is_completed()
+        return self.over or self._work.is_completed()
 
 
 class Backend:
@@ -219,9 +226,7 @@ class Backend:
         return getattr(self._backend, name)
 
     def _give(self, name, call, reads, writes):
-        self._played.touch(name, reads, writes)
-        with _disable_current_modes():  # gloo copies to memory of its own
-            self._played.give(call())
+        self._played.give(call, self._played.touch(name, reads, writes))
 
     def allreduce(self, tensors, options):
         self._give("all_reduce", lambda: self._backend.allreduce(tensors, options), (), tensors)

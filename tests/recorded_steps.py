@@ -18,7 +18,7 @@ import torch
 from quick_shapes import QuickShapes
 from recorded_wire import META, Backend, Event, HostWire, Joining, Recorded, Streams
 
-from howdah.comm import group
+from howdah.comm import group, messages
 from howdah.comm.lane import CudaStreams
 from howdah.comm.transport import SingleRank
 from howdah.parallel.apply import apply
@@ -48,6 +48,7 @@ def played(streams: Streams):
         (CudaStreams, "inside", lambda self, stream: streams.inside(stream)),
         (CudaStreams, "event", lambda self: streams.event()),
         (group, "check_tensor", lambda *_, **__: None),  # refuses what has no data
+        (messages, "check_tensor", lambda *_, **__: None),
         (feed, "pinned", lambda x: x),
         (tell, "pinned_like", _without_data),
         (step, "clipped_update", lambda *_, **__: None),  # says nothing on any wire

@@ -32,7 +32,7 @@ FLOORS = {  # from the ground up, with the lines that each may have in the end
     "collectives": 2_300,
     "sim": 2_500,
     "search": 2_000,
-    "validation": 1_100,
+    "validation": 1_150,
     "draw": 2_500,
     "text": 2_200,
     "host": 1_250,

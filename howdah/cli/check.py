@@ -3,9 +3,10 @@
 torch is loaded only where a recipe asks for a GPU, or for the weights of a folder.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from howdah.config.recipe import (
 from howdah.config.shipped import which
 from howdah.host.facts import free_memory, usable_cores
 from howdah.plan.layout import parse_layout
+from howdah.plan.schedule.text import read_schedule
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.text.sources import unreadable
 from howdah.train.inputs import input_problems, text_of
@@ -38,20 +40,13 @@ def check(
     force: Annotated[bool, typer.Option(help="do not ask whether this machine is enough")] = False,
 ) -> None:
     """List everything that keeps RECIPE from running here; exit code 2 if anything does."""
-    with and_missing_text():
-        run = load_run(recipe, overrides or [])
-    # dp* may be any number of replicas; the check uses one
-    words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
-    run = replace(run, layout=" ".join(words))
-    if problems := [*problems_of(run, None), *_problems_here(run)]:
-        raise UserError(several(problems))
+    with and_the_rest(force=force):
+        run = _with_one_replica(load_run(recipe, overrides or []))
+        if problems := problems_of(run, None):
+            raise WrongRun(problems, run)
+    if problems := [*_lacks_here(run, force=force), *file_problems(run)]:
+        raise UserError(several([*dict.fromkeys(problems)]))
     plan = plan_of(run, parse_layout(run.layout))
-    if run.device == "cuda":
-        from howdah.host.devices import require_cards
-
-        require_cards(plan.layout.world, visible=visible_cards())
-    elif not force:  # only torch knows a GPU's memory
-        refuse_too_large(plan, Room(free_memory(), usable_cores(), plan.layout.world))
     if told := which(str(recipe)):
         print(told)
     print(
@@ -62,14 +57,36 @@ def check(
         print(f"note: {note}")
 
 
-def _problems_here(run: Run) -> Iterator[str]:
-    """Yields what the machine lacks, and what is wrong with the files that the run reads."""
+@contextmanager
+def and_the_rest(*, force: bool) -> Iterator[None]:
+    """Adds to the problems of a recipe, where its block finds some, those of its files and of this
+    machine.
+
+    force  do not ask whether the machine's memory and cores are enough
+    """
+    try:
+        yield
+    except WrongRun as wrong:
+        run = _with_one_replica(wrong.run)
+        rest = [*_lacks_here(run, force=force or not wrong.meant)]
+        rest += file_problems(run, meant=wrong.meant)
+        raise UserError(several([*dict.fromkeys([*wrong.problems, *rest])])) from None
+
+
+def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
+    """Yields what is wrong with the files that a run reads.
+
+    meant  whether its model and data are those that were written; otherwise only whether its text
+           is there is looked at
+    """
+    data = text_of(run.data, run.init_from)
+    yield from unreadable(data, opened=meant)
+    if run.schedule is not None:
+        yield from problem_of(partial(read_schedule, run.schedule))
+    if not meant:
+        return
     if run.init_from is not None:
         ready_torch()
-    machine = Machine(None, None, usable_cores(), cuda=0, cache=Path())
-    yield from lacks_of(this_machine() if run.device == "cuda" else machine, run)
-    data = text_of(run.data, run.init_from)
-    yield from unreadable(data)
     yield from input_problems(
         data,
         shape=run.model,
@@ -79,11 +96,37 @@ def _problems_here(run: Run) -> Iterator[str]:
     )
 
 
-@contextmanager
-def and_missing_text() -> Iterator[None]:
-    """Adds to the problems of a recipe, where its block finds some, the text that is missing."""
+def problem_of(act: Callable[[], object]) -> Iterator[str]:
+    """Yields the sentence that `act` refuses with, if it does."""
     try:
-        yield
-    except WrongRun as wrong:
-        missing = unreadable(wrong.run.data, opened=False)
-        raise UserError(several([*wrong.problems, *missing])) from None
+        act()
+    except UserError as problem:
+        yield str(problem)
+
+
+def _with_one_replica(run: Run) -> Run:
+    """`run` with dp1 in place of dp*, which may be any number of replicas."""
+    words = ["dp1" if word == "dp*" else word for word in run.layout.split()]
+    return replace(run, layout=" ".join(words))
+
+
+def _lacks_here(run: Run, *, force: bool) -> Iterator[str]:
+    """Yields what this machine lacks for a run; of one that has no plan, only its settings."""
+    on_cards = run.device == "cuda"
+    machine = Machine(None, None, usable_cores(), cuda=0, cache=Path())
+    machine = this_machine() if on_cards else machine
+    yield from lacks_of(machine, run)
+    try:
+        plan = plan_of(run, parse_layout(run.layout))
+    except UserError as problem:
+        if not problems_of(run, None):
+            yield str(problem)
+        return
+    world = plan.layout.world
+    if on_cards and machine.cuda:
+        from howdah.host.devices import require_cards
+
+        yield from problem_of(partial(require_cards, world, visible=visible_cards()))
+    elif not (on_cards or force):  # only torch knows a GPU's memory
+        room = Room(free_memory(), usable_cores(), world)
+        yield from problem_of(partial(refuse_too_large, plan, room))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli import bench, check, lists, plan, runs, train, verify
+from howdah.cli import bench, check, draw, lists, plan, runs, train, validate, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +43,8 @@ app.command()(plan.trace)
 app.command()(lists.presets)
 app.command()(lists.keys)
 app.command()(lists.recipes)
+plan.draw_app.command("collective")(draw.draw_collective)
 app.add_typer(plan.draw_app, name="draw")
 app.add_typer(plan.cluster_app, name="cluster")
 app.add_typer(bench.bench_app, name="bench")
+app.add_typer(validate.validate_app, name="validate")

@@ -15,6 +15,7 @@ from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count, parse_quantity
+from howdah.cli.search import Asked, find, is_search
 from howdah.config.drafts import Draft, Drafted, draft
 from howdah.config.recipe import load_run, plan_of
 from howdah.config.shipped import which
@@ -32,6 +33,7 @@ from howdah.draw.tables import (
     show_notes,
     show_prediction,
     size_of,
+    spell_basis,
     spell_causes,
 )
 from howdah.machines.cluster import Cluster
@@ -47,10 +49,13 @@ from howdah.plan.trace_file import read_traces
 from howdah.search.closest import closest
 from howdah.search.notes import notes_on
 from howdah.sim.predict import Prediction, predict
+from howdah.sim.profile import named_profile, own_profile
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate as time_actions
 
-draw_app = typer.Typer(no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic.")
+draw_app = typer.Typer(
+    no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic, a collective."
+)
 cluster_app = typer.Typer(no_args_is_help=True, help="List, show and check clusters.")
 
 Model = Annotated[str, typer.Argument(help="a recipe, a preset, or a config.json of Hugging Face")]
@@ -68,7 +73,9 @@ MicroBatch = Annotated[
 GlobalBatch = Annotated[
     int | None, typer.Option(help="samples of a step; by default it follows from the layout")
 ]
-PrecisionText = Annotated[str, typer.Option(help="bf16, float32 or float64")]
+PrecisionText = Annotated[
+    str, typer.Option(help="bf16, float32, float64, fp16, fp8, mxfp8 or nvfp4")
+]
 Svg = Annotated[Path | None, typer.Option(help="write the drawing to this SVG file instead")]
 
 
@@ -83,17 +90,37 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     micro_batch: MicroBatch = None,
     global_batch: GlobalBatch = None,
     precision: PrecisionText = "",
+    profile: Annotated[str, typer.Option(help="of another framework, such as megatron-core")] = "",
+    find_layout: Annotated[
+        bool, typer.Option("--search", help="for a layout, although the recipe has one")
+    ] = False,
+    budget: Annotated[str, typer.Option(help='of a search, such as "days<30 money<2M"')] = "",
+    devices: Annotated[str, typer.Option(help="search on several sizes, such as 64..4096")] = "",
+    fewest: Annotated[bool, typer.Option(help="search for the fewest devices")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="search also what can be planned, but not run yet")
+    ] = False,
+    write: Annotated[Path | None, typer.Option(help="a recipe with the layout found")] = None,
     why: Annotated[bool, typer.Option(help="every stage, and where the numbers are from")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
 ) -> None:
-    """Predict memory, traffic, time and cost of training MODEL with a layout.
+    """Predict memory, traffic, time and cost of training MODEL with a layout; without a layout,
+    search for the fastest on a cluster.
 
     Exit code 2: it does not fit.
     """
     count, rate = _asked(tokens, rent, cluster)
     wanted = Draft(layout, sequence, micro_batch, global_batch, precision, tuple(keys or ()))
-    devices = load_cluster(cluster) if cluster else None
-    found = _drafted(model, wanted, cluster, devices)
+    framework = named_profile(profile) if profile else None
+    asked = Asked(
+        *(cluster, count, rate, budget, devices, fewest, every, write, framework, as_json)
+    )
+    searched = find_layout or fewest or every or bool(budget or devices or write)
+    if searched or is_search(model, wanted, cluster):
+        _refuse_a_layout(wanted, cluster, why=why)
+        return find(model, wanted, asked)
+    machines = load_cluster(cluster) if cluster else None
+    found = _drafted(model, wanted, cluster, machines)
     meant = [told] if (told := which(model, models=True)) else []
     lines = [*meant, *show_model(found.name, found.shape, found.sequence)]
     if found.plan is None:
@@ -105,13 +132,23 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
         lines += show_notes(found.notes)
         print(json.dumps(data, indent=2) if as_json else "\n".join(lines))
         return
-    prediction = predict(found.plan, devices, tokens=count, rent=rate)
-    notes = [*found.notes, *notes_on(found.plan, devices, tuned=found.tuned)]
+    prediction = predict(found.plan, machines, tokens=count, rent=rate, profile=framework)
+    notes = [*found.notes, *notes_on(found.plan, machines, tuned=found.tuned)]
     if as_json:
         print(json.dumps(prediction_data(prediction, [*meant, *notes]), indent=2))
     else:
         print("\n".join([*lines, *show_prediction(prediction, why=why, notes=notes)]))
     _refuse_what_does_not_fit(prediction, cluster)
+
+
+def _refuse_a_layout(wanted: Draft, cluster: str, *, why: bool) -> None:
+    """Raises UserError for what a search cannot take, or lacks."""
+    if not cluster:
+        raise UserError("a search needs machines; give a --cluster")
+    if wanted.layout or any(key.startswith("layout=") for key in wanted.keys):
+        raise UserError("a search finds the layout; drop the layout, or what asks for a search")
+    if why:
+        raise UserError("--why explains one layout; give the one that you mean with --layout")
 
 
 def _asked(tokens: str, rent: str, cluster: str) -> tuple[int, float | None]:
@@ -161,14 +198,15 @@ def simulate(
         require_place(file)
     drafted = _recipe(recipe, overrides or [], cluster)
     assert drafted.plan is not None
-    time = step_time(drafted.plan, _fitted(cluster, drafted))
+    machine = _fitted(cluster, drafted)
+    time = step_time(drafted.plan, machine, own_profile(machine.device))
     if trace:
         put(trace_json(time.timeline), trace)
     if svg:
         put(timeline_svg(time.timeline), svg)
         return
     print(draw_timeline(time.timeline, width=72 / time.timeline.makespan))
-    print(f"from stated efficiencies of {cluster}: {spell_causes(time.breakdown)}")
+    print(f"on {cluster}{spell_basis(time)}: {spell_causes(time.breakdown)}")
 
 
 def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:

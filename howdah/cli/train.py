@@ -8,22 +8,23 @@ has set environment variables.
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from howdah.base.errors import UserError, named
+from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
-from howdah.cli.check import and_missing_text
+from howdah.cli.check import and_the_rest, file_problems, problem_of
 from howdah.cli.environment import launched, number_in, this_machine, visible_cards
 from howdah.cli.errors import in_words
 from howdah.config.history import (
@@ -35,10 +36,11 @@ from howdah.config.history import (
 )
 from howdah.config.recipe import Machine, Run, load_run, resolve_run, resolved, save_run
 from howdah.config.shipped import found, which
-from howdah.host.facts import free_memory
+from howdah.host.facts import free_memory, has_card
 from howdah.search.capacity import Room, refuse_too_large
+from howdah.text.sources import unreadable
 from howdah.train.job import Job
-from howdah.train.notes import notes_of, rate_note
+from howdah.train.notes import device_note, notes_of, rate_note, sample_note
 
 if TYPE_CHECKING:
     from howdah.comm.launch import Seat
@@ -65,18 +67,21 @@ def train(
     """Train RECIPE, or resume a run folder. `howdah keys` lists what KEY=VALUE can change."""
     if restarts < 0:
         raise UserError(f"--restarts is {restarts}; it must be at least 0")
-    with and_missing_text():
-        run = load_run(recipe, overrides or [])
     among = launched()
+    with and_the_rest(force=force or among):
+        run = load_run(recipe, overrides or [])
     if among and "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
     machine = this_machine(among=among)
-    with and_missing_text():
+    with and_the_rest(force=force or among):
         job = resolve_run(run, machine)
-    _require_room(job, machine, force=force)
+    if lacking := [*_lacks_room(job, machine, force=force), *_lacks_compiler(job)]:
+        raise UserError(several([*lacking, *file_problems(run)]))
     first = not among or os.environ["RANK"] == "0"
     if first and (told := which(str(recipe))):
         print(told)
+    for note in filter(None, _device_notes(run, job, machine) if first else ()):
+        print(f"note        {note}", flush=True)
     folder = kind_of(found(recipe)) == "folder"
     with ExitStack() as after:
         ready = partial(_make_ready, run, job, first=first, resume=resume or folder, asked=resume)
@@ -100,29 +105,49 @@ def _train_listening(ready: Callable[..., Job], after: ExitStack, restarts: int)
     return code
 
 
-def _require_room(job: Job, machine: Machine, *, force: bool) -> None:
-    """Raises UserError if this machine is too small for its ranks, unless `force` is set."""
+def _lacks_room(job: Job, machine: Machine, *, force: bool) -> Iterator[str]:
+    """Yields why this machine is too small for its ranks; only of GPUs if `force` is set."""
     import torch
 
     from howdah.host.devices import require_cards
+    from howdah.host.precision import require_precision
 
     ranks, device = machine.local_world or job.layout.world, 0
     if job.device == "cuda":
-        require_cards(ranks, visible=visible_cards())
+        if unusable := [*problem_of(partial(require_cards, ranks, visible=visible_cards()))]:
+            yield from unusable
+            return  # the cards are not asked for more
         sharing = -(-ranks // machine.cuda)
         device = torch.cuda.get_device_properties(0).total_memory // sharing
+    yield from problem_of(partial(require_precision, job.method.precision, job.device))
     room = Room(free_memory(), machine.cores, ranks, device)
     if not force:
-        refuse_too_large(job.plan, room)
+        yield from problem_of(partial(refuse_too_large, job.plan, room))
 
 
-def _require_compiler(job: Job) -> None:
-    """Raises UserError if torch.compile would not find its C++ compiler, which it asks for late."""
+def _device_notes(run: Run, job: Job, machine: Machine) -> Iterator[str]:
+    """Yields what the run does not do with the GPUs of this machine, and why."""
+    lack = machine.no_cuda if has_card() else ""
+    yield device_note(run.device, job.device, cards=machine.cuda, lack=lack)
+    if job.device == "cuda":
+        import torch
+
+        room = torch.cuda.get_device_properties(0).total_memory
+        yield sample_note(job.plan, job.train.prompt, room=room)
+
+
+def _lacks_compiler(job: Job) -> Iterator[str]:
+    """Yields that torch.compile would not find its compiler, which it asks for late."""
     name = os.environ.get("CXX", "g++")
     if job.compile and job.device == "cpu" and not shutil.which(name):
-        raise UserError(
+        yield (
             f"compile is true, but the C++ compiler that torch.compile uses, {named(name)}, is not "
             "found; install it, name another in CXX, or leave compile out"
+        )
+    if job.compile and job.device == "cuda" and not find_spec("triton"):
+        yield (
+            "compile is true, but triton, with which torch.compile writes kernels for GPUs, is not "
+            "installed; install it beside torch, or leave compile out"
         )
 
 
@@ -149,7 +174,6 @@ def _make_ready(
     from howdah.train.run_folder import lock, remove_start
     from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
-    _require_compiler(job)
     say = RunConsole(rank=0 if first else 1).say
     now = resolved(run, job)
     with lock(job.folder) if first else nullcontext() as there:
@@ -157,12 +181,15 @@ def _make_ready(
             after.callback(remove_start, there)
         done = max(steps(job.folder / "checkpoints"), default=0) if first else 0
         changed = changes_since(job.folder, now) if done else {}
+        asks = [partial(refuse_other_start, changed, job.folder)]
         if not resume:
             steps_now = 0 if job.train.epochs else job.train.steps
-            refuse_accident(changed, job.folder, done=done, steps=steps_now)
-        refuse_other_start(changed, job.folder)
-        if first:
-            require_inputs(job)
+            accident = partial(refuse_accident, changed, job.folder, done=done, steps=steps_now)
+            asks = [accident, *asks]
+        wrong = [problem for ask in asks for problem in problem_of(ask)]
+        inputs = [*problem_of(partial(require_inputs, job))] if first else []
+        if wrong or inputs:
+            raise UserError(several([*wrong, *(inputs or unreadable(job.data))]))
         # One rank of each machine checks the files that all its ranks will read.
         corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
         order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)

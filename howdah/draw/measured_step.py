@@ -81,7 +81,7 @@ def _one(
             raise UserError(
                 f"step {chosen} of rank {rank} is not one of {plan.layout} with {micros} "
                 "micro-batches: what was measured is of another run, or damaged; train on to have "
-                "it written anew"
+                "it written again"
             )
     spans = tuple(
         tuple(_in_lanes(step.spans, first=where.index(index))) for index, step in enumerate(traces)

@@ -20,6 +20,7 @@ from howdah.shapes.shape import ModelShape
 from howdah.sim.cost import YEARS, Cost
 from howdah.sim.memory import Held, peak
 from howdah.sim.predict import Prediction
+from howdah.sim.step_time import StepTime
 
 K = TypeVar("K")
 
@@ -123,11 +124,20 @@ def _traffic(prediction: Prediction, *, why: bool) -> list[str]:
     return [f"traffic {size_of(sum(rows.values()))} sent by a rank in a step", *lines]
 
 
+def spell_basis(time: StepTime) -> str:
+    """The interval of a step's seconds, and the profile that they come from."""
+    between = ""
+    if time.interval:
+        low, high = (spell(end, "seconds") for end in time.interval)
+        between = f" ({low} to {high} in four of five runs)"
+    return f"{between}, profile {time.profile.name}"
+
+
 def _time(prediction: Prediction, *, why: bool) -> Iterator[str]:
     time, cluster = prediction.time, prediction.cluster
     assert time is not None and cluster is not None
     parts = spell_causes(time.breakdown)
-    yield f"time    {spell(time.seconds, 'seconds')} a step, from stated efficiencies: {parts}"
+    yield f"time    {spell(time.seconds, 'seconds')} a step{spell_basis(time)}: {parts}"
     yield (
         f"        {_figure(time.tokens_per_second)} tokens/s, {_mfu(prediction)}, "
         f"bubble {time.timeline.bubble:.1%}"
@@ -233,7 +243,8 @@ def prediction_data(prediction: Prediction, notes: Sequence[str] = ()) -> dict[s
     if time:
         data |= {
             "step_seconds": time.seconds,
-            "step_seconds_from": "stated efficiencies",
+            "step_seconds_80": time.interval,
+            "profile": time.profile.name,
             "tokens_per_second": time.tokens_per_second,
             "mfu": time.mfu,
             "mfu_causal": _causal_mfu(prediction),

@@ -12,7 +12,7 @@ from howdah.base.errors import UserError, several
 from howdah.base.quantities import spell
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
-from howdah.plan.plan import Plan, make_plan
+from howdah.plan.plan import Plan, beside, make_plan
 from howdah.plan.support import unsupported
 from howdah.search.closest import closest
 from howdah.shapes.parameters import parameters
@@ -82,7 +82,7 @@ def _with_batch(plan: Plan, layout: Layout) -> Plan | None:
         )
     except UserError:
         return None
-    return None if unsupported(other.shape, other.layout) else other
+    return None if unsupported(other.shape, other.layout) else beside(plan, other)
 
 
 def _takes(plan: Plan, *, on_host: bool) -> int:

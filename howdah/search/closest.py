@@ -12,7 +12,7 @@ from typing import NamedTuple
 from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
-from howdah.plan.plan import Plan, make_plan
+from howdah.plan.plan import Plan, beside, make_plan
 from howdah.sim.memory import memory, peak
 from howdah.sim.predict import kernels_of
 
@@ -71,8 +71,9 @@ def _changed(plan: Plan, changes: dict[str, object]) -> Plan | None:
     try:
         layout = replace(plan.layout, **changes)  # type: ignore[arg-type]
         batch = replace(plan.batch, global_batch=None)
-        method = plan.method
-        return make_plan(plan.shape, layout, batch, sequence=plan.sequence, method=method)
+        sequence, method = plan.sequence, plan.method
+        other = make_plan(plan.shape, layout, batch, sequence=sequence, method=method)
+        return beside(plan, other)
     except UserError:
         return None
 

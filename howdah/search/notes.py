@@ -15,11 +15,13 @@ if it differs from all of them by more than a factor of two.
 """
 
 from collections.abc import Iterator
+from math import log2
 
 from howdah.machines.cluster import Cluster
 from howdah.plan.plan import Plan
 from howdah.plan.support import unsupported
 from howdah.shapes.parameters import parameters
+from howdah.shapes.shape import ModelShape
 
 # (from how many parameters, the same in words, fewest and most tokens of a step)
 PUBLISHED = (
@@ -37,7 +39,8 @@ def notes_on(plan: Plan, cluster: Cluster | None, *, tuned: bool = False) -> lis
     tuned  whether it starts from trained weights, for which no batch of pre-training is advised
     """
     advice = [] if tuned else _batch(plan)
-    return [*unsupported(plan.shape, plan.layout), *advice, *_memory(cluster)]
+    here = unsupported(plan.shape, plan.layout, precision=plan.method.precision)
+    return [*here, *advice, *_memory(cluster)]
 
 
 def _batch(plan: Plan) -> Iterator[str]:
@@ -60,3 +63,13 @@ def _memory(cluster: Cluster | None) -> Iterator[str]:
             f"cluster {cluster.name} does not say device.reserved, the memory in use before the "
             "first tensor; all of a device's memory is taken as free"
         )
+
+
+def usual_batch(shape: ModelShape, sequence: int) -> int:
+    """Samples of a step as published runs of such models have them: in the middle of their range,
+    rounded to a power of two. Below 0.1B parameters, of which nothing is published: 131,072 tokens.
+    """
+    size = parameters(shape).total
+    ranges = [(low, high) for least, _, low, high in PUBLISHED if least <= size]
+    low, high = ranges[0] if ranges else (1 << 17, 1 << 17)
+    return 1 << max(round(log2((low * high) ** 0.5 / sequence)), 0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
-from howdah.plan.plan import Plan, make_plan
+from howdah.plan.plan import Plan, beside, make_plan
 from howdah.plan.support import unsupported
 from howdah.search.closest import closest
 from howdah.sim.memory import memory, peak
@@ -87,13 +87,9 @@ def _with(plan: Plan, layout: Layout, *, micro_batch: int) -> Ways:
     """
     batch = replace(plan.batch, micro_batch=micro_batch)
     try:
-        yield make_plan(
-            plan.shape,
-            replace(layout, micros=None),
-            batch,
-            sequence=plan.sequence,
-            method=plan.method,
-        )
+        layout = replace(layout, micros=None)
+        other = make_plan(plan.shape, layout, batch, sequence=plan.sequence, method=plan.method)
+        yield beside(plan, other)
     except UserError:
         return
 

@@ -71,7 +71,7 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
 
     Raises UserError if the device has no arithmetic in the plan's precision.
     """
-    counted, lowered = _wired(attained(cluster), profile), program_of(plan)
+    counted, lowered = wired(attained(cluster), profile), program_of(plan)
     speeds = Speeds(cluster, counted, plan.method, profile)
     times, where = MessageTimes(plan, counted), plan.stages.where
     ranks = [
@@ -91,7 +91,7 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
     return _summed(plan, cluster, timeline, ranks, profile)
 
 
-def _wired(counted: Cluster, profile: Profile) -> Cluster:
+def wired(counted: Cluster, profile: Profile) -> Cluster:
     """The cluster with the bandwidths that the framework's collectives reach."""
     inside, between = (
         replace(link, bandwidth=link.bandwidth * factor)

@@ -108,6 +108,26 @@ def test_missing_text_is_told_beside_a_mistake(refused, recipe, command, mistake
     assert "data.sources: none does not exist; " in told
 
 
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_too_little_memory_hides_nothing(refused, recipe, tmp_path, monkeypatch, command):
+    """A machine that was too small was told first, and what was wrong with the files after it."""
+    monkeypatch.setattr(f"howdah.cli.{command}.free_memory", lambda: 10**8)
+    (tmp_path / "mine.txt").write_text("no schedule")
+    files = ["data.sources=none", f"schedule={tmp_path / 'mine.txt'}", "init_from=gone"]
+    words = [f"train.prompt={'ab ' * 40}", "data.tokenizer=mine.json", f"folder={tmp_path / 'a'}"]
+    told = refused(command, recipe, *words, files[0], files[2])
+    assert told.startswith("single x1 takes about ")
+    for problem in ("none does not", "mine.json does not", "gone does not"):
+        assert problem in told
+    monkeypatch.setattr("howdah.cli.check.free_memory", lambda: 10**8)
+    told = refused(command, recipe, "layout=pp2 x6", "threads=-1", *files)
+    for problem in ("threads is -1", "schedule, line 1", "none does not", "gone does not"):
+        assert problem in told and told.count(problem) == 1, told
+    told = refused(command, recipe, "threads=-1", "data.sources=none")
+    assert told.startswith("threads is -1") and "; single x1 takes about " in told
+    assert told.endswith("hub") and "single" not in refused(command, recipe, "batch=3")
+
+
 @pytest.mark.parametrize("key", ["sources", "validation"])
 def test_a_field_without_a_file_is_refused(refused, key, tmp_path):
     """It was the field of the standard library's files, which have none."""
@@ -163,6 +183,28 @@ def test_what_is_here_comes_first_and_is_told(run, tmp_path):
         f"{shipped}\n"
     )
     assert "layout  dp4 x1" in out
+
+
+def test_a_recipe_of_ones_own_beside_one_that_ships_is_told(run, tmp_path):
+    """After `howdah recipes laptop > laptop.toml`, `train laptop` trained the one that ships."""
+    own = (FOLDER / "laptop.toml").read_text("utf-8").replace('"dp2"', '"dp4"')
+    (tmp_path / "here" / "laptop.toml").write_text(own)
+    first, second = run("check", "laptop")[1].splitlines()
+    assert first == "laptop is the recipe that ships; that of this folder is laptop.toml"
+    assert second.startswith("laptop: sound: laptop on dp2")
+    assert run("check", "laptop.toml")[1].startswith("laptop.toml: sound: laptop on dp4")
+
+
+def test_a_file_that_hides_a_recipe_is_told(refused, tmp_path):
+    (tmp_path / "here" / "laptop").write_text("my notes")
+    assert refused("check", "laptop").endswith(
+        "; it hides the recipe that ships: `howdah recipes laptop > mine.toml` writes that one"
+    )
+    called = "; the recipe that ships is called laptop"
+    assert refused("check", "recipes/laptop.toml").endswith(f"No such file or directory{called}")
+    assert refused("check", "laptop.toml").endswith(called)
+    (tmp_path / "here" / "recipes").mkdir()  # a folder of text, or of food
+    assert refused("check", "recipes/laptop.toml").endswith(called)
 
 
 # -- plans ---------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_model_alone_has_its_parameters(howdah):
 def test_a_plan_in_a_page(howdah):
     code, out, _ = howdah("plan", *FITS, "--tokens", "15T")
     words = [line.split()[0] for line in out.splitlines()]
-    assert code == 0 and "fits" in out and "from stated efficiencies" in out
+    assert code == 0 and "fits" in out and "profile howdah" in out
     assert {"layout", "batch", "memory", "stage", "traffic", "tp", "dp", "pp", "time", "run"} <= {
         *words
     }
@@ -67,7 +67,7 @@ def test_a_plan_as_data(howdah):
     assert all(held["peak"] >= held["weights"] > 0 for held in data["memory_bytes"])
     assert {"tp", "dp", "pp"} <= data["traffic_bytes"].keys()
     assert data["step_seconds"] > 0 and data["fits"] and data["run"]["days"] > 0
-    assert data["step_seconds_from"] == "stated efficiencies"
+    assert data["profile"] == "howdah"
 
 
 def test_a_plan_of_a_recipe_takes_the_recipes_batch_and_layout(howdah):
@@ -119,20 +119,59 @@ def test_keys_change_a_model_alone_and_a_drawing(howdah):
 
 def test_rent_stands_beside_purchase(howdah):
     long = (*FITS, "--tokens", "1T")
-    assert " USD (purchase over 5 years), 25.5 MWh" in howdah("plan", *long)[1]
+    assert " USD (purchase over 5 years), 34.1 MWh" in howdah("plan", *long)[1]
     code, out, _ = howdah("plan", *long, "--rent", "2.5")
     run = json.loads(howdah("plan", *long, "--rent", "2.5 USD/h", "--json")[1])["run"]
     assert code == 0 and " USD (purchase over 5 years), " in out and " USD (rent), " in out
     assert run["usd_rent"] == pytest.approx(2.5 * run["device_hours"])
-    tpu = howdah("plan", "llama3-8b", "--cluster", "tpu-v5e", "--tokens", "1T")[1]
+    tpu = ("--cluster", "tpu-v5e", "--layout", "dp*", "--tokens", "1T")
+    tpu = howdah("plan", "llama3-8b", *tpu)[1]
     assert " USD (rent), " in tpu and "purchase" not in tpu
+
+
+def test_without_a_layout_one_is_searched(howdah, tmp_path):
+    """The table; the same as data; and a recipe with it, which `check` and `plan` take."""
+    words = ("plan", "laptop", "--sequence", 64, "--global-batch", 4, "--cluster", "laptop-cpux2")
+    words = (words[0], "model.preset=laptop", *words[2:])
+    code, out, _ = howdah(*words)
+    assert code == 0 and "layouts of 2 x" in out and "note" in out
+    file = tmp_path / "found.toml"
+    data = json.loads(howdah(*words, "--write", file, "--tokens", "1M", "--json")[1])
+    seconds = [row["step_seconds"] for row in data["best"]]
+    assert seconds == sorted(seconds) and data["best"][0]["days"] > 0
+    planned = json.loads(howdah("plan", file, "--cluster", "laptop-cpux2", "--json")[1])
+    assert planned["layout"] == data["best"][0]["layout"]
+    assert planned["step_seconds"] == pytest.approx(seconds[0])
+    assert howdah("check", file)[0] == 0
+    again = howdah(*words, "--write", file)
+    assert again[0] == 2 and "is there already" in again[2]
+    several = json.loads(howdah(*words, "--devices", "1..2", "--json")[1])
+    assert [row["devices"] for row in several["by_devices"]] == [1, 2]
+    assert json.loads(howdah(*words, "--fewest", "--json")[1])["best"][0]["devices"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--search",), "give a --cluster"),
+        (("--cluster", "h100x8", "--search", "--layout", "dp8"), "drop the layout"),
+        (("--cluster", "h100x8", "--budget", "days<3"), "--tokens"),
+        (("--cluster", "h100x8", "--devices", "8..4"), "no range"),
+        (("--cluster", "h100x8", "--tokens", "1M", "--budget", "day<3"), "cannot be read"),
+        (("--cluster", "h100x8", "--why"), "--why explains one layout"),
+        (("--cluster", "rack-1gbe", "--sequence", "8"), "no layout of llama3-405b fits"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(howdah, words, said):
+    code, _, err = howdah("plan", "llama3-405b", *words)
+    assert code == 2 and said in err and err.count("\n") == 1
 
 
 def test_mfu_over_100_percent_is_not_printed(howdah):
     """qwen3-0.6b at 40,960 tokens: flops of all pairs are 1.8 times those that are computed."""
-    words = ("qwen3-0.6b", "--cluster", "h100x8", "--layout", "dp* zero1", "--sequence", "40960")
+    words = ("qwen3-0.6b", "--cluster", "tpu-v5px8", "--layout", "dp* zero1", "--sequence", "40960")
     code, out, _ = howdah("plan", *words)
-    assert code == 0 and "mfu 76.5% (causal), bubble" in out
+    assert code == 0 and "mfu 75.2% (causal), bubble" in out
     data = json.loads(howdah("plan", *words, "--json")[1])
     assert data["mfu_causal"] < 1 < data["mfu"]
 
@@ -144,10 +183,10 @@ def test_a_hint_that_cannot_be_run_says_so(howdah, tmp_path):
         'host.memory = "64 GB"\ndevice.name = "chip"\ndevice.memory = "35 MB"\n'
         'device.bandwidth = "1 TB/s"\ndevice.flops.bf16 = "1 TFLOP/s"\n'
     )
-    code, out, err = howdah("plan", "model.preset=laptop", "--cluster", small)
-    assert code == 2 and "memory  83 MB a device of 35: DOES NOT FIT" in out
+    code, out, err = howdah("plan", "model.preset=laptop", "--cluster", small, "--layout", "dp*")
+    assert code == 2 and "memory  80.9 MB a device of 35: DOES NOT FIT" in out
     assert err == (
-        f"howdah: layout 'dp2 x1' needs 83 MB a device, and {small} has 35 MB; 'dp2 x1 "
+        f"howdah: layout 'dp2 x1' needs 80.9 MB a device, and {small} has 35 MB; 'dp2 x1 "
         "recompute=full optimizer=host' fits (optimizer=host can be planned, but not run yet)\n"
     )
 
@@ -174,7 +213,7 @@ def test_a_plan_of_a_config_json(howdah, tmp_path):
 
 
 def test_what_does_not_fit_is_shown_and_the_closest_that_does_is_named(howdah):
-    code, out, err = howdah("plan", "llama3-70b", "--cluster", "h100x64")
+    code, out, err = howdah("plan", "llama3-70b", "--cluster", "h100x64", "--layout", "dp*")
     assert code == 2 and "DOES NOT FIT" in out
     assert err.startswith("howdah: layout 'dp64 x1' needs ") and err.endswith(" fits\n")
     closest = err.split("'")[3]
@@ -182,7 +221,7 @@ def test_what_does_not_fit_is_shown_and_the_closest_that_does_is_named(howdah):
 
 
 def test_what_fits_nowhere_near_is_told(howdah):
-    code, _, err = howdah("plan", "llama3-405b", "--cluster", "rack-1gbe")
+    code, _, err = howdah("plan", "llama3-405b", "--cluster", "rack-1gbe", "--layout", "dp*")
     assert code == 2 and "nothing near fits: take more devices" in err
 
 
@@ -315,6 +354,8 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     assert code == 2
     assert all(word in err for word in ("tp3", "method.dropout", "data.sequence_length 300"))
     assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
+    code, _, told = howdah("check", RECIPE, "method.precision=fp16")
+    assert (code, "method.precision fp16 can be planned, but not run yet" in told) == (2, True)
     code, _, err = howdah("check", RECIPE, "data.sources=nowhere", "data.validation=/none.txt")
     assert code == 2 and "data.validation: /none.txt does not exist; name a file" in err
     assert "data.sources: nowhere does not exist; " in err

@@ -5,14 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from in_flight import message_for_each_unit
 from small_cases import case_of
 from small_runs import losses, train_on
 
 from howdah.base.errors import UserError
 from howdah.comm.group import Group
+from howdah.parallel.apply import apply
+from howdah.parallel.flat_params import random_init
+from howdah.parallel.mesh import connect_mesh
 from howdah.plan.method import Method
+from howdah.shapes.weights import weights
 from howdah.sim.traffic import step_traffic
-from howdah.verify.evidence import gather
+from howdah.train.report import _tensors, predicted_memory
+from howdah.train.step import StepContext, train_step
+from howdah.verify.evidence import _batch, gather, rate_of
 
 
 def narrow_case(words, gradient_dtype):
@@ -91,6 +98,29 @@ def test_bytes_of_narrow_gradients_are_predicted(workers, words):
     for name, gradient in exact.gradients.items():
         apart = np.linalg.norm(found[0].gradients[name] - gradient)
         assert 0 < apart <= 2**-6 * np.linalg.norm(gradient), name
+
+
+def held(transport, case, apart):
+    """Bytes of the window and of narrow copies after a step, measured and predicted."""
+    with (
+        message_for_each_unit(apart),
+        connect_mesh(case.layout, transport, torch.device("cpu")) as mesh,
+    ):
+        placed = apply(case.plan, mesh=mesh, fill=random_init(weights(case.shape), case.seed))
+        context = StepContext(placed, mesh, case.method, case.seed)
+        train_step(context, _batch(case, 0, rank=mesh.rank), step=0, rate=rate_of(case, 0))
+        predicted = predicted_memory(case.plan, mesh.rank)["reduced"]
+        return _tensors(placed).get("reduced", 0), predicted, placed.sums.narrow_bytes
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("words", ["dp3 zero1 x1", "dp2 zero2 x2", "dp4 zero2 shard2 x2"])
+def test_memory_of_narrow_gradients_is_predicted(workers, words, apart):
+    for kind in ("full", "bf16"):
+        case = narrow_case(words, kind)
+        for measured, predicted, narrow in workers.run(held, case, apart, ranks=case.layout.world):
+            assert measured == predicted
+            assert bool(narrow) == (kind == "bf16")
 
 
 def test_a_run_with_narrow_gradients_learns(workers, make_job, tmp_path):

@@ -32,15 +32,15 @@ def test_less_than_a_thousandth_is_nothing():
 
 
 def test_a_small_plan_has_small_units():
-    found = lines("model.preset=laptop", "pp4 dp2", "h100x8", tokens=1_000_000)
+    found = lines("model.preset=laptop", "pp4 dp2", "h100x8", tokens=10_000)
     assert "layout  pp4 dp2 1f1b x1 on 8 x H100 SXM5 80 GB" in found
-    assert "memory  33.8 MB a device of 78.5 GB: fits" in found
-    assert any(line.startswith("  stage 1, 1 part: 15 = weights 1.38, ") for line in found)
+    assert "memory  33.2 MB a device of 78.5 GB: fits" in found
+    assert any(line.startswith("  stage 1, 1 part: 14.4 = weights 1.38, ") for line in found)
     assert "  pp  send            nvlink4  131 kB" in found
     assert not any("scalars" in line for line in found)
     assert found[-1] == (
-        "run     0.21 seconds, under 0.01 device-hours, under 0.01 USD (purchase over 5 years), "
-        "0.4 Wh, 0.1 g CO2eq"
+        "run     0.16 seconds, under 0.01 device-hours, under 0.01 USD (purchase over 5 years), "
+        "0.3 Wh, 0.1 g CO2eq"
     )
 
 

@@ -34,8 +34,8 @@ def takes(one):
     ("layout", "share", "named"),
     [
         ("single x4", 0.9, [("single x8", 4), ("single x4 recompute=full", 8)]),
-        ("single x4", 0.7, [("single x32", 1), ("single x16 recompute=full", 2)]),
-        ("dp2 x2", 0.8, [("dp2 x8", 2), ("tp2 sp x4", 8)]),
+        ("single x4", 0.75, [("single x32", 1), ("single x16 recompute=full", 2)]),
+        ("dp2 x2", 0.8, [("dp2 x8", 2), ("dp2 zero1 x2", 8)]),
         ("dp2 x16", 0.75, [("dp2 zero1 x16", 1)]),
         ("pp2 1f1b x4", 0.6, [("pp2 1f1b x32 recompute=full", 1)]),
         ("single x32", 0.5, []),

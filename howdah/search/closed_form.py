@@ -1,0 +1,279 @@
+"""Time and memory of many layouts at once, by closed form.
+
+    pipeline   with w = F + B of a rank, m micro-batches, p ranks and a message of c between two:
+               1f1b      Σ w + 2(p-1)c + (m-1)·period, where no period is shorter than the slowest
+                         rank's w, nor than a p-th of the way of a micro-batch there and back
+               v stages  m·max w + Σ others' w / v,  no less than the way of one micro-batch
+               split     m·max w + what a bubble of (F + I - W) or (F + I - 2W) a rank leaves
+    zero2, 3   each pass no shorter than its own sums and gathers; they slow computation down
+    sums       of the step: what is left when the last backward pass has ended
+    gathers    of zero1 and zero2: what the first forward pass waits for
+    update     bytes of a rank's share / bandwidth
+    memory     states, windows, and as many micro-batches in flight as the schedule holds
+
+The event simulation (`sim/step_time.py`) is the measure; tests hold the two together. Layouts are
+taken together that have the same pipeline; arrays are [rank or stage, layout].
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from howdah.plan.layout import Layout
+from howdah.plan.mesh_axes import axis
+from howdah.search.part_tables import Numbers, PartTables, Shape
+from howdah.search.space import NAMES, Question, Rows
+from howdah.sim.memory import WINDOW, width_of
+from howdah.sim.profile import Profile
+
+SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute")
+GROUPS = ("tp", "cp", "ep", "dp", "pp", "shard", "zero")
+
+
+class Closed(NamedTuple):
+    """Seconds of a step, and bytes on the fullest device, of each layout."""
+
+    seconds: Numbers
+    memory: Numbers
+
+
+class _Wire(NamedTuple):
+    """Of a group of ranks: seconds for a byte of a reduce-scatter, those of a message, its size."""
+
+    byte: Numbers
+    message: Numbers
+    size: Numbers
+
+
+class ClosedForm:
+    """The closed form for one question, under one profile."""
+
+    def __init__(self, question: Question, profile: Profile) -> None:
+        self.question, self.profile = question, profile
+        self.tables = PartTables(question, profile)
+        self.width = width_of(self.tables.formats)
+
+    def price(self, rows: Rows) -> Closed:
+        """Seconds and bytes of layouts."""
+        seconds, memory = np.zeros(len(rows)), np.zeros(len(rows))
+        pipelines, number = np.unique(rows[["pp", "schedule", "virtual"]], return_inverse=True)
+        for index, (pp, schedule, virtual) in enumerate(pipelines.tolist()):
+            chosen = np.flatnonzero(number == index)
+            one = _Pipeline(self, pp, NAMES[schedule], virtual, rows[chosen])
+            seconds[chosen], memory[chosen] = one.seconds(), one.memory()
+        nodes = -(-self.question.devices // self.question.cluster.devices_per_node)
+        seconds *= 1 + self.profile.straggling * np.log2(nodes)
+        return Closed(seconds + self.profile.step, memory)
+
+
+class _Pipeline:
+    """Layouts with the same stages and schedule."""
+
+    def __init__(
+        self, closed: ClosedForm, pp: int, schedule: str | None, virtual: int, rows: Rows
+    ) -> None:
+        self.tables, self.profile, self.width = closed.tables, closed.profile, closed.width
+        self.pp, self.schedule, self.virtual, self.rows = pp, schedule, virtual, rows
+        self.micros, self.zero = rows["micros"].astype(float), rows["zero"]
+        self.counts, self.where = self.tables.stages(pp, schedule, virtual)
+        self.of_rank = np.stack([self.counts[self.where == rank].sum(0) for rank in range(pp)])
+        shapes, number = np.unique(rows[list(SHAPE)], return_inverse=True)
+        found = [self.tables.parts(Shape(*one)) for one in shapes.tolist()]
+        self.part_seconds = np.stack([one.seconds for one in found], -1)[..., number]
+        self.kept = np.stack([one.kept for one in found], -1)[..., number]
+        self.again = np.stack([one.again for one in found], -1)[..., number]
+        self.once = np.array([one.once for one in found])[number]
+        self._weigh()
+        self._wire()
+
+    def _weigh(self) -> None:
+        """Elements of each rank, and of its largest units."""
+        pairs, number = np.unique(self.rows[["tp", "ep"]], return_inverse=True)
+        found = [self.tables.weights(*one) for one in pairs.tolist()]
+        self.unit = np.stack([one.dense for one in found], -1)[:, number]
+        self.expert_unit = np.stack([one.experts for one in found], -1)[:, number]
+        self.tied = np.array([one.tied for one in found])[number]
+        self.dense = self.of_rank @ self.unit
+        self.experts = self.of_rank @ self.expert_unit
+        kinds = [str(part) for part in self.tables.kinds]
+        ends = self.of_rank[:, [kinds.index("embedding"), kinds.index("head")]]
+        self.dense -= ends.prod(1)[:, None] * self.tied  # once, where a rank has both ends
+        self.units = self.of_rank.sum(1)[:, None]
+
+    def _wire(self) -> None:
+        """The groups over which states are sharded, and those across their copies."""
+        groups, number = np.unique(self.rows[list(GROUPS)], return_inverse=True)
+        found = []
+        for tp, cp, ep, dp, pp, shard, zero in groups.tolist():
+            layout = Layout(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp, zero=zero, shard=shard or None)
+            names = ("shard", "across", "expert_shard", "expert_across")
+            row = [
+                (*self.tables.path(*axis(layout, name)), axis(layout, name).size) for name in names
+            ]
+            found.append(row)
+        table = np.array(found, float)[number]  # [layout, group, 3]
+        self.shard, self.across, self.expert_shard, self.expert_across = (
+            _Wire((size - 1) / size / band, lat, size)
+            for band, lat, size in np.moveaxis(table, 0, -1)
+        )
+        rows, question = self.rows, self.tables.question
+        tokens = question.sequence / rows["cp"] * rows["micro_batch"]
+        tokens = tokens / np.where(rows["sp"] > 0, rows["tp"], 1)
+        tensors = 2 if question.shape.family == "encoder-decoder" else 1
+        size = tokens * question.shape.width * self.tables.formats.compute_bytes * tensors
+        hops = np.array(self.tables.hops(self.pp))[:, :, None]
+        self.send = size / hops[:, 0] + hops[:, 1] * tensors  # [rank, layout], to the next rank
+
+    # -- time
+
+    def seconds(self) -> Numbers:
+        """Seconds from the first forward to the end of the update."""
+        forward, backward, inner, weight = np.tensordot(
+            self.of_rank, np.moveaxis(self.part_seconds, 1, 0), axes=1
+        ).swapaxes(0, 1)
+        gather, reduce = self._messages()
+        each = np.where(self.zero >= 3, gather, 0)
+        sums = np.where(self.zero >= 2, reduce[0], 0)
+        first = np.where((self.zero == 1) | (self.zero == 2), gather, 0)
+        ahead = self._beside(forward, each)
+        tail = np.minimum(sums * self.virtual / self.units, ahead)  # of each stage's last sum
+        last = self._beside(backward, each)
+        if self.schedule in ("zb-h1", "zb-h2", "zb-v"):
+            split = self._beside(inner, each), self._beside(weight, sums, tail)
+            time = self._split(ahead, *split)
+            back = sum(split)
+        else:
+            back = self._beside(backward, each + sums, tail)
+            time = self._whole(ahead, back)
+        late = self._beside(forward, first) - forward
+        late = np.where(first > 0, np.maximum(late, first + forward / self.units - forward), 0)
+        ended = time + late.sum(0) - self._drain(last)
+        left = self._left(last, reduce)
+        return (ended + left + self._update()).max(0) + self._tie()
+
+    def _messages(self) -> tuple[Numbers, tuple[Numbers, Numbers]]:
+        """Seconds of a rank's gathers of all its weights; of its sums within and across copies."""
+        bytes_of = {"gather": self.width.gathered, "sum": self.tables.formats.sent_gradient_bytes}
+
+        def once(
+            wires: tuple[_Wire, _Wire], width: float, parts: tuple[Numbers, Numbers]
+        ) -> Numbers:
+            found: Numbers = 0.0
+            for wire, elements, part in zip(wires, (self.dense, self.experts), parts, strict=True):
+                units = self.units * (elements > 0) * (wire.size > 1)
+                found = found + elements * width / part * wire.byte + units * wire.message
+            return found
+
+        inside, outside = (self.shard, self.expert_shard), (self.across, self.expert_across)
+        gather = once(inside, bytes_of["gather"], (1.0, 1.0))
+        within = once(inside, bytes_of["sum"], (1.0, 1.0)) * np.where(self.zero == 0, 2, 1)
+        shared = (self.shard.size, self.expert_shard.size)
+        return gather, (within, 2 * once(outside, bytes_of["sum"], shared))
+
+    def _beside(self, seconds: Numbers, messages: Numbers, tail: Numbers | float = 0.0) -> Numbers:
+        """Seconds of computation with messages beside it, which slow it down; the last of them may
+        outlast it by `tail`.
+        """
+        if not self.profile.overlap:
+            return seconds + messages
+        slowed = seconds + messages * (1 - 1 / self.profile.slowdown)
+        return np.maximum(messages - tail, slowed)
+
+    def _whole(self, ahead: Numbers, back: Numbers) -> Numbers:
+        """Seconds of all passes of 1f1b and interleaved."""
+        p, v, m, work = self.pp, self.virtual, self.micros, ahead + back
+        slowest, between = work.max(0), self.send[:-1]
+        if v == 1:
+            behind = work[::-1].cumsum(0)[::-1]  # from each rank to the last and back
+            behind[:-1] += 2 * between[::-1].cumsum(0)[::-1]
+            held = np.minimum(m, p - np.arange(p)[:, None])
+            period = np.maximum(slowest, (behind / held).max(0) * (m > p))
+            return behind[0] + (np.minimum(m, p) - 1) * slowest + np.maximum(m - p, 0) * period
+        path = work.sum(0) + 2 * v * self.send.sum(0) - 2 * self.send[-1]
+        period = np.maximum(slowest + v * self.send.max(0), v * self.send.max(0) * (1 + (p == 2)))
+        fill = (work.sum(0) - slowest) / v + (v + 1) * between.sum(0)
+        return np.maximum(m * period + fill, path + (m - 1) * period / v)
+
+    def _split(self, ahead: Numbers, inner: Numbers, weight: Numbers) -> Numbers:
+        """Seconds of all passes of a schedule with split backward passes."""
+        work, way, between = ahead + inner + weight, ahead + inner, self.send[:-1].sum(0)
+        idle = {"zb-h1": way - weight, "zb-h2": ahead, "zb-v": ahead / 2}[self.schedule or ""]
+        hops = {"zb-h1": 4, "zb-h2": 1.5, "zb-v": 4.5}[self.schedule or ""] * between
+        full = self.micros * work.max(0) + (idle.sum(0) - idle.min(0)).clip(0) + hops
+        few = way.sum(0) + (self.micros - 1) * way.max(0) + weight.max(0)
+        return np.maximum(full, few + 2 * self.virtual * between)
+
+    def _drain(self, back: Numbers) -> Numbers:
+        """Seconds by which a rank's last backward pass ends before that of the first rank."""
+        if self.schedule in ("zb-h1", "zb-h2", "zb-v"):
+            return 0 * back
+        sent = self.send.cumsum(0) - self.send
+        return (np.cumsum(back, 0) - back) / self.virtual + sent
+
+    def _left(self, last: Numbers, reduce: tuple[Numbers, Numbers]) -> Numbers:
+        """Seconds by which the sums outlast the last backward pass; those of zero2 and zero3 are
+        counted with every pass, but for the last bucket.
+        """
+        within, across = np.where(self.zero >= 2, reduce[0] / self.units, reduce[0]), reduce[1]
+        total = np.maximum(within, across) + np.minimum(within, across) / self.units
+        total, last = total / self.virtual, last / self.virtual
+        if not self.profile.overlap:
+            return total
+        slowed = np.minimum(total, last) * (1 - 1 / self.profile.slowdown)
+        return np.maximum(total - last * (1 - 1 / self.units), 0) + slowed
+
+    def _update(self) -> Numbers:
+        plan = self.tables.formats
+        states = len(plan.method.optimizer.states)
+        touched = (3 + 2 * states) * plan.master_bytes + plan.compute_bytes
+        own = self._own(self.zero > 0)
+        return self.profile.update * own * touched / self.tables.speeds.bandwidth
+
+    def _own(self, shared: Numbers) -> Numbers:
+        """Elements of a rank's share, where it is `shared`; else all."""
+        cut = self.dense / self.shard.size + self.experts / self.expert_shard.size
+        return np.where(shared, cut, self.dense + self.experts)
+
+    def _tie(self) -> Numbers:
+        """Seconds in which both ends of the pipeline sum the gradients of a tied embedding."""
+        if self.pp == 1 or self.schedule == "zb-v" or not self.tied.any():
+            return np.zeros(len(self.rows))
+        bytes_ = self.tied / self.shard.size * self.tables.formats.sent_gradient_bytes
+        between, latency = self.tables.hops(self.pp)[-1]  # from the last rank to the first
+        tied = bytes_ / between + 2 * latency
+        whole = self.tied * self.width.gathered * self.shard.byte + self.shard.message
+        return tied + np.where(self.zero == 0, whole, 0)
+
+    # -- memory
+
+    def memory(self) -> Numbers:
+        """Bytes on the fullest device."""
+        width, zero = self.width, self.zero
+        own, whole = self._own(zero > 0), self.dense + self.experts
+        held = (width.masters + width.moments) * own
+        held += width.weights * np.where(zero == 3, own, whole)
+        held += width.gradients * np.where(zero >= 2, own, whole)
+        units = np.concatenate([self.unit, self.expert_unit])
+        several = np.sort(units, 0)[::-1]
+        cut = self.shard.size > 1
+        gathered = several[:1] + np.where(self.units > 1, several[1:2], 0) * (WINDOW - 1)
+        passes = np.where((zero == 3) & cut, gathered * width.gathered, 0)
+        sparse = self.expert_unit.any()
+        slots = np.minimum(2 + (self.rows["tp"] > 1) + sparse, self.units * (1 + sparse))
+        largest = np.where(self.of_rank[:, :, None] > 0, self.unit[None], 0).max(1)
+        passes = passes + np.where((zero >= 2) & cut, slots * largest * width.reduced, 0)
+        again = np.where(self.of_rank[:, :, None] > 0, self.again[None], 0).max(1)
+        return (held + passes + again + self._activations()).max(0)
+
+    def _activations(self) -> Numbers:
+        """Bytes of the micro-batches in flight on each rank."""
+        blocks = (self.counts @ self.tables.blocks > 0)[:, None]
+        stage = self.counts @ self.kept + blocks * self.once
+        rank = np.stack([stage[self.where == rank].sum(0) for rank in range(self.pp)])
+        p, m, v = self.pp, self.micros, self.virtual
+        index = np.arange(p)[:, None]
+        if self.schedule == "interleaved":
+            longest = np.where(m >= p, -(-m // np.maximum(m // p, 1)), m)
+            return rank / v * np.minimum(longest * (v - 1) + 2 * (p - 1 - index) + 1, m * v)
+        flying = {"zb-h1": p + 0 * index, "zb-h2": 2 * p - 1 + 0 * index, "zb-v": p + 0 * index}
+        return rank * np.minimum(flying.get(self.schedule or "", p - index), m)

@@ -1,0 +1,208 @@
+"""The tables that the closed form reads: what one part of each kind costs on a rank.
+
+The blocks of a model are of few kinds (dense, with experts), and the layouts of a search have few
+different shapes of them: those of tp, cp, ep, sp, micro-batch and recompute. For each shape the
+seconds and bytes of every kind are asked once from `sim`, with a plan that has one part of a kind.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from howdah.machines.cluster import attained
+from howdah.machines.network import axis_groups, path
+from howdah.plan.batch import Batch
+from howdah.plan.exchanges import exchanges
+from howdah.plan.layout import Layout, family_of
+from howdah.plan.plan import Plan, for_gpus, make_stages
+from howdah.plan.schedule.actions import Kind
+from howdah.plan.sharding import local_buffers, local_of
+from howdah.plan.stages import Stages
+from howdah.search.space import RECOMPUTE, Question
+from howdah.shapes.activations import bytes_of, made_again, saved, shared
+from howdah.shapes.part import Part
+from howdah.shapes.weights import parts
+from howdah.sim.message_times import MessageTimes
+from howdah.sim.operator_times import Speeds
+from howdah.sim.part_times import part_times
+from howdah.sim.predict import kernels_of
+from howdah.sim.profile import Profile
+from howdah.sim.step_time import wired
+
+Numbers = Any  # arrays of numbers: most functions of numpy say no more of what they return
+Counts = tuple[Numbers, NDArray[np.int64]]  # of parts [stage, kind], and each stage's rank
+KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+
+
+class Shape(NamedTuple):
+    """What the seconds and activations of a part depend on; recompute by number."""
+
+    tp: int
+    cp: int
+    ep: int
+    sp: int
+    micro_batch: int
+    recompute: int
+
+
+class PartTable(NamedTuple):
+    """Of one micro-batch, by kind of part: [kind].
+
+    seconds   [forward, backward, input half, weight half; kind]
+    kept      bytes of activations that wait for the backward pass
+    again     bytes that are recomputed at a time
+    once      bytes that the blocks of a stage share
+    """
+
+    seconds: Numbers
+    kept: Numbers
+    again: Numbers
+    once: float
+
+
+class WeightTable(NamedTuple):
+    """Elements that a rank holds of one part: of dense weights and of experts, by kind [kind], and
+    of a tied embedding (which is in both of its kinds).
+    """
+
+    dense: Numbers
+    experts: Numbers
+    tied: float
+
+
+class PartTables:
+    """The tables of one question, under one profile."""
+
+    def __init__(self, question: Question, profile: Profile) -> None:
+        self.question, self.profile = question, profile
+        self.counted = wired(attained(question.cluster), profile)
+        self.speeds = Speeds(question.cluster, self.counted, question.method, profile)
+        every = parts(question.shape)
+        plan = self._plan(Shape(1, 1, 1, 0, 1, 0))
+        first: dict[tuple[str, bool], Part] = {}
+        for part in every:
+            first.setdefault((part.stack, plan.sparse(part)), part)
+        self.kinds = list(first.values())
+        number = {one: index for index, one in enumerate(first)}
+        self._kind = {part: number[part.stack, plan.sparse(part)] for part in every}
+        self.blocks = np.array([part.is_block for part in self.kinds])
+        self._parts: dict[Shape, PartTable] = {}
+        self._weights: dict[tuple[int, int], WeightTable] = {}
+        self._times: dict[tuple[int, int, int], MessageTimes] = {}
+        self._paths: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._stages: dict[tuple[int, int, bool], Counts] = {}
+
+    # -- stages
+
+    def stages(self, pp: int, schedule: str | None, virtual: int) -> Counts:
+        """How many parts of each kind every stage has, and the rank of each stage."""
+        layout = Layout(pp=pp, schedule=schedule, virtual=virtual)
+        key = pp, virtual, family_of(layout).folded
+        if key not in self._stages:
+            found = make_stages(self.question.shape, layout, self.question.sequence)
+            counts = np.zeros((len(found.parts), len(self.kinds)))
+            for stage, some in enumerate(found.parts):
+                for part in some:
+                    counts[stage, self._kind[part]] += 1
+            self._stages[key] = counts, np.array(found.where)
+        return self._stages[key]
+
+    # -- parts
+
+    def parts(self, shape: Shape) -> PartTable:
+        """The table of a shape."""
+        if shape not in self._parts:
+            self._parts[shape] = self._table(self._plan(shape, alone=True))
+        return self._parts[shape]
+
+    def weights(self, tp: int, ep: int) -> WeightTable:
+        """What a rank holds of the weights of each kind of part."""
+        if (tp, ep) not in self._weights:
+            held = local_buffers(self._plan(Shape(tp, 1, ep, 0, 1, 0)), 0)
+            length = {buffer.unit: buffer.length for buffer in held}
+            tied = length.get("tied", 0)
+            names = {"embedding": ("embedding", "tied"), "head": ("head", "tied")}
+            dense = [sum(length.get(u, 0) for u in names.get(p, (p,))) for p in self.kinds]
+            experts = [length.get(f"{part}.experts", 0) for part in self.kinds]
+            self._weights[tp, ep] = WeightTable(
+                np.array(dense, float), np.array(experts, float), tied
+            )
+        return self._weights[tp, ep]
+
+    def path(self, size: int, stride: int) -> tuple[float, float]:
+        """Bytes/s and seconds of latency of a ring of `size` ranks, `stride` apart."""
+        return self._path((size, stride, -1))
+
+    def hops(self, pp: int) -> list[tuple[float, float]]:
+        """The same of the path from each pipeline rank to the next, and of the last to the first.
+        Pairs that lie alike in their nodes are alike.
+        """
+        stride = self.question.devices // pp
+        alike = max(self.question.cluster.devices_per_node // stride, 1)
+        inner = [self._path((pp, stride, rank % alike)) for rank in range(pp - 1)]
+        return [*inner, self._path((pp, stride, pp - 1))] if pp > 1 else [(np.inf, 0.0)]
+
+    def _path(self, key: tuple[int, int, int]) -> tuple[float, float]:
+        """Of a ring, or of one rank of it and the next."""
+        size, stride, place = key
+        if size < 2:
+            return np.inf, 0.0
+        if key not in self._paths:
+            groups = axis_groups(self.question.devices, size=size, stride=stride)
+            if place >= 0:
+                groups = groups[:, sorted((place, (place + 1) % size))]
+            found = path(self.counted, groups)
+            self._paths[key] = found.link.bandwidth, found.messages * found.link.latency
+        return self._paths[key]
+
+    def _plan(self, shape: Shape, *, alone: bool = False) -> Plan:
+        """A plan without pipeline on all devices; `alone`: with one part of each kind, a stage of
+        its own.
+        """
+        q, tp, cp = self.question, shape.tp, shape.cp
+        layout = Layout(tp=tp, cp=cp, ep=shape.ep, dp=q.devices // tp // cp, sp=bool(shape.sp))
+        layout = replace(layout, recompute=RECOMPUTE[shape.recompute], micros=1)
+        batch = Batch(shape.micro_batch * q.devices // tp // cp, shape.micro_batch)
+        stages = Stages((parts(q.shape),), (0,))
+        if alone:
+            stages = Stages(tuple((part,) for part in self.kinds), (0,) * len(self.kinds))
+        plan = Plan(q.shape, layout, batch, q.sequence, q.method, stages)
+        return for_gpus(plan) if q.cluster.device.cuda_names else plan
+
+    def _table(self, plan: Plan) -> PartTable:
+        of, kernels, width = local_of(plan, 0), kernels_of(plan), plan.compute_bytes
+        found = part_times(plan, self.speeds, 0, self._blocking(plan), self.profile)
+        times = [found[stage][part] for stage, part in enumerate(self.kinds)]
+
+        def sized(listed: object) -> Iterator[float]:
+            for part in self.kinds:
+                chosen = plan.recompute.get(part, "none")
+                yield bytes_of(listed(plan.shape, part, kernels, chosen), of, compute=width)  # type: ignore[operator]
+
+        return PartTable(
+            np.array([[one.seconds(kind) for one in times] for kind in KINDS]),
+            np.array([*sized(saved)]),
+            np.array([*sized(made_again)]),
+            bytes_of(shared(plan.shape, kernels), of, compute=width),
+        )
+
+    def _blocking(self, plan: Plan) -> dict[tuple[int, bool], float]:
+        """Seconds in which computation waits for the exchanges of a part, by stage and way."""
+        layout, profile = plan.layout, self.profile
+        hidden = {"tp": profile.tp, "cp": profile.cp, "ep": profile.ep}
+        key, found = (layout.tp, layout.cp, layout.ep), dict[tuple[int, bool], float]()
+        times = self._times.setdefault(key, MessageTimes(plan, self.counted))
+        for row in exchanges(plan, 0):
+            if row.axis != "pp":
+                once = times.of_exchange(row, 0) * (1 - hidden[row.axis])
+                found[row.stage, row.back] = found.get((row.stage, row.back), 0.0) + once
+        return found
+
+    @cached_property
+    def formats(self) -> Plan:
+        """A plan whose formats are those of all layouts."""
+        return self._plan(Shape(1, 1, 1, 0, 1, 0))

@@ -1,0 +1,227 @@
+"""The layouts of a search: all that a model, a batch and a number of devices allow.
+
+    axes          tp, pp, cp, ep: divisors of the number of devices; dp is what is left
+    schedule      1f1b, interleaved with v stages a rank, zb-h1, zb-h2, zb-v
+    states        zero0 to zero3, over all replicas or over groups that fill one, two, four … nodes
+    micro-batch   powers of two up to a replica's part of the batch
+    recompute     none, selective, full;  sp with and without, where there is tp
+
+Bounds cut a choice before its combinations with others are listed: a tp that does not divide the
+heads rules out all of its layouts at once. Every layout that is ruled out is counted by the reason.
+Left out of a search: gpipe and naive (as fast as 1f1b at best, and more memory), token slices,
+homes, recompute of some blocks, cuts of gradients other than the default of zero.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from howdah.base.errors import UserError
+from howdah.machines.cluster import Cluster
+from howdah.plan.batch import Batch, micro_steps
+from howdah.plan.check import check_plan
+from howdah.plan.layout import MOST, Layout
+from howdah.plan.method import Method
+from howdah.plan.plan import Plan, for_gpus, make_plan
+from howdah.plan.schedule.registry import MOST as FORWARDS
+from howdah.plan.schedule.registry import SCHEDULES
+from howdah.plan.support import unsupported
+from howdah.shapes.activations import Recompute
+from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import parts
+
+VIRTUAL = 8  # most stages on a rank
+MICRO_BATCH = 64  # largest micro-batch, in samples
+NODES = (1, 2, 4, 8)  # nodes that a group of shard fills
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+NAMES = (None, "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")  # schedules, by number
+FIELDS = ("tp", "pp", "dp", "cp", "ep", "zero", "shard", "sp", "schedule", "virtual")
+COLUMNS = (*FIELDS, "micro_batch", "recompute", "micros")
+Rows = NDArray[np.void]  # layouts: a record of COLUMNS each
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a layout is searched for.
+
+    global_batch  samples of a step
+    micro_batch   samples of a micro-batch; None: it is searched, too
+    planned       also layouts that can be planned, but not run
+    """
+
+    shape: ModelShape
+    cluster: Cluster
+    method: Method
+    sequence: int
+    global_batch: int
+    micro_batch: int | None = None
+    planned: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.cluster.devices
+
+    def plan(self, layout: Layout, micro_batch: int) -> Plan:
+        """The plan of one layout. Raises UserError if it is not valid."""
+        batch = Batch(global_batch=self.global_batch, micro_batch=micro_batch)
+        plan = make_plan(self.shape, layout, batch, sequence=self.sequence, method=self.method)
+        return for_gpus(plan) if self.cluster.device.cuda_names else plan
+
+
+class Space(NamedTuple):
+    """The layouts that are left, and how many are ruled out for which reason."""
+
+    rows: Rows
+    ruled_out: Counter[str]
+
+
+class _Axes(NamedTuple):
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    dp: int
+
+
+def space(question: Question) -> Space:
+    """All layouts of a question, on all of its devices. Raises UserError if the model, the
+    sequence or the batch is wrong for every layout.
+    """
+    wrong = check_plan(
+        question.shape,
+        Layout(),
+        Batch(question.global_batch, question.global_batch),
+        question.method,
+        sequence=question.sequence,
+    )
+    if wrong:
+        raise UserError("; ".join(wrong))
+    ruled_out: Counter[str] = Counter()
+    found = [row for axes in _axes(question) for row in _rows(question, axes, ruled_out)]
+    kinds = [(name, np.int32) for name in COLUMNS]
+    return Space(np.array(found, dtype=kinds), ruled_out)
+
+
+def layout_of(row: np.void) -> Layout:
+    """The layout of a row."""
+    sizes = {name: int(row[name]) for name in ("pp", "dp", "cp", "tp", "ep", "zero", "virtual")}
+    return Layout(
+        **sizes,  # type: ignore[arg-type]
+        shard=int(row["shard"]) or None,
+        sp=bool(row["sp"]),
+        recompute=RECOMPUTE[row["recompute"]],
+        schedule=NAMES[row["schedule"]],
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a number, the smallest first."""
+    low = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
+
+
+def _axes(question: Question) -> Iterator[_Axes]:
+    """All sizes of the axes that make the number of devices."""
+    every = divisors(question.devices)
+    contexts = every if question.planned else [1]
+    experts = question.shape.experts
+    for tp, pp, cp in product(every, every, contexts):
+        replicas, rest = divmod(question.devices, tp * pp)
+        if not rest and replicas % cp == 0:
+            for ep in divisors(replicas) if experts else [1]:
+                yield _Axes(tp, pp, cp, ep, replicas // cp)
+
+
+def _rows(question: Question, axes: _Axes, ruled_out: Counter[str]) -> list[tuple[int, ...]]:
+    """The layouts of one set of axes that nothing rules out."""
+    schedules, states = _schedules(axes), _states(question, axes)
+    sizes = _micro_batches(question, axes)
+    slices = (0, 1) if axes.tp > 1 else (0,)
+    count = len(schedules) * len(states) * max(len(sizes), 1) * len(slices) * len(RECOMPUTE)
+    if reason := _refused(question, axes):
+        ruled_out[reason] += count
+        return []
+    if not sizes:
+        ruled_out["more replicas than samples in the batch"] += count
+        return []
+    if axes.tp > 1 and question.sequence // axes.cp < axes.tp:
+        ruled_out["sp cuts the sequence into less than a token"] += count // 2
+        slices = (0,)
+    each = len(states) * len(slices) * len(RECOMPUTE)
+    found: list[tuple[int, ...]] = []
+    for (schedule, virtual), size in product(schedules, sizes):
+        micros = micro_steps(question.global_batch, micro=size, replicas=axes.dp)
+        if reason := _too_long(question, axes, schedule, virtual, micros):
+            ruled_out[reason] += each
+            continue
+        for (zero, shard), sp, recompute in product(states, slices, range(len(RECOMPUTE))):
+            of = (axes.tp, axes.pp, axes.dp, axes.cp, axes.ep, zero, shard, sp, schedule, virtual)
+            found.append((*of, size, recompute, micros))
+    return found
+
+
+def _refused(question: Question, axes: _Axes) -> str:
+    """The reason for which no layout of these axes is possible; "" if some may be."""
+    if axes.dp > MOST["dp"] or max(axes.pp, axes.tp) > 256:
+        return "more than 256 parts along an axis"
+    if axes.pp > len(parts(question.shape)):
+        return "more stages than the model has parts"
+    layout = Layout(tp=axes.tp, cp=axes.cp, ep=axes.ep, dp=axes.dp)
+    batch = Batch(question.global_batch, -(-question.global_batch // axes.dp))
+    shape, method, sequence = question.shape, question.method, question.sequence
+    if axes.dp <= question.global_batch and check_plan(
+        shape, layout, batch, method, sequence=sequence
+    ):
+        return "the model cannot be cut so: heads, feed-forward, experts or tokens do not divide"
+    if not question.planned and _unsupported(question, layout):
+        return "can be planned, but not run yet (--all has them)"
+    return ""
+
+
+def _unsupported(question: Question, layout: Layout) -> bool:
+    """Whether a layout can only be planned, where the model's other layouts can be run."""
+    precision = question.method.precision
+    alone = unsupported(question.shape, Layout(), precision=precision)
+    return len(unsupported(question.shape, layout, precision=precision)) > len(alone)
+
+
+def _too_long(question: Question, axes: _Axes, schedule: int, virtual: int, micros: int) -> str:
+    stages, name = axes.pp * virtual, NAMES[schedule]
+    if stages > len(parts(question.shape)):
+        return "more stages than the model has parts"
+    filled = SCHEDULES[name].fills(axes.pp) if name else 1
+    if micros > MOST["x"] or (name and stages * max(micros, filled) > FORWARDS):
+        return "too many micro-batches for a schedule"
+    return ""
+
+
+def _schedules(axes: _Axes) -> list[tuple[int, int]]:
+    """Numbers of schedules, and stages on a rank."""
+    if axes.pp == 1:
+        return [(0, 1)]
+    several = [(2, virtual) for virtual in range(2, VIRTUAL + 1)]
+    return [(1, 1), *several, (3, 1), (4, 1), (5, 2)]
+
+
+def _states(question: Question, axes: _Axes) -> list[tuple[int, int]]:
+    """Stages of ZeRO, and sizes of the groups that share one copy of the states; 0: all."""
+    replicas, found = axes.dp * axes.cp, [(0, 0)]
+    if replicas == 1:
+        return found
+    node = question.cluster.devices_per_node
+    groups = {node * nodes // axes.tp for nodes in NODES}
+    fitting = [n for n in sorted(groups) if 1 < n < replicas and replicas % n == 0]
+    return found + [(zero, shard) for zero in (1, 2, 3) for shard in (0, *fitting)]
+
+
+def _micro_batches(question: Question, axes: _Axes) -> list[int]:
+    """Sizes of micro-batches that leave no replica without a sample."""
+    most = -(-question.global_batch // axes.dp) if axes.dp <= question.global_batch else 0
+    if question.micro_batch is not None:
+        return [question.micro_batch] if question.micro_batch <= most else []
+    return [size for n in range(7) if (size := 1 << n) <= min(most, MICRO_BATCH)]

@@ -1,0 +1,208 @@
+"""The search for a layout: what it lists, how near its closed form is, that it finds the best."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from howdah.base.errors import UserError
+from howdah.machines.cluster import resized
+from howdah.machines.cluster_file import load_cluster
+from howdah.plan.mesh_axes import axis
+from howdah.plan.method import Method
+from howdah.search.budget import parse_budget, priced, within
+from howdah.search.closed_form import ClosedForm
+from howdah.search.notes import usual_batch
+from howdah.search.search import BEST, TOO_LARGE, on_each, pareto, room, search, sizes
+from howdah.search.space import Question, layout_of, space
+from howdah.shapes.presets import PRESETS, preset
+from howdah.sim.cost import hourly
+from howdah.sim.memory import memory, peak
+from howdah.sim.predict import kernels_of, predict
+from howdah.sim.profile import own_profile
+from howdah.sim.step_time import step_time
+
+BF16 = Method(precision="bf16")
+CASES = {  # model, cluster, samples of a step, tokens of a sample
+    "node": ("llama3-8b", "h100x8", 64, 4096),
+    "nodes": ("llama3-70b", "a100-80x64", 128, 4096),
+    "slow wire": ("gpt2-1.5b", "rack-10gbex16", 64, 1024),
+    "experts": ("mixtral-8x7b", "h100x32", 64, 4096),
+}
+
+
+def question_of(model, cluster, batch, sequence, **more):
+    return Question(preset(model), load_cluster(cluster), BF16, sequence, batch, **more)
+
+
+def small(layers=3, devices=4):
+    """A tiny model on a few devices."""
+    shape = replace(preset("laptop"), layers=layers)
+    return Question(shape, resized(load_cluster("h100"), devices), BF16, 256, 4)
+
+
+def with_memory(question, size):
+    """The same question on devices of so many bytes."""
+    device = replace(question.cluster.device, memory=size, reserved=0.0)
+    return replace(question, cluster=replace(question.cluster, device=device))
+
+
+def simulated(question, row):
+    plan = question.plan(layout_of(row), int(row["micro_batch"]))
+    time = step_time(plan, question.cluster, own_profile(question.cluster.device)).seconds
+    ranks, kernels = axis(plan.layout, "pp").group(0), kernels_of(plan)
+    return time, max(peak(memory(plan, rank, kernels)) for rank in ranks)
+
+
+def drawn(question, count, seed):
+    """Random layouts of a question that seem to fit: their closed forms, and what is simulated."""
+    rows, _ = space(question)
+    closed = ClosedForm(question, own_profile(question.cluster.device)).price(rows)
+    short = rows["pp"] * rows["virtual"] * rows["micros"] < 1000
+    fits = np.flatnonzero((closed.memory <= room(question.cluster)) & short)
+    for index in np.random.default_rng(seed).choice(fits, count, replace=False):
+        exact = simulated(question, rows[index])
+        yield (closed.seconds[index], closed.memory[index]), exact
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_closed_form_is_near_the_simulation(case):
+    """Four of five are within 10 % in time, and within 5 % in memory."""
+    errors = [
+        [math.log(a / b) for a, b in zip(closed, exact, strict=True)]
+        for closed, exact in drawn(question_of(*CASES[case]), 12, seed=1)
+    ]
+    time, held = np.abs(np.array(errors)).T
+    assert np.quantile(time, 0.8) < math.log(1.1) and np.median(time) < 0.05
+    assert np.quantile(held, 0.8) < math.log(1.05)
+
+
+@pytest.mark.slow
+def test_the_closed_form_is_near_the_simulation_on_a_thousand_layouts():
+    errors = [
+        abs(math.log(closed[0] / exact[0]))
+        for case in CASES.values()
+        for closed, exact in drawn(question_of(*case), 250, seed=2)
+    ]
+    assert len(errors) == 1000 and np.mean(np.array(errors) < math.log(1.1)) > 0.9
+
+
+@pytest.mark.parametrize("question", [small(), small(devices=2, layers=6), small(devices=6)])
+def test_no_plan_is_better_than_the_one_that_is_found(question):
+    """Against brute force: every layout planned, its memory counted, its step simulated."""
+    rows, _ = space(question)
+    every = [simulated(question, row) for row in rows]
+    question = with_memory(question, float(np.median([held for _, held in every])) + 0.5)
+    fitting = sorted(time for time, held in every if held <= room(question.cluster))
+    found = search(question)
+    assert 0 < len(fitting) < len(rows)
+    assert found.best[0].seconds == pytest.approx(fitting[0], rel=0.005)
+    assert all(one.peak <= room(question.cluster) for one in found.best)
+    times = [one.seconds for one in found.best]
+    assert times == sorted(times) and len(times) == min(BEST, len(fitting))
+    assert found.ruled_out[TOO_LARGE] <= len(rows) - len(fitting)
+
+
+def test_a_prediction_of_the_best_says_the_same():
+    found = search(question_of("llama3-8b", "h100x8", 32, 4096), refined=3)
+    best = found.best[0]
+    said = predict(best.plan, found.question.cluster)
+    assert said.time and said.time.seconds == best.seconds and said.peak == best.peak
+
+
+def test_what_cannot_be_is_counted_by_reason():
+    question = question_of("llama3-8b", "h100x64", 16, 4096)
+    rows, out = space(question)
+    assert out["more replicas than samples in the batch"] > 0
+    assert not (rows["dp"] > 16).any() and (rows["cp"] == 1).all()
+    shape = question.shape
+    assert all(shape.heads % tp == 0 for tp in np.unique(rows["tp"]))
+    both = space(replace(question, planned=True))
+    assert (both.rows["cp"] > 1).any() and len(both.rows) > len(rows)
+    fixed = space(replace(question, micro_batch=4)).rows
+    assert set(fixed["micro_batch"].tolist()) == {4}
+
+
+def test_every_layout_of_a_space_can_be_planned():
+    question = small(devices=8)
+    for row in space(question).rows[::7]:
+        plan = question.plan(layout_of(row), int(row["micro_batch"]))
+        assert plan.layout.world == 8 and plan.micros == row["micros"]
+
+
+def test_more_devices_are_kept_only_where_they_are_faster():
+    question = question_of("llama3-8b", "h100x32", 64, 4096)
+    counts = sizes(question.cluster, 4, 32)
+    assert counts == [4, 6, 8, 16, 24, 32]
+    kept = pareto(on_each(question, [8, 16, 32], None, iter))
+    seconds = [one.seconds for one in kept]
+    assert [one.devices for one in kept] == [8, 16, 32] and seconds == sorted(seconds)[::-1]
+
+
+# -- budgets -----------------------------------------------------------------------------
+
+
+def test_a_budget_is_read_strictly():
+    assert parse_budget("days<30 money<2.5M") == {"days": 30.0, "money": 2.5e6}
+    for wrong in ("", "days", "days>3", "day<3", "days<-1", "days<3 days<4", "money<2X", "days<0"):
+        with pytest.raises(UserError, match="--budget"):
+            parse_budget(wrong)
+
+
+def test_a_budget_that_cannot_be_met_names_the_nearest_that_can():
+    found = search(question_of("llama3-8b", "h100x8", 32, 4096), refined=3)
+    rows = [*priced(found.best, 10**11, hourly(found.question.cluster, rent=2.0))]
+    takes = rows[0].takes()
+    assert within({"days": takes["days"] * 1.01}, rows) and takes["money"] > 0
+    with pytest.raises(UserError, match="can be met") as refused:
+        within({"days": takes["days"] / 2, "money": 1.0}, rows)
+    said = str(refused.value).partition("--budget '")[2].partition("'")[0]
+    assert within(parse_budget(said), rows)
+    alone = [*priced(found.best, 10**11, replace(hourly(found.question.cluster), purchase=None))]
+    with pytest.raises(UserError, match="--rent"):
+        within({"money": 1e9}, alone)
+
+
+# -- any question ------------------------------------------------------------------------
+
+CLUSTERS = ("h100", "a100-80", "v100-32", "rack-10gbe", "laptop-cpu", "tpu-v4", "b200", "p100")
+
+
+def any_answer(number):
+    """A random model, cluster, batch and budget: an answer of finite numbers, or a sentence."""
+    draw = random.Random(number)
+    shape = preset(draw.choice(sorted(PRESETS)))
+    shape = replace(shape, layers=draw.choice([1, 2, 3, 5]))
+    try:
+        cluster = resized(load_cluster(draw.choice(CLUSTERS)), draw.choice([1, 2, 3, 4, 8, 12, 16]))
+        sequence = draw.choice([1, 7, 64, 512, 2048])
+        method = Method(precision=draw.choice(["bf16", "float32", "fp16", "fp8"]))
+        batch = draw.choice([1, 3, 8, 64])
+        found = search(Question(shape, cluster, method, sequence, batch), refined=1)
+        tokens = draw.choice([10**6, 10**12])
+        rows = [*priced(found.best, tokens, hourly(cluster, rent=draw.choice([None, 2.0])))]
+        numbers = [n for one in found.best for n in (one.seconds, one.peak, one.capacity)]
+        numbers += [n for row in rows for n in row.takes().values()]
+        within({"days": draw.choice([1e-9, 1e9])}, rows)
+    except UserError as problem:
+        assert len(str(problem)) > 20
+        return
+    assert all(math.isfinite(n) and n > 0 for n in numbers) and -1 not in found.ruled_out.values()
+
+
+def test_any_question_has_an_answer_or_a_sentence():
+    for number in range(40):
+        any_answer(number)
+
+
+@pytest.mark.slow
+def test_many_questions_have_an_answer_or_a_sentence():
+    for number in range(40, 3000):
+        any_answer(number)
+
+
+def test_a_batch_is_that_of_published_runs():
+    assert usual_batch(preset("llama3-8b"), 8192) == 256
+    assert usual_batch(preset("laptop"), 256) == 512
