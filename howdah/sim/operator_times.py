@@ -62,7 +62,7 @@ class Speeds:
             back: speed * share or self._dense
             for back, share in ((False, curve.attention), (True, curve.backward))
         }
-        self.bandwidth = counted.device.bandwidth
+        self.cluster, self.bandwidth = counted, counted.device.bandwidth
 
     def product(
         self, m: int, k: int, n: int, *, count: int = 1, low: bool = False, odd: float = 1.0

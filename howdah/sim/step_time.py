@@ -45,8 +45,8 @@ class StepTime:
     seconds    from the first forward to the end of the update
     timeline   simulated timeline of one pipeline, rank by rank
     breakdown  seconds of the busiest pipeline rank by cause; they add up to `seconds`
-    mfu        model flops (all pairs of tokens) per second over the dense peak of all devices in the
-               precision of the linear layers
+    mfu        model flops (all pairs of tokens) per second over the dense peak of all devices,
+               in the precision of the linear layers
     profile    of the framework
     """
 
@@ -75,7 +75,7 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
     speeds = Speeds(cluster, counted, plan.method, profile)
     times, where = MessageTimes(plan, counted), plan.stages.where
     ranks = [
-        _Rank(plan, rank, speeds, times, cluster=counted, program=program, profile=profile)
+        _Rank(plan, rank, speeds, times, program=program, profile=profile)
         for rank, program in zip(
             axis(plan.layout, "pp").group(0), lowered.schedule.programs, strict=True
         )
@@ -117,7 +117,6 @@ class _Rank:
         speeds: Speeds,
         times: MessageTimes,
         *,
-        cluster: Cluster,
         program: Sequence[Action],
         profile: Profile,
     ) -> None:
@@ -137,7 +136,7 @@ class _Rank:
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
         self._clock = RankClock(plan, program, messages, stages, profile)
         self.update = profile.update * _update(plan, speeds.bandwidth, rank, held)
-        self.update += _moved(plan, cluster, rank, held)
+        self.update += _moved(plan, speeds.cluster, rank, held)
         self._tie = sum((times.of_sum(row) for row in sums if row.stage is None), 0.0)
         if not tied_stages(plan):
             self.update += self._tie
