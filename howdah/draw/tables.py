@@ -243,7 +243,7 @@ def prediction_data(prediction: Prediction, notes: Sequence[str] = ()) -> dict[s
     if time:
         data |= {
             "step_seconds": time.seconds,
-            "step_seconds_80": time.interval,
+            "step_seconds_80": list(time.interval) if time.interval else None,
             "profile": time.profile.name,
             "tokens_per_second": time.tokens_per_second,
             "mfu": time.mfu,
