@@ -141,7 +141,7 @@ def _watched(numbers: Sequence[int]) -> Iterator[int]:
 def _nothing(name: str, asked: Asked, found: Found | None) -> str:
     out = found.ruled_out.most_common() if found else []
     why = several([f"{count:,} layouts: {reason}" for reason, count in out]) if out else "too large"
-    more = "" if asked.fewest else "; --fewest says how many devices it takes"
+    more = "; name a cluster of more devices, such as h100x1024"
     return f"no layout of {name} fits on {asked.cluster} ({why}){more}"
 
 
