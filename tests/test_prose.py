@@ -6,7 +6,6 @@ What a word stands for is in docs/glossary.md; how prose is written, in CONTRIBU
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -35,10 +34,6 @@ OLD = {  # names that once stood for things, and what they are called now
     "again2": "recompute=full:2",
 }
 BANNED = re.compile(rf"\b({'|'.join((*RIDDLES, *OLD))})\b", re.IGNORECASE)
-
-
-# Messages and comments that are still to be mended: how many of them, by file.
-LEFT = {"howdah/comm/launch.py": 1, "howdah/train/resume.py": 3}
 
 
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
@@ -70,8 +65,7 @@ def test_docstrings_comments_and_messages_speak_plainly():
         for line, text in prose_of(path.read_text("utf-8"))
         if (words := banned(text))
     ]
-    assert [one for one in found if one[0] not in LEFT] == []
-    assert Counter(name for name, _, _ in found) == LEFT
+    assert found == []
 
 
 def test_a_riddle_is_found():

@@ -365,7 +365,7 @@ def explain(error: BaseException) -> Failure:
         case dist.DistNetworkError():
             kind, told = "lost", f"the ranks cannot meet: {_first(error)}"
         case ConnectionError():
-            kind, told = "lost", f"whoever was connected has ended ({error.strerror or error})"
+            kind, told = "lost", f"a connected process has ended ({error.strerror or error})"
         case Unfinished():
             kind, told = "limit", str(error)
         case MemoryError():

@@ -40,7 +40,7 @@ from howdah.plan.flat_buffers import Buffer, buffers, share
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
-from howdah.shapes.dims import CHUNK, Local, Per
+from howdah.shapes.dims import CHUNK, Per, RankSizes
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight
 
@@ -197,7 +197,7 @@ def tokens(plan: Plan, rank: int) -> int:
     return sum(stop - start for start, stop in chunks)
 
 
-def local_of(plan: Plan, rank: int) -> Local:
+def local_of(plan: Plan, rank: int) -> RankSizes:
     """The tokens (and pairs, …) of a micro-batch, or of its longest token slice, on `rank`, and the
     rank's fraction of each named dim.
     """
@@ -217,7 +217,7 @@ def local_of(plan: Plan, rank: int) -> Local:
         "chunk": (own - 1) % CHUNK + 1,
         "once": 1,
     }
-    return Local(counts, dict(_shares(shape, layout.tp, _tp(layout, rank))))
+    return RankSizes(counts, dict(_shares(shape, layout.tp, _tp(layout, rank))))
 
 
 def _shares(shape: ModelShape, ways: int, index: int) -> Iterator[tuple[str, Fraction]]:

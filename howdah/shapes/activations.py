@@ -18,7 +18,7 @@ Bytes for each token of a Llama block in 16 bits, with FLASH, and what cuts them
     attention output         2·a·d          tp
     log-sum-exps             4·a            tp
 
-A list does not change with the layout: `bytes_of` takes what a rank sees (`dims.Local`).
+A list does not change with the layout: `bytes_of` takes what a rank sees (`dims.RankSizes`).
 
 Not measured, but derived from their operators: latent attention, experts (evenly loaded, no token
 dropped, the copies for the experts whole on each rank of tp), cross attention.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from howdah.shapes.dims import OF_SOURCE, Dim, Local, Per
+from howdah.shapes.dims import OF_SOURCE, Dim, Per, RankSizes
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 
@@ -160,7 +160,7 @@ def shared(shape: ModelShape, kernels: Kernels) -> tuple[Saved, ...]:
     return tuple(kept)
 
 
-def bytes_of(kept: Iterable[Saved], of: Local, *, compute: int = 2) -> int:
+def bytes_of(kept: Iterable[Saved], of: RankSizes, *, compute: int = 2) -> int:
     """Bytes on the rank `of`, computing in a format of `compute` bytes."""
     size = {"compute": compute, "wide": max(compute, 4), **FIXED}
     return sum(

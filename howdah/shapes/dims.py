@@ -12,7 +12,7 @@ no list. It changes how many tokens a rank sees, and which share of a dim is its
     norm's input:     12 tokens, h = 16                  cp2 tp4 sp: 2 tokens, width 16
 
 `local` cuts as evenly as it goes, and gives what the rank with the most of each has. A caller
-that knows better (heads cut by hand, another order of tokens) writes its own `Local`.
+that knows better (heads cut by hand, another order of tokens) writes its own `RankSizes`.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Local:
+class RankSizes:
     """A rank's part: how many there are of what is counted, and its share of each named dim.
 
     Dims without a share are whole.
@@ -76,7 +76,7 @@ class Local:
 
 def local(
     shape: ModelShape, tokens: Tokens, *, tp: int = 1, cp: int = 1, sp: bool = False
-) -> Local:
+) -> RankSizes:
     """The part of the rank with the most. Key-value heads are copied where tp exceeds them."""
     own = tokens.rows * ceil(tokens.sequence / cp)
     source = tokens.rows * ceil(tokens.source / cp)
@@ -102,7 +102,7 @@ def local(
         "vocab": _share(shape.vocab, tp),
         "expert_ffn": _share(shape.experts.ffn_size, tp) if shape.experts else Fraction(1),
     }
-    return Local(counts, shares)
+    return RankSizes(counts, shares)
 
 
 def _share(size: int, parts: int) -> Fraction:

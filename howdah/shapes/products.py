@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from howdah.shapes.activations import Recompute
-from howdah.shapes.dims import Dim, Local, Per, Tokens, local
+from howdah.shapes.dims import Dim, Per, RankSizes, Tokens, local
 from howdah.shapes.parameters import parameters
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
@@ -116,7 +116,7 @@ def _pairs(shape: ModelShape, name: str, *, encoder: bool) -> Pairs:
 # -- counting ------------------------------------------------------------------
 
 
-def flops(operator: Operator, of: Local, *, causal: bool) -> int:
+def flops(operator: Operator, of: RankSizes, *, causal: bool) -> int:
     """Operations of the forward pass on the rank `of`. `causal` leaves out masked pairs."""
     count = of.counts[operator.per]
     if isinstance(operator, Product):
@@ -162,7 +162,7 @@ def train_flops(
     return 3 * forward_flops(shape, sequence, causal=causal) + again / sequence
 
 
-def _one(shape: ModelShape, sequence: int) -> Local:
+def _one(shape: ModelShape, sequence: int) -> RankSizes:
     source = sequence if shape.family == "encoder-decoder" else 0
     return local(shape, Tokens(1, sequence, source))
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from howdah.machines.cluster import Cluster, peak
 from howdah.plan.method import LOW, Method
-from howdah.shapes.dims import Local
+from howdah.shapes.dims import RankSizes
 from howdah.shapes.products import Operator, Pairs, Product, flops
 from howdah.sim.profile import Curve, Profile, curve_of
 
@@ -85,7 +85,7 @@ class Speeds:
         share = 1 + self._curve.head / head if head else 1.0
         return operations * share / self._attention[back]
 
-    def operator(self, one: Operator, of: Local, *, spread: int = 1) -> Triple:
+    def operator(self, one: Operator, of: RankSizes, *, spread: int = 1) -> Triple:
         """An operator of a micro-batch on the rank `of`.
 
         spread  ranks over which experts are spread
@@ -103,7 +103,7 @@ class Speeds:
         sizes = (rows, inner, columns), (rows, columns, inner), (columns, rows, inner)
         return Triple(*(self.product(*one, count=count, low=low, odd=odd) for one in sizes))
 
-    def quantised(self, listed: Sequence[Operator], of: Local, width: int) -> float:
+    def quantised(self, listed: Sequence[Operator], of: RankSizes, width: int) -> float:
         """Seconds in which the inputs of linear layers are rounded to 8 bits and fewer."""
         if not self.low:
             return 0.0
@@ -114,7 +114,7 @@ class Speeds:
         )
         return self._profile.quantise * read * width / self.bandwidth
 
-    def _pairs(self, one: Pairs, of: Local) -> Triple:
+    def _pairs(self, one: Pairs, of: RankSizes) -> Triple:
         flash = self._profile.flash > 0
         work, head = flops(one, of, causal=flash), (one.key + one.value) // 2
         if flash and self._curve.attention:

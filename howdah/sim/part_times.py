@@ -17,7 +17,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_of
-from howdah.shapes.dims import Dim, Local
+from howdah.shapes.dims import Dim, RankSizes
 from howdah.shapes.part import Part
 from howdah.shapes.products import Pairs, Product, operators
 from howdah.sim.operator_times import Speeds, Triple
@@ -121,7 +121,7 @@ def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile
     return PartTimes(products, touch + low, profile.again * touch + 2 * low, again, least=least)
 
 
-def _touched(plan: Plan, of: Local, part: Part, profile: Profile) -> float:
+def _touched(plan: Plan, of: RankSizes, part: Part, profile: Profile) -> float:
     """Bytes that pass through memory in a forward pass of a micro-batch, beside the products."""
     shape, width = plan.shape, plan.compute_bytes
     if part == "head":
@@ -141,7 +141,7 @@ def _touched(plan: Plan, of: Local, part: Part, profile: Profile) -> float:
     return numbers * width + _squares(plan, of, profile)
 
 
-def _squares(plan: Plan, of: Local, profile: Profile) -> float:
+def _squares(plan: Plan, of: RankSizes, profile: Profile) -> float:
     """Bytes of the numbers of pairs, which attention without flash writes and reads."""
     if profile.flash:
         return 0.0

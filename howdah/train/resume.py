@@ -83,7 +83,7 @@ def choose(checkpoints: Path, say: Say) -> Checkpoint | None:
     if found is None and numbered(checkpoints):
         raise UserError(
             f"every checkpoint in {checkpoints} is damaged; restore one from a copy, or start "
-            "anew with another folder=PATH"
+            "again with another folder=PATH"
         )
     return found
 
@@ -201,14 +201,15 @@ def _of_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> I
     if saved != optimizer.name:
         yield (
             f"holds the state of {saved}, this run uses {optimizer.name}; go on with {saved}, or "
-            "start anew from an export"
+            "start a new run from an export"
         )
         return
     for state in optimizer.states:
         if state not in checkpoint.kinds:
             yield (
                 f"holds no {state} of {saved}, which method.optimizer.momentum "
-                f"{optimizer.momentum} needs; go on with momentum 0, or start anew from an export"
+                f"{optimizer.momentum} needs; go on with momentum 0, or start a new run "
+                "from an export"
             )
 
 

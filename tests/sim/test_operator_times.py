@@ -15,7 +15,7 @@ from howdah.machines.cluster import Efficiency, Link, attained
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.method import Method
 from howdah.plan.schedule.actions import Kind
-from howdah.shapes.dims import Dim, Local
+from howdah.shapes.dims import Dim, RankSizes
 from howdah.shapes.products import Product
 from howdah.sim.operator_times import Speeds
 from howdah.sim.profile import (
@@ -61,7 +61,7 @@ def test_odd_widths_are_slower_and_odd_numbers_of_tokens_are_not():
 
     def rate(width, tokens=4096):
         one = Product("up", "token", Dim("ffn", width), Dim("width", 4096))
-        of = Local({"token": tokens}, {})
+        of = RankSizes({"token": tokens}, {})
         return tokens * width / sum(speeds.operator(one, of))
 
     assert rate(2048) > rate(2032) > rate(2040) > rate(2047)
