@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -32,22 +33,28 @@ PARTS: dict[str, Callable[[Path], Iterator[Row]]] = {
     "signals": lambda folder: stops(folder, ("dp2", "single")),
     "disks": disks,
     "hosts": hosts,
-    "loop": lambda folder: loop(folder, seconds=600, steps=24000, seed=1),
 }
 
 
 def main() -> None:
     """Runs what is asked for, and writes all that is known."""
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
-    asked = words.parse_args().only.split(",")
+    words.add_argument(
+        "--only", default=",".join((*PARTS, "loop")), help="parts, separated by commas"
+    )
+    words.add_argument(
+        "--steps", type=int, default=24000, help="of the loop's run; enough for 600 s"
+    )
+    given = words.parse_args()
+    asked = given.only.split(",")
+    parts = PARTS | {"loop": partial(loop, seconds=600, steps=given.steps, seed=1)}
     kept: dict[str, Any] = {}
     if (HERE / "results.json").exists():
         kept = json.loads((HERE / "results.json").read_text())
     for name in asked:
         folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/var/tmp"))
         rows = []
-        for row in PARTS[name](folder):
+        for row in parts[name](folder):
             rows.append(row)
             print(json.dumps(row), flush=True)
         kept[name] = {"commit": commit(), "rows": rows}
