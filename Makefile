@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: train test slow proofs steady matrix flight gpu wheel check size clean
+.PHONY: train test slow proofs steady matrix flight cluster gpu wheel check size clean
 
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
@@ -26,6 +26,11 @@ matrix: .venv/dev
 
 flight: .venv/dev
 	$(BIN)/python bench/matrix/run.py --flight
+
+# Hosts in network namespaces; needs root. ARGS go to the proof of the links: --profile, --hosts, --write.
+cluster: .venv/dev
+	$(BIN)/python bench/cluster/prove.py $(ARGS)
+	$(BIN)/pytest -m "slow or not slow" tests/cluster
 
 # At most ten minutes on one card; without a card it says so. ARGS: --parts, --minutes, --wheels, --cpu.
 # Takes the Python that has torch: make gpu PYTHON=/path/to/python

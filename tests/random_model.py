@@ -3,7 +3,7 @@
 import torch
 
 from howdah.model.transformer import Transformer
-from howdah.shapes.shape import ModelShape, RopeScaling
+from howdah.shapes.shape import Latent, ModelShape, RopeScaling
 from howdah.shapes.weights import weights
 
 LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=40, context=32)
@@ -32,6 +32,16 @@ QWEN3 = ModelShape(
     norm_eps=1e-6,
     rope_theta=1e6,
     qk_norm=True,
+)
+LATENT = ModelShape(
+    layers=2,
+    width=16,
+    heads=4,
+    ffn_size=24,
+    vocab=40,
+    context=32,
+    norm_eps=1e-6,
+    latent=Latent(kv_rank=8, query_rank=12, qk_nope_size=4, qk_rope_size=4, v_size=4),
 )
 STRETCHED = RopeScaling(factor=4.0, low=1.0, high=4.0, context=28)
 

@@ -28,7 +28,7 @@ from howdah.plan.method import Optimizer
 from howdah.plan.plan import Plan
 from howdah.text.batches import Micro
 from howdah.train import feed, step, tell
-from howdah.train.feed import arrays_of
+from howdah.train.feed import arrays_of, columns_of
 from howdah.train.step import StepContext, train_step
 
 PASSES = ("step", "step", "evaluation", "step")  # a second step gathers otherwise than the first
@@ -111,7 +111,8 @@ def _evaluate(context: StepContext, micros: Any) -> None:
     placed, world = context.placed, context.mesh.world
     placed.sync_weights()
     with placed.in_pass(f"a held-out loss of {len(micros)} micro-batches"):
-        placed.executor.evaluate([arrays_of(one, META) for one in micros], placed.plain_loss)
+        given = [arrays_of(one, META, columns_of(context.mesh)) for one in micros]
+        placed.executor.evaluate(given, placed.plain_loss)
     event = Event()
     event.record(CudaStreams(META).current())
     event.synchronize()

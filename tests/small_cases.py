@@ -21,7 +21,7 @@ FORMS = {
 def case_of(layout, *, form="laptop", precision="float64", steps=2, dropout=0.0):
     """A case whose last micro-batch is short by one sample: a row of padding on the last rank."""
     resolved = parse_layout(layout)
-    rows = 2 * resolved.replicas * (resolved.micros or 1)
+    rows = 2 * resolved.readers * (resolved.micros or 1)
     return Case(
         shape=FORMS[form],
         layout=resolved,

@@ -60,14 +60,14 @@ def train_on(workers, *jobs):
 
 def train_watched(transport, jobs):
     """For workers: trains one job after another; each step's samples on this rank, in order, with
-    what they say, and which replica the rank is of.
+    what they say, and the number of the samples' reader, which the ranks of cp, tp and pp share.
     """
     seen, step_of = [], loop.train_step
 
     def watched(context, batch, *, step, **rest):
         rows = [row for micro in batch for row in zip(micro.samples, micro.tokens, strict=True)]
         read = [(int(n), crc32(tokens.tobytes())) for n, tokens in rows if n != NO_SAMPLE]
-        seen.append((step, context.mesh.index_of("replicas"), read))
+        seen.append((step, context.mesh.index_of("dp"), read))
         return step_of(context, batch, step=step, **rest)
 
     with patch.object(loop, "train_step", watched):
@@ -77,7 +77,7 @@ def train_watched(transport, jobs):
 
 
 def samples_of(ranks):
-    """Each step's samples over all replicas; the ranks of a replica must have read alike."""
+    """Each step's samples over all readers; the ranks of a reader must have read alike."""
     steps = {}
     for step, replica, read in (row for seen in ranks for row in seen):
         assert steps.setdefault(step, {}).setdefault(replica, read) == read

@@ -1,31 +1,34 @@
 """Two hosts, a cable, and what becomes of a run when the cable is slow or gone, or a rank stands.
 
-A host is a network namespace with a process namespace of its own, so that its ranks share nothing
-with the other's but the run folder; the cable is a veth pair. torchrun starts a rank on each.
+The hosts are those of bench/cluster, whose ranks share nothing but the run folder. torchrun starts
+a rank on each.
 
     slow     the link is shaped to 10 Mbit/s after the third step: the run goes on, with equal bits
     cut      the link is taken down after the third step: both sides say so within half a minute
     stopped  a rank is stopped (SIGSTOP) after the third step, while its kernel goes on answering:
              the other host says so within half a minute, and it when it is continued
 
-Needs root, and `ip` and `tc`.
+Needs root, and the tools of bench/cluster.
 """
 
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from family import LIMIT, started
 from small import checksums, environment, undisturbed, write_recipe
 
-HOSTS, PORT = ("howdah-a", "howdah-b"), 29611
+sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
+from box import CARD, Box
+from profiles import PROFILES
+
+PORT = 29611
 LAYOUTS = ("dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "tp2 sp", "pp2 x4")
 TROUBLES = ("slow", "cut", "stopped")
 TOLD_WITHIN = 30.0
@@ -33,49 +36,24 @@ TOLD = re.compile(r"^howdah: rank \d+ .*(lost|link|heard of)", re.MULTILINE)
 STEPS = 40
 
 
-def shell(line: str) -> None:
-    """Runs a command of the system."""
-    subprocess.run(line.split(), check=True, capture_output=True)
-
-
-@contextmanager
-def two_hosts() -> Iterator[None]:
-    """Two namespaces and the cable between them."""
-    try:
-        for host in HOSTS:
-            shell(f"ip netns add {host}")
-            shell(f"ip -n {host} link set lo up")
-        shell(f"ip -n {HOSTS[0]} link add cable type veth peer name cable netns {HOSTS[1]}")
-        for number, host in enumerate(HOSTS, 1):
-            shell(f"ip -n {host} addr add 10.77.0.{number}/24 dev cable")
-            shell(f"ip -n {host} link set cable up")
-        yield
-    finally:
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "delete", host], check=False, capture_output=True)
-
-
-def on(host: int, recipe: Path, run: Path, words: list[str]) -> list[object]:
+def on(box: Box, host: int, recipe: Path, run: Path, words: list[str]) -> list[str]:
     """The command line of one host."""
     agent = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={host}"]
-    agent += ["--master-addr=10.77.0.1", f"--master-port={PORT}"]
-    return [
-        *("ip", "netns", "exec", HOSTS[host], "unshare", "--pid", "--fork", "--mount-proc"),
-        *(sys.executable, "-m", "torch.distributed.run", *agent),
-        *("-m", "howdah", "train", recipe, f"folder={run}", *words),
-    ]
+    agent += ["--master-addr=host0", f"--master-port={PORT}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *agent]
+    return box.words(host, [*torchrun, "-m", "howdah", "train", recipe, f"folder={run}", *words])
 
 
-def strike(what: str, run: Path) -> None:
+def strike(box: Box, what: str, run: Path) -> None:
     """Makes the cable slow, cuts it, or stops rank 1."""
     if what == "cut":
-        shell(f"ip -n {HOSTS[1]} link set cable down")
+        box.ip(1, f"link set {CARD} down")
     elif what == "stopped":
         os.kill(process_of(run, 1), signal.SIGSTOP)
     else:
-        for host in HOSTS:
+        for host in (0, 1):
             shaped = "rate 10mbit burst 16kb latency 400ms"
-            shell(f"tc -n {host} qdisc add dev cable root tbf {shaped}")
+            box.tc(host, f"qdisc replace dev {CARD} root tbf {shaped}")
 
 
 def process_of(run: Path, rank: int) -> int:
@@ -93,17 +71,16 @@ def process_of(run: Path, rank: int) -> int:
 def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, Any]:
     """One run on two hosts whose cable is struck."""
     run, words = folder / "run", [f"layout={layout}", f"train.steps={STEPS}"]
-    given = {**environment(folder), "GLOO_SOCKET_IFNAME": "cable", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    with two_hosts(), ExitStack() as stack:
+    given = {**environment(folder), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with Box(PROFILES["flat-10g"], 2) as box, ExitStack() as stack:
+        lines = [on(box, host, recipe, run, words) for host in (0, 1)]
         sides = [
-            stack.enter_context(
-                started(on(host, recipe, run, words), folder / str(host), environment=given)
-            )
-            for host in (0, 1)
+            stack.enter_context(started(line, folder / str(host), environment=given))
+            for host, line in enumerate(lines)
         ]
         begun = sides[0].wait_for("\nstep:  3")  # ranks take each step together
         if begun:
-            strike(what, run)
+            strike(box, what, run)
         began = time.monotonic()
         told, ends = [-1.0, -1.0], [-1.0, -1.0]
         while time.monotonic() - began < 3 * LIMIT and min(ends) < 0:

@@ -6,7 +6,7 @@ all-to-all.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from howdah.bench.plot import binary
 
@@ -45,7 +45,9 @@ BF16 = (
 
 @dataclass(frozen=True)
 class Case:
-    """blocks: the most that count, of each contestant; block: the seconds that one should take."""
+    """blocks: the most that count, of each contestant; block: the seconds that one should take;
+    algorithm: the chosen one, if any.
+    """
 
     op: str
     bytes: int
@@ -53,10 +55,24 @@ class Case:
     contestants: tuple[Contestant, ...] = CONTESTANTS
     blocks: int = 9
     block: float = 0.12
+    algorithm: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.op}, {binary(self.bytes)}, {self.ranks} ranks"
+
+
+def with_algorithm(case: Case, text: str) -> Case:
+    """The case with a chosen algorithm beside howdah's own way and gloo's, over both transports."""
+    chosen = (
+        Contestant("Group", "group"),
+        Contestant(f"Group, {text}", "group chosen"),
+        Contestant("messages", "messages"),
+        Contestant(f"messages, {text}", "messages chosen"),
+        Contestant("gloo", "gloo"),
+        Contestant("bound", "bound"),
+    )
+    return replace(case, contestants=chosen, algorithm=text)
 
 
 OTHERS = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")

@@ -3,6 +3,8 @@
     group    howdah's Group on the engine, as `connect()` returns it: what a program calls
     engine   howdah's transport below it, called directly
     gloo     torch.distributed on its gloo backend: what a program calls
+    messages howdah's Group on messages of gloo, as between machines
+    chosen   either Group with a chosen algorithm, in place of direct exchanges
 
 All of them live in the same processes and take the same tensors.
 """
@@ -13,8 +15,10 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from howdah.comm.chosen import algorithms_of, choosing
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
+from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Transport
 
 Counts = Sequence[int]
@@ -36,9 +40,9 @@ class Carrier(Protocol):
 class OverGroup:
     """howdah's Group, made as `howdah.comm.connect` makes it. Shares are its own."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, owns: bool = False) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self.group = Group(transport, axis="world", counters=Counters())
+        self.group = Group(transport, axis="world", counters=Counters(), owns=owns)
 
     def all_reduce(self, x: Tensor) -> object:
         return self.group.all_reduce(x)
@@ -81,18 +85,28 @@ class OverGloo:
         return dist.all_to_all_single(out, x)
 
 
-def connect(engine: Transport, store: dist.Store) -> dict[str, Carrier]:
-    """All carriers between the ranks of `engine`, by name."""
-    rank, size = engine.rank, engine.size
+def connect(engine: Transport, store: dist.Store, algorithm: str) -> dict[str, Carrier]:
+    """All carriers between the ranks of `engine`, by name; those of a chosen algorithm if any."""
+    rank, size, more = engine.rank, engine.size, {}
+    if algorithm:
+        own = dist.PrefixStore("messages", store)
+        messages = choose(own, rank=rank, size=size, transport="torch")
+        for name, wire in (("group", engine), ("messages", messages)):
+            more[name] = OverGroup(wire)
+            chosen = choosing(wire, algorithms_of(algorithm))
+            more[f"{name} chosen"] = OverGroup(chosen, owns=wire is messages)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     return {
         "group": OverGroup(engine),
         "engine": engine,
         "gloo": OverGloo(rank, size),
+        **more,
     }
 
 
 def disconnect(carriers: dict[str, Carrier]) -> None:
     """The engine is closed by who made it."""
-    carriers["group"].group.close()
+    for carrier in carriers.values():
+        if isinstance(carrier, OverGroup):
+            carrier.group.close()
     dist.destroy_process_group()

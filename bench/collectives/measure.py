@@ -32,7 +32,7 @@ def measure(case: Case, workers: Workers, *, seconds: float) -> dict[str, Blocks
 
 def _on_each_rank(engine: Engine, case: Case, port: int, seconds: float) -> dict[str, Blocks]:
     assert torch.get_num_threads() == 1
-    carriers = connect(engine, dist.TCPStore(HOST, port, is_master=False))
+    carriers = connect(engine, dist.TCPStore(HOST, port, is_master=False), case.algorithm)
     trials = _trials(engine, case, carriers)
     bound = copying(engine, bound_bytes(case.op, case.bytes, case.ranks, shared=True))
     found = take_turns(engine, trials, bound, repeats=case.blocks, block=case.block, limit=seconds)

@@ -2,6 +2,7 @@
 
     python bench/collectives/run.py            every case, writes results.md and results.json
     python bench/collectives/run.py --tiny     the same in seconds, writes nothing
+    python bench/collectives/run.py --algorithm ring     a chosen algorithm beside; writes nothing
 
 Let nothing else run on the machine: its noise is measured first (../quiet.py). README.md says what
 is compared with what.
@@ -18,11 +19,12 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import quiet
-from cases import Case, cases
+from cases import Case, cases, with_algorithm
 from machine import machine
 from measure import measure
 from tables import markdown, refusals, summary, verdicts
 
+from howdah.comm.chosen import algorithms_of
 from howdah.comm.spawn import Workers
 
 HERE = Path(__file__).resolve().parent
@@ -49,10 +51,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that it works")
     parser.add_argument("--only", default="", help="cases whose name holds this; writes nothing")
+    parser.add_argument("--algorithm", default="", help="a chosen algorithm, such as ring")
     quiet.add_option(parser)
     words = parser.parse_args()
-    watch = quiet.Watch(writes=not (words.tiny or words.only), loaded=words.loaded)
-    summaries = measured([case for case in cases(tiny=words.tiny) if words.only in case.name])
+    alone = words.tiny or words.only or words.algorithm
+    watch = quiet.Watch(writes=not alone, loaded=words.loaded)
+    wanted = [case for case in cases(tiny=words.tiny) if words.only in case.name]
+    if words.algorithm:
+        having = algorithms_of(words.algorithm).by_operation
+        wanted = [with_algorithm(case, words.algorithm) for case in wanted if case.op in having]
+    summaries = measured(wanted)
     noise = watch.end()
     text = markdown(f"{machine()} {quiet.sentence(noise)}", summaries)
     print(text)

@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,12 +113,13 @@ def drawn() -> Iterable[Cell]:
     """Layouts at random, of at most eight ranks."""
     draw, found = random.Random(SEED), set()
     while len(found) < DRAWN:
-        axes = {name: draw.choice([1, 1, 2, 2, 3, 4]) for name in ("dp", "tp", "pp")}
-        if axes["dp"] * axes["tp"] * axes["pp"] > 8:
+        axes = {name: draw.choice([1, 1, 2, 2, 3, 4]) for name in ("dp", "tp", "pp", "cp")}
+        if prod(axes.values()) > 8:
             continue
         words = [f"{name}{size}" for name, size in axes.items() if size > 1]
         words += [draw.choice(["", "zero1", "zero2", "zero2 accumulate=whole", "zero3"])]
         words += [draw.choice(["", "sp"])] if axes["tp"] > 1 else []
+        words += [draw.choice(["", "context=all-to-all"])] if axes["cp"] > 1 else []
         if axes["pp"] > 1:
             words += [draw.choice([FORMS[pipe].removeprefix("pp2 ") for pipe in PIPES])]
         words += [draw.choice(["", "recompute=full", "recompute=selective"])]

@@ -150,6 +150,8 @@ def answer_layout(word: str, known: Mapping[str, object]) -> str:
     """What to do about an unknown word of a layout: how it is spelled here; empty if unclear."""
     if "," in word:
         return "; words are separated by spaces"
+    if word == "auto":
+        return "; auto stands alone, and only train, check and plan find a layout for it"
     start = re.match(r"[a-z]+", word.lower())
     if word != word.lower() and start and start[0] in known:
         return f"; write {word.lower()!r}"

@@ -18,6 +18,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -122,6 +123,7 @@ def plan_shards(found: Sequence[HubTensor], dtype: torch.dtype, shard_bytes: int
 def _write_weights(
     folder: Path, shards: list[Shard], *, tensor: Callable[[str], Tensor], dtype: torch.dtype
 ) -> None:
+    tensor = lru_cache(1)(tensor)  # a weight that stacks many of theirs is read once
     largest = max(prod(theirs.shape) for shard in shards for theirs in shard.tensors)
     buffer = torch.empty(largest, dtype=dtype)
     total = 0
@@ -141,6 +143,8 @@ def _lay(theirs: HubTensor, tensor: Callable[[str], Tensor], buffer: Tensor) -> 
     call overwrites it.
     """
     out = buffer[: prod(theirs.shape)].view(theirs.shape)
+    if theirs.expert is not None:
+        return out.copy_(tensor(theirs.ours[0])[theirs.expert].detach())
     ours = out.T if theirs.transposed else out
     for name, rows in zip(theirs.ours, ours.split(theirs.rows), strict=True):
         rows.copy_(tensor(name).detach())

@@ -73,11 +73,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a checkpoint: its name, its size in bytes, the CRC-32 of its header."""
+    """A file of a checkpoint: its name, its size in bytes, the CRC-32 of its header; and its host,
+    where hosts do not share the folder.
+    """
 
     name: str
     bytes: int
     header_crc32: int
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def encode(index: Index) -> str:
             for (kind, name), (shape, dtype) in tensors.items()
         ],
         "pieces": [_row(item) for item in index.stored],
-        "files": [vars(file) for file in index.files],
+        "files": [{k: v for k, v in vars(file).items() if v != ""} for file in index.files],
     }
     fields = json.loads(json.dumps(fields))  # as it is read: tuples are lists, keys strings
     fields["crc32"] = _checksum(fields)
@@ -235,7 +238,8 @@ def _file(row: Row) -> File:
     name = text(row, "name")
     # a checkpoint never reads outside its own folder
     _require("/" not in name and name not in ("", ".", "..") and not path_problem(name), name)
-    return File(name, whole(row, "bytes"), whole(row, "header_crc32", CRC32))
+    host = text(row, "host") if "host" in row else ""
+    return File(name, whole(row, "bytes"), whole(row, "header_crc32", CRC32), host)
 
 
 def _stored(row: Row, tensors: dict[tuple[str, str], tuple[tuple[int, ...], str]]) -> Stored:

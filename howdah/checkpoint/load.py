@@ -12,7 +12,7 @@ through two windows of pinned memory: while it copies from one, the next is read
 To resume, checkpoints are tried from the newest on, and the first with correct checksums is used.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from io import FileIO
 from itertools import groupby
 from math import prod
@@ -122,12 +122,29 @@ class Checkpoint:
     def verify(self) -> list[str]:
         """Reads every byte of the files; returns a sentence for each problem."""
         problems = inconsistencies(self._index)
+        for file, items in self._by_file():
+            problems += _verify_file(self.path / file.name, file, items)
+        return problems
+
+    def sound(self, names: Collection[str] | None = None) -> list[str]:
+        """The files that are here and undamaged, of these or of all; every byte of them is read."""
+        return [
+            file.name
+            for file, items in self._by_file()
+            if names is None or file.name in names
+            if not [*_verify_file(self.path / file.name, file, items)]
+        ]
+
+    def lacks(self) -> list[File]:
+        """The files that are not here, and on other hosts may be."""
+        there = (file for file in self._index.files if file.host)
+        return [file for file in there if kind_of(self.path / file.name) != "file"]
+
+    def _by_file(self) -> Iterator[tuple[File, list[Stored]]]:
         by_file: dict[str, list[Stored]] = {file.name: [] for file in self._index.files}
         for item in self._index.stored:
             by_file[item.file].append(item)
-        for file in self._index.files:
-            problems += _verify_file(self.path / file.name, file, by_file[file.name])
-        return problems
+        return ((file, by_file[file.name]) for file in self._index.files)
 
     def _find(self, kind: str, name: str) -> list[Stored]:
         if kind not in self._stored:
@@ -244,7 +261,7 @@ def _same(entry: Entry, item: Stored) -> bool:
 
 def _verify_file(path: Path, file: File, items: list[Stored]) -> Iterator[str]:
     if kind_of(path) != "file":
-        yield f"{file.name} is missing"
+        yield f"{file.name} is missing" + (f", which {file.host} wrote" if file.host else "")
         return
     if (size := path.stat().st_size) != file.bytes:
         yield f"{file.name} has {size} bytes instead of {file.bytes}"
@@ -274,13 +291,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises UserError when its index is missing or damaged, or when the step in the index differs
     from that in the folder's name: such a folder was copied or renamed.
     """
-    file = path / INDEX
-    if kind_of(file) == "does not exist":
-        raise UserError(f"{file} is missing; {path} is not a whole checkpoint")
-    try:
-        index = decode(read_file(file, LARGEST_INDEX), str(file))
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}; use another checkpoint") from error
+    index = decode(read_index(path), str(path / INDEX))
     named = step_of(path)
     if named is not None and named != index.step:
         original = step_folder(path.parent, index.step).name
@@ -288,8 +299,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, index)
 
 
-def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint in `folder` whose checksums are correct, or None.
+def read_index(path: Path) -> bytes:
+    """The index of a checkpoint, as it is written. Raises UserError when it cannot be read."""
+    file = path / INDEX
+    if kind_of(file) == "does not exist":
+        raise UserError(f"{file} is missing; {path} is not a whole checkpoint")
+    try:
+        return read_file(file, LARGEST_INDEX)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}; use another checkpoint") from error
+
+
+def newest(folder: Path, say: Callable[[str], None], *, parts: bool = False) -> Checkpoint | None:
+    """The newest checkpoint in `folder` whose checksums are correct, or None. With `parts`, also
+    one of which other hosts have files; it is not read then.
 
     Each newer one that is damaged is skipped, and `say` is called with a sentence that gives the
     reason.
@@ -298,7 +321,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
         path = step_folder(folder, step)
         try:
             checkpoint = open_checkpoint(path)
-            problems = checkpoint.verify()
+            problems = [] if parts and checkpoint.lacks() else checkpoint.verify()
         except (UserError, OSError) as error:
             problems = [str(error)]
         if not problems:

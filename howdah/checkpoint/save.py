@@ -16,7 +16,7 @@ run collectives, calls `part` on every rank, then `cancel` if a rank's file is m
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -39,6 +39,7 @@ from howdah.checkpoint.index import About, File, Index, Stored, encode
 from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.publish import publish
 from howdah.checkpoint.safefile import Spec, write
+from howdah.checkpoint.sites import Team, one_site
 from howdah.checkpoint.snapshot import Entry, Snapshot, Snapshots
 
 
@@ -54,8 +55,11 @@ class Saver:
     deadline   seconds that rank 0 waits for the files of the other ranks
     snapshots  takes the copies; without it in memory of the CPU, as much as it takes
 
+    team       where machines have folders of their own: who sees which. Without it all see `folder`
+
     Rank 0 must call `folders.clean(folder)` before any rank saves. Every process must call `wait`
-    after its training loop, or the last checkpoint may be missing.
+    after its training loop, or the last checkpoint may be missing. With several sites, all ranks
+    must know that the last save has ended everywhere before the next one.
     """
 
     def __init__(  # noqa: PLR0913 (facts that have nothing in common, all by keyword)
@@ -68,12 +72,13 @@ class Saver:
         say: Callable[[str], None],
         deadline: float = 600.0,
         snapshots: Snapshots | None = None,
+        team: Team | None = None,
     ) -> None:
         if keep < 1:
             raise UserError(f"keep = {keep} would remove every checkpoint; keep at least 1")
         self.folder, self.rank, self.world = folder, rank, world
         self._keep, self._say, self._deadline = keep, say, deadline
-        self._snapshots = snapshots or Snapshots()
+        self._snapshots, self._team = snapshots or Snapshots(), team or one_site(rank, world)
         self._thread: Thread | None = None
         self._saved: int | None = None  # the last step that this rank has written
         self._unmarked: int | None = None  # the best step, while best.json cannot be written
@@ -117,6 +122,8 @@ class Saver:
         self.wait()
         # `meta` is copied too. A value that JSON cannot hold raises here, in the caller's thread.
         about = replace(about, meta=json.loads(json.dumps(about.meta)))
+        if self._team.board:
+            self._team.board.begin()
         snapshot = None if self._stands(step) else self._take([*entries], beside)
         arguments = (step, snapshot, about, best)
         # daemon: a process that exits must not wait for the file of a dead rank
@@ -158,8 +165,10 @@ class Saver:
         """Whether this saver has written `step`, and rank 0 has not abandoned it since.
 
         Looks for the done-file first: once that is gone, the checkpoint is either published, under
-        its final name, or lost.
+        its final name, or lost. Ranks of several sites, which see different files, all write again.
         """
+        if self._team.board:
+            return False
         done = draft_folder(self.folder, step) / rank_file(self.rank, "done")
         return self._saved == step and (done.exists() or step_folder(self.folder, step).exists())
 
@@ -182,15 +191,15 @@ class Saver:
         self._failed = None
         try:
             self._snapshots.enter()
-            if snapshot is not None and not _whole(step_folder(self.folder, step)):
+            if snapshot is not None and not self._is_there(step):
                 own = self._write_part(step, snapshot, about)
                 self._part_stands()
-                if self.rank == 0:
+                if self._team.leads:
                     deadline, cancelled = self._deadline, self._cancelled
-                    publish(self.folder, own, self.world, deadline=deadline, cancelled=cancelled)
+                    publish(self.folder, own, self._team, deadline=deadline, cancelled=cancelled)
             self._saved = step
             self._part_stands()
-            if self.rank == 0:
+            if self._team.leads:
                 self._tidy(step, best)
         except (OSError, UserError) as error:
             self._give_up(step, _reason(error))
@@ -199,6 +208,12 @@ class Saver:
             self._defect = error
         finally:
             self._written.set()
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a sound checkpoint of `step` is there. Ranks agree: they read the same files.
+        Those of several sites do not, and ask no file.
+        """
+        return not self._team.board and _whole(step_folder(self.folder, step))
 
     def _part_stands(self) -> None:
         self._part = True
@@ -211,8 +226,8 @@ class Saver:
             (draft / rank_file(self.rank, ending)).unlink(missing_ok=True)
         snapshot.wait()
         path = draft / rank_file(self.rank, "safetensors")
-        own = write_part(path, step, snapshot.entries, about=about)
-        if self.rank:
+        own = write_part(path, step, snapshot.entries, about=about, host=self._team.host)
+        if not self._team.leads:
             write_text(draft / rank_file(self.rank, "done"), encode(own))
         return own
 
@@ -262,8 +277,11 @@ class Saver:
 
     def _give_up(self, step: int, reason: str) -> None:
         draft = draft_folder(self.folder, step)
-        if self.rank == 0:
+        if self._team.leads:
             shutil.rmtree(draft, ignore_errors=True)
+            if self._team.board:
+                with suppress(UserError):
+                    self._team.board.post(f"failed/{self.rank}", reason)
         else:
             _tell(draft / rank_file(self.rank, "failed"), reason)
         self._failed = reason
@@ -272,9 +290,11 @@ class Saver:
         )
 
 
-def write_part(path: Path, step: int, entries: Mapping[str, Entry], *, about: About) -> Index:
+def write_part(
+    path: Path, step: int, entries: Mapping[str, Entry], *, about: About, host: str = ""
+) -> Index:
     """Write one rank's pieces, by the names of their entries, to `path`; returns the index of that
-    file alone.
+    file alone. `host` is the machine that alone has it.
     """
     specs = [Spec(name, tuple(t.shape), t.dtype) for name, (_, _, t) in entries.items()]
     written = write(path, specs, tensors=(t.cpu() for _, _, t in entries.values()))
@@ -283,7 +303,8 @@ def write_part(path: Path, step: int, entries: Mapping[str, Entry], *, about: Ab
         Stored(kind, piece, _spelled(tensor.dtype), path.name, name, written.crc32[name])
         for name, (kind, piece, tensor) in entries.items()
     )
-    return Index(step, about, stored, (File(path.name, written.bytes, written.header_crc32),))
+    file = File(path.name, written.bytes, written.header_crc32, host)
+    return Index(step, about, stored, (file,))
 
 
 def _spelled(dtype: torch.dtype) -> str:
@@ -291,9 +312,7 @@ def _spelled(dtype: torch.dtype) -> str:
 
 
 def _whole(checkpoint: Path) -> bool:
-    """Whether the path holds a complete, undamaged checkpoint. Ranks agree: they read the same
-    files.
-    """
+    """Whether the path holds a complete, undamaged checkpoint."""
     if not checkpoint.exists():
         return False
     try:

@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from howdah.base.errors import UserError, several
+from howdah.cli.auto import machine_for, settled
 from howdah.cli.environment import ready_torch, this_machine, visible_cards
+from howdah.config.auto import is_auto
 from howdah.config.recipe import (
     Machine,
     Run,
@@ -41,7 +43,9 @@ def check(
 ) -> None:
     """List everything that keeps RECIPE from running here; exit code 2 if anything does."""
     with and_the_rest(force=force):
-        run = _with_one_replica(load_run(recipe, overrides or []))
+        run = load_run(recipe, overrides or [])
+        auto = settled(run, machine_for(run)) if is_auto(run) else None
+        run = _with_one_replica(auto.run if auto else run)
         if problems := problems_of(run, None):
             raise WrongRun(problems, run)
     if problems := [*_lacks_here(run, force=force), *file_problems(run)]:
@@ -53,6 +57,8 @@ def check(
         f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
         f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
     )
+    if auto:
+        print(f"layout: {auto.told}")
     for note in notes_of(plan, run.train):
         print(f"note: {note}")
 

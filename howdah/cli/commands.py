@@ -4,7 +4,19 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli import bench, check, draw, lists, plan, runs, train, validate, verify
+from howdah.cli import (
+    bench,
+    check,
+    cluster,
+    draw,
+    lists,
+    measure,
+    plan,
+    runs,
+    train,
+    validate,
+    verify,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +48,7 @@ app.command()(verify.verify)
 app.command()(runs.sample)
 app.command()(runs.export)
 app.command()(runs.doctor)
+app.command()(measure.measure)
 app.command()(plan.plan)
 app.command()(plan.simulate)
 app.command()(check.check)
@@ -45,6 +58,6 @@ app.command()(lists.keys)
 app.command()(lists.recipes)
 plan.draw_app.command("collective")(draw.draw_collective)
 app.add_typer(plan.draw_app, name="draw")
-app.add_typer(plan.cluster_app, name="cluster")
+app.add_typer(cluster.cluster_app, name="cluster")
 app.add_typer(bench.bench_app, name="bench")
 app.add_typer(validate.validate_app, name="validate")

@@ -13,6 +13,8 @@ from pathlib import Path
 from howdah.base.errors import UserError
 from howdah.config.recipe import Machine
 from howdah.host.facts import has_card, usable_cores
+from howdah.machines.cluster import Cluster
+from howdah.machines.cluster_file import CLUSTERS, load_cluster
 
 # What torch reads where there is a GPU. Segments that grow leave fewer gaps near the end of its
 # memory. A failure of NCCL ends a run with howdah's sentence, not the process by torch's thread.
@@ -35,6 +37,22 @@ def launched() -> bool:
     return {"RANK", "WORLD_SIZE"} <= set(os.environ)
 
 
+def cache_folder() -> Path:
+    """howdah's cache folder of this user, whether it is there or not."""
+    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "howdah"
+
+
+def cluster_named(text: str, *, devices: int | None = None) -> Cluster:
+    """The cluster that a user names; `here` is this machine as `howdah measure` found it."""
+    return load_cluster(text, devices=devices, own=cache_folder() / CLUSTERS)
+
+
+def several_machines() -> bool:
+    """Whether a launcher has started ranks on other machines, too."""
+    return launched() and number_in("LOCAL_WORLD_SIZE") < number_in("WORLD_SIZE")
+
+
 def ready_torch() -> Path:
     """Prepares the environment for loading torch; returns howdah's cache folder.
 
@@ -48,8 +66,7 @@ def ready_torch() -> Path:
             f"the address space is limited to {limit >> 20} MiB (ulimit -v), and torch alone takes "
             f"{TORCH_BYTES >> 20}; raise the limit"
         )
-    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    cache = (Path(base) if base else Path.home() / ".cache") / "howdah"
+    cache = cache_folder()
     for name, value in settings_for_torch(os.environ, card=has_card()).items():
         os.environ[name] = value
     if "torch" not in sys.modules:

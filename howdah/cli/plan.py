@@ -15,11 +15,11 @@ from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, named, several
 from howdah.base.files import kind_of
 from howdah.base.quantities import parse_count, parse_quantity
+from howdah.cli.environment import cluster_named
 from howdah.cli.search import Asked, find, is_search
 from howdah.config.drafts import Draft, Drafted, draft
 from howdah.config.recipe import load_run, plan_of
 from howdah.config.shipped import which
-from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
 from howdah.draw.drawn_plan import Planned, draw_plan
 from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.draw.perfetto import trace as trace_json
@@ -37,8 +37,9 @@ from howdah.draw.tables import (
     spell_causes,
 )
 from howdah.machines.cluster import Cluster
-from howdah.machines.cluster_file import load_cluster, split_size
+from howdah.machines.cluster_file import HERE, split_size
 from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.plan import Plan
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.schedule.check import check_schedule, draw_standstill
 from howdah.plan.schedule.registry import SCHEDULES, build
@@ -48,15 +49,15 @@ from howdah.plan.trace_file import FOLDER as TRACE
 from howdah.plan.trace_file import read_traces
 from howdah.search.closest import closest
 from howdah.search.notes import notes_on
+from howdah.sim.measured import profile_for
 from howdah.sim.predict import Prediction, predict
-from howdah.sim.profile import named_profile, own_profile
+from howdah.sim.profile import named_profile
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate as time_actions
 
 draw_app = typer.Typer(
     no_args_is_help=True, help="Draw a schedule, memory, the mesh, traffic, a collective."
 )
-cluster_app = typer.Typer(no_args_is_help=True, help="List, show and check clusters.")
 
 Model = Annotated[str, typer.Argument(help="a recipe, a preset, or a config.json of Hugging Face")]
 LayoutText = Annotated[str, typer.Option("--layout", help='such as "pp2 dp* tp2 zero1 x8"')]
@@ -97,6 +98,8 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     budget: Annotated[str, typer.Option(help='of a search, such as "days<30 money<2M"')] = "",
     devices: Annotated[str, typer.Option(help="search on several sizes, such as 64..4096")] = "",
     fewest: Annotated[bool, typer.Option(help="search for the fewest devices")] = False,
+    largest: Annotated[bool, typer.Option(help="search for the largest model that fits")] = False,
+    plot: Annotated[Path | None, typer.Option(help="an SVG of the time over devices")] = None,
     every: Annotated[
         bool, typer.Option("--all", help="search also what can be planned, but not run yet")
     ] = False,
@@ -113,13 +116,14 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     wanted = Draft(layout, sequence, micro_batch, global_batch, precision, tuple(keys or ()))
     framework = named_profile(profile) if profile else None
     asked = Asked(
-        *(cluster, count, rate, budget, devices, fewest, every, write, framework, as_json)
+        *(cluster, count, rate, budget, devices, fewest, largest, every),
+        *(write, plot, framework, as_json),
     )
-    searched = find_layout or fewest or every or bool(budget or devices or write)
+    searched = find_layout or fewest or largest or every or any([budget, devices, write, plot])
     if searched or is_search(model, wanted, cluster):
-        _refuse_a_layout(wanted, cluster, why=why)
+        _refuse_a_layout(model, wanted, cluster, why=why)
         return find(model, wanted, asked)
-    machines = load_cluster(cluster) if cluster else None
+    machines = cluster_named(cluster) if cluster else None
     found = _drafted(model, wanted, cluster, machines)
     meant = [told] if (told := which(model, models=True)) else []
     lines = [*meant, *show_model(found.name, found.shape, found.sequence)]
@@ -141,11 +145,12 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     _refuse_what_does_not_fit(prediction, cluster)
 
 
-def _refuse_a_layout(wanted: Draft, cluster: str, *, why: bool) -> None:
+def _refuse_a_layout(model: str, wanted: Draft, cluster: str, *, why: bool) -> None:
     """Raises UserError for what a search cannot take, or lacks."""
-    if not cluster:
+    auto = is_search(model, wanted, "")
+    if not (cluster or auto):
         raise UserError("a search needs machines; give a --cluster")
-    if wanted.layout or any(key.startswith("layout=") for key in wanted.keys):
+    if not auto and (wanted.layout or any(key.startswith("layout=") for key in wanted.keys)):
         raise UserError("a search finds the layout; drop the layout, or what asks for a search")
     if why:
         raise UserError("--why explains one layout; give the one that you mean with --layout")
@@ -199,7 +204,7 @@ def simulate(
     drafted = _recipe(recipe, overrides or [], cluster)
     assert drafted.plan is not None
     machine = _fitted(cluster, drafted)
-    time = step_time(drafted.plan, machine, own_profile(machine.device))
+    time = step_time(drafted.plan, machine, profile_for(machine, drafted.plan.method))
     if trace:
         put(trace_json(time.timeline), trace)
     if svg:
@@ -211,14 +216,14 @@ def simulate(
 
 def _recipe(recipe: Path, overrides: list[str], cluster: str) -> Drafted:
     run = load_run(recipe, overrides)
-    devices = load_cluster(cluster).devices if cluster else None
+    devices = cluster_named(cluster).devices if cluster else None
     return draft(run, Draft(), devices=devices if "dp*" in run.layout.split() else None)
 
 
 def _fitted(cluster: str, drafted: Drafted) -> Cluster:
     """The cluster with as many devices as the plan has ranks."""
     assert drafted.plan is not None
-    return load_cluster(cluster, devices=drafted.plan.layout.world)
+    return cluster_named(cluster, devices=drafted.plan.layout.world)
 
 
 # -- draw ------------------------------------------------------------------------------
@@ -273,7 +278,7 @@ def _own_schedule(path: Path) -> Schedule:
 
 def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
     require_place(svg)
-    devices = load_cluster(cluster) if cluster else None
+    devices = cluster_named(cluster) if cluster else None
     found = _drafted(model, wanted, cluster, devices)
     plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
     assert plan is not None
@@ -322,6 +327,16 @@ def _traffic(
 # -- measured --------------------------------------------------------------------------
 
 
+def _predicted(planned: Plan) -> list[str]:
+    """A line with the seconds of a step on this machine, if it was measured with as many ranks."""
+    try:
+        machine = cluster_named(HERE, devices=planned.layout.world)
+        seconds = step_time(planned, machine, profile_for(machine, planned.method)).seconds
+    except UserError:
+        return []
+    return [f"predicted   {seconds:.4f} s a step on this machine, by howdah measure"]
+
+
 def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
     """Show the last steps of a run as they were measured, beside the same actions simulated.
 
@@ -334,8 +349,10 @@ def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
     run = load_run(folder)
     layout = resolve(parse_layout(run.layout), None)
     traces = read_traces(folder / TRACE, str(layout), layout.world)
-    found = compare_step(plan_of(run, layout), traces)
-    print("\n".join(report(found, str(layout))))
+    plan_of_run = plan_of(run, layout)
+    found = compare_step(plan_of_run, traces)
+    lines = report(found, str(layout), algorithms=traces[0].algorithms)
+    print("\n".join([*lines, *_predicted(plan_of_run)]))
     drawings = {"trace.json": to_perfetto(found), "trace.svg": to_svg(found)}
     for name, text in drawings.items():
         try:
@@ -346,24 +363,3 @@ def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
                 "folder to where there is room, and you may write, to have it drawn"
             ) from error
     print(f"written     {folder / TRACE}: trace.json for ui.perfetto.dev, trace.svg")
-
-
-# -- clusters --------------------------------------------------------------------------
-
-
-@cluster_app.command("list")
-def _list() -> None:
-    """Name the clusters that come with howdah."""
-    print("\n".join(list_clusters()))
-
-
-@cluster_app.command("show")
-def _show(name: Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]) -> None:
-    """Print everything a cluster says, with what a plan counts on beside it."""
-    print("\n".join(show_cluster(load_cluster(name))))
-
-
-@cluster_app.command("check")
-def _check(name: Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]) -> None:
-    """Say whether a cluster file is sound, and what it leaves open."""
-    print("\n".join(check_cluster(load_cluster(name))))

@@ -6,21 +6,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from howdah.base.errors import UserError, named, several, shown
+from howdah.base.errors import UserError, named, shown
+from howdah.cli.auto import cluster_of, machine_for
+from howdah.cli.environment import cluster_named
+from howdah.config.auto import is_auto, nothing, question_of, with_plan
 from howdah.config.drafts import Draft, run_of
 from howdah.config.recipe import Run, save_run
 from howdah.config.shipped import is_recipe, which
 from howdah.draw.found import found_data, show_choices, show_found
+from howdah.draw.found_svg import plot_devices
+from howdah.draw.pictures import put, require_place
 from howdah.draw.tables import show_model, show_notes
-from howdah.machines.cluster import resized
-from howdah.machines.cluster_file import load_cluster
+from howdah.machines.cluster import Cluster
+from howdah.plan.plan import Plan
 from howdah.plan.support import unsupported
-from howdah.search.budget import Priced, parse_budget, priced, within
-from howdah.search.notes import usual_batch
-from howdah.search.search import Choice, Found, on_each, pareto, search, sizes
+from howdah.search.budget import Priced, affordable, parse_budget, priced, within
+from howdah.search.scaling import fewest, largest, largest_preset
+from howdah.search.search import Choice, Found, Watch, on_each, pareto, search, sizes
 from howdah.search.space import Question
-from howdah.sim.cost import hourly
+from howdah.search.uneven import uneven
+from howdah.shapes.parameters import parameters
+from howdah.sim.cost import Rates, hourly
+from howdah.sim.measured import profile_for
 from howdah.sim.profile import Profile
+from howdah.train.length import in_steps
 
 
 @dataclass(frozen=True)
@@ -31,8 +40,10 @@ class Asked:
     rent     USD per device and hour; None: the cluster's
     devices  "64..4096": the fastest layouts on so many
     fewest   the fewest devices
+    largest  the largest model that fits
     planned  also layouts that can only be planned
     write    file of the recipe with the best layout
+    plot     file of the drawing of times over devices
     """
 
     cluster: str
@@ -41,83 +52,160 @@ class Asked:
     budget: str = ""
     devices: str = ""
     fewest: bool = False
+    largest: bool = False
     planned: bool = False
     write: Path | None = None
+    plot: Path | None = None
     profile: Profile | None = None
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What is printed.
+
+    found  on one number of devices
+    table  the fastest on each of several; empty: one number was asked for
+    rows   the layouts of the table, or else of `found`, with their costs; None: no costs
+    notes  lines above the table
+    """
+
+    found: Found
+    table: Sequence[Choice] = ()
+    rows: Sequence[Priced] | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def best(self) -> Choice:
+        some = [row.choice for row in self.rows] if self.rows else self.table or self.found.best
+        return min(some, key=lambda one: one.seconds)
+
+
 def is_search(model: str, wanted: Draft, cluster: str) -> bool:
-    """Whether nobody has said a layout: neither an option, a key nor a recipe."""
-    keyed = any(key.partition("=")[0] == "layout" for key in wanted.keys)
-    return bool(cluster) and not (wanted.layout or keyed or is_recipe(model))
+    """Whether nobody has said a layout: neither an option, a key nor a recipe; or it is auto."""
+    keyed = [key.partition("=")[2].strip("'\" ") for key in wanted.keys if key[:7] == "layout="]
+    if said := [wanted.layout, *keyed][-1]:
+        return said == "auto"
+    if is_recipe(model):
+        return is_auto(run_of(model, wanted)[1])
+    return bool(cluster)
 
 
 def find(model: str, wanted: Draft, asked: Asked) -> None:
     """Searches, prints the answer, and writes a recipe if that is asked."""
-    budget = parse_budget(asked.budget) if asked.budget else {}
-    if budget and not asked.tokens:
+    _check(asked)
+    keys = tuple(key for key in wanted.keys if key.partition("=")[0] != "layout")
+    name, run, notes = run_of(model, replace(wanted, layout="", keys=keys))
+    cluster, more = _cluster(run, asked)
+    given = wanted.micro_batch is not None or any("micro_batch" in key for key in wanted.keys)
+    kept = run.batch.micro_batch if given or (is_recipe(model) and is_auto(run)) else None
+    question = question_of(run, cluster, micro_batch=kept, planned=asked.planned)
+    answer = _answer(question, asked, name)
+    if asked.write:
+        _write(run, answer.best.plan, asked)
+    if asked.plot:
+        title = f"{name} on {cluster.device.name}"
+        put(plot_devices(answer.table, title), asked.plot)
+    best = answer.best.plan
+    here = unsupported(best.shape, best.layout, precision=run.method.precision)
+    profile = asked.profile or profile_for(cluster, run.method)
+    by_time = uneven(answer.found.question, answer.best, profile) if not answer.table else ()
+    _print(name, model, asked, answer, [*notes, *more, *here, *by_time])
+
+
+def _check(asked: Asked) -> None:
+    """Raises UserError for options that do not go together, before anything is searched."""
+    if asked.budget and not asked.tokens:
         raise UserError("--budget is of a whole run; say how long it is, with --tokens")
     if asked.write and asked.write.exists():
         raise UserError(f"{named(asked.write)} is there already; give --write another name")
-    if asked.fewest and asked.devices:
-        raise UserError("--fewest and --devices are two questions; ask one of them")
-    name, run, notes = run_of(model, replace(wanted, layout=""))
-    question = _question(run, wanted, asked)
-    found, table = _found(question, asked)
-    if not found or not found.best:
-        raise UserError(_nothing(name, asked, found))
-    rates = hourly(question.cluster, rent=asked.rent)
-    rows = [*priced(table or found.best, asked.tokens, rates)] if asked.tokens else None
-    rows = within(budget, rows) if budget and rows else rows
-    best = min((row.choice for row in rows), key=_seconds) if rows else found.best[0]
-    if asked.write:
-        _write(run, best, asked.write)
-    here = unsupported(best.plan.shape, best.plan.layout, precision=run.method.precision)
-    _print(name, model, asked, (found, table, rows), [*notes, *here])
+    for file in (asked.write, asked.plot):
+        require_place(file)
+    questions = [("--fewest", asked.fewest), ("--largest", asked.largest)]
+    questions += [("--devices", bool(asked.devices)), ("--plot", asked.plot is not None)]
+    several = [option for option, given in questions if given]
+    if len(several) > 1 and several != ["--devices", "--plot"]:
+        raise UserError(f"{' and '.join(several)} are questions of their own; ask one of them")
 
 
-def _seconds(choice: Choice) -> float:
-    return choice.seconds
+def _cluster(run: Run, asked: Asked) -> tuple[Cluster, list[str]]:
+    """The cluster that is asked for, or that of the recipe, or this machine; and notes on it."""
+    if asked.cluster:
+        return cluster_named(asked.cluster), []
+    cluster, note = cluster_of(run, machine_for(run))
+    return cluster, [note] if note else []
 
 
-def _question(run: Run, wanted: Draft, asked: Asked) -> Question:
-    """The question that a run, options and cluster ask. The batch stays fixed: layouts are compared
-    for the same work.
-    """
-    sequence, batch = run.data.sequence_length, run.batch
-    given = wanted.micro_batch is not None or any("micro_batch" in key for key in wanted.keys)
-    size = batch.global_batch or usual_batch(run.model, sequence)
-    return Question(
-        run.model,
-        load_cluster(asked.cluster),
-        run.method,
-        sequence,
-        size,
-        batch.micro_batch if given else None,
-        asked.planned,
-    )
+def _answer(question: Question, asked: Asked, name: str) -> _Answer:
+    """The answer. Raises UserError if there is none, or none within the budget."""
+    budget = parse_budget(asked.budget) if asked.budget else {}
+    rates, watch = hourly(question.cluster, rent=asked.rent), _watched
+    notes: list[str] = []
+    if asked.largest:
+        question, notes = _largest(question, name, watch)
+    table: Sequence[Choice] = ()
+    found: Found | None
+    if asked.devices or asked.plot:
+        found, table = _on_several(question, asked, watch)
+    elif asked.fewest:
+        found = _fewest(question, asked, budget, rates)
+    else:
+        found = search(question, asked.profile, watch=watch)
+    if found is None or not found.best:
+        raise UserError(nothing(found or search(question, asked.profile, refined=1), name))
+    if not asked.tokens:
+        return _Answer(found, table, None, notes)
+    rows = [*priced(table or found.best, asked.tokens, rates)]
+    if budget:
+        rows = within(budget, rows)
+        chosen = tuple(row.choice for row in rows)
+        table, found = (chosen, found) if table else ((), replace(found, best=chosen))
+    return _Answer(found, table, rows, notes)
 
 
-def _found(question: Question, asked: Asked) -> tuple[Found | None, list[Choice]]:
-    """The answer; and the rows of the table, where it is one of numbers of devices."""
-    if not asked.devices and not asked.fewest:
-        return search(question, asked.profile, watch=_watched), []
+def _on_several(question: Question, asked: Asked, watch: Watch) -> tuple[Found, Sequence[Choice]]:
+    """The answer on the most devices on which anything fits, and the fastest on each number."""
     least, most = _range(asked.devices) if asked.devices else (1, question.devices)
     counts = sizes(question.cluster, least, most)
     if not counts:
         name = question.cluster.name
         raise UserError(f"cluster {name} has no size from {least} to {most}; give --devices others")
-    if asked.fewest:
-        found = None
-        for found in on_each(question, counts, asked.profile, _watched):
-            if found.best:
-                other = replace(question, cluster=resized(question.cluster, found.question.devices))
-                return search(other, asked.profile), []
-        return found, []
-    all_ = [*on_each(question, counts, asked.profile, _watched)]
-    fitting = [one for one in all_ if one.best] or all_
+    every = [*on_each(question, counts, asked.profile, watch)]
+    fitting = [one for one in every if one.best] or every
     return fitting[-1], pareto(fitting)
+
+
+def _fewest(
+    question: Question, asked: Asked, budget: dict[str, float], rates: Rates
+) -> Found | None:
+    def meets(found: Found) -> bool:
+        return affordable(budget, [*priced(found.best, asked.tokens, rates)])
+
+    only = meets if budget else None
+    found = fewest(question, asked.profile, meets=only, watch=_watched)
+    return found or search(question, asked.profile)  # whose nearest layout is named
+
+
+def _largest(question: Question, name: str, watch: Watch) -> tuple[Question, list[str]]:
+    """The question of the largest model of a kind, and lines on it and the largest preset."""
+    preset, other = largest_preset(question, watch), largest(question)
+    if other is None:
+        raise UserError(nothing(search(question, refined=1), name))
+    shape = other.shape
+    keys = ("layers", "width", "ffn_size", "heads", "kv_heads")
+    changed = [
+        f"model.{key}={now}"
+        for key in keys
+        if (now := getattr(shape, key)) != getattr(question.shape, key)
+    ]
+    lines = [
+        f"largest of its kind: {parameters(shape).total / 1e9:,.3g}B parameters, {name} "
+        f"{' '.join(changed)}".rstrip()
+    ]
+    if preset:
+        size = parameters(preset[1]).total / 1e9
+        lines.append(f"largest preset that fits: {preset[0]}, {size:,.3g}B parameters")
+    return other, lines
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -138,45 +226,35 @@ def _watched(numbers: Sequence[int]) -> Iterator[int]:
     yield from track(numbers, "searching", console=console, disable=quiet, transient=True)
 
 
-def _nothing(name: str, asked: Asked, found: Found | None) -> str:
-    out = found.ruled_out.most_common() if found else []
-    why = several([f"{count:,} layouts: {reason}" for reason, count in out]) if out else "too large"
-    more = "; name a cluster of more devices, such as h100x1024"
-    return f"no layout of {name} fits on {asked.cluster} ({why}){more}"
+def _write(run: Run, plan: Plan, asked: Asked) -> None:
+    """Writes the run with the best layout, and its length where that is known, as a recipe."""
+    assert asked.write is not None
+    train = run.train
+    if asked.tokens:
+        train = replace(train, tokens=asked.tokens, epochs=0.0)
+        train = in_steps(train, plan.batch, plan.sequence)
+    found = replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train)
+    save_run(found, asked.write)
 
 
-def _write(run: Run, best: Choice, file: Path) -> None:
-    """Writes the run with the best layout as a recipe."""
-    batch = replace(
-        run.batch, global_batch=best.plan.batch.global_batch, micro_batch=best.plan.micro_batch
-    )
-    layout = str(best.plan.layout)
-    save_run(replace(run, model=best.plan.shape, layout=layout, batch=batch), file)
-
-
-def _print(
-    name: str,
-    model: str,
-    asked: Asked,
-    answer: tuple[Found, list[Choice], list[Priced] | None],
-    notes: Sequence[str],
-) -> None:
-    found, table, rows = answer
+def _print(name: str, model: str, asked: Asked, answer: _Answer, notes: Sequence[str]) -> None:
+    found, table, rows = answer.found, answer.table, answer.rows
     if asked.as_json:
-        data = found_data(found, rows)
+        data = found_data(found, None if table else rows)
         if table:
             data["by_devices"] = found_data(replace(found, best=tuple(table)), rows)["best"]
-        print(json.dumps({**data, "notes": [*notes]}, indent=2))
+        print(json.dumps({**data, "notes": [*answer.notes, *notes]}, indent=2))
         return
     shape, sequence = found.question.shape, found.question.sequence
     lines = [told] if (told := which(model, models=True)) else []
-    lines += show_model(name, shape, sequence)
+    lines += [*show_model(name, shape, sequence), *answer.notes]
     if table:
-        choices = [row.choice for row in rows] if rows else table
         lines += ["devices the fastest on each number of devices, where more are faster"]
-        lines += show_choices(choices, rows)
+        lines += show_choices(table, rows)
     else:
         lines += show_found(found, rows)
+    if asked.plot:
+        lines.append(f"drawn   {asked.plot}: seconds of a step over devices")
     if asked.write:
         lines.append(f"written {asked.write}: howdah train {asked.write}")
     print("\n".join([*lines, *show_notes(notes)]))

@@ -24,9 +24,17 @@ from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
+from howdah.cli.auto import settled, settled_by_all
 from howdah.cli.check import and_the_rest, file_problems, problem_of
-from howdah.cli.environment import launched, number_in, this_machine, visible_cards
+from howdah.cli.environment import (
+    launched,
+    number_in,
+    several_machines,
+    this_machine,
+    visible_cards,
+)
 from howdah.cli.errors import in_words
+from howdah.config.auto import Settled, is_auto, keep_why
 from howdah.config.history import (
     changes_since,
     refuse_accident,
@@ -40,7 +48,7 @@ from howdah.host.facts import free_memory, has_card
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.text.sources import unreadable
 from howdah.train.job import Job
-from howdah.train.notes import device_note, notes_of, rate_note, sample_note
+from howdah.train.notes import algorithm_note, device_note, notes_of, rate_note, sample_note
 
 if TYPE_CHECKING:
     from howdah.comm.launch import Seat
@@ -73,7 +81,11 @@ def train(
     if among and "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
     machine = this_machine(among=among)
+    auto, store = None, None  # which serves the other ranks while it is kept
     with and_the_rest(force=force or among):
+        if is_auto(run):
+            auto, store = settled_by_all(run, machine) if among else (settled(run, machine), None)
+            run = auto.run
         job = resolve_run(run, machine)
     if lacking := [*_lacks_room(job, machine, force=force), *_lacks_compiler(job)]:
         raise UserError(several([*lacking, *file_problems(run)]))
@@ -85,8 +97,12 @@ def train(
     folder = kind_of(found(recipe)) == "folder"
     with ExitStack() as after:
         ready = partial(_make_ready, run, job, first=first, resume=resume or folder, asked=resume)
+        if auto and first:
+            ready = partial(_tell_layout, ready, auto)
         if among:
-            sys.exit(_train_launched(ready(after=after)))
+            code = _train_launched(ready(after=after))
+            del store
+            sys.exit(code)
         sys.exit(_train_listening(ready, after, restarts))
 
 
@@ -199,15 +215,28 @@ def _make_ready(
         changed = changes_since(job.folder, now) if done else {}
         if first:
             other = asked or any(key.startswith("data.validation") for key in changed)
-            prepare_start(job, corpus, say, other_held_out=other)
+            prepare_start(job, corpus, say, other_held_out=other, parts=several_machines())
             refuse_in_vain(changed, job.folder, done=done, steps=train.steps)
         rates = rate_note(changed, job.method.lr, steps=train.steps, done=done)
-        for note in [*notes_of(job.plan, job.train), rates]:
+        orders = algorithm_note(changed, done=done)
+        for note in [*notes_of(job.plan, job.train), rates, orders]:
             if note:
                 say(f"note        {note}")
         if first and done < train.steps:  # what no step has used is not how the run was trained
             save_run(now, job.folder / "run.toml")
             remember(job.folder, done, changed)
+    return job
+
+
+def _tell_layout(ready: Callable[..., Job], auto: Settled, *, after: ExitStack) -> Job:
+    """Prepares a run, says which layout was chosen, and keeps in the run folder why."""
+    job = ready(after=after)
+    line = f"layout      {auto.told}"
+    print(line, flush=True)
+    try:
+        keep_why(auto, job.folder, line)
+    except OSError as error:
+        print(f"note        why is not written: {error.strerror}", flush=True)
     return job
 
 

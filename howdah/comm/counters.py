@@ -53,9 +53,15 @@ def _divide(table: Table, sent: Mapping[Traffic, int], seconds: float) -> None:
 
 @dataclass
 class Counters:
-    """The tables of all groups of one process, added up when they are read; and its recorder."""
+    """The tables of all groups of one process, added up when they are read; and its recorder.
+
+    rows_sent   rows of an embedding's gradient that were sent by their numbers (comm.sparse)
+    dense_sums  sums of it that were dense, because too many rows were not zero
+    """
 
     recorder: Recorder = field(default_factory=Recorder)
+    rows_sent: int = 0
+    dense_sums: int = 0
     _tables: list[Table] = field(default_factory=list)
     _later: list[tuple[Table, Mapping[Traffic, int], Interval]] = field(default_factory=list)
 

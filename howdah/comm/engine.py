@@ -31,6 +31,7 @@ from howdah.comm.checks import MOST, Checks, duration, movable, reduction, room,
 from howdah.comm.engine_abi import KINDS, OP, PULSE, load_library
 from howdah.comm.engine_errors import Failure, spoken
 from howdah.comm.joining import LOOK, Ranks, all_came, told_to_all
+from howdah.comm.rounds import Calls, Round, Started, bytes_sent, run_rounds
 from howdah.comm.settings import read_settings
 from howdah.comm.signature import caller
 from howdah.comm.transport import Counts, OneLink, SubgroupFactory
@@ -248,7 +249,7 @@ class Engine(OneLink):
         """
         if self._batch is not None:
             raise UserError("a group is open already: groups are not nested")
-        batch = self._batch = _Batch([], [])
+        batch = self._batch = _Batch([], [], [])
         try:
             yield
         finally:
@@ -258,6 +259,16 @@ class Engine(OneLink):
             code = self._run_ops(self._handle, calls, len(batch.calls))
             if code < 0:
                 self._fail(code, calls)
+        if batch.started:
+            run_rounds(self, batch.started)
+
+    def exchange(self, call: Calls, rounds: Sequence[Round]) -> int:
+        """Runs the rounds of a program (`rounds.py`); in a group, behind all else."""
+        if self._batch is not None:
+            self._batch.started.append((call, rounds))
+        else:
+            run_rounds(self, [(call, rounds)])
+        return bytes_sent(rounds)
 
     # -- the arena
 
@@ -334,10 +345,11 @@ class Engine(OneLink):
 
 
 class _Batch(NamedTuple):
-    """The packed operations of one `group()`, and what must live until they have run."""
+    """The packed operations of one `group()`, what must live until they have run, and programs."""
 
     calls: list[bytes]
     kept: list[object]
+    started: list[Started]
 
 
 def _some(x: Tensor | None) -> None:

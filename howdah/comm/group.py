@@ -17,7 +17,8 @@ buffers, as flat buffers of gradients and weights need it. Several buffers can g
 
 An all-reduce is a reduce-scatter and then an all-gather, and is counted as these two. The owner of
 each share adds its terms in rank order, and the other ranks copy the sum. So all ranks have equal
-bits.
+bits. Where another algorithm was chosen (`chosen.py`), its program runs, and is counted by its own
+name; scalars always go the direct way.
 
 All ranks must call the operations of a group in the same order. Asynchronous operations run on the
 group's progress thread, in the order of their calls. A synchronous operation waits for them and
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError
+from howdah.comm.chosen import beneath, runs_program
 from howdah.comm.handle import DONE, Handle
 from howdah.comm.messages import NONE, Messages, spell
 from howdah.comm.reduction import REDUCIBLE, check_reduction
@@ -79,10 +81,9 @@ class Group(Messages):
             stage = self._narrowed(stage, dtype, wholes)
             flats = [stage.take(whole) for whole in wholes]
             sent = yield [partial(self._transport.all_reduce, flat, op) for flat in flats]
-            first = sum([self._others(flat) for flat in flats])
             for whole, flat in zip(wholes, flats, strict=True):
                 stage.give(whole, flat)
-            return {"reduce_scatter": first, "all_gather": sent - first}
+            return self._halves(flats, sent)
 
         return self._run("all_reduce", work, wholes, async_op, after)
 
@@ -268,7 +269,7 @@ class Group(Messages):
 
         def work(_: Stage) -> Steps:
             counts = [len(mine)] * self.size
-            yield [partial(self._transport.all_gather, heard.view(-1), mine, counts)]
+            yield [partial(beneath(self._transport).all_gather, heard.view(-1), mine, counts)]
 
         self._run("scalars", work)
         return [sum(column) for column in zip(*heard.tolist(), strict=True)]
@@ -283,7 +284,7 @@ class Group(Messages):
         def work(stage: Stage) -> Steps:
             flat, own = stage.take(out, NONE), stage.take(x)
             counts = [len(own)] * self.size
-            yield [partial(self._transport.all_gather, flat, own, counts)]
+            yield [partial(beneath(self._transport).all_gather, flat, own, counts)]
             stage.give(out, flat)
 
         return self._run("scalars", work, [out, x], async_op)
@@ -351,6 +352,18 @@ class Group(Messages):
     def _cut(self, whole: Tensor) -> list[int]:
         """Numbers of elements of the flat form of `whole` in each rank's rows."""
         return _elements(shares(_rows(whole), self.size), whole)
+
+    def _halves(self, flats: Sequence[Tensor], sent: int) -> dict[str, int]:
+        """The bytes that all-reduces sent: their two halves, or those of chosen programs."""
+        if beneath(self._transport) is self._transport:
+            first = sum([self._others(flat) for flat in flats])
+            return {"reduce_scatter": first, "all_gather": sent - first}
+        direct = [flat for flat in flats if not runs_program(self._transport, "all_reduce", flat)]
+        first = sum(self._others(flat) for flat in direct)
+        second = sum(flat.nbytes - self._others(flat) for flat in direct) * (self.size - 1)
+        halves = {"reduce_scatter": first, "all_gather": second} if direct else {}
+        rest = {"all_reduce": sent - first - second} if len(direct) < len(flats) else {}
+        return {**halves, **rest}
 
     def _others(self, flat: Tensor) -> int:
         """Bytes of all shares but this rank's."""

@@ -9,13 +9,16 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
+from zlib import crc32
 
 import torch
 from torch.distributed import Store
 
+from howdah import __version__
 from howdah.base.errors import UserError
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.cards import Card, card_of
@@ -35,6 +38,9 @@ class Hello:
     wanted   the kind of transport that the user asked for, or empty
     why_not  why this rank cannot use the engine, or empty
     card     the GPU that this rank computes on; None: the CPU
+    algorithms  those that the user chose for collectives, or empty
+    host     the machine's name, for messages
+    version  of howdah, and a checksum of its source
     """
 
     machine: str
@@ -42,9 +48,14 @@ class Hello:
     wanted: str = ""
     why_not: str = ""
     card: Card | None = None
+    algorithms: str = ""
+    host: str = ""
+    version: str = ""
 
 
-def own_hello(wanted: Kind | None = None, device: torch.device = CPU) -> Hello:
+def own_hello(
+    wanted: Kind | None = None, device: torch.device = CPU, algorithms: str = ""
+) -> Hello:
     """The Hello of this process, which computes on `device`."""
     why_not = ""
     if wanted in (None, "engine", "nccl"):
@@ -52,13 +63,23 @@ def own_hello(wanted: Kind | None = None, device: torch.device = CPU) -> Hello:
             engine_library(read_settings())
         except NoCompiler as error:
             why_not = " ".join(str(error).split())
-    return Hello(this_machine(), os.getpid(), wanted or "", why_not, card_of(device))
+    return Hello(
+        this_machine(),
+        os.getpid(),
+        wanted or "",
+        why_not,
+        card_of(device),
+        algorithms,
+        platform.node(),
+        version_here(),
+    )
 
 
 def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) -> list[Hello]:
     """Exchanges the Hellos of all ranks; returns them in rank order.
 
-    Raises UserError, which names the ranks that did not join within `seconds`.
+    Raises UserError, which names the ranks that did not join within `seconds`, or a machine with
+    another version of howdah.
     """
     store.set(f"hello/{rank}", json.dumps(asdict(hello)))
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
@@ -71,11 +92,30 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
             f"{who} of {size} did not come within {seconds:g} s: start as many as the launcher "
             "was told, or see why they ended"
         ) from None
-    return [_read(store.get(key).decode()) for key in keys]
+    told = [json.loads(store.get(key).decode()) for key in keys]
+    for peer, other in enumerate(told):
+        # Before other fields, which may be new.
+        theirs, name = other.get("version", "of another age"), other.get("host", "another machine")
+        if other["machine"] != hello.machine and theirs != hello.version:
+            raise UserError(
+                f"rank {peer} on {name} runs howdah {theirs} and rank {rank} on "
+                f"{hello.host} {hello.version}: install one version on all machines"
+            )
+    return [_read(one) for one in told]
 
 
-def _read(said: str) -> Hello:
-    hello = json.loads(said)
+@cache
+def version_here() -> str:
+    """The version of howdah, with a checksum of its source, in which two clones may differ. It is
+    read once: what runs is what was loaded.
+    """
+    total = 0
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        total = crc32(path.read_bytes(), total)
+    return f"{__version__} (source {total:08x})"
+
+
+def _read(hello: dict[str, Any]) -> Hello:
     return Hello(**{**hello, "card": Card(**hello["card"]) if hello["card"] else None})
 
 

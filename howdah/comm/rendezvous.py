@@ -16,7 +16,7 @@ Use without the rest of howdah, in a program that torchrun started:
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import get_args
@@ -27,6 +27,7 @@ import torch.distributed as dist
 from howdah.base.errors import UserError, nearest
 from howdah.comm.both import Both
 from howdah.comm.cards import LINK, agree_on_cards, connect_mpi, connect_nccl
+from howdah.comm.chosen import algorithms_of, choosing, require_usable
 from howdah.comm.engine import RANKS, Engine, connect_engine
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
@@ -38,6 +39,7 @@ from howdah.comm.torch_connect import torch_transport
 from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import SingleRank, Transport
 from howdah.comm.watcher import Watcher
+from howdah.plan.comm import DIRECT, Algorithms
 from howdah.plan.recording import Wires
 
 PORTS = (
@@ -51,7 +53,11 @@ OPEN = (
 
 
 def connect(
-    transport: Kind | None = None, *, seconds: float = 600, device: torch.device = CPU
+    transport: Kind | None = None,
+    *,
+    seconds: float = 600,
+    device: torch.device = CPU,
+    algorithm: str | Mapping[str, str] = "",
 ) -> Group:
     """Connects all ranks that torchrun, or a launcher with the same variables, started; returns
     their group. Raises UserError.
@@ -62,14 +68,21 @@ def connect(
     seconds    after which a rank counts as lost that does not join, or sends nothing
     device     the GPU of this rank, whose tensors NCCL then moves; the CPU: tensors of GPUs go
                through the host
+    algorithm  that of every operation which has one so called, such as "ring", or one for each of
+               some operations (`collectives/choice.py`); empty: every rank sends to every other
     """
-    return Group(join(transport, seconds=seconds, device=device), owns=True)
+    chosen = algorithms_of(algorithm)
+    return Group(join(transport, seconds=seconds, device=device, algorithms=chosen), owns=True)
 
 
 def join(
-    transport: Kind | None = None, *, seconds: float = 600, device: torch.device = CPU
+    transport: Kind | None = None,
+    *,
+    seconds: float = 600,
+    device: torch.device = CPU,
+    algorithms: Algorithms = DIRECT,
 ) -> Transport:
-    """The transport between this process and the other ranks that a launcher started. The
+    """The transport between this process and the other ranks that a launcher started. The other
     arguments are those of `connect`. A GPU becomes the current device of this thread.
 
     Every call uses its own key prefix in the store. So do ranks that were started again, because
@@ -87,6 +100,7 @@ def join(
         raise UserError(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
+    require_usable(algorithms, size)
     if device.type == "cuda":
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
         device = torch.device("cuda", torch.cuda.current_device())
@@ -95,14 +109,15 @@ def join(
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     pulse = Pulse(own, rank=rank, size=size)
     keep_alive()  # also on the store's connections: its machine may fail while ranks meet
-    carrier = _Connecting(transport, seconds, device, own, pulse)(store, rank, size)
+    connecting = _Connecting(transport, seconds, device, own, pulse, said=str(algorithms))
+    carrier = connecting(store, rank, size)
     host = carrier.host if isinstance(carrier, Both) else carrier
     if isinstance(host, TorchTransport):
         host.pulse = pulse  # finds a stopped rank, which no socket does
         pulse.start()
         if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
             logging.getLogger("howdah").warning(OPEN)
-    return carrier
+    return choosing(carrier, algorithms)
 
 
 def choose(  # noqa: PLR0913  what ranks are, and how they want to be connected
@@ -132,6 +147,7 @@ class _Connecting:
     aside    the store of all ranks, for threads of their own
     pulse    ends the waits of a torch transport when a rank is lost
     watcher  ends those of the GPUs' wires; it is made with the first of these
+    said     the chosen algorithms, on which all ranks must agree
     """
 
     wanted: Kind | None
@@ -141,6 +157,7 @@ class _Connecting:
     pulse: Pulse | None = None
     watcher: Watcher | None = None
     checked: bool = False
+    said: str = ""
 
     def __call__(
         self, store: dist.Store, rank: int, size: int, members: Sequence[int] = (), time: int = 0
@@ -155,7 +172,7 @@ class _Connecting:
             raise UserError(f"there is no transport {self.wanted!r}{nearest(self.wanted, kinds)}")
         if size == 1:
             return SingleRank()
-        hello = own_hello(self.wanted, self.device)
+        hello = own_hello(self.wanted, self.device, self.said)
         hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds)
         kind, why = agree(hellos)
         by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
@@ -225,6 +242,10 @@ class _Joining:
     connect: _Connecting
     times: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
+    @property
+    def aside(self) -> dist.Store:
+        return self.connect.aside
+
     def __call__(self, ranks: Sequence[int]) -> Transport:
         members = tuple(ranks)
         self.times[members] += 1
@@ -259,6 +280,9 @@ def agree(hellos: list[Hello]) -> tuple[Kind, str]:
         if hello.wanted != first.wanted:
             wishes = first.wanted or "the best transport", hello.wanted or "the best transport"
             raise UserError(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
+        if hello.algorithms != first.algorithms:
+            wishes = first.algorithms or "none", hello.algorithms or "none"
+            raise UserError(f"rank 0 chooses the algorithm {wishes[0]} and rank {rank} {wishes[1]}")
     if first.wanted == "torch":
         return "torch", ""
     if first.wanted == "mpi":

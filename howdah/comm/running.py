@@ -13,14 +13,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import HOST, Interval
+from howdah.comm.chosen import near_sent
 from howdah.comm.counters import Counters, add
+from howdah.comm.engine import Engine
 from howdah.comm.handle import DONE, Handle, OfBlock, OnThread
 from howdah.comm.lane import CudaStreams, Landing, Lane
 from howdah.comm.signature import caller
@@ -35,6 +37,16 @@ Calls = list[Callable[[], int | None]]  # calls of the transport, which return t
 Steps = Generator[Calls, int, Any]
 Work = Callable[[Stage], Steps]  # on tensors that the stage brings to the transport
 Started = list[tuple[str, Work]]  # operations that start together, with their names
+NEAR = Engine.link
+
+
+class Made(NamedTuple):
+    """Bytes that an operation sent, and those of them that went over shared memory beside the wire
+    of a group that spans machines.
+    """
+
+    sent: Sent
+    near: int
 
 
 class Runner:
@@ -171,7 +183,7 @@ class Runner:
     def _on_lane(
         self, lane: Lane, started: Started, tensors: Sequence[Tensor], after: Handle
     ) -> Landing:
-        sent: list[Sent] = []
+        sent: list[Made] = []
 
         def launch() -> None:
             sent.extend(self._made(started, tensors, DIRECT))
@@ -188,29 +200,42 @@ class Runner:
         self._counters.time_later(self._table, total, took)
         return landing
 
-    def _made(self, started: Started, tensors: Sequence[Tensor], stage: Stage) -> list[Sent]:
+    def _made(self, started: Started, tensors: Sequence[Tensor], stage: Stage) -> list[Made]:
         """Makes the calls of operations, several of them together; the bytes that each sent."""
         if tensors:
             self.scratch[tensors[0].device].begin()
         works = [work(stage) for _, work in started]
         calls = [next(work) for work in works]
         if len(calls) == len(calls[0]) == 1:
-            sent = [calls[0][0]() or 0]
+            sent = [self._called(calls[0])]
         else:
             wire = self._transport.wire_of(tensors[0]) if tensors else self._transport
             with wire.group():
-                sent = [sum(call() or 0 for call in one) for one in calls]
-        return [_ended(work, count) for work, count in zip(works, sent, strict=True)]
+                sent = [self._called(one) for one in calls]
+        pairs = zip(works, sent, strict=True)
+        return [Made(_ended(work, count), near) for work, (count, near) in pairs]
+
+    def _called(self, calls: Calls) -> tuple[int, int]:
+        """Makes the calls of an operation; the bytes that they send, and those of them that go over
+        shared memory though the group spans machines.
+        """
+        before = near_sent(self._transport)
+        sent = (calls[0]() or 0) if len(calls) == 1 else sum(call() or 0 for call in calls)
+        return sent, near_sent(self._transport) - before
 
     def _rows(
-        self, started: Started, sent: list[Sent], link: str, took: Interval
+        self, started: Started, sent: list[Made], link: str, took: Interval
     ) -> Iterator[dict[Traffic, int]]:
         """Yields the rows of the table for each operation, and records it."""
-        for (operation, _), count in zip(started, sent, strict=True):
+        for (operation, _), (count, near) in zip(started, sent, strict=True):
             parts = {operation: count} if isinstance(count, int) else count
             if self._recorder.runs:
                 self._recorder.call(self._axis, operation, sum(parts.values()), took)
-            yield {Traffic(self._axis, part, link): count for part, count in parts.items()}
+            rows = {Traffic(self._axis, part, link): count for part, count in parts.items()}
+            if near:  # a program's, which is counted by the name of the operation
+                rows[Traffic(self._axis, operation, link)] -= near
+                rows[Traffic(self._axis, operation, NEAR)] = near
+            yield rows
 
 
 def _ended(work: Steps, sent: int) -> Sent:

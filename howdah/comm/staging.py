@@ -11,6 +11,7 @@ memory. Tensors of dtypes that cannot be reduced can still be moved: they are pa
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -160,8 +161,8 @@ class Pinned:
 
 
 class Scratch:
-    """Memory of one device for the narrow copies of one operation after another of a group, which
-    run in this order: as much as the largest one has needed. They need no other one at a time.
+    """Memory of one device for one operation after another of a group, which run in this order: as
+    much as the largest one has needed.
     """
 
     def __init__(self) -> None:
@@ -176,13 +177,13 @@ class Scratch:
         """What was lent is free again."""
         self._used = 0
 
-    def lend(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor of the shape and device of `x`."""
+    def lend(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor that holds anything."""
         start = -(-self._used // dtype.itemsize) * dtype.itemsize
-        self._used = start + x.numel() * dtype.itemsize
+        self._used = start + prod(shape) * dtype.itemsize
         if self._used > self._room.nbytes:  # what was lent before keeps its memory
-            self._room = torch.empty(self._used, dtype=torch.uint8, device=x.device)
-        return self._room[start : self._used].view(dtype).view(x.shape)
+            self._room = torch.empty(self._used, dtype=torch.uint8, device=device)
+        return self._room[start : self._used].view(dtype).view(shape)
 
 
 class Narrowed:
@@ -195,7 +196,7 @@ class Narrowed:
     def take(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """A narrow copy of x."""
         with self._stage.aside():
-            narrow = self._copies[id(x)] = self._scratch.lend(x, self._dtype)
+            narrow = self._copies[id(x)] = self._scratch.lend(x.shape, self._dtype, x.device)
             narrow.copy_(x.detach())
         return self._stage.take(narrow, rows)
 

@@ -17,7 +17,6 @@ awaited: it ended, was silent, or lost its link (`heartbeat.py`).
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
@@ -33,6 +32,7 @@ from howdah.comm.checks import Checks, flat, reduction
 from howdah.comm.heartbeat import hang_up, is_down, keep_alive, open_sockets
 from howdah.comm.pulse import Pulse
 from howdah.comm.reduction import reduce_in_order
+from howdah.comm.rounds import Calls, Message, Round, bytes_sent
 from howdah.comm.signature import (
     CALL,
     RECORD,
@@ -64,8 +64,6 @@ SILENT = ("Timed out waiting", "Application timeout")  # in gloo's messages abou
 WHOLE = 1 << 16  # the most bytes of a full call
 RECEIVED = {"send": "receive", "signal": "wait"}
 
-Message = tuple[Tensor, int]  # a flat tensor, and the peer that receives or sends it
-
 
 class Posted(NamedTuple):
     """A message that has been started, to (`sent`) or from rank `peer`."""
@@ -73,15 +71,6 @@ class Posted(NamedTuple):
     work: dist.Work
     peer: int
     sent: bool
-
-
-@dataclass(frozen=True)
-class Round:
-    """Messages that are sent and received together; when all are done, `after` is called."""
-
-    sends: Sequence[Message] = ()
-    receives: Sequence[Message] = ()
-    after: Callable[[], object] = lambda: None
 
 
 class TorchTransport(OneLink):
@@ -274,14 +263,18 @@ class TorchTransport(OneLink):
 
     # -- running rounds
 
-    def _do(self, calls: str | dict[int, str], rounds: list[Round]) -> int:
+    def exchange(self, call: Calls, rounds: Sequence[Round]) -> int:
+        """Runs the rounds of a program (`rounds.py`)."""
+        return self._do(call, [*rounds])
+
+    def _do(self, calls: Calls, rounds: list[Round]) -> int:
         if isinstance(calls, str):
             calls = dict.fromkeys(self._peers, calls)
         if self._together is None:
             self._run([(calls, rounds)])
         else:
             self._together.append((calls, rounds))
-        return sum(tensor.nbytes for one in rounds for tensor, _ in one.sends)
+        return bytes_sent(rounds)
 
     def _run(self, started: list[tuple[dict[int, str], list[Round]]]) -> None:
         if self._closed:
@@ -303,6 +296,8 @@ class TorchTransport(OneLink):
         for together in zip_longest(*(rounds for _, rounds in started), fillvalue=Round()):
             work = self._post(together, records)
             check()
+            for one in together:
+                one.beside()
             self._finish(work)
             for one in together:
                 one.after()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.distributed import Store
 
 from howdah.comm.checks import room
 from howdah.plan.flat_buffers import share
@@ -41,6 +42,11 @@ class SubgroupFactory(Protocol):
     """Creates transports for subgroups of the ranks of a transport."""
 
     wires: Wires  # the links between any of these ranks
+
+    @property
+    def aside(self) -> Store | None:
+        """The store of all ranks of the run, for threads of their own; None: there is one rank."""
+        ...
 
     def __call__(self, ranks: Sequence[int]) -> "Transport":
         """A transport for `ranks` (numbers in the parent transport). All of `ranks` must call it,
@@ -202,7 +208,7 @@ def copy_own(into: Tensor, part: Tensor) -> None:
 class _Nobody:
     """The subgroups of a group of one: the rank itself."""
 
-    wires = Wires("none", "none")
+    wires, aside = Wires("none", "none"), None
 
     def __call__(self, ranks: Sequence[int]) -> Transport:
         return SingleRank()

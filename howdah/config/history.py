@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from howdah.base.errors import LONGEST, UserError, named, several
 from howdah.config.recipe import Run, load_run, plain
+from howdah.plan.comm import Algorithms
 from howdah.text.sources import Source
 
 HISTORY = "history.jsonl"
@@ -31,11 +32,13 @@ USUAL = {"field": Source.field, "weight": Source.weight}  # of a text that is a 
 Changes = dict[str, tuple[Any, Any]]  # by dotted key: the value before, and now
 
 FREE = {  # keys that change no result, but how and where a run is computed, and what it tells
-    *("name", "folder", "layout", "schedule", "device", "threads", "compile"),
+    *("name", "folder", "layout", "cluster", "schedule", "device", "threads", "compile"),
     *("batch.micro_batch", "train.prompt", "train.export", "train.keep_last"),
     *("train.steps", "train.tokens", "train.epochs"),
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
     "train.profile",
+    "comm.sparse",
+    *(f"comm.algorithm.{one.name}" for one in fields(Algorithms)),
 }
 
 

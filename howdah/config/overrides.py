@@ -37,6 +37,8 @@ MEANT = {  # by table: what to write, and the keys that a value in its place may
     "method.optimizer": ("method.optimizer.name=adamw", "name"),
     "method.lr": ("method.lr.peak=1e-3", "schedule", "peak"),
     "train": ("train.steps=1000", "steps"),
+    "comm": ("comm.algorithm=ring", "algorithm"),
+    "comm.algorithm": ("comm.algorithm=ring",),
 }
 
 

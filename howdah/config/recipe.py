@@ -27,6 +27,7 @@ from howdah.config.shipped import RUN, found, hidden_by, meant
 from howdah.config.texts import absolute, with_texts
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
+from howdah.plan.comm import Comm
 from howdah.plan.layout import Layout, parse_layout, resolve
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan, for_gpus, make_plan
@@ -37,6 +38,7 @@ from howdah.shapes.huggingface_written import kind as exported_as
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import RENAMED as RENAMED_SIZES
 from howdah.shapes.shape import ModelShape
+from howdah.sim.chosen import ON_CUDA, choice_misfits, choice_problems
 from howdah.text.sources import Data, check_sources
 from howdah.train.inputs import lacking_tokenizer, text_of
 from howdah.train.job import Job, Training
@@ -58,6 +60,7 @@ RENAMED = {  # keys of older recipes, and their names now
     "method.optimizer.clip": "method.grad_clip",
 }
 SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
+AUTO = "auto"  # the layout that is searched for (`config/auto.py`)
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
 
@@ -71,6 +74,7 @@ class Run:
                differ from it; if left out, the model is that of init_from
     seed       of weights, dropout, and the order of samples
     layout     how the run is split, such as "dp2 x4"
+    cluster    the machines for which layout=auto finds the fastest layout; None: this machine
     schedule   a file with the user's own pipeline schedule, in place of the layout's
     device     auto takes CUDA if every process has a device
     threads    of torch in each process; 0: the cores, divided by the processes
@@ -82,6 +86,7 @@ class Run:
     name: str
     model: ModelShape
     layout: str = "single"
+    cluster: str | None = None
     seed: Annotated[int, Bound(-(2**63), 2**63 - 1)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Bound(0, 1024, means="which shares the cores out")] = 0
@@ -93,6 +98,7 @@ class Run:
     batch: Batch = field(default_factory=Batch)
     method: Method = field(default_factory=Method)
     train: Training = field(default_factory=Training)
+    comm: Comm = field(default_factory=Comm)
 
 
 class WrongRun(UserError):
@@ -193,7 +199,7 @@ def _further(partly: Run, sound: set[str], *, whole: bool) -> Iterator[str]:
     only where the layout says how many ranks there are.
     """
     try:
-        layout = parse_layout(partly.layout)
+        layout = parse_layout("dp*" if partly.layout == AUTO else partly.layout)
     except UserError as problem:
         yield str(problem)
     else:
@@ -295,13 +301,16 @@ def check_run(run: Run, layout: Layout) -> list[str]:
             in_steps(run.train, resolve_batch(run.batch, layout)[0], sequence)
         except UserError as problem:
             here = [*here, str(problem)]
+    if run.comm != Comm() and not (fit or here):
+        here = choice_misfits(plan_of(run, layout))
     return [*dict.fromkeys([*fit, *_check_each(run), *here])]
 
 
 def plan_of(run: Run, layout: Layout) -> Plan:
     """The plan of `run` on a layout whose dp is known. Raises UserError."""
     sequence = run.data.sequence_length
-    plan = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
+    made = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
+    plan = replace(made, comm=run.comm)
     return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
 
 
@@ -323,6 +332,7 @@ def _check_each(run: Run) -> Iterator[str]:
     if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
         yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
     yield from lacking_tokenizer(run.data, run.init_from)
+    yield from choice_problems(run.comm.algorithm)
 
 
 def lacks_of(machine: Machine, run: Run) -> Iterator[str]:
@@ -354,6 +364,8 @@ def resolve_run(run: Run, machine: Machine) -> Job:
             f"several, or use at most {MOST_HERE}"
         )
     on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
+    if on_cuda and run.comm != Comm():
+        raise UserError(ON_CUDA)
     plan = for_gpus(plan_of(run, layout)) if on_cuda else plan_of(run, layout)
     return Job(
         name=run.name,

@@ -1,18 +1,27 @@
-"""The [data] table of a recipe: its short forms and its paths."""
+"""The short forms of a recipe: of texts in [data], and of the algorithms in [comm]."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from howdah.base.errors import UserError
 from howdah.base.files import kind_of
+from howdah.collectives.choice import everywhere
 from howdah.text.sources import STDLIB, Data
 
 
 def with_texts(table: dict[str, Any]) -> dict[str, Any]:
     """A recipe's table with `data.sources` and `data.validation` as lists of tables; one path, one
-    table, and paths in a list are short forms.
+    table, and paths in a list are short forms. One text for `comm.algorithm` is that of every
+    operation that has such an algorithm.
     """
-    data = table.get("data")
+    data, comm = table.get("data"), table.get("comm")
+    if isinstance(comm, dict) and isinstance(text := comm.get("algorithm"), str):
+        chosen = {"all_reduce": text}  # which is refused
+        with suppress(UserError):
+            chosen = everywhere(text).by_operation
+        table = {**table, "comm": {**comm, "algorithm": chosen}}
     if not isinstance(data, dict):
         return table
     data = dict(data)

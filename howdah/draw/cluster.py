@@ -24,7 +24,7 @@ def list_clusters() -> list[str]:
 
 def show_cluster(cluster: Cluster) -> list[str]:
     """The description of a cluster, with the values that a plan counts on, as lines."""
-    device, host = cluster.device, cluster.host
+    device, host, rent = cluster.device, cluster.host, cluster.rent_of_device
     return [
         f"{cluster.name}: {cluster.summary}",
         f"{cluster.devices} devices: {cluster.nodes} x {cluster.devices_per_node} {device.name}",
@@ -36,17 +36,17 @@ def show_cluster(cluster: Cluster) -> list[str]:
         f"reserved on a device: {spell(device.reserved, 'bytes')}",
         f"power: {_or_none(device.watts, 'watts')}, idle {spell(device.idle, 'watts')}; "
         f"PUE {cluster.pue:g}, {spell(cluster.carbon, 'kg/kWh')}",
-        f"price: {_or_none(device.price, 'USD')}; rent: {_or_none(cluster.rent, 'USD/h')}",
+        f"price: {_or_none(device.price, 'USD')}; rent: {_or_none(rent, 'USD/h')}",
     ]
 
 
 def check_cluster(cluster: Cluster) -> list[str]:
     """A verdict on a cluster that could be read, then a line for each optional value it lacks."""
-    device = cluster.device
+    device, rent = cluster.device, cluster.rent_of_device
     optional = [
         ("device.reserved", device.reserved, "plans take all of a device's memory as free"),
         ("device.watts", device.watts, "energy and carbon stay unknown"),
-        ("device.price or rent", device.price or cluster.rent, "the cost of a run stays unknown"),
+        ("device.price or rent", device.price or rent, "the cost of a run stays unknown"),
         ("measured", cluster.measured, "plans count on assumed shares of the nominal numbers"),
     ]
     size = f"{cluster.nodes} x {cluster.devices_per_node} {device.name}"

@@ -157,9 +157,16 @@ def to_perfetto(found: Sequence[StepComparison]) -> str:
     return trace_all([*measured, *simulated])
 
 
-def report(found: Sequence[StepComparison], layout: str) -> Iterator[str]:
-    """The comparison as lines of text."""
+def report(
+    found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
+) -> Iterator[str]:
+    """The comparison as lines of text.
+
+    algorithms  those that were chosen for collectives
+    """
     yield f"layout      {layout}, step {found[0].number}"
+    if algorithms:
+        yield f"algorithms  {algorithms}"
     yield f"{'rank':<12s}{'computes':>12s}{'waits':>12s}{'simulated':>12s}"
     for one in found:
         for rank, busy, ideal in zip(one.ranks, one.measured.busy, one.simulated.busy, strict=True):

@@ -140,7 +140,7 @@ def _time(prediction: Prediction, *, why: bool) -> Iterator[str]:
     yield f"time    {spell(time.seconds, 'seconds')} a step{spell_basis(time)}: {parts}"
     yield (
         f"        {_figure(time.tokens_per_second)} tokens/s, {_mfu(prediction)}, "
-        f"bubble {time.timeline.bubble:.1%}"
+        f"bubble {time.bubble:.1%}"
     )
     if why:
         measured = dict(cluster.measured)
@@ -248,7 +248,7 @@ def prediction_data(prediction: Prediction, notes: Sequence[str] = ()) -> dict[s
             "tokens_per_second": time.tokens_per_second,
             "mfu": time.mfu,
             "mfu_causal": _causal_mfu(prediction),
-            "bubble": time.timeline.bubble,
+            "bubble": time.bubble,
             "breakdown_seconds": time.breakdown,
         }
     if cost:

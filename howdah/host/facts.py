@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
+from time import sleep
 from typing import TypeVar
 
 PROC, GROUPS, NETWORK = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/class/net")
@@ -73,6 +74,17 @@ def parse_cpu_model(cpuinfo: str) -> str | None:
     """The CPU's name, from the text of /proc/cpuinfo; None where it has none, as on ARM."""
     pairs = (line.partition(":") for line in cpuinfo.splitlines())
     return next((name.strip() for key, _, name in pairs if key.strip() == "model name"), None)
+
+
+def parse_busy(before: str, after: str) -> float:
+    """The share of the processors' time that was not idle, from two texts of /proc/stat. What a
+    hypervisor gave to others (steal) is not idle; waiting for a disk is.
+    """
+    first, last = (
+        [int(word) for word in text.split("\n", 1)[0].split()[1:9]] for text in (before, after)
+    )
+    passed = [b - a for a, b in zip(first, last, strict=True)]
+    return 1 - sum(passed[3:5]) / sum(passed) if sum(passed) else 0.0
 
 
 def parse_control_groups(text: str, controller: str) -> list[str]:
@@ -221,6 +233,15 @@ def gloo_address() -> str:
             continue
         return str(address[0])
     return "127.0.0.1"
+
+
+def busy_share(seconds: float) -> float:
+    """The share of the processors' time that others take while this process sleeps; 0 if the system
+    does not say.
+    """
+    before = _text(PROC / "stat")
+    sleep(seconds)
+    return parse_busy(before, _text(PROC / "stat"))
 
 
 def _ipv4(name: str) -> tuple[str, ...]:

@@ -7,15 +7,23 @@ with words added.
 """
 
 from howdah.base.files import read_text
-from howdah.machines.cluster import Device
+from howdah.machines.cluster import Cluster, Device
 from howdah.machines.cluster_file import FOLDER, LARGEST_FILE, cluster_names, load_cluster
 
 
 def device_named(name: str) -> Device | None:
     """The device that torch calls `name`; None if no shipped cluster has it."""
-    for cluster in cluster_names():
-        if f'"{name}"' in read_text(FOLDER / f"{cluster}.toml", LARGEST_FILE):  # parsed only then
-            device = load_cluster(cluster).device
-            if name in device.cuda_names:
-                return device
+    cluster = cluster_of_card(name)
+    return cluster.device if cluster else None
+
+
+def cluster_of_card(name: str) -> Cluster | None:
+    """The first shipped cluster, by name, with the device that torch calls `name`; None if there
+    is none.
+    """
+    for known in cluster_names():
+        if f'"{name}"' in read_text(FOLDER / f"{known}.toml", LARGEST_FILE):  # parsed only then
+            cluster = load_cluster(known)
+            if name in cluster.device.cuda_names:
+                return cluster
     return None

@@ -194,9 +194,11 @@ class Cluster:
     nics      network cards per node, shared by its devices (1 in a Grid, which has none)
     summary   one line of description
     rent      USD per device and hour; None when it is not known
+    price_per_hour   USD per node and hour, also where a run uses a part of the node
     pue       power usage effectiveness: power of the whole site over that of the devices
     carbon    kg of CO2 per kWh
     measured  (dotted name of a field, value), such as ("device.flops.bf16", 271e12)
+    profile   path of the profile that was measured on it; empty: none was
     """
 
     name: str
@@ -210,15 +212,24 @@ class Cluster:
     nics: int = 1
     summary: str = ""
     rent: float | None = None
+    price_per_hour: float | None = None
     # pue, carbon: from the Llama model cards, arXiv 2302.13971 section 6.
     pue: float = 1.1
     carbon: float = 0.385
     efficiency: Efficiency = Efficiency()
     measured: tuple[tuple[str, float], ...] = ()
+    profile: str = ""
 
     @property
     def devices(self) -> int:
         return self.devices_per_node * self.nodes
+
+    @property
+    def rent_of_device(self) -> float | None:
+        """USD per device and hour: its rent, or its share of what the node costs."""
+        if self.rent is not None or self.price_per_hour is None:
+            return self.rent
+        return self.price_per_hour / self.devices_per_node
 
     @property
     def alone(self) -> bool:

@@ -129,6 +129,7 @@ class _File:
     host: _Host
     summary: Name = Cluster.summary
     rent: Annotated[float, Unit("USD/h")] | None = None
+    price_per_hour: Annotated[float, Unit("USD/h")] | None = None
     pue: Factor = Cluster.pue
     carbon: Annotated[float, Unit("kg/kWh")] = Cluster.carbon
     inside: _Wire | None = None
@@ -136,6 +137,7 @@ class _File:
     network: _Network = field(default_factory=lambda: _Network("flat"))
     efficiency: Efficiency = Cluster.efficiency
     measured: _Measured = field(default_factory=_Measured)
+    profile: Name = Cluster.profile
 
 
 STAND_INS: dict[str, Any] = {  # a sound table of each kind
@@ -206,10 +208,12 @@ def _cluster(file: _File) -> Cluster:
         nics=file.between.nics if file.between else 1,
         summary=file.summary,
         rent=file.rent,
+        price_per_hour=file.price_per_hour,
         pue=file.pue,
         carbon=file.carbon,
         efficiency=file.efficiency,
         measured=tuple(_given(file.measured)),
+        profile=file.profile,
     )
 
 
@@ -301,6 +305,12 @@ def _check_network(network: _Network) -> Iterator[str]:
 
 def _check_nodes(file: _File) -> Iterator[str]:
     each, nodes, dims = file.node.devices, file.node.count, file.network.dims
+    price, rent = file.price_per_hour, file.rent
+    if price is not None and rent is not None and not isclose(price, each * rent):
+        yield (
+            f"price_per_hour is {spell(price, 'USD/h')} of a node, but {each} devices of rent "
+            f"{spell(rent, 'USD/h')} are {spell(each * rent, 'USD/h')}; give one of the two"
+        )
     if each * nodes > WORLD:
         yield (
             f"{nodes:,} nodes of {each:,} devices are {each * nodes:,}; at most {WORLD:,} are "

@@ -13,6 +13,7 @@ The form of the mask chooses the kernel; a micro-batch has one mask, and all blo
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil, floor, log
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from howdah.model.documents import Cuts, Mask, Spans, dense_mask, document_numbers
+from howdah.model.documents import Blocks, Cuts, Mask, Spans, dense_mask, document_numbers
 from howdah.model.islands import PLAIN, Islands
 from howdah.model.norm import build_norm
 from howdah.model.varlen import flash_takes, varlen
@@ -60,10 +61,10 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelShape, layer: str) -> None:
         super().__init__()
         self.shape, self.layer = shape, layer
-        h, d = shape.width, shape.d
-        self.q = nn.Linear(h, shape.heads * d, bias=shape.bias)
-        self.k = nn.Linear(h, shape.k * d, bias=shape.bias)
-        self.v = nn.Linear(h, shape.k * d, bias=shape.bias)
+        h, d, bias = shape.width, shape.d, shape.bias or shape.qkv_bias
+        self.q = nn.Linear(h, shape.heads * d, bias=bias)
+        self.k = nn.Linear(h, shape.k * d, bias=bias)
+        self.v = nn.Linear(h, shape.k * d, bias=bias)
         self.o = nn.Linear(shape.heads * d, h, bias=shape.bias)
         if shape.qk_norm:
             self.q_norm = build_norm("rmsnorm", d, shape.norm_eps)
@@ -110,6 +111,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if isinstance(mask, Spans):
         return _attend_spans(q, k, v, mask)
+    assert not isinstance(mask, Blocks), "the tokens of other ranks are not here"
     if mask is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     if not q.is_cuda:
@@ -151,28 +153,53 @@ def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
 # -- rotary positions (Su et al. 2021, https://arxiv.org/abs/2104.09864) --------
 
 
-def rotary_angles(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def rotary_angles(
+    shape: ModelShape, positions: Tensor, dtype: torch.dtype, length: int = 0
+) -> Tensor:
     """Cosines and sines of every position's angles: [2, b, 1, s, d/2] of `dtype`.
+
+    length  tokens of a sample, where wavelengths depend on it (RopeScaling, dynamic)
 
     They are computed for each micro-batch: a stored table would need a device and a layout. Angles
     are computed in float64: late positions would lose too many digits in float32.
     """
-    d = shape.d
+    d = shape.latent.qk_rope_size if shape.latent else shape.d
     steps = torch.arange(0, d, 2, device=positions.device, dtype=torch.float64) / d
-    frequencies = shape.rope_theta**-steps
-    if shape.rope_scaling is not None:
-        frequencies = _stretch(frequencies, shape.rope_scaling)
+    theta, scaling = shape.rope_theta, shape.rope_scaling
+    if scaling is not None and scaling.kind == "dynamic" and length > scaling.context:
+        grown = scaling.factor * length / scaling.context - (scaling.factor - 1)
+        theta *= grown ** (d / (d - 2))
+    frequencies = theta**-steps
+    if scaling is not None:
+        frequencies = frequencies * _kept(frequencies, theta, scaling)
     angles = positions[:, None, :, None].to(torch.float64) * frequencies
-    return torch.stack([angles.cos(), angles.sin()]).to(dtype)
+    turned = torch.stack([angles.cos(), angles.sin()])
+    return (turned if scaling is None else turned * scaling.turned).to(dtype)
 
 
-def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's scaling: frequencies of long wavelengths are divided by the factor, those of
-    short wavelengths are kept.
-    """
-    turns = scaling.context * frequencies / (2 * torch.pi)
-    blend = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
-    return frequencies * (blend + (1 - blend) / scaling.factor)
+def _kept(frequencies: Tensor, theta: float, scaling: RopeScaling) -> Tensor | float:
+    """What frequencies [d/2] are multiplied by: 1 for short wavelengths, 1/factor for long ones."""
+    assert scaling.high is not None
+    if scaling.kind == "dynamic":
+        return 1.0
+    if scaling.kind == "linear":
+        return 1 / scaling.factor
+    if scaling.kind == "llama3":
+        turns = scaling.context * frequencies / (2 * torch.pi)
+        blend = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+        return blend + (1 - blend) / scaling.factor
+    pairs = len(frequencies)  # yarn: the pair of numbers that turns so often in the context
+    first, last = (
+        pairs * log(scaling.context / (turns * 2 * torch.pi)) / log(theta)
+        for turns in (scaling.high, scaling.low)
+    )
+    if scaling.truncate:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    last += 0.001 * (first == last)
+    at = torch.arange(pairs, device=frequencies.device, dtype=torch.float64)
+    blend = 1 - ((at - first) / (last - first)).clamp(0, 1)
+    return blend + (1 - blend) / scaling.factor
 
 
 class _Rotate(torch.autograd.Function):

@@ -6,13 +6,14 @@ document. Two rows of 8 tokens, of which the second holds documents of 5 and 3:
     numbers  0 0 0 0 0 0 0 0          starts   0 8 13 16: where documents begin among the 16 tokens,
              1 1 1 1 1 2 2 2                   and where the last ends
 
-The same rows of documents have three forms:
+The same rows of documents have four forms:
 
     Spans   on a CPU: numbers of Python. Attention calls a kernel for each document, so pairs of
             tokens that the mask drops are not computed (49 ms instead of 201 at 2048 tokens)
     Cuts    `starts` as a tensor, for kernels of GPUs that take documents of any lengths, and for
             compiled blocks: a block is compiled once, however its rows are cut
     dense   a mask [b, 1, s, s], for kernels that know neither
+    Blocks  where a rank has some of the tokens of each row (`parallel/context_ring.py`)
 
 Where every row is one document, there is no mask at all (None): attention is causal.
 """
@@ -57,7 +58,37 @@ class Cuts(NamedTuple):
     length: int
 
 
-Mask = Spans | Cuts | Tensor | None
+class Rectangle(NamedTuple):
+    """Queries of some rows, and keys to which they attend. `asking` and `asked` take them from
+    tensors [b, heads, s, …].
+    """
+
+    rows: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def asking(self) -> tuple[slice, slice, slice]:
+        return self.rows, slice(None), self.queries
+
+    @property
+    def asked(self) -> tuple[slice, slice, slice]:
+        return self.rows, slice(None), self.keys
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a rank's queries attend to, where the tokens of each row are on several ranks.
+
+    squares  the documents of its own tokens: queries and keys are the same
+    others   by rank, what they attend to of its tokens; of its own index, nothing
+    """
+
+    squares: tuple[Rectangle, ...]
+    others: tuple[tuple[Rectangle, ...], ...]
+
+
+Mask = Spans | Cuts | Blocks | Tensor | None
 
 
 def one_document_each(documents: Tensor | npt.NDArray[np.int32]) -> bool:

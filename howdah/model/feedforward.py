@@ -1,5 +1,6 @@
 """The feed-forward layer: SwiGLU (Shazeer 2020), GELU or ReLU between two matrices."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -37,22 +38,32 @@ def swiglu(gate: Tensor, up: Tensor, islands: Islands = PLAIN) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """The feed-forward layer of a block: down(silu(gate x) · up x), or down(act(up x))."""
+    """The feed-forward layer of a block: down(silu(gate x) · up x), or down(act(up x)).
 
-    def __init__(self, shape: ModelShape) -> None:
+    inner  its inner width; None: that of the shape
+    build  makes a matrix of (columns, rows, whether it has a bias)
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        inner: int | None = None,
+        build: Callable[[int, int, bool], nn.Module] = nn.Linear,
+    ) -> None:
         super().__init__()
         self.kind, self.islands = shape.feedforward, PLAIN
+        inner = shape.ffn_size if inner is None else inner
         if self.kind == "swiglu":
-            self.gate = nn.Linear(shape.width, shape.ffn_size, bias=shape.bias)
-        self.up = nn.Linear(shape.width, shape.ffn_size, bias=shape.bias)
-        self.down = nn.Linear(shape.ffn_size, shape.width, bias=shape.bias)
+            self.gate = build(shape.width, inner, shape.bias)
+        self.up = build(shape.width, inner, shape.bias)
+        self.down = build(inner, shape.width, shape.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [b, s, h] → [b, s, h]."""
+    def forward(self, x: Tensor, *of: Any) -> Tensor:
+        """Map x [..., h] → [..., h]. All matrices are given what comes behind x, too."""
         if self.kind == "swiglu":
-            inner = swiglu(self.gate(x), self.up(x), self.islands)
+            inner = swiglu(self.gate(x, *of), self.up(x, *of), self.islands)
         elif self.kind == "gelu":
-            inner = F.gelu(self.up(x), approximate="tanh")
+            inner = F.gelu(self.up(x, *of), approximate="tanh")
         else:
-            inner = F.relu(self.up(x))
-        return cast(Tensor, self.down(inner))
+            inner = F.relu(self.up(x, *of))
+        return cast(Tensor, self.down(inner, *of))

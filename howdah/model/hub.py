@@ -6,6 +6,9 @@ and query, key and value in one matrix, so the table holds more than names:
     theirs    h.0.attn.c_attn.weight [h, 3h]   =   (q over k over v) transposed
     ours      layers.0.attention.q.weight [h, h], and the same of k and of v
 
+    theirs    model.layers.0.mlp.experts.5.up_proj.weight [f, h]   for each of E experts
+    ours      layers.0.experts.up.weight [E, f, h]
+
 Reading a folder opens each file's header, checks every name and shape, and returns a function
 that reads one tensor per call. The library transformers is not imported, and pickle files are
 refused: unpickling runs any code that the file names.
@@ -25,7 +28,7 @@ from howdah.base.files import kind_of, path_problem
 from howdah.shapes.huggingface import read_json, shape_from_config
 from howdah.shapes.huggingface_written import CLASSES, kind
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import weights
+from howdah.shapes.weights import Weight, weights
 
 LLAMA = {
     "embedding": "model.embed_tokens",
@@ -43,6 +46,28 @@ LLAMA = {
     "norm": "model.norm",
     "head": "lm_head",
 }
+MIXTRAL = LLAMA | {
+    "router": "block_sparse_moe.gate",
+    "experts.gate": "block_sparse_moe.experts.{}.w1",
+    "experts.up": "block_sparse_moe.experts.{}.w3",
+    "experts.down": "block_sparse_moe.experts.{}.w2",
+}
+QWEN_MOE = LLAMA | {
+    "router": "mlp.gate",
+    "shared_gate": "mlp.shared_expert_gate",
+    **{f"experts.{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"shared.{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+}
+DEEPSEEK = QWEN_MOE | {
+    "router.bias": "mlp.gate.e_score_correction_bias",
+    **{f"shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+    "attention.q_down": "self_attn.q_a_proj",
+    "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_up": "self_attn.kv_b_proj",
+}
 GPT2 = {
     "embedding": "transformer.wte",
     "positions": "transformer.wpe",
@@ -57,6 +82,14 @@ GPT2 = {
     "norm": "transformer.ln_f",
     "head": "lm_head",
 }
+TABLES = {
+    "gpt2": GPT2,
+    "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN_MOE,
+    "qwen3_moe": QWEN_MOE,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+}  # of other types: LLAMA
 STEMS = ("model.", "transformer.")  # prefixes; missing when a model was saved without its head
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants in old files
 READ = (*CLASSES, "mistral")  # up to its window, a Llama by another name
@@ -72,6 +105,8 @@ class HubTensor:
     ours        names of the howdah weights in it
     rows        number of rows of each weight in `ours`
     transposed  whether the concatenation is stored transposed
+    expert      the number of the one expert whose matrix it is, of a weight that stacks those of
+                all; None: it is no expert's
     """
 
     name: str
@@ -79,6 +114,7 @@ class HubTensor:
     ours: tuple[str, ...]
     rows: tuple[int, ...]
     transposed: bool
+    expert: int | None = None
 
 
 def names(shape: ModelShape) -> tuple[HubTensor, ...]:
@@ -86,12 +122,19 @@ def names(shape: ModelShape) -> tuple[HubTensor, ...]:
 
     Raises UserError when no Hugging Face class describes the shape.
     """
-    gpt2 = kind(shape) == "gpt2"
-    groups: dict[str, list[Any]] = {}
+    theirs = kind(shape)
+    gpt2, groups = theirs == "gpt2", dict[str, list[Weight]]()
     for weight in weights(shape):
-        groups.setdefault(_their_name(weight.name, gpt2), []).append(weight)
+        groups.setdefault(_their_name(weight.name, theirs), []).append(weight)
     found = []
     for name, members in groups.items():
+        if members[0].dims[0] == "expert":
+            (stacked,) = members
+            found += [
+                HubTensor(name.format(e), stacked.shape[1:], (stacked.name,), (1,), False, expert=e)
+                for e in range(stacked.shape[0])
+            ]
+            continue
         rows = tuple(weight.shape[0] for weight in members)
         size = (sum(rows), *members[0].shape[1:])
         transposed = gpt2 and len(size) == 2 and members[0].name.startswith("layers.")
@@ -100,14 +143,16 @@ def names(shape: ModelShape) -> tuple[HubTensor, ...]:
     return tuple(found)
 
 
-def _their_name(ours: str, gpt2: bool) -> str:
+def _their_name(ours: str, theirs: str) -> str:
     """Translates a name: layers.7.attention.q.weight → model.layers.7.self_attn.q_proj.weight."""
     place, ending = ours.rsplit(".", 1)
-    table, layers = (GPT2, "transformer.h") if gpt2 else (LLAMA, "model.layers")
+    table = TABLES.get(theirs, LLAMA)
+    layers = "transformer.h" if theirs == "gpt2" else "model.layers"
     if not place.startswith("layers."):
         return f"{table[place]}.{ending}"
     _, number, inside = place.split(".", 2)
-    return f"{layers}.{number}.{table[inside]}.{ending}"
+    name = table.get(f"{inside}.{ending}") or f"{table[inside]}.{ending}"
+    return f"{layers}.{number}.{name}"
 
 
 # -- reading -------------------------------------------------------------------
@@ -142,8 +187,12 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     shape = shape_from_config(config)
     stored = {tensor.name: tensor for file in _files(folder) for tensor in _headers(file)}
     sources: dict[str, tuple[_Stored, slice, bool]] = {}
+    experts: dict[str, list[_Stored]] = {}
     for theirs in names(shape):
         found = _take(stored, theirs, folder)
+        if theirs.expert is not None:
+            experts.setdefault(theirs.ours[0], []).append(found)
+            continue
         start = 0
         for name, rows in zip(theirs.ours, theirs.rows, strict=True):
             sources[name] = found, slice(start, start + rows), theirs.transposed
@@ -151,6 +200,8 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
     _refuse_left(stored, shape, folder=folder, embedding=sources["embedding.weight"][0])
 
     def tensor(name: str) -> Tensor:
+        if name in experts:
+            return torch.stack([_read(one, slice(None), False) for one in experts[name]])
         return _read(*sources[name])
 
     return shape, tensor
@@ -260,8 +311,8 @@ def _refuse_left(
 ) -> None:
     """Raises UserError when a tensor in `left` is a weight that this model does not use."""
     for name, stored in left.items():
-        if name.endswith(BUFFERS):
-            continue
+        if name.endswith(BUFFERS) or name.startswith(f"model.layers.{shape.layers}."):
+            continue  # behind DeepSeek-V3's last layer is the module that predicts a second token
         if name == "lm_head.weight" and shape.tie_embeddings:
             if _equal(stored, embedding):
                 continue

@@ -51,8 +51,8 @@ class How:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, bias: Weight | None, how: How) -> Tensor:
-        out, *moments = how.islands.norm(x.detach(), _value(weight), _value(bias), how.epsilon)
-        _keep(ctx, (x,), (weight, bias), moments)
+        out, *moments = how.islands.norm(x.detach(), value_of(weight), value_of(bias), how.epsilon)
+        keep(ctx, (x,), (weight, bias), moments)
         ctx.islands = how.islands
         return cast(Tensor, out)
 
@@ -60,7 +60,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, bias, *moments = ctx.saved_tensors
-        of = _value(ctx.handles[0] or weight)
+        of = value_of(ctx.handles[0] or weight)
         d_x, *gradients = ctx.islands.norm_backward(x.detach(), of, tuple(moments), grad)
         return d_x, *_give(ctx, (weight, bias), gradients), None
 
@@ -71,9 +71,9 @@ class _ResidualNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, y: Tensor, weight: Weight, bias: Weight | None, how: How
     ) -> tuple[Tensor, Tensor]:
         total, kept, out, *moments = how.islands.residual_norm(
-            x.detach(), y.detach(), how.drop, (_value(weight), _value(bias)), how.epsilon
+            x.detach(), y.detach(), how.drop, (value_of(weight), value_of(bias)), how.epsilon
         )
-        _keep(ctx, (total, kept), (weight, bias), moments)
+        keep(ctx, (total, kept), (weight, bias), moments)
         ctx.islands, ctx.factor = how.islands, factor_of(how.drop)
         ctx.set_materialize_grads(False)
         return total, out
@@ -84,7 +84,7 @@ class _ResidualNorm(torch.autograd.Function):
         total, kept, weight, bias, *moments = ctx.saved_tensors
         d_x, d_y, *gradients = ctx.islands.residual_norm_backward(
             total.detach(),
-            _value(ctx.handles[0] or weight),
+            value_of(ctx.handles[0] or weight),
             tuple(moments),
             (of_sum, of_normed),
             (kept, ctx.factor),
@@ -107,19 +107,22 @@ class _Residual(torch.autograd.Function):
         return grad, dropped_backward(grad, kept, ctx.factor), None, None
 
 
-def _value(weight: Weight | None) -> Tensor | None:
+def value_of(weight: Weight | None) -> Tensor | None:
+    """What a weight is, without its graph."""
     if weight is None or isinstance(weight, Tensor):
         return None if weight is None else weight.detach()
     return weight.value()
 
 
-def _keep(
+def keep(
     ctx: Any,
     tensors: tuple[Tensor | None, ...],
     weights: tuple[Weight | None, ...],
     moments: list[Tensor],
 ) -> None:
-    """Saves tensors; of weights, handles are kept as they are."""
+    """Saves tensors, weights and moments, in this order; handles are kept as they are in
+    `ctx.handles`.
+    """
     parameters = [weight if isinstance(weight, Tensor) else None for weight in weights]
     ctx.save_for_backward(*tensors, *parameters, *moments)
     ctx.handles = tuple(None if isinstance(weight, Tensor) else weight for weight in weights)

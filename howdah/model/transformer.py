@@ -12,7 +12,8 @@ the names.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch.nn.functional as F
@@ -23,6 +24,8 @@ from howdah.model.documents import Mask, cut_documents
 from howdah.model.embedding import Embedding
 from howdah.model.feedforward import FeedForward
 from howdah.model.islands import PLAIN, Drop, promoted
+from howdah.model.latent import LatentAttention
+from howdah.model.moe import Balancing, WithExperts
 from howdah.model.noise import Noise, drop_of, dropout
 from howdah.model.norm import added, build_norm
 from howdah.shapes.shape import ModelShape
@@ -37,20 +40,23 @@ class BlockContext:
     mask   attention mask (`cut_documents`)
     noise  of dropout; None turns dropout off
     cache  keys and values for decoding, or None
+    balancing  what training asks of the routers of experts; None outside of training
     """
 
     rotary: Tensor | None
     mask: Mask
     noise: Noise | None
     cache: Cache | None
+    balancing: Balancing | None = None
 
 
 BlockRun = Callable[[Tensor, BlockContext], Tensor]
 Drops = tuple[Drop | None, Drop | None]  # behind attention, and behind the feed-forward
 
 
-class Block(nn.Module):
-    """One block: attention and feed-forward, each with norm, residual connection and dropout.
+class Block(WithExperts):
+    """One block: attention and feed-forward, each with norm, residual connection and dropout. Some
+    blocks have a mixture of experts in the place of the feed-forward.
 
     run   runs the sublayers in a layout's own way (`parallel/recompute.py`); None: plainly
     body  `both`, compiled; None: as it is
@@ -60,9 +66,14 @@ class Block(nn.Module):
         super().__init__()
         self.name, self.before, self.dropout = f"layers.{layer}", shape.norm_at == "before", dropout
         self.attention_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
-        self.attention = Attention(shape, layer)
+        kind = LatentAttention if shape.latent else Attention
+        self.attention = kind(shape, layer)
         self.feedforward_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
-        self.feedforward = FeedForward(shape)
+        self.sparse = shape.sparse(int(layer))
+        if self.sparse:
+            self.add_experts(shape)
+        else:
+            self.feedforward = FeedForward(shape)
         self.islands = PLAIN
         self.run: BlockRun | None = None
         self.body: Callable[..., Tensor] | None = None
@@ -77,20 +88,33 @@ class Block(nn.Module):
             drop_of(context.noise, f"{self.name}.{place}", share=self.dropout, like=x)
             for place in ("attention", "feedforward")
         )
-        body = self.body or self.both
+        body = self.body or partial(self.both, balancing=context.balancing)
         return body(x, context.rotary, context.mask, context.cache, (first, second))
 
     def both(
-        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: Cache | None, drops: Drops
+        self,
+        x: Tensor,
+        rotary: Tensor | None,
+        mask: Mask,
+        cache: Cache | None,
+        drops: Drops,
+        *,
+        balancing: Balancing | None = None,
     ) -> Tensor:
         """The sublayers, of tensors that are the same for blocks of all names."""
         first, second = drops
         if self.before:
             mixed = self.attention(self.attention_norm(x), rotary, mask, cache)
             x, inside = self.feedforward_norm.behind(x, mixed, first)
-            return added(x, self.feedforward(inside), second, self.islands)
+            return added(x, self.feed(inside, balancing), second, self.islands)
         _, x = self.attention_norm.behind(x, self.attention(x, rotary, mask, cache), first)
-        return self.feedforward_norm.behind(x, self.feedforward(x), second)[1]
+        return self.feedforward_norm.behind(x, self.feed(x, balancing), second)[1]
+
+    def feed(self, x: Tensor, balancing: Balancing | None) -> Tensor:
+        """The feed-forward, or the experts in its place."""
+        if self.sparse:
+            return self.mixture(x, self.name, balancing)
+        return cast(Tensor, self.feedforward(x))
 
 
 class Transformer(nn.Module):
@@ -106,6 +130,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape, self.dropout = shape, dropout
         self.islands, self.cut = PLAIN, cut_documents
+        self.length: int | None = None  # of a sample; None: that of the positions
         own = all_parts(shape) if parts is None else parts
         first, last = "embedding" in own, "head" in own
         if first or (last and shape.tie_embeddings):
@@ -137,6 +162,7 @@ class Transformer(nn.Module):
         *,
         noise: Noise | None = None,
         cache: Cache | None = None,
+        balancing: Balancing | None = None,
     ) -> Tensor:
         """The hidden states [b, s, h] of tokens [b, s].
 
@@ -144,9 +170,11 @@ class Transformer(nn.Module):
         documents  [b, s] document numbers, as `cut_documents` takes them; None: one per row
         noise      of dropout; None turns dropout off
         cache      keeps keys and values between calls: first for a prompt, then one token each
+        balancing  what training asks of the routers of experts
         """
         x = self.embed(tokens, positions, noise=noise)
         context = self.context(x, positions, documents, noise=noise, cache=cache)
+        context = replace(context, balancing=balancing)
         for block in self.layers.values():
             x = block(x, context)
         return self.final_norm(x)
@@ -170,12 +198,15 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
     ) -> BlockContext:
         """The context of all blocks, in the dtype and on the device of hidden states x."""
-        rotary = None
+        rotary, scaling = None, self.shape.rope_scaling
+        length = self.length or positions.shape[1]  # x may be a slice of it
         if self.shape.positions == "rotary":
-            rotary = rotary_angles(self.shape, positions, promoted(x.dtype))
+            if cache is not None and scaling is not None and scaling.kind == "dynamic":
+                length = int(positions.max()) + 1
+            rotary = rotary_angles(self.shape, positions, promoted(x.dtype), length)
         mask = None
-        if documents is not None:  # positions are those of whole rows, also where x is a slice
-            mask = self.cut(documents, x.device, positions.shape[1])
+        if documents is not None:
+            mask = self.cut(documents, x.device, length)
         return BlockContext(rotary, mask, noise, cache)
 
     def final_norm(self, x: Tensor) -> Tensor:

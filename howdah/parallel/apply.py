@@ -9,13 +9,14 @@
 7. tell the sums when a gradient is ready. Hooks of torch parameters do so where possible; otherwise
    own operations replace those of torch, cut for tp, with a store that has the weights. Under fp8
    the linears of blocks multiply in 8 bits
-8. make blocks keep for the backward pass what the layout selects (recomputation)
-9. give all of it to the executor, which runs the stages of this rank
+8. where cp ranks share the tokens of a sample, give blocks an attention that crosses them
+9. make blocks keep for the backward pass what the layout selects (recomputation)
+10. give all of it to the executor, which runs the stages of this rank
 
 Where the layout has only dp, parameters stay those of torch: blocks can be compiled whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -23,10 +24,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from howdah.comm.group import Group
 from howdah.model.loss import Terms, cross_entropy_sum
 from howdah.model.transformer import Transformer
 from howdah.optim.optimizers import Range, build_optimizer, make_states
+from howdah.parallel.context import Ring, Trade, share_sequences
 from howdah.parallel.executor import Executor
+from howdah.parallel.expert import share_experts
 from howdah.parallel.flat_params import DTYPES, Fill, FlatUnit, Whole, fill_masters, flatten
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, in_eight_bits, own_operations
@@ -40,7 +44,7 @@ from howdah.parallel.zero import UpdatedWeights
 from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.layout import needs_own
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import counted_ranges, local_buffers, own_range
+from howdah.plan.sharding import counted_ranges, local_buffers, own_range, shard_axes
 from howdah.plan.sums import keeps_shares, used_by_several
 
 
@@ -57,7 +61,9 @@ class ParallelModel:
               used; None where each replica updates everything
     store     has the weights of own operations; None where they are parameters of the model
     region    communicates at the boundary of tensor-parallel regions; None without tp
+    core      attention over the tokens of all cp ranks; None without cp
     executor  runs the forward and backward passes
+    sharers   by unit whose states are shared out, the ranks that have the other shares
     kinds     of passes that have run
     """
 
@@ -71,7 +77,9 @@ class ParallelModel:
     gatherer: UpdatedWeights | ShardedWeights | None
     store: UnitWeightStore | None
     region: TpRegion | None
+    core: Ring | Trade | None
     executor: Executor
+    sharers: Mapping[str, Group]
     kinds: set[str] = field(default_factory=set)
 
     @property
@@ -87,7 +95,7 @@ class ParallelModel:
         if not unit.shared_out:
             return unit.weights
         flat = unit.weights.new_empty(unit.buffer.length)
-        self.mesh.shard.all_gather(flat, unit.weights)
+        self.sharers[unit.buffer.unit].all_gather(flat, unit.weights)
         return flat
 
     @contextmanager
@@ -171,10 +179,14 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
     sums = gradient_sums(plan, mesh, units)  # 5
     # 6
     gatherer: UpdatedWeights | ShardedWeights | None = None
+    sharers = sharers_of(units, plan, mesh)
     if cut:
-        gatherer = ShardedWeights(units, mesh.shard, mesh.waited, keep=layout.release == "step")
+        keep, cast = layout.release == "step", layout.gather == "broadcast"
+        gatherer = ShardedWeights(
+            units, mesh.shard, mesh.waited, keep=keep, cast=cast, sharers=sharers
+        )
     elif layout.zero > 0 and mesh.shard.size > 1:
-        gatherer = UpdatedWeights(units, mesh.shard, mesh.waited)
+        gatherer = UpdatedWeights(units, sharers, mesh.waited)
     # 7
     region = region_of(plan, mesh) if layout.tp > 1 else None
     store: UnitWeightStore | None = None
@@ -189,8 +201,11 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
         listen_to_parameters(model, sums)
     if method.precision == "fp8":
         in_eight_bits(model)
-    recompute(model, plan)  # 8
-    # 9
+    core = share_sequences(model, plan, mesh) if layout.cp > 1 else None  # 8
+    if layout.ep > 1:
+        share_experts(model, plan, mesh)
+    recompute(model, plan)  # 9
+    # 10
     executor = Executor(plan, mesh, model=model, store=store, gatherer=gatherer, sums=sums)
     return ParallelModel(
         plan=plan,
@@ -203,8 +218,23 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
         gatherer=gatherer,
         store=store,
         region=region,
+        core=core,
         executor=executor,
+        sharers=sharers,
     )
+
+
+def sharers_of(units: Mapping[str, FlatUnit], plan: Plan, mesh: Mesh) -> dict[str, Group]:
+    """By unit of which ranks have shares, the group of these ranks. All ranks call together."""
+    if plan.layout.zero == 0:
+        return {}
+    along = {unit: shard_axes(plan.layout, unit)[0] for unit in units}
+    groups = {
+        one: mesh.group_of(one.group(mesh.rank), label="dp")
+        for one in dict.fromkeys(along.values())
+        if one.size > 1
+    }
+    return {unit: groups[one] for unit, one in along.items() if one in groups}
 
 
 def _ranges(unit: FlatUnit) -> list[Range]:

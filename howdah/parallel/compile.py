@@ -3,7 +3,7 @@
 Which way depends on the layout:
 
     blocks whose weights are parameters     the whole block is one graph, attention in it as one
-    (single, dp, zero1, zero2)              operator (`model/varlen.py`)
+    (single, dp, zero1, zero2)              operator (`model/varlen.py`); not those with experts
     blocks of own operations                islands (`model/islands.py`): norms with residuals and
     (tp, pp, zero3, recompute)              dropout, rotary positions, the gate; the rest stays
 
@@ -16,8 +16,8 @@ So a block is compiled once for rows that hold several documents, whatever their
 for rows of one document each, which need no mask.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,13 +33,14 @@ def compile_model(model: Transformer, *, whole: bool, backend: str = "inductor")
     whole  whether blocks are compiled whole: their weights must be parameters
     """
     islands = compiled(backend)
-    model.cut = cut_to_tensors
-    blocks = {id(inside) for block in model.layers.values() for inside in block.modules()}
+    if whole:
+        model.cut = cut_to_tensors
+    dense = [block for block in cast(Iterable[Block], model.layers.values()) if not block.sparse]
+    blocks = {id(inside) for block in dense for inside in block.modules()}
     for module in model.modules():
         if hasattr(module, "islands") and not (whole and id(module) in blocks):
             setattr(module, "islands", islands)  # noqa: B010
-    for block in model.layers.values() if whole else ():
-        assert isinstance(block, Block)
+    for block in dense if whole else ():
         block.body = _without_gradients(block, torch.compile(block.both, backend=backend))
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from howdah.comm.handle import Handle
+from howdah.model.moe import Balancing
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh
@@ -41,6 +42,7 @@ from howdah.parallel.sums import GradientSums
 from howdah.parallel.weight_store import UnitWeightStore
 from howdah.parallel.zero import UpdatedWeights
 from howdah.parallel.zero3 import ShardedWeights
+from howdah.plan.batch import MASKED
 from howdah.plan.gather_order import units_at
 from howdah.plan.plan import Plan
 from howdah.plan.program import forward_only, program_of, schedule_of, stage_parts
@@ -92,6 +94,7 @@ class Executor:
     gatherer  brings updated weights from other ranks; None where nothing is gathered
     sums      sums the gradients over ranks
     parts     the parts of each stage
+    loads     by name of a block with experts, what its router did in the last pass of training
     peak      the most pairs (stage, micro-batch) that it held at one time in the last pass
     """
 
@@ -111,6 +114,7 @@ class Executor:
         self.parts = stage_parts(plan, mesh.index_of("pp"))
         self._units = {part: units_at(plan, part) for some in self.parts.values() for part in some}
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
+        self.loads: dict[str, Tensor] = {}
 
     def train(self, given: Sequence[Given], loss: Loss, *, tokens: float) -> Tensor:
         """Computes the gradients of all micro-batches of a step, and sums them over the ranks.
@@ -120,13 +124,14 @@ class Executor:
         """
         work = StepRun(self, given, loss, tokens=max(tokens, 1.0))
         work.run(self._program(len(given), train=True))
+        self.loads = work.loads
         return work.total
 
     def evaluate(self, given: Sequence[Given], loss: Loss) -> Tensor:
         """The summed loss of some micro-batches on the last stage, 0 on others: a scalar on the
         device. No gradients.
         """
-        work = StepRun(self, given, loss, tokens=1.0)
+        work = StepRun(self, given, loss, tokens=1.0, trains=False)
         work.run(self._program(len(given), train=False))
         return work.total
 
@@ -138,6 +143,13 @@ class Executor:
         if stage > 0:
             work.values[Value("activation", stage - 1, 0)] = self.empty(given, torch.zeros)
         return work.outputs(Action(Kind.FORWARD, stage, 0))[1]
+
+    def balancing(self, given: Given, tokens: float) -> Balancing | None:
+        """What training asks of the routers in one micro-batch; None for a dense model."""
+        if self.plan.shape.experts is None:
+            return None
+        rows = (given.labels != MASKED).sum(-1)
+        return Balancing(self.plan.method.routing, rows, tokens)
 
     def empty(self, given: Given, make: Callable[..., Tensor] = torch.empty) -> Boundary:
         """Tensors for the boundary between two stages."""
@@ -165,13 +177,22 @@ class Executor:
 class StepRun:
     """One run of a program: the gradients of a step, or an evaluation.
 
-    total  the summed loss of the micro-batches so far, on the rank of the last stage
+    total  the summed loss of the micro-batches so far; on ranks other than that of the last stage
+           the losses of their routers alone
+    loads  by name of a block with experts, [E + 1]: tokens of each, and how many were dropped
     """
 
     def __init__(
-        self, executor: Executor, given: Sequence[Given], loss: Loss, *, tokens: float
+        self,
+        executor: Executor,
+        given: Sequence[Given],
+        loss: Loss,
+        *,
+        tokens: float,
+        trains: bool = True,
     ) -> None:
         self.executor, self.given, self.loss, self.tokens = executor, given, loss, tokens
+        self.trains, self.loads = trains, dict[str, Tensor]()
         self.recorder = executor.mesh.counters.recorder
         self.total = torch.zeros((), device=executor.mesh.device)
         self.values: dict[Value, Boundary] = {}
@@ -222,7 +243,13 @@ class StepRun:
         if torch.is_grad_enabled():
             for x in inputs.values():
                 x.requires_grad_()
-        out = run_stage(executor.model, parts, inputs, given, executor.await_weights)
+        balancing = executor.balancing(given, self.tokens) if self.trains else None
+        ready = executor.await_weights
+        out = run_stage(executor.model, parts, inputs, given, ready, balancing=balancing)
+        for name, load in balancing.loads.items() if balancing else ():
+            self.total = self.total + load.loss
+            counts = torch.cat([load.tokens, load.dropped[None]])
+            self.loads[name] = self.loads[name] + counts if name in self.loads else counts
         if "head" in parts:
             out = {"loss": self.loss(out["hidden"], given.labels, self.tokens)}
         return inputs, out

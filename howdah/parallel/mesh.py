@@ -15,18 +15,20 @@ from dataclasses import dataclass, field
 import torch
 
 from howdah.base.stopwatch import Stopwatch
+from howdah.comm.chosen import choosing
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
 from howdah.comm.lane import clock_of
 from howdah.comm.recorder import Recorder
 from howdah.comm.transport import SingleRank, SubgroupFactory, Transport
+from howdah.plan.comm import DIRECT, Algorithms
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, axis
 from howdah.plan.recording import Wires
 
 # The label under which the traffic of an axis is counted: `shard` and `across` are both dp.
 # Pipeline stages have links of their own, pair by pair (`stage_links.py`).
-LABELS: Mapping[Axis, str] = {"tp": "tp", "shard": "dp", "across": "dp"}
+LABELS: Mapping[Axis, str] = {"tp": "tp", "cp": "cp", "shard": "dp", "across": "dp"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Mesh:
     def tp(self) -> Group:
         """The tp ranks, which hold the other slices of the same blocks."""
         return self.groups["tp"]
+
+    @property
+    def cp(self) -> Group:
+        """The cp ranks, which have the other tokens of the same samples."""
+        return self.groups["cp"]
 
     @property
     def shard(self) -> Group:
@@ -135,8 +142,14 @@ class Mesh:
             transport.close()
 
 
-def connect_mesh(layout: Layout, transport: Transport, device: torch.device) -> Mesh:
-    """The mesh of `layout` over the ranks that `transport` connects. All ranks call together."""
+def connect_mesh(
+    layout: Layout, transport: Transport, device: torch.device, algorithms: Algorithms = DIRECT
+) -> Mesh:
+    """The mesh of `layout` over the ranks that `transport` connects. All ranks call together.
+
+    algorithms  of the collectives of its groups
+    """
+    transport = choosing(transport, algorithms)
     assert layout.world == transport.size, f"{layout} on {transport.size} ranks"
     clock, rank = clock_of(device), transport.rank
     counters = Counters(Recorder(clock))

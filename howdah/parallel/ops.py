@@ -28,8 +28,10 @@ from torch.autograd.function import once_differentiable
 
 from howdah.model import fp8
 from howdah.model.embedding import Embedding
+from howdah.model.grouped import ExpertMatrix, Sizes
 from howdah.model.islands import PLAIN, Drop, Islands, promoted
 from howdah.model.loss import NONE, Add, Terms, VocabShards, add_product, chunks, cross_entropy_sum
+from howdah.model.moe import Choice, Router
 from howdah.model.norm import AnyNorm, How, normed
 from howdah.model.transformer import Transformer
 
@@ -223,9 +225,37 @@ class OwnNorm(AnyNorm):
         return super().behind(x, y, drop)
 
 
+class OwnRouter(Router):
+    """Replaces Router."""
+
+    def __init__(self, plain: Router, weight: Handle, bias: Handle | None) -> None:
+        nn.Module.__init__(self)
+        self.experts = plain.experts
+        self.weight: Handle = weight
+        self.bias: Handle | None = bias
+
+    def forward(self, x: Tensor, *of: Any, **how: Any) -> Choice:
+        """The choice for tokens x [b, s, h]."""
+        _note_use(x, self.weight, self.bias)
+        return super().forward(x, *of, **how)
+
+
+class OwnExpertMatrix(ExpertMatrix):
+    """Replaces ExpertMatrix."""
+
+    def __init__(self, weight: Handle) -> None:
+        nn.Module.__init__(self)
+        self.weight: Handle = weight
+
+    def forward(self, x: Tensor, sizes: Sizes) -> Tensor:
+        """Map rows x [n, in] → [n, out], each by its expert's matrix."""
+        _note_use(x, self.weight)
+        return super().forward(x, sizes)
+
+
 def own_operations(model: nn.Module, store: WeightStore) -> None:
-    """Replaces all linears, embeddings and norms of `model` by own operations. The model then has
-    no parameters; `store` has their weights under the names that they had.
+    """Replaces linears, embeddings, norms, routers and experts of `model` by own operations. The
+    model then has no parameters; `store` has their weights under the names that they had.
     """
     for path, module in list(model.named_modules()):
         own = _own(path, module, store)
@@ -254,4 +284,8 @@ def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
         return OwnEmbedding(weight)
     if isinstance(module, AnyNorm):
         return OwnNorm(weight, bias, module.epsilon)
+    if isinstance(module, Router):
+        return OwnRouter(module, weight, bias)
+    if isinstance(module, ExpertMatrix):
+        return OwnExpertMatrix(weight)
     return None

@@ -11,11 +11,12 @@ noise) follow from the batch, which every stage reads itself.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
 
+from howdah.model.moe import Balancing
 from howdah.model.noise import Noise
 from howdah.model.transformer import Block, Transformer
 from howdah.plan.flat_buffers import share
@@ -56,11 +57,14 @@ def run_stage(
     inputs: Boundary,
     given: Given,
     await_weights: Callable[[Part], None] = lambda part: None,
+    *,
+    balancing: Balancing | None = None,
 ) -> Boundary:
     """Runs `parts` of the model on what the stage before has made; returns what they make. For the
     head that is its input.
 
     await_weights  called before each part with weights: they may be on their way from other ranks
+    balancing      what training asks of the routers of experts
     """
     x = inputs.get("hidden")
     context = None
@@ -74,7 +78,9 @@ def run_stage(
         if part == "head":
             x = model.final_norm(x)
             continue
-        context = context or model.context(x, given.positions, given.documents, noise=given.noise)
+        if context is None:
+            context = model.context(x, given.positions, given.documents, noise=given.noise)
+            context = replace(context, balancing=balancing)
         x = cast(Block, model.layers[str(part.layer)])(x, context)
     assert x is not None
     return {"hidden": x}

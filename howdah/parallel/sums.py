@@ -15,7 +15,7 @@ waited for. This file has the tensors:
 The work of a sum is done on the progress thread of its group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,7 @@ from howdah.comm.group import Group
 from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
+from howdah.parallel.row_sums import start_rows
 from howdah.plan.flat_buffers import gaps
 from howdah.plan.plan import Plan
 from howdah.plan.sum_order import Complete, SumOrder
@@ -159,6 +160,9 @@ class GradientSums:
     def start(self, number: int) -> Complete:
         """Starts a sum. Returns a function that waits for its result, and puts it in its place."""
         row = self.sums[number]
+        if row.row and number not in self.skipped:
+            gradient = self._gradient(row.spans[0]).view(-1, row.row)
+            return partial(self._timed, start_rows(self._groups[number], gradient))
         if row.packed:
             return self._start_packed(number)
         if row.in_window:
@@ -216,8 +220,11 @@ class GradientSums:
         return handle
 
     def _wait(self, handle: Handle) -> None:
+        self._timed(handle.result)
+
+    def _timed(self, wait: Callable[[], None]) -> None:
         with self._waited:
-            handle.result()
+            wait()
 
 
 def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> GradientSums:

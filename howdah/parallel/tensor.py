@@ -5,6 +5,7 @@ by columns of their output, the last by rows of its input, so that nothing is se
 
     attention       q, k, v: some heads        →  attend  →  o: those heads      → sum
     feed-forward    gate, up: some columns     →  act     →  down: those columns → sum
+    experts         the same of every expert, and all tokens routed by every rank
                  f                                                               g
     f   forward: nothing       backward: all-reduce of the gradient of the input
     g   forward: all-reduce    backward: nothing
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model.loss import add_product
+from howdah.model.region import Region
 from howdah.model.transformer import Block, Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
@@ -54,7 +56,12 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
         matrices = [w for w in part_weights(plan.shape, Part(block.name)) if len(w.dims) == 2]
         cut = [weight for weight in matrices if CUT_BY_TP & set(weight.dims)]
         for path, found in groupby(cut, key=lambda weight: weight.name.rsplit(".", 2)[0]):
-            _split_module(model.get_submodule(path), path, list(found), region, store)
+            inside = model.get_submodule(path)
+            if not (path.endswith(".shared") or hasattr(inside, "region")):  # these have a border
+                _split_module(inside, path, list(found), region, store)
+        for inside in (block, block.attention):
+            if hasattr(inside, "region"):
+                inside.region = TpBorder(region)
     if hasattr(model, "embedding"):
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
             Handle("embedding.weight", store), region, _first_row(plan, region)
@@ -201,6 +208,47 @@ def _add_gradients(weight: Handle, bias: Handle | None, rows: Tensor, inputs: Te
     if bias:
         add_bias(bias, rows)
     weight.add(lambda out: add_product(out, rows.T, inputs))
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: TpRegion) -> Tensor:
+        ctx.region = region
+        return region.gather_in(x.view_as(x), now=True)()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.region.reduce_out(gradient.clone(), now=True)(), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: TpRegion) -> Tensor:
+        ctx.region = region
+        return region.reduce_out(x.clone(), now=True)()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.region.gather_in(gradient, now=True)(), None
+
+
+class TpBorder(Region):
+    """The border of a sub-layer of which each tp rank computes a term: latent attention, experts.
+    What is whole inside, such as a router, has a term of its gradient on each rank, too.
+    """
+
+    def __init__(self, region: TpRegion) -> None:
+        self.region, self.first = region, region.group.rank == 0
+
+    def enter(self, x: Tensor) -> Tensor:
+        """All positions of x, under sp gathered from the tp ranks."""
+        return _Enter.apply(x, self.region)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of the ranks' terms; under sp, of this rank's positions."""
+        return _Leave.apply(x, self.region)
 
 
 # -- modules that replace those of a plain model --------------------------------------

@@ -17,25 +17,35 @@ all-reduce. When shares are accumulated (`accumulate=shard`), every micro-batch 
 inside a group, where the links may be faster, and shares of gradients are summed across groups.
 """
 
+from collections.abc import Mapping
+
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
 from howdah.comm.handle import Handle
 from howdah.parallel.flat_params import FlatUnit
+from howdah.plan.flat_buffers import Buffer
 from howdah.plan.sums import fill_buckets
 
 
 class UpdatedWeights:
     """Brings every rank's updated range to all ranks, while the next forward already runs.
 
+    sharers  by unit that is shared out, the ranks that have its other ranges
+
     The all-gathers start with the forward pass that needs them, not with the update. So the small
     operations between the two (the count of the next step's tokens) go first.
     """
 
-    def __init__(self, units: dict[str, FlatUnit], group: Group, waited: Stopwatch) -> None:
-        self._units, self._group, self._waited = units, group, waited
+    def __init__(
+        self, units: dict[str, FlatUnit], sharers: Mapping[str, Group], waited: Stopwatch
+    ) -> None:
+        self._units, self._sharers, self._waited = units, sharers, waited
         width = next(iter(units.values())).weights.element_size()
-        buckets = fill_buckets([unit.buffer for unit in units.values()], element_bytes=width)
-        self._buckets = [[buffer.unit for buffer in bucket] for bucket in buckets]
+        alike: dict[Group, list[Buffer]] = {}  # experts may have sharers of their own
+        for unit, group in sharers.items():
+            alike.setdefault(group, []).append(units[unit].buffer)
+        filled = (fill_buckets(some, element_bytes=width) for some in alike.values())
+        self._buckets = [[one.unit for one in bucket] for some in filled for bucket in some]
         self._stale = False
         self._coming: dict[str, Handle] = {}
 
@@ -50,7 +60,7 @@ class UpdatedWeights:
         self._stale = False
         for bucket in self._buckets:
             weights = [self._units[unit].weights for unit in bucket]
-            handle = self._group.all_gather(weights, async_op=True)
+            handle = self._sharers[bucket[0]].all_gather(weights, async_op=True)
             self._coming.update(dict.fromkeys(bucket, handle))
 
     def wait(self, *units: str) -> None:

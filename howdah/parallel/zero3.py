@@ -23,7 +23,7 @@ is gathered once per step, when it is first asked for.
 Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -51,16 +51,25 @@ class ShardedWeights:
     not sharded.
 
     waited  runs while computation waits for weights
+    sharers  by unit, the ranks that share it out where they are not `group`: those of experts
     keep    whether gathered units stay whole until the pass is over (release=step)
+    cast    whether each share is broadcast by its owner (gather=broadcast)
     window  the tensor that holds whole units
     """
 
     def __init__(
-        self, units: dict[str, FlatUnit], group: Group, waited: Stopwatch, *, keep: bool
+        self,
+        units: dict[str, FlatUnit],
+        group: Group,
+        waited: Stopwatch,
+        *,
+        keep: bool,
+        cast: bool = False,
+        sharers: Mapping[str, Group] | None = None,
     ) -> None:
-        self._waited = waited
+        self._waited, self._cast = waited, cast
         cut = {name: unit for name, unit in units.items() if unit.shared_out}
-        self._units, self._group = cut, group
+        self._units, self._group, self._sharers = cut, group, sharers or {}
         self._unit_of = {s.name: u for u, unit in cut.items() for s in unit.buffer.segments}
         self._stays = whole_weights(units)
         self._keep = keep
@@ -158,8 +167,21 @@ class ShardedWeights:
             flat = self.window[self._starts[unit] :][:length]
         else:
             flat = self.window[:length] if left else self.window[-length:]
-        handle = self._group.all_gather(flat, one.weights, async_op=True)
+        group = self._sharers.get(unit, self._group)
+        if self._cast:
+            handle = _broadcast(group, flat, one.weights)
+        else:
+            handle = group.all_gather(flat, one.weights, async_op=True)
         return _Whole(left, one.views(flat), handle)
+
+
+def _broadcast(group: Group, flat: Tensor, own: Tensor) -> Handle:
+    """Starts to broadcast every rank's share to all others."""
+    group.own_shard(flat).copy_(own)
+    with group.together(async_op=True) as handle:
+        for root in range(group.size):
+            group.broadcast(group.own_shard(flat, root), root)
+    return handle
 
 
 def _differ(kind: str, at: int, wanted: Sequence[str]) -> str:

@@ -1,14 +1,16 @@
 """Checks a plan before any device is used, and reports all its problems at once, as sentences."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from howdah.base.bounds import Tokens
 from howdah.base.errors import UserError, shown
 from howdah.base.tables import out_of_bounds
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.chosen_blocks import missing_problem
+from howdah.plan.heads import held_heads
 from howdah.plan.layout import Layout
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Routing
 from howdah.shapes.check import check_shape
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
@@ -42,7 +44,28 @@ def check_plan(
             "method.gradient_dtype=bf16 would throw away what method.precision=float64 computes; "
             "use gradient_dtype=full, or precision=float32"
         )
+    problems += _check_routing(shape, method.routing)
     return [*problems, *out_of_bounds(method, "method")]
+
+
+def _check_routing(shape: ModelShape, routing: Routing) -> Iterator[str]:
+    """The problems of balancing experts."""
+    if shape.experts is None and routing != Routing():
+        yield (
+            "method.routing is for models with experts, and this one has none; leave it out, or "
+            "give model.experts"
+        )
+    if shape.experts and routing.bias_rate and not shape.experts.bias:
+        yield (
+            "method.routing.bias_rate moves the biases of routers, and model.experts.bias is "
+            "false; use model.experts.bias=true, or method.routing.balance_loss"
+        )
+    if shape.experts and 0 < routing.capacity < 0.5:
+        yield (
+            f"method.routing.capacity {routing.capacity:g} drops {1 - routing.capacity:.0%} of the "
+            "choices even where all experts are equally busy; use at least 0.5, 1.25 is usual, or "
+            "0 to drop none"
+        )
 
 
 def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
@@ -77,10 +100,8 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
         yield missing
     if problem := _head_problem(shape, layout.tp):
         yield f"tp{layout.tp} {problem}"
-    elif layout.context == "all-to-all" and (
-        problem := _head_problem(shape, layout.tp * layout.cp)
-    ):
-        yield f"tp{layout.tp} cp{layout.cp} context=all-to-all {problem}; or use context=ring"
+    elif layout.context == "all-to-all":
+        yield from _trade_problems(shape, layout)
     inner = shape.ffn_size if shape.experts is None else min(shape.ffn_size, shape.experts.ffn_size)
     for name, size in (("vocab", shape.vocab), ("ffn", inner)):
         if layout.tp > size:
@@ -115,6 +136,17 @@ def _head_problem(shape: ModelShape, ways: int) -> str | None:
     )
     of = "" if shape.k == shape.heads else f" of {shape.k} key-value heads"
     return f"does not divide {shape.heads} heads{of}; {fits} ways would"
+
+
+def _trade_problems(shape: ModelShape, layout: Layout) -> Iterator[str]:
+    """The first tp rank whose heads the ranks of cp cannot trade for the sequence."""
+    for index in range(layout.tp):
+        queries, keys = held_heads(shape, layout.tp, index)
+        held = replace(shape, heads=queries, kv_heads=keys, latent=None)
+        if problem := _head_problem(held, layout.cp):
+            rank = f"on tp rank {index} " if layout.tp > 1 else ""
+            yield f"cp{layout.cp} context=all-to-all {rank}{problem}; or use context=ring"
+            return
 
 
 def _heads_divide(shape: ModelShape, ways: int) -> bool:

@@ -4,10 +4,12 @@ With A micro-batches a step, T tokens of a micro-batch on a rank, and width h:
 
     tp     per sub-layer and micro-batch an all-reduce of T·h each way; with sp an all-gather and a
            reduce-scatter each way, and the input gathered once more
-    cp     ring: each rank forwards the others' keys and values, then with their gradients;
+    cp     ring: each rank sends on the keys and values of all but the next rank, and in the
+           backward pass also the gradients of all but its own;
            all-to-all: sequence traded for heads, and back
     pp     T·h per boundary and direction
-    ep     tokens to their experts and back, each way, counted for even routing
+    ep     tokens to their experts and back, each way: exact with a capacity, and else counted for
+           even routing, with the numbers of rows that the ranks tell each other
 
 `recompute=full` repeats the forward's messages of every block, `selective` those of attention.
 Exchanges that depend on the data (ep) are exact only for even routing.
@@ -22,13 +24,30 @@ from typing import NamedTuple
 import numpy as np
 
 from howdah.plan.flat_buffers import share, shares
-from howdah.plan.mesh_axes import Stride, axis
+from howdah.plan.heads import held_heads
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
-from howdah.plan.sharding import heads, kv_heads, tokens
+from howdah.plan.sharding import tokens, traded_heads
+from howdah.shapes.dims import expert_rows
 from howdah.shapes.part import Part
 
 Sizes = int | np.ndarray
+
+
+class Whole(NamedTuple):
+    """The tensor of a collective over tp.
+
+    elements  of the whole
+    width     bytes of an element
+    row       elements that stay together when it is cut into shares
+    half      whether the operation is one of the two halves of an all-reduce
+    """
+
+    elements: int
+    width: int
+    row: int = 1
+    half: bool = True
 
 
 class Exchange(NamedTuple):
@@ -41,6 +60,7 @@ class Exchange(NamedTuple):
     peers      the ranks that receive them; what the rank sends to itself does not count
     sizes      bytes to each peer: one number for all of them, or one for each
     times      how often the operation runs
+    whole      of a collective over tp: the tensor of one operation
     """
 
     stage: int
@@ -50,6 +70,13 @@ class Exchange(NamedTuple):
     peers: Sequence[int]
     sizes: Sizes
     times: int
+    whole: Whole | None = None
+
+    @property
+    def programs(self) -> int:
+        """How often it runs as a program; an all-reduce is one, and its second half none."""
+        second = self.whole is not None and self.whole.half and self.operation == "all_gather"
+        return 0 if second else self.times
 
 
 def exchanges(plan: Plan, rank: int) -> Iterator[Exchange]:
@@ -71,44 +98,46 @@ def _sublayers(plan: Plan, part: Part) -> int:
 def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     if plan.layout.tp == 1:
         return
-    group, parts, blocks = axis(plan.layout, "tp"), plan.stages.parts[stage], _blocks(plan, stage)
+    parts, blocks = plan.stages.parts[stage], _blocks(plan, stage)
     width, samples = plan.shape.width, plan.micro_batch
     inner = sum(_sublayers(plan, part) for part in blocks)
     again = sum(_sublayers(plan, part) for part in blocks if plan.recompute[part] == "full")
     cross = sum(_sublayers(plan, part) == 3 for part in blocks)
+    kept = sum(plan.sparse(part) + (plan.shape.latent is not None) for part in blocks)
     ends = sum(part in ("embedding", "target") for part in parts)
     head, sliced = int("head" in parts), int(plan.layout.inputs == "sliced")
     lengths = shares(tokens(plan, rank), plan.layout.slices)
     for length, slices in zip(*np.unique(lengths, return_counts=True), strict=True):
         pieces = int(slices) * plan.micros
         if plan.layout.sp:
-            rows = shares(int(length), group.size) * samples * width
-            gathers = inner + cross + head, again + inner * (1 + sliced) + ends + sliced * head
+            whole = Whole(int(length) * samples * width, plan.compute_bytes, samples * width, False)
+            twice = sliced * (inner - kept + head)  # experts and latent attention keep theirs
+            gathers = inner + cross + head, again + inner + ends + twice
             scatters = inner + ends, again + inner + head + cross
         else:
-            rows = shares(int(length) * samples * width, group.size)
+            whole = Whole(int(length) * samples * width, plan.compute_bytes)
             gathers = scatters = inner + ends, again + inner + cross + head
         for back in (False, True):
             often = gathers[back] * pieces, scatters[back] * pieces
-            yield from _halves(group, rank, rows * plan.compute_bytes, often, (stage, back))
-        rows, often = shares(int(length) * samples, group.size), (3 * head * pieces,) * 2
-        yield from _halves(group, rank, rows * plan.master_bytes, often, (stage, False))  # the loss
+            yield from _halves(plan, rank, (stage, back), often, whole)
+        loss = Whole(int(length) * samples, plan.master_bytes)
+        yield from _halves(plan, rank, (stage, False), (3 * head * pieces,) * 2, loss)
 
 
 def _halves(
-    group: Stride, rank: int, rows: np.ndarray, times: tuple[int, int], passes: tuple[int, bool]
+    plan: Plan, rank: int, passes: tuple[int, bool], times: tuple[int, int], whole: Whole
 ) -> Iterator[Exchange]:
-    """All-gathers and reduce-scatters over tp, the two halves of an all-reduce, each so many times.
+    """All-gathers and reduce-scatters of a tensor over tp, each so many times.
 
-    rows    bytes of each rank's share
     passes  the stage, and whether its backward passes exchange
     """
-    own, ranks = int(rows[group.index_of(rank)]), group.group(rank)
-    gathers, scatters = times
+    group, (gathers, scatters) = axis(plan.layout, "tp"), times
+    sizes = shares(whole.elements // whole.row, group.size) * whole.row * whole.width
+    own, ranks = int(sizes[group.index_of(rank)]), group.group(rank)
     if gathers:
-        yield Exchange(*passes, "tp", "all_gather", ranks, own * gathers, gathers)
+        yield Exchange(*passes, "tp", "all_gather", ranks, own * gathers, gathers, whole)
     if scatters:
-        yield Exchange(*passes, "tp", "reduce_scatter", ranks, rows * scatters, scatters)
+        yield Exchange(*passes, "tp", "reduce_scatter", ranks, sizes * scatters, scatters, whole)
 
 
 def _context(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
@@ -133,22 +162,26 @@ def _per_head(plan: Plan) -> tuple[int, int]:
 
 
 def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
-    """Ring attention: a rank sends all chunks but the next rank's own; gradients travel too.
+    """Ring attention: a rank sends the keys and values of all but the next rank; in the backward
+    pass once more, and the gradients of all but its own.
 
     times  forward passes, and those that backward passes repeat
     """
     group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
     ranks = list(group.group(rank))
     after = ranks[(group.index_of(rank) + 1) % group.size]
-    seen = sum(tokens(plan, other) for other in ranks if other != after) * plan.micro_batch
-    choose = heads if plan.shape.latent else kv_heads
-    first, last = choose(plan.shape, tp.size, tp.index_of(rank))
-    size = seen * (last - first) * sum(_per_head(plan))
-    (passes, again), both = times, plan.compute_bytes + plan.master_bytes
-    sent = size * plan.compute_bytes * passes, size * (plan.compute_bytes * again + both * passes)
-    for back in (False, True):
-        often = passes + again * back
-        yield Exchange(stage, back, "cp", "send", [after], sent[back], often)
+    seen, summed = (
+        sum(tokens(plan, other) for other in ranks if other != left_out)
+        for left_out in (after, rank)
+    )
+    _, held = held_heads(plan.shape, tp.size, tp.index_of(rank))
+    width = plan.micro_batch * held * sum(_per_head(plan))
+    passes, again = times
+    once, back = seen * plan.compute_bytes, summed * plan.master_bytes
+    sent = once * passes, once * (passes + again) + back * passes
+    for backward, rounds in ((False, passes), (True, 2 * passes + again)):
+        often = rounds * (group.size - 1)
+        yield Exchange(stage, backward, "cp", "send", [after], width * sent[backward], often)
 
 
 def _all_to_all(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
@@ -156,16 +189,13 @@ def _all_to_all(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> It
 
     times  forward passes, and those that backward passes repeat
     """
-    group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
-    shape, ways = plan.shape, tp.size * group.size
+    group = axis(plan.layout, "cp")
     key, value = _per_head(plan)
 
     def numbers(index: int) -> tuple[int, int]:
         """Elements of attention's inputs and output, for each token and one cp rank's heads."""
-        way = tp.index_of(rank) * group.size + index
-        first, last = heads(shape, ways, way)
-        kv = last - first if shape.latent else np.diff(kv_heads(shape, ways, way))[0]
-        return (last - first) * key + int(kv) * (key + value), (last - first) * value
+        queries, keys = (stop - start for start, stop in traded_heads(plan, rank, index))
+        return queries * key + keys * (key + value), queries * value
 
     indices = range(group.size)
     theirs, own = [numbers(index) for index in indices], numbers(group.index_of(rank))
@@ -204,15 +234,14 @@ def _experts(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     if experts is None or group.size == 1 or not layers:
         return
     held = shares(experts.count, group.size)
-    rows = plan.micro_batch * tokens(plan, rank) * experts.top_k
-    out = rows * held // experts.count * plan.shape.width * plan.compute_bytes
-    back = rows * int(held[group.index_of(rank)]) // experts.count
-    back *= plan.shape.width * plan.compute_bytes
+    own, capacity = int(held[group.index_of(rank)]), plan.method.routing.capacity
+    rows = plan.micro_batch * expert_rows(plan.shape, tokens(plan, rank), capacity)
+    width = plan.shape.width * plan.compute_bytes
+    sizes = (rows * held // experts.count + rows * own // experts.count) * width
     passes = len(layers) * plan.micros
     again = sum(plan.recompute[part] == "full" for part in layers) * plan.micros
     ranks = group.group(rank)
     for backward, times, routed in ((False, passes, passes), (True, again + passes, again)):
-        sizes = (out + back) * times
-        yield Exchange(stage, backward, "ep", "all_to_all", ranks, sizes, 2 * times)
-        if routed:
-            yield Exchange(stage, backward, "ep", "counts", ranks, held * 8 * routed, routed)
+        yield Exchange(stage, backward, "ep", "all_to_all", ranks, sizes * times, 2 * times)
+        if routed and not capacity:  # the numbers of rows
+            yield Exchange(stage, backward, "ep", "all_to_all", ranks, held * 8 * routed, routed)

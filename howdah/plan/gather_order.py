@@ -14,12 +14,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts
 from howdah.plan.schedule.actions import Kind
+from howdah.plan.sharding import shard_axes
 from howdah.shapes.part import Part
 from howdah.shapes.weights import relative_unit
+
+
+def gathered_by(layout: Layout) -> str:
+    """The operation that gathers a unit: one all-gather, or a broadcast of each share."""
+    return "broadcast" if layout.gather == "broadcast" else "all_gather"
 
 
 def gather_counts(plan: Plan, rank: int) -> Counter[str]:
@@ -27,13 +34,15 @@ def gather_counts(plan: Plan, rank: int) -> Counter[str]:
     if plan.layout.release == "step":
         return Counter(set(_step(plan, rank)))
     if plan.layout.pp == 1:  # no micro-batch starts with the unit with which the last one ended
-        once = Counter(_runs(_micro(plan)))
+        once = Counter(_runs(plan, _micro(plan)))
         return Counter({unit: count * plan.micros for unit, count in once.items()})
-    return Counter(_runs(_step(plan, rank)))
+    return Counter(_runs(plan, _step(plan, rank)))
 
 
-def _runs(units: Iterable[str]) -> Iterator[str]:
-    return (unit for unit, _ in groupby(units))
+def _runs(plan: Plan, units: Iterable[str]) -> Iterator[str]:
+    """Units without those needed twice in a row, nor those that every rank has whole."""
+    shared = (unit for unit in units if shard_axes(plan.layout, unit)[0].size > 1)
+    return (unit for unit, _ in groupby(shared))
 
 
 def _micro(plan: Plan) -> Iterator[str]:

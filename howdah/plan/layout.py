@@ -34,6 +34,7 @@ Accumulate = Literal["whole", "shard"]
 Context = Literal["ring", "all-to-all"]
 Inputs = Literal["sliced", "gathered"]
 Release = Literal["use", "step"]
+Gather = Literal["all-gather", "broadcast"]
 
 # Schedules that keep the result; one without a flush changes it, and is no part of a layout.
 SCHEDULES = tuple(name for name, family in FAMILIES.items() if family.keeps)
@@ -61,6 +62,7 @@ class Layout:
     inputs      what linears save of their input under sp: the rank's slice, which is all-gathered
                 again in the backward pass, or the gathered input
     release     when zero3 frees the gathered weights of a unit: after each use, or after the step
+    gather      how zero3 gathers a unit: all-gather, or each share by a broadcast from its owner
     weights, gradients, optimizer, activations   the memory that holds each of them between uses
     """
 
@@ -82,6 +84,7 @@ class Layout:
     context: Context = "ring"
     inputs: Inputs = "sliced"
     release: Release = "use"
+    gather: Gather = "all-gather"
     weights: Home = "device"
     gradients: Home = "device"
     optimizer: Home = "device"
@@ -128,7 +131,8 @@ def has_whole_norm(layout: Layout) -> bool:
 
 def needs_own(layout: Layout) -> bool:
     """Whether the model's operations must access weights by handle (`parallel/ops.py`)."""
-    return layout.tp > 1 or layout.pp > 1 or layout.zero == 3 or layout.recompute != "none"
+    axes = layout.tp > 1 or layout.pp > 1 or layout.cp > 1
+    return axes or layout.zero == 3 or layout.recompute != "none"
 
 
 def family_of(layout: Layout) -> Family:
@@ -156,6 +160,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "context": get_args(Context),
     "inputs": get_args(Inputs),
     "release": get_args(Release),
+    "gather": get_args(Gather),
     **{name: get_args(Home) for name in ("weights", "gradients", "optimizer", "activations")},
 }
 MEANING = {
@@ -306,12 +311,15 @@ def _problems(layout: Layout) -> Iterator[str]:
     chosen = layout.recompute_blocks
     if chosen is not None and (problem := chosen_problem(layout.recompute, chosen)):
         yield problem
-    if layout.inputs != "sliced" and not layout.sp:
-        yield f"inputs={layout.inputs} keeps what sp gathers; add sp, or drop it"
-    if layout.release != "use" and layout.zero != 3:
-        yield f"release={layout.release} keeps what zero3 gathers; add zero3, or drop it"
-    if layout.context != "ring" and layout.cp == 1:
-        yield f"context={layout.context} needs parts of sequences; add cp2 or more"
+    of_zero3 = "what zero3 gathers; add zero3, or drop it"
+    for word, usual, there, problem in (
+        ("inputs", "sliced", layout.sp, "keeps what sp gathers; add sp, or drop it"),
+        ("release", "use", layout.zero == 3, f"keeps {of_zero3}"),
+        ("gather", "all-gather", layout.zero == 3, f"sends {of_zero3}"),
+        ("context", "ring", layout.cp > 1, "needs parts of sequences; add cp2 or more"),
+    ):
+        if getattr(layout, word) != usual and not there:
+            yield f"{word}={getattr(layout, word)} {problem}"
     if layout.dp is not None:
         yield from _division_problems(layout)
 
@@ -352,16 +360,10 @@ def _division_problems(layout: Layout) -> Iterator[str]:
             there = f"{word}{parts} takes {parts} ranks of dp×cp, and the layout has"
             yield f"{there} {layout.replicas}; use dp{parts // gcd(parts, layout.cp)}"
         elif layout.replicas % parts:
-            near = _nearest_divisor(layout.replicas, parts)
-            yield (
-                f"{word}{parts} does not divide the {layout.replicas} ranks of dp×cp; "
-                f"use {word}{near}"
-            )
-
-
-def _nearest_divisor(total: int, wanted: int) -> int:
-    """The divisor of `total` above 1 that is nearest to `wanted`."""
-    return min((n for n in range(2, total + 1) if total % n == 0), key=lambda n: abs(n - wanted))
+            fits = (n for n in range(2, layout.replicas + 1) if layout.replicas % n == 0)
+            near = min(fits, key=lambda n: abs(n - parts))
+            there = f"does not divide the {layout.replicas} ranks of dp×cp"
+            yield f"{word}{parts} {there}; use {word}{near}"
 
 
 def resolve(layout: Layout, world: int | None) -> Layout:
@@ -394,7 +396,5 @@ def _world_problem(layout: Layout, world: int) -> str:
     per_replica = layout.pp * layout.cp * layout.tp
     copies, rest = divmod(world, per_replica)
     use = f"use dp{copies} or dp*, or " if copies and not rest else ""
-    return (
-        f"layout '{layout}' needs {layout.world} processes but there are {world}; {use}start "
-        f"{layout.world} processes"
-    )
+    there = f"needs {layout.world} processes but there are {world}"
+    return f"layout '{layout}' {there}; {use}start {layout.world} processes"

@@ -68,6 +68,36 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How a mixture of experts keeps its experts evenly busy; all of it concerns training alone.
+
+    Both losses are means over the tokens of a *sequence*, so that they do not depend on which
+    sequences share a micro-batch; a sequence counts as often as it has labelled tokens. With s
+    tokens, E experts and k of them chosen, f_e the share of choices that fell on expert e times
+    E, and p_e the mean of its score (of sigmoids: divided by their sum):
+
+    balance_loss  adds this times Σ_e f_e·p_e, which is 1 where all are equally busy
+                  (https://arxiv.org/abs/2101.03961, eq. 4)
+    z_loss        adds this times the mean of the squared log-sum-exp of the router's logits
+                  (https://arxiv.org/abs/2202.08906, eq. 5)
+    bias_rate     after each step, what is added to the bias of experts that were less busy than
+                  the mean, and subtracted from that of the others (https://arxiv.org/abs/2408.15664)
+    capacity      each expert takes at most capacity·s·k/E tokens of a sequence, the first ones; a
+                  token that is dropped passes by the residual. 0: experts take all tokens
+    """
+
+    balance_loss: NotNegative = 0.0
+    z_loss: NotNegative = 0.0
+    bias_rate: NotNegative = 0.0
+    capacity: NotNegative = 0.0
+
+    @property
+    def adds_loss(self) -> bool:
+        """Whether the routers add to the loss."""
+        return self.balance_loss > 0 or self.z_loss > 0
+
+
+@dataclass(frozen=True)
 class Method:
     """Precision, optimizer, learning rate, dropout, and the terms added to plain cross-entropy.
 
@@ -81,6 +111,7 @@ class Method:
                       the V entries of the vocabulary. The loss of a token with logits x and their
                       log-sum-exp L is L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ
     z_loss            z: adds z·L² to a token's loss, which keeps L near zero
+    routing           of a mixture of experts
     gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
                       rank's term and the sum; full: as they are kept
 
@@ -94,6 +125,7 @@ class Method:
     dropout: Share = 0.0
     label_smoothing: Share = 0.0
     z_loss: NotNegative = 0.0
+    routing: Routing = field(default_factory=Routing)
     gradient_dtype: Literal["full", "bf16"] = "full"
 
     @property

@@ -5,13 +5,14 @@ simulator, the drawings and the checks read it; none of them adds to it. `make_p
 that do not fit together, and reports all their problems at once.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.chosen_blocks import is_chosen
+from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import SHARE_ALIGN
 from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
@@ -35,6 +36,7 @@ class Plan:
     sequence  tokens per sample
     stages    the parts of the model on each stage, and the pipeline rank of each stage
     schedule  the user's own schedule, in place of the layout's (`plan/program.py`)
+    comm      how messages travel
     share_align  shares of flat buffers have one length, a multiple of so many elements; 1: they
               are cut at any element, and their lengths may differ by one
     """
@@ -47,6 +49,7 @@ class Plan:
     stages: Stages
     schedule: Schedule | None = None
     share_align: int = 1
+    comm: Comm = field(default_factory=Comm)
 
     @property
     def micro_batch(self) -> int:

@@ -97,11 +97,13 @@ class RankTrace(NamedTuple):
 
     layout   the spelling of the run's layout
     machine  the name of a machine; ranks with equal names share a clock
+    algorithms  those that were chosen for collectives, or empty
     """
 
     layout: str
     machine: str
     steps: list[StepTrace]
+    algorithms: str = ""
 
 
 def common(traces: Sequence[RankTrace], number: int) -> list[StepTrace]:

@@ -37,14 +37,13 @@ from itertools import product
 
 from howdah.plan.boxes import Box
 from howdah.plan.flat_buffers import Buffer, buffers, share
+from howdah.plan.heads import Range, cut_heads, heads, held_heads, kv_heads
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
-from howdah.shapes.dims import CHUNK, Per, RankSizes
+from howdah.shapes.dims import CHUNK, Per, RankSizes, expert_rows
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight
-
-Range = tuple[int, int]  # [start, stop)
 
 CUT_BY_TP = {"vocab", "query", "key", "ffn", "expert_ffn"}  # dims; see the table above
 # Dims of weights that tp ranks hold whole, and use for different heads or columns of experts.
@@ -162,39 +161,27 @@ def _first(name: str, plan: Plan, rank: int) -> bool:
 # -- cuts ------------------------------------------------------------------------
 
 
-def heads(shape: ModelShape, ways: int, index: int) -> Range:
-    """The query heads of tp rank `index` of `ways`: those of whole key-value heads, or, where there
-    are more tp ranks than key-value heads, a range of the query heads of one of them.
+def traded_heads(plan: Plan, rank: int, index: int) -> tuple[Range, Range]:
+    """The query and key-value heads that cp rank `index` of the group of `rank` computes under
+    context=all-to-all, among those that the group's tp rank has, counted from its first.
     """
-    if shape.latent:
-        return share(shape.heads, ways, index)
-    group = shape.heads // shape.k
-    if ways <= shape.k:
-        first, last = share(shape.k, ways, index)
-        return first * group, last * group
-    sharers = ways // shape.k
-    first, last = share(group, sharers, index % sharers)
-    base = index // sharers * group
-    return base + first, base + last
+    queries, keys = held_heads(plan.shape, plan.layout.tp, _tp(plan.layout, rank))
+    return cut_heads(queries, keys, plan.layout.cp, index)
 
 
-def kv_heads(shape: ModelShape, ways: int, index: int) -> Range:
-    """The key-value heads of tp rank `index` of `ways`; one head if there are fewer than ranks."""
-    if ways <= shape.k:
-        return share(shape.k, ways, index)
-    head = index // (ways // shape.k)
-    return head, head + 1
+def chunks(layout: Layout, sequence: int, rank: int) -> tuple[Range, ...]:
+    """The positions of a sample of `sequence` that `rank` works on. Each cp rank takes an early and
+    a late chunk, so that all attend to equally many keys; with cp2, chunks 0 and 3 | 1 and 2.
+    """
+    ways, index = layout.cp, axis(layout, "cp").index_of(rank)
+    if ways == 1:
+        return ((0, sequence),)
+    return tuple(share(sequence, 2 * ways, i) for i in (index, 2 * ways - 1 - index))
 
 
 def tokens(plan: Plan, rank: int) -> int:
-    """Number of positions of one sample that `rank` works on. Each cp rank takes an early and a
-    late chunk, so that all attend to equally many keys; with cp2, chunks 0 and 3 | 1 and 2.
-    """
-    ways, index = plan.layout.cp, axis(plan.layout, "cp").index_of(rank)
-    if ways == 1:
-        return plan.sequence
-    chunks = (share(plan.sequence, 2 * ways, i) for i in (index, 2 * ways - 1 - index))
-    return sum(stop - start for start, stop in chunks)
+    """Number of positions of one sample that `rank` works on."""
+    return sum(stop - start for start, stop in chunks(plan.layout, plan.sequence, rank))
 
 
 def local_of(plan: Plan, rank: int) -> RankSizes:
@@ -205,6 +192,8 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
     positions = -(-tokens(plan, rank) // layout.slices)
     first, last = share(positions, layout.tp, _tp(layout, rank)) if layout.sp else (0, positions)
     own, cut, pairs = (samples * n for n in (positions, last - first, positions * plan.sequence))
+    rows = expert_rows(shape, positions, plan.method.routing.capacity)
+    most = shape.experts.count if shape.experts else 1
     source = 1 if shape.family == "encoder-decoder" else 0  # as long as the target, and cut like it
     counts: dict[Per, int] = {
         "token": own,
@@ -214,10 +203,33 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
         "sp_source": source * cut,
         "source_pair": source * pairs,
         "cross_pair": source * pairs,
+        "expert_row": samples * rows,
+        "taken_row": samples * rows * _held_experts(plan, rank) // most if shape.experts else 0,
+        "traded": samples * plan.sequence,
         "chunk": (own - 1) % CHUNK + 1,
         "once": 1,
     }
-    return RankSizes(counts, dict(_shares(shape, layout.tp, _tp(layout, rank))))
+    return RankSizes(
+        counts, {**dict(_shares(shape, layout.tp, _tp(layout, rank))), **_traded(plan, rank)}
+    )
+
+
+def _traded(plan: Plan, rank: int) -> dict[str, Fraction]:
+    """The fractions of heads for which `rank` computes attention under context=all-to-all."""
+    if plan.layout.context != "all-to-all":
+        return {}
+    pairs = traded_heads(plan, rank, axis(plan.layout, "cp").index_of(rank))
+    queries, keys = (stop - start for start, stop in pairs)
+    query = Fraction(queries, plan.shape.heads)
+    key = query if plan.shape.latent else Fraction(keys, plan.shape.k)
+    return {"traded heads": query, "traded query": query, "traded key": key}
+
+
+def _held_experts(plan: Plan, rank: int) -> int:
+    """Experts of which `rank` computes rows of all ep ranks, times these ranks."""
+    along, experts = axis(plan.layout, "ep"), plan.shape.experts
+    start, stop = share(experts.count if experts else 0, along.size, along.index_of(rank))
+    return (stop - start) * along.size
 
 
 def _shares(shape: ModelShape, ways: int, index: int) -> Iterator[tuple[str, Fraction]]:
@@ -231,8 +243,10 @@ def _shares(shape: ModelShape, ways: int, index: int) -> Iterator[tuple[str, Fra
         for name in names:
             yield name, Fraction(stop - start, whole)
     if shape.experts:
-        start, stop = share(shape.experts.ffn_size, ways, index)
-        yield "expert_ffn", Fraction(stop - start, shape.experts.ffn_size)
+        inner = {"expert_ffn": shape.experts.ffn_size, "shared_ffn": shape.experts.shared}
+        for name, whole in inner.items():
+            start, stop = share(whole, ways, index)
+            yield name, Fraction(stop - start, max(whole, 1))
 
 
 def _cut(dim: str, size: int, shape: ModelShape, layout: Layout, rank: int) -> Range:

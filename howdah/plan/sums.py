@@ -37,6 +37,8 @@ from howdah.plan.sharding import local_buffers, shard_axes, summed_over_tp
 from howdah.shapes.weights import parts_of
 
 BUCKET_BYTES = 4 << 20
+TABLE = "embedding.weight"  # whose gradient has few rows, where no head uses it
+ROW_NUMBER_BYTES = 4  # of the number of a row
 
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather"]
 
@@ -61,6 +63,7 @@ class Sum:
     packed  whether the spans are copied into one message; otherwise each is a message
     every_micro  whether it runs after every micro-batch, not only after the last of a step
     names   the weights whose gradients it awaits
+    row     elements of a row, of a gradient that travels by its rows that are not zero; else 0
     after   numbers of the sums whose results it awaits
     """
 
@@ -73,6 +76,7 @@ class Sum:
     every_micro: bool = False
     names: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
+    row: int = 0
 
     @property
     def in_window(self) -> bool:
@@ -225,17 +229,33 @@ class _SumList:
         inside, _ = shard_axes(layout, first)
         if inside.size > 1:
             whole = layout.zero == 0 and not _on_several(self.plan, first)
-            self._append(
-                Sum(
-                    stage,
-                    axis="dp",
-                    ranks=inside.group(self.rank),
-                    op="all_reduce" if whole else "reduce_scatter",
-                    spans=tuple(Span(buffer.unit, 0, buffer.length) for buffer in bucket),
-                    every_micro=keeps_shares(self.plan, first),
-                    names=self._names(bucket),
-                )
+            tables = [(b.unit, s) for b in bucket for s in b.segments if self._by_rows(s)]
+            apart, ranks = {segment.name for _, segment in tables}, inside.group(self.rank)
+            row = Sum(
+                stage,
+                axis="dp",
+                ranks=ranks,
+                op="all_reduce" if whole else "reduce_scatter",
+                spans=tuple(span for buffer in bucket for span in self._spans(buffer)),
+                every_micro=keeps_shares(self.plan, first),
+                names=tuple(name for name in self._names(bucket) if name not in apart),
             )
+            if row.spans:
+                self._append(row)
+            for unit, segment in tables:
+                name, span = (segment.name,), (Span(unit, segment.start, segment.stop),)
+                width = segment.box.size[1]
+                self.sums.append(Sum(stage, "dp", ranks, "all_reduce", span, names=name, row=width))
+
+    def _by_rows(self, segment: Segment) -> bool:
+        """Whether the gradient of a weight is summed by its rows that are not zero."""
+        return self.plan.comm.sparse and segment.name == TABLE
+
+    def _spans(self, buffer: Buffer) -> list[Span]:
+        """The elements of a buffer that are summed whole."""
+        cuts = [0, *(n for s in buffer.segments if self._by_rows(s) for n in (s.start, s.stop))]
+        pairs = zip(cuts[::2], [*cuts[1::2], buffer.length], strict=True)
+        return [Span(buffer.unit, start, stop) for start, stop in pairs if start < stop]
 
     def across_copies(self, stage: int, bucket: list[Buffer]) -> None:
         """Sums a bucket's shares over the ranks that have the same share in other copies."""

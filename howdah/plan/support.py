@@ -24,6 +24,7 @@ def unsupported(
         problems.append(f"method.precision {precision} can be planned, but not run yet")
     if precision == "fp8":
         problems += _fp8_words(shape, layout)
+    problems += _expert_words(shape, layout, precision)
     return problems + [
         f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
     ]
@@ -45,9 +46,25 @@ def _fp8_words(shape: ModelShape, layout: Layout) -> Iterator[str]:
             )
 
 
+def _expert_words(shape: ModelShape, layout: Layout, precision: Precision) -> Iterator[str]:
+    experts, later = shape.experts, "can be planned, but not run yet"
+    if layout.cp > 1 and (experts or shape.latent):
+        what = "experts" if experts else "latent attention"
+        yield f"cp{layout.cp} with {what} {later}; use dp{layout.cp} in the place of cp{layout.cp}"
+    if precision == "fp8" and (experts or shape.latent):
+        what = "experts" if experts else "latent attention"
+        yield f"method.precision=fp8 with {what} {later}; use method.precision=bf16"
+    if experts and experts.scores == "input-sigmoid":
+        yield f"model.experts.scores=input-sigmoid (Llama 4) {later}: use softmax or sigmoid"
+    if experts and experts.top_k == 1 and experts.normalise:
+        yield (
+            "model.experts.top_k=1 with normalise gives every chosen expert the weight 1, from "
+            "which no router can learn; use model.experts.normalise=false"
+        )
+
+
 def _layout_words(layout: Layout) -> list[str]:
-    words = [f"cp{layout.cp}"] if layout.cp > 1 else []
-    words += [f"terapipe slices{layout.slices}"] if layout.slices > 1 else []
+    words = [f"terapipe slices{layout.slices}"] if layout.slices > 1 else []
     homes = ("weights", "gradients", "optimizer", "activations")
     return words + [f"{n}={home}" for n in homes if (home := getattr(layout, n)) != "device"]
 
@@ -57,11 +74,8 @@ def _shape_words(shape: ModelShape) -> list[str]:
         f"family {shape.family}": shape.family != "decoder",
         f"{shape.positions} positions": shape.positions not in ("rotary", "learned"),
         f"feedforward {shape.feedforward}": shape.feedforward == "geglu",
-        "biases of query, key and value alone": shape.qkv_bias,
         "a norm behind the embedding": shape.embedding_norm,
         "token types": shape.token_types > 0,
         "a transform in front of the head": shape.transform,
-        "latent attention": shape.latent is not None,
-        "experts": shape.experts is not None,
     }
     return [what for what, wanted in said.items() if wanted]

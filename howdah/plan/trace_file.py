@@ -32,6 +32,7 @@ def write_trace(folder: Path, rank: int, traces: RankTrace) -> None:
     content = {
         "layout": traces.layout,
         "machine": traces.machine,
+        "algorithms": traces.algorithms,
         "steps": [*map(_plain, traces.steps)],
     }
     fresh = _path(folder, rank).with_suffix(".new")
@@ -78,7 +79,8 @@ def _read(path: Path) -> RankTrace:
     try:
         content = parse_json(read_file(path, LARGEST))
         traces = [*map(_step, _list(content["steps"]))]
-        return RankTrace(_text(content["layout"]), _text(content["machine"]), traces)
+        chosen = _text(content.get("algorithms", ""))
+        return RankTrace(_text(content["layout"]), _text(content["machine"]), traces, chosen)
     except OSError as error:
         raise UserError(
             f"cannot read {path}: {error.strerror}; a run writes it when it saves, "

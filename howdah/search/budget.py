@@ -35,7 +35,7 @@ def parse_budget(text: str) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for word in text.split():
-        match = re.fullmatch(r"([a-z]+)<(\d{1,12}(?:\.\d{1,6})?)([KMB]?)", word)
+        match = re.fullmatch(r"([a-z]+)<(\d{1,15}(?:\.\d{1,12})?)([KMB]?)", word)
         if match is None or match[1] not in UNITS:
             name = re.split(r"[^a-z]", word)[0]
             near = "" if match is None and name in UNITS else nearest(name, UNITS)
@@ -60,6 +60,12 @@ def priced(choices: Iterable[Choice], tokens: int, rates: Rates) -> Iterator[Pri
         yield Priced(one, cost)
 
 
+def affordable(budget: dict[str, float], rows: list[Priced]) -> bool:
+    """Whether a budget allows any of the rows. What no price is known of is not counted here."""
+    known = [row for row in rows if budget.keys() <= row.takes().keys()]
+    return any(_over(budget, row) < 1 for row in known) or len(known) < len(rows)
+
+
 def within(budget: dict[str, float], rows: list[Priced]) -> list[Priced]:
     """The rows that a budget allows. Raises UserError if it allows none, with the nearest that
     would be met; or if it asks for money, and no price is known.
@@ -72,7 +78,7 @@ def within(budget: dict[str, float], rows: list[Priced]) -> list[Priced]:
         near = min(rows, key=lambda row: _over(budget, row))
         takes = near.takes()
         said = ", ".join(f"{_figure(takes[name])} {UNITS[name]}" for name in budget)
-        could = " ".join(f"{n}<{max(budget[n], _above(takes[n])):.12g}" for n in budget)
+        could = " ".join(f"{n}<{_written(max(budget[n], _above(takes[n])))}" for n in budget)
         choice = near.choice
         raise UserError(
             f"no layout meets the budget; the nearest is '{choice.plan.layout}' on "
@@ -85,6 +91,11 @@ def _over(budget: dict[str, float], row: Priced) -> float:
     """What a run takes as a multiple of its budget: of the bound that it exceeds most."""
     takes = row.takes()
     return max(takes[name] / most for name, most in budget.items())
+
+
+def _written(number: float) -> str:
+    """A number as a budget spells it, without an exponent."""
+    return f"{number:.12f}".rstrip("0").rstrip(".")
 
 
 def _figure(number: float) -> str:

@@ -46,6 +46,13 @@ def refuse_too_large(plan: Plan, room: Room) -> None:
         raise UserError(f"{several(problems)}; or try all the same with --force")
 
 
+def holds(plan: Plan, room: Room) -> bool:
+    """Whether a machine can hold its ranks of `plan`: `lacks`, without a word."""
+    each = _takes(plan, on_host=not room.device)
+    there = room.device or (each if room.memory is None else room.memory // room.ranks)
+    return each <= there and room.ranks <= RANKS_PER_CORE * room.cores
+
+
 def lacks(plan: Plan, room: Room) -> list[str]:
     """Why a machine cannot hold its ranks of `plan`, and what would fit; empty if it can."""
     problems = []

@@ -15,18 +15,20 @@ The event simulation (`sim/step_time.py`) is the measure; tests hold the two tog
 taken together that have the same pipeline; arrays are [rank or stage, layout].
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.search.part_tables import Numbers, PartTables, Shape
-from howdah.search.space import NAMES, Question, Rows
+from howdah.search.space import HOMES, NAMES, Question, Rows
 from howdah.sim.memory import WINDOW, width_of
 from howdah.sim.profile import Profile
 
-SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute")
+SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute", "context")
 GROUPS = ("tp", "cp", "ep", "dp", "pp", "shard", "zero")
 
 
@@ -56,14 +58,25 @@ class ClosedForm:
     def price(self, rows: Rows) -> Closed:
         """Seconds and bytes of layouts."""
         seconds, memory = np.zeros(len(rows)), np.zeros(len(rows))
-        pipelines, number = np.unique(rows[["pp", "schedule", "virtual"]], return_inverse=True)
-        for index, (pp, schedule, virtual) in enumerate(pipelines.tolist()):
-            chosen = np.flatnonzero(number == index)
-            one = _Pipeline(self, pp, NAMES[schedule], virtual, rows[chosen])
+        for chosen, one in self._pipelines(rows):
             seconds[chosen], memory[chosen] = one.seconds(), one.memory()
         nodes = -(-self.question.devices // self.question.cluster.devices_per_node)
         seconds *= 1 + self.profile.straggling * np.log2(nodes)
         return Closed(seconds + self.profile.step, memory)
+
+    def memory(self, rows: Rows) -> Numbers:
+        """Bytes of layouts on the fullest device."""
+        memory = np.zeros(len(rows))
+        for chosen, one in self._pipelines(rows):
+            memory[chosen] = one.memory()
+        return memory
+
+    def _pipelines(self, rows: Rows) -> Iterator[tuple[NDArray[np.intp], "_Pipeline"]]:
+        """The pipelines of layouts, and the numbers of the layouts that have each."""
+        pipelines, number = np.unique(rows[["pp", "schedule", "virtual"]], return_inverse=True)
+        for index, (pp, schedule, virtual) in enumerate(pipelines.tolist()):
+            chosen = np.flatnonzero(number == index)
+            yield chosen, _Pipeline(self, pp, NAMES[schedule], virtual, rows[chosen])
 
 
 class _Pipeline:
@@ -131,51 +144,67 @@ class _Pipeline:
         forward, backward, inner, weight = np.tensordot(
             self.of_rank, np.moveaxis(self.part_seconds, 1, 0), axes=1
         ).swapaxes(0, 1)
-        gather, reduce = self._messages()
+        (gather, expert_gather), reduce = self._messages()
         each = np.where(self.zero >= 3, gather, 0)
+        expert = np.where(self.zero >= 3, expert_gather, 0)
         sums = np.where(self.zero >= 2, reduce[0], 0)
         first = np.where((self.zero == 1) | (self.zero == 2), gather, 0)
-        ahead = self._beside(forward, each)
+        ahead = self._beside(forward, each, 0.0, expert)
         tail = np.minimum(sums * self.virtual / self.units, ahead)  # of each stage's last sum
-        last = self._beside(backward, each)
+        if self.virtual > 1 and self.expert_unit.any():
+            tail = 0 * tail  # the last block's sums are several, of which one is most of them
+        last = self._beside(backward, each, 0.0, expert)
         if self.schedule in ("zb-h1", "zb-h2", "zb-v"):
-            split = self._beside(inner, each), self._beside(weight, sums, tail)
+            split = self._beside(inner, each, 0.0, expert), self._beside(weight, sums, tail)
             time = self._split(ahead, *split)
             back = sum(split)
+            last = split[1]  # its weight gradients come last, those of all stages together
         else:
-            back = self._beside(backward, each + sums, tail)
+            back = self._beside(backward, each + sums, tail, expert)
             time = self._whole(ahead, back)
         late = self._beside(forward, first) - forward
         late = np.where(first > 0, np.maximum(late, first + forward / self.units - forward), 0)
-        ended = time + late.sum(0) - self._drain(last)
+        longest = late.max(0)  # several stages of a rank: ranks gather at once
+        ended = time + longest + (late.sum(0) - longest) / self.virtual - self._drain(last)
         left = self._left(last, reduce)
         return (ended + left + self._update()).max(0) + self._tie()
 
-    def _messages(self) -> tuple[Numbers, tuple[Numbers, Numbers]]:
-        """Seconds of a rank's gathers of all its weights; of its sums within and across copies."""
+    def _messages(self) -> tuple[tuple[Numbers, Numbers], tuple[Numbers, Numbers]]:
+        """Seconds of a rank's gathers of all its weights, and of its experts' alone; of its sums
+        within and across copies.
+        """
         bytes_of = {"gather": self.width.gathered, "sum": self.tables.formats.sent_gradient_bytes}
 
         def once(
             wires: tuple[_Wire, _Wire], width: float, parts: tuple[Numbers, Numbers]
-        ) -> Numbers:
-            found: Numbers = 0.0
+        ) -> tuple[Numbers, Numbers]:
+            each = []
             for wire, elements, part in zip(wires, (self.dense, self.experts), parts, strict=True):
                 units = self.units * (elements > 0) * (wire.size > 1)
-                found = found + elements * width / part * wire.byte + units * wire.message
-            return found
+                each.append(elements * width / part * wire.byte + units * wire.message)
+            return sum(each), each[1]
 
         inside, outside = (self.shard, self.expert_shard), (self.across, self.expert_across)
         gather = once(inside, bytes_of["gather"], (1.0, 1.0))
-        within = once(inside, bytes_of["sum"], (1.0, 1.0)) * np.where(self.zero == 0, 2, 1)
+        within = once(inside, bytes_of["sum"], (1.0, 1.0))[0] * np.where(self.zero == 0, 2, 1)
         shared = (self.shard.size, self.expert_shard.size)
-        return gather, (within, 2 * once(outside, bytes_of["sum"], shared))
+        return gather, (within, 2 * once(outside, bytes_of["sum"], shared)[0])
 
-    def _beside(self, seconds: Numbers, messages: Numbers, tail: Numbers | float = 0.0) -> Numbers:
+    def _beside(
+        self,
+        seconds: Numbers,
+        messages: Numbers,
+        tail: Numbers | float = 0.0,
+        experts: Numbers | float = 0.0,
+    ) -> Numbers:
         """Seconds of computation with messages beside it, which slow it down; the last of them may
-        outlast it by `tail`.
+        outlast it by `tail`. Those that gather `experts` run beside one half of a block, the others
+        beside the other half.
         """
         if not self.profile.overlap:
             return seconds + messages
+        half = (seconds / 2).clip(experts) + seconds / 2
+        seconds = np.where(np.asarray(experts) > 0, half, seconds)
         slowed = seconds + messages * (1 - 1 / self.profile.slowdown)
         return np.maximum(messages - tail, slowed)
 
@@ -216,18 +245,39 @@ class _Pipeline:
         """
         within, across = np.where(self.zero >= 2, reduce[0] / self.units, reduce[0]), reduce[1]
         total = np.maximum(within, across) + np.minimum(within, across) / self.units
-        total, last = total / self.virtual, last / self.virtual
         if not self.profile.overlap:
             return total
-        slowed = np.minimum(total, last) * (1 - 1 / self.profile.slowdown)
-        return np.maximum(total - last * (1 - 1 / self.units), 0) + slowed
+        v = self.virtual
+        behind = last / v * (1 - 1 / self.units)  # of the stage that is last
+        earlier = (v - 1) / v * last * np.minimum(self.pp, self.micros)  # behind other stages
+        slowed = np.minimum(total / v, last / v) * (1 - 1 / self.profile.slowdown)
+        return np.maximum(total - behind - earlier, total / v - behind).clip(0) + slowed
 
     def _update(self) -> Numbers:
         plan = self.tables.formats
         states = len(plan.method.optimizer.states)
         touched = (3 + 2 * states) * plan.master_bytes + plan.compute_bytes
         own = self._own(self.zero > 0)
-        return self.profile.update * own * touched / self.tables.speeds.bandwidth
+        moved = own * self._moved()
+        return self.profile.update * own * touched / self.tables.speeds.bandwidth + moved
+
+    def _moved(self) -> Numbers:
+        """Seconds in which an element's states travel from their homes and back, by layout."""
+        cluster, width = self.tables.question.cluster, self.width
+        host, masters = self.tables.counted.host, width.gradients  # as wide, also in float32
+        disk = host.disk_bandwidth / cluster.devices_per_node or host.link.bandwidth
+        speed = {"host": host.link.bandwidth, "disk": min(disk, host.link.bandwidth)}
+        held = {
+            "optimizer": masters + width.moments,
+            "gradients": width.gradients,
+            "weights": width.weights,
+        }
+        seconds = [sum(2 * held[what] / speed[home] for what, home in one.items()) for one in HOMES]
+        return np.array(seconds)[self.rows["home"]]
+
+    def _elsewhere(self, what: str) -> Numbers:
+        """Whether the home of optimizer, gradients or weights is not the device, by layout."""
+        return np.array([what in one for one in HOMES])[self.rows["home"]]
 
     def _own(self, shared: Numbers) -> Numbers:
         """Elements of a rank's share, where it is `shared`; else all."""
@@ -250,18 +300,23 @@ class _Pipeline:
         """Bytes on the fullest device."""
         width, zero = self.width, self.zero
         own, whole = self._own(zero > 0), self.dense + self.experts
-        held = (width.masters + width.moments) * own
-        held += width.weights * np.where(zero == 3, own, whole)
-        held += width.gradients * np.where(zero >= 2, own, whole)
-        units = np.concatenate([self.unit, self.expert_unit])
-        several = np.sort(units, 0)[::-1]
+        weights, gradients = self._elsewhere("weights"), self._elsewhere("gradients")
+        held = (width.masters + width.moments) * own * ~self._elsewhere("optimizer")
+        held += width.weights * np.where(zero == 3, own, whole) * ~weights
+        held += width.gradients * np.where(zero >= 2, own, whole) * ~gradients
+        units = np.concatenate([self.unit, self.expert_unit])[None]
+        count = np.concatenate([self.of_rank, self.of_rank], 1)[:, :, None]
+        once, again = (np.where(count >= often, units, 0) for often in (1, 2))
+        several = np.sort(np.concatenate([once, again], 1), 1)[:, ::-1]
         cut = self.shard.size > 1
-        gathered = several[:1] + np.where(self.units > 1, several[1:2], 0) * (WINDOW - 1)
-        passes = np.where((zero == 3) & cut, gathered * width.gathered, 0)
+        gathered = several[:, :WINDOW].sum(1)
+        passes = np.where(((zero == 3) & cut) | weights, gathered * width.gathered, 0)
         sparse = self.expert_unit.any()
         slots = np.minimum(2 + (self.rows["tp"] > 1) + sparse, self.units * (1 + sparse))
-        largest = np.where(self.of_rank[:, :, None] > 0, self.unit[None], 0).max(1)
-        passes = passes + np.where((zero >= 2) & cut, slots * largest * width.reduced, 0)
+        whole = several[:, 0]
+        largest = np.where(self.expert_shard.size > 1, whole, once[:, : len(self.unit)].max(1))
+        window = np.where((zero >= 2) & cut, slots * largest, np.where(gradients, whole, 0))
+        passes = passes + window * width.reduced
         again = np.where(self.of_rank[:, :, None] > 0, self.again[None], 0).max(1)
         return (held + passes + again + self._activations()).max(0)
 

@@ -18,13 +18,14 @@ from howdah.machines.network import axis_groups, path
 from howdah.plan.batch import Batch
 from howdah.plan.exchanges import exchanges
 from howdah.plan.layout import Layout, family_of
-from howdah.plan.plan import Plan, for_gpus, make_stages
+from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_buffers, local_of
-from howdah.plan.stages import Stages
-from howdah.search.space import RECOMPUTE, Question
+from howdah.plan.stages import Stages, by_cost, looped, v_shaped
+from howdah.search.space import CONTEXTS, RECOMPUTE, Question
 from howdah.shapes.activations import bytes_of, made_again, saved, shared
 from howdah.shapes.part import Part
+from howdah.shapes.products import part_flops
 from howdah.shapes.weights import parts
 from howdah.sim.message_times import MessageTimes
 from howdah.sim.operator_times import Speeds
@@ -39,7 +40,7 @@ KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
 
 class Shape(NamedTuple):
-    """What the seconds and activations of a part depend on; recompute by number."""
+    """What the seconds and activations of a part depend on; recompute and context by number."""
 
     tp: int
     cp: int
@@ -47,6 +48,7 @@ class Shape(NamedTuple):
     sp: int
     micro_batch: int
     recompute: int
+    context: int = 0
 
 
 class PartTable(NamedTuple):
@@ -103,7 +105,8 @@ class PartTables:
         layout = Layout(pp=pp, schedule=schedule, virtual=virtual)
         key = pp, virtual, family_of(layout).folded
         if key not in self._stages:
-            found = make_stages(self.question.shape, layout, self.question.sequence)
+            where = v_shaped(pp) if key[-1] else looped(pp, virtual)
+            found = by_cost(self._costs, where)  # as `make_stages` does
             counts = np.zeros((len(found.parts), len(self.kinds)))
             for stage, some in enumerate(found.parts):
                 for part in some:
@@ -118,6 +121,11 @@ class PartTables:
         if shape not in self._parts:
             self._parts[shape] = self._table(self._plan(shape, alone=True))
         return self._parts[shape]
+
+    def seconds_of(self, shape: Shape) -> dict[Part, float]:
+        """Seconds of every part of the model, forward and backward, in forward order."""
+        forward, backward = self.parts(shape).seconds[:2]
+        return {part: float(forward[n] + backward[n]) for part, n in self._kind.items()}
 
     def weights(self, tp: int, ep: int) -> WeightTable:
         """What a rank holds of the weights of each kind of part."""
@@ -165,7 +173,8 @@ class PartTables:
         """
         q, tp, cp = self.question, shape.tp, shape.cp
         layout = Layout(tp=tp, cp=cp, ep=shape.ep, dp=q.devices // tp // cp, sp=bool(shape.sp))
-        layout = replace(layout, recompute=RECOMPUTE[shape.recompute], micros=1)
+        again, context = RECOMPUTE[shape.recompute], CONTEXTS[shape.context]
+        layout = replace(layout, recompute=again, context=context, micros=1)
         batch = Batch(shape.micro_batch * q.devices // tp // cp, shape.micro_batch)
         stages = Stages((parts(q.shape),), (0,))
         if alone:
@@ -201,6 +210,15 @@ class PartTables:
                 once = times.of_exchange(row, 0) * (1 - hidden[row.axis])
                 found[row.stage, row.back] = found.get((row.stage, row.back), 0.0) + once
         return found
+
+    @cached_property
+    def _costs(self) -> dict[Part, float]:
+        """The FLOPs of every part, by which a model is divided into stages; blocks of a kind have
+        the same.
+        """
+        shape, sequence = self.question.shape, self.question.sequence
+        kinds = [float(part_flops(shape, kind, sequence)) for kind in self.kinds]
+        return {part: kinds[kind] for part, kind in self._kind.items()}
 
     @cached_property
     def formats(self) -> Plan:

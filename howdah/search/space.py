@@ -1,20 +1,24 @@
 """The layouts of a search: all that a model, a batch and a number of devices allow.
 
-    axes          tp, pp, cp, ep: divisors of the number of devices; dp is what is left
+    axes          tp, pp, cp, ep: divisors of the number of devices; dp is what is left. cp leaves a
+                  rank 512 tokens at least, in a ring or from all to all
     schedule      1f1b, interleaved with v stages a rank, zb-h1, zb-h2, zb-v
     states        zero0 to zero3, over all replicas or over groups that fill one, two, four … nodes
     micro-batch   powers of two up to a replica's part of the batch
     recompute     none, selective, full;  sp with and without, where there is tp
+    homes         of optimizer, gradients and weights: the device, the host, the disk; with zero
+                  over all replicas, where they can be run or --all asks for them
 
 Bounds cut a choice before its combinations with others are listed: a tp that does not divide the
 heads rules out all of its layouts at once. Every layout that is ruled out is counted by the reason.
-Left out of a search: gpipe and naive (as fast as 1f1b at best, and more memory), token slices,
-homes, recompute of some blocks, cuts of gradients other than the default of zero.
+Recompute of the first blocks of each stage is listed later, where memory asks for it (`blocks`).
+Left out of a search: gpipe and naive (as fast as 1f1b at best, and more memory), activations on the
+host (whose transfers have no time yet), cuts of gradients other than the default of zero.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -25,7 +29,7 @@ from howdah.base.errors import UserError
 from howdah.machines.cluster import Cluster
 from howdah.plan.batch import Batch, micro_steps
 from howdah.plan.check import check_plan
-from howdah.plan.layout import MOST, Layout
+from howdah.plan.layout import MOST, Context, Home, Layout
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.schedule.registry import MOST as FORWARDS
@@ -37,11 +41,22 @@ from howdah.shapes.weights import parts
 
 VIRTUAL = 8  # most stages on a rank
 MICRO_BATCH = 64  # largest micro-batch, in samples
+PLANNED = "can be planned, but not run yet (--all has them)"
 NODES = (1, 2, 4, 8)  # nodes that a group of shard fills
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 NAMES = (None, "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")  # schedules, by number
-FIELDS = ("tp", "pp", "dp", "cp", "ep", "zero", "shard", "sp", "schedule", "virtual")
-COLUMNS = (*FIELDS, "micro_batch", "recompute", "micros")
+CONTEXTS: tuple[Context, ...] = ("ring", "all-to-all")  # by number
+TOKENS = 512  # of a sequence that a rank has at least, where cp cuts it
+FIELDS = ("tp", "pp", "dp", "cp", "context", "ep", "zero", "shard", "sp", "schedule", "virtual")
+COLUMNS = (*FIELDS, "home", "micro_batch", "recompute", "blocks", "micros")
+HOMES: tuple[dict[str, Home], ...] = (  # of what is not on the device between uses, by number
+    {},
+    {"optimizer": "host"},
+    {"optimizer": "host", "gradients": "host"},
+    {"optimizer": "host", "gradients": "host", "weights": "host"},
+    {"optimizer": "disk"},
+    {"optimizer": "disk", "gradients": "disk", "weights": "disk"},
+)
 Rows = NDArray[np.void]  # layouts: a record of COLUMNS each
 
 
@@ -66,6 +81,21 @@ class Question:
     def devices(self) -> int:
         return self.cluster.devices
 
+    @property
+    def homes(self) -> list[int]:
+        """The numbers of the homes to search, besides the device."""
+        if not self.planned and self.only_planned(Layout(optimizer="host")):
+            return []
+        host = self.cluster.host
+        there = {"host": host.memory, "disk": min(host.disk, host.disk_bandwidth)}
+        return [n for n, one in enumerate(HOMES) if one and all(there[h] for h in one.values())]
+
+    def only_planned(self, layout: Layout) -> bool:
+        """Whether a layout can only be planned, where the model's other layouts can be run."""
+        precision = self.method.precision
+        alone = unsupported(self.shape, Layout(), precision=precision)
+        return len(unsupported(self.shape, layout, precision=precision)) > len(alone)
+
     def plan(self, layout: Layout, micro_batch: int) -> Plan:
         """The plan of one layout. Raises UserError if it is not valid."""
         batch = Batch(global_batch=self.global_batch, micro_batch=micro_batch)
@@ -84,13 +114,16 @@ class _Axes(NamedTuple):
     tp: int
     pp: int
     cp: int
+    context: int
     ep: int
     dp: int
 
 
-def space(question: Question) -> Space:
-    """All layouts of a question, on all of its devices. Raises UserError if the model, the
-    sequence or the batch is wrong for every layout.
+def space(question: Question, *, least: bool = False) -> Space:
+    """All layouts of a question, on all of its devices: rows that differ in recompute alone follow
+    each other. Raises UserError if the model, the sequence or the batch is wrong for every layout.
+
+    least  only the choices that take least memory
     """
     wrong = check_plan(
         question.shape,
@@ -102,7 +135,7 @@ def space(question: Question) -> Space:
     if wrong:
         raise UserError("; ".join(wrong))
     ruled_out: Counter[str] = Counter()
-    found = [row for axes in _axes(question) for row in _rows(question, axes, ruled_out)]
+    found = [row for axes in _axes(question) for row in _rows(question, axes, ruled_out, least)]
     kinds = [(name, np.int32) for name in COLUMNS]
     return Space(np.array(found, dtype=kinds), ruled_out)
 
@@ -114,8 +147,11 @@ def layout_of(row: np.void) -> Layout:
         **sizes,  # type: ignore[arg-type]
         shard=int(row["shard"]) or None,
         sp=bool(row["sp"]),
+        context=CONTEXTS[row["context"]],
         recompute=RECOMPUTE[row["recompute"]],
+        recompute_blocks=int(row["blocks"]) or None,
         schedule=NAMES[row["schedule"]],
+        **HOMES[row["home"]],
     )
 
 
@@ -128,40 +164,49 @@ def divisors(number: int) -> list[int]:
 def _axes(question: Question) -> Iterator[_Axes]:
     """All sizes of the axes that make the number of devices."""
     every = divisors(question.devices)
-    contexts = every if question.planned else [1]
+    runs = question.planned or not question.only_planned(Layout(cp=2))
+    cuts = [cp for cp in every if cp == 1 or question.sequence // cp >= TOKENS] if runs else [1]
+    contexts = [(cp, context) for cp in cuts for context in range(1 + (cp > 1))]
     experts = question.shape.experts
-    for tp, pp, cp in product(every, every, contexts):
+    for tp, pp, (cp, context) in product(every, every, contexts):
         replicas, rest = divmod(question.devices, tp * pp)
         if not rest and replicas % cp == 0:
             for ep in divisors(replicas) if experts else [1]:
-                yield _Axes(tp, pp, cp, ep, replicas // cp)
+                yield _Axes(tp, pp, cp, context, ep, replicas // cp)
 
 
-def _rows(question: Question, axes: _Axes, ruled_out: Counter[str]) -> list[tuple[int, ...]]:
+def _rows(
+    question: Question, axes: _Axes, ruled_out: Counter[str], least: bool
+) -> list[tuple[int, ...]]:
     """The layouts of one set of axes that nothing rules out."""
     schedules, states = _schedules(axes), _states(question, axes)
     sizes = _micro_batches(question, axes)
-    slices = (0, 1) if axes.tp > 1 else (0,)
-    count = len(schedules) * len(states) * max(len(sizes), 1) * len(slices) * len(RECOMPUTE)
+    slices, again = ((0, 1) if axes.tp > 1 else (0,)), range(len(RECOMPUTE))
+    if least:
+        sizes, slices, again = sizes[:1], slices[-1:], again[-1:]
+        states = [one for one in states if not one[1]]
+    count = len(schedules) * len(states) * max(len(sizes), 1) * len(slices) * len(again)
     if reason := _refused(question, axes):
         ruled_out[reason] += count
         return []
     if not sizes:
-        ruled_out["more replicas than samples in the batch"] += count
+        few = axes.dp > question.global_batch
+        larger = "a micro-batch that is more than a replica's part of the batch"
+        ruled_out["more replicas than samples in the batch" if few else larger] += count
         return []
     if axes.tp > 1 and question.sequence // axes.cp < axes.tp:
         ruled_out["sp cuts the sequence into less than a token"] += count // 2
         slices = (0,)
-    each = len(states) * len(slices) * len(RECOMPUTE)
+    each = len(states) * len(slices) * len(again)
     found: list[tuple[int, ...]] = []
     for (schedule, virtual), size in product(schedules, sizes):
         micros = micro_steps(question.global_batch, micro=size, replicas=axes.dp)
         if reason := _too_long(question, axes, schedule, virtual, micros):
             ruled_out[reason] += each
             continue
-        for (zero, shard), sp, recompute in product(states, slices, range(len(RECOMPUTE))):
-            of = (axes.tp, axes.pp, axes.dp, axes.cp, axes.ep, zero, shard, sp, schedule, virtual)
-            found.append((*of, size, recompute, micros))
+        for (zero, shard, home), sp, recompute in product(states, slices, again):
+            of = (axes.tp, axes.pp, axes.dp, axes.cp, axes.context, axes.ep, zero, shard, sp)
+            found.append((*of, schedule, virtual, home, size, recompute, 0, micros))
     return found
 
 
@@ -171,23 +216,17 @@ def _refused(question: Question, axes: _Axes) -> str:
         return "more than 256 parts along an axis"
     if axes.pp > len(parts(question.shape)):
         return "more stages than the model has parts"
-    layout = Layout(tp=axes.tp, cp=axes.cp, ep=axes.ep, dp=axes.dp)
+    context = CONTEXTS[axes.context]
+    layout = Layout(tp=axes.tp, cp=axes.cp, ep=axes.ep, dp=axes.dp, context=context)
     batch = Batch(question.global_batch, -(-question.global_batch // axes.dp))
     shape, method, sequence = question.shape, question.method, question.sequence
     if axes.dp <= question.global_batch and check_plan(
         shape, layout, batch, method, sequence=sequence
     ):
         return "the model cannot be cut so: heads, feed-forward, experts or tokens do not divide"
-    if not question.planned and _unsupported(question, layout):
-        return "can be planned, but not run yet (--all has them)"
+    if not question.planned and question.only_planned(replace(layout, pp=axes.pp)):
+        return PLANNED
     return ""
-
-
-def _unsupported(question: Question, layout: Layout) -> bool:
-    """Whether a layout can only be planned, where the model's other layouts can be run."""
-    precision = question.method.precision
-    alone = unsupported(question.shape, Layout(), precision=precision)
-    return len(unsupported(question.shape, layout, precision=precision)) > len(alone)
 
 
 def _too_long(question: Question, axes: _Axes, schedule: int, virtual: int, micros: int) -> str:
@@ -208,15 +247,16 @@ def _schedules(axes: _Axes) -> list[tuple[int, int]]:
     return [(1, 1), *several, (3, 1), (4, 1), (5, 2)]
 
 
-def _states(question: Question, axes: _Axes) -> list[tuple[int, int]]:
-    """Stages of ZeRO, and sizes of the groups that share one copy of the states; 0: all."""
-    replicas, found = axes.dp * axes.cp, [(0, 0)]
+def _states(question: Question, axes: _Axes) -> list[tuple[int, int, int]]:
+    """Stages of ZeRO, sizes of the groups that share one copy of the states (0: all), homes."""
+    replicas, homes = axes.dp * axes.cp, question.homes
     if replicas == 1:
-        return found
+        return [(0, 0, home) for home in (0, *homes)]
+    found = [(0, 0, 0), *((zero, 0, home) for zero in (1, 2, 3) for home in homes)]
     node = question.cluster.devices_per_node
     groups = {node * nodes // axes.tp for nodes in NODES}
     fitting = [n for n in sorted(groups) if 1 < n < replicas and replicas % n == 0]
-    return found + [(zero, shard) for zero in (1, 2, 3) for shard in (0, *fitting)]
+    return found + [(zero, shard, 0) for zero in (1, 2, 3) for shard in (0, *fitting)]
 
 
 def _micro_batches(question: Question, axes: _Axes) -> list[int]:

@@ -20,8 +20,8 @@ Bytes for each token of a Llama block in 16 bits, with FLASH, and what cuts them
 
 A list does not change with the layout: `bytes_of` takes what a rank sees (`dims.RankSizes`).
 
-Not measured, but derived from their operators: latent attention, experts (evenly loaded, no token
-dropped, the copies for the experts whole on each rank of tp), cross attention.
+Not measured, but derived from its operators: cross attention. The copies for the experts are whole
+on each rank of tp; with ep they are those of evenly loaded experts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -70,7 +70,12 @@ class Kernels:
     repeats     keys and values are repeated for each query head of their group
     by_head     rotated or packed queries lie head by head, and so does attention's output
     packed      a row of tokens holds several documents, each attended to by itself
-    gathered    linears keep all of an input that sp has gathered, instead of its slice
+    gathered    linears keep all of an input that sp has gathered, instead of its slice; latent
+                attention and experts always do
+    balanced    the routers add to the loss
+    context     how attention spans ranks that share the tokens of a sample; "": they do not. In a
+                ring it keeps keys and values packed, as they are sent, and its output token after
+                token. After an all-to-all it keeps what it has of all tokens, for fewer heads
     """
 
     logits: tuple[tuple[str, Kind], ...] = ()
@@ -82,6 +87,13 @@ class Kernels:
     by_head: bool = False
     packed: bool = False
     gathered: bool = False
+    balanced: bool = False
+    context: Literal["", "ring", "all-to-all"] = ""
+
+    @property
+    def core(self) -> tuple[Per, str]:
+        """What attention has one of something for, and how the dims of its heads are called."""
+        return ("traded", "traded ") if self.context == "all-to-all" else ("token", "")
 
 
 CLASSIC = Kernels((("logits", "float32"),), flash=False, dropout=True, activated=True)
@@ -181,7 +193,8 @@ def _block(
     shape: ModelShape, stack: str, layer: int, kernels: Kernels, *, selective: bool
 ) -> Iterator[Saved]:
     """Norms in front keep their sub-layer's input as output, norms behind the block's input."""
-    yield from _sublayer(shape, kernels, "attention")
+    gathered = replace(kernels, gathered=kernels.gathered or shape.latent is not None)
+    yield from _sublayer(shape, gathered, "attention")
     if shape.latent:
         yield from _latent(shape, kernels)
     else:
@@ -189,8 +202,10 @@ def _block(
     if stack == "layers" and shape.family == "encoder-decoder":
         yield from _sublayer(shape, kernels, "cross")
         yield from _cross(shape, kernels, selective=selective)
-    yield from _sublayer(shape, kernels, "feedforward")
-    if stack == "layers" and shape.sparse(layer):
+    sparse = stack == "layers" and shape.sparse(layer)
+    gathered = replace(kernels, gathered=kernels.gathered or sparse)
+    yield from _sublayer(shape, gathered, "feedforward")
+    if sparse:
         yield from _experts(shape, kernels)
     else:
         yield from _inner(shape, kernels, Dim("ffn", shape.ffn_size))
@@ -213,7 +228,9 @@ def _norm(shape: ModelShape, kernels: Kernels, name: str) -> Iterator[Saved]:
 
 
 def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
-    """Keys and values that are repeated are kept so, and only so, unless they are made again."""
+    """Keys and values that are repeated, packed or traded are kept so, and only so, unless they are
+    made again; queries that are traded too.
+    """
     query, key = Dim("query", shape.heads * shape.d), Dim("key", shape.k * shape.d)
     if shape.qk_norm:
         yield Saved("q norm input", "token", (query,))
@@ -221,14 +238,23 @@ def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Itera
         if kernels.small:
             yield Saved("q norm scale", "token", (Dim("heads", shape.heads),), "wide")
             yield Saved("k norm scale", "token", (Dim("kv_heads", shape.k),), "wide")
-    repeated = kernels.repeats and shape.k < shape.heads
-    yield Saved("q", "token", (query,))
+    repeated = kernels.repeats and shape.k < shape.heads and kernels.context != "ring"
+    yield from _copied("q", query, query, kernels, kernels.core[1] != "", selective)
     for name in "kv":
-        if repeated:
-            yield Saved(f"{name} repeated", "token", (query,), core=True)
-        if selective or not repeated:
-            yield Saved(name, "token", (key,))
+        inside, copied = query if repeated else key, repeated or kernels.context != ""
+        yield from _copied(name, key, inside, kernels, copied, selective)
     yield from _core(shape, kernels, query)
+
+
+def _copied(  # noqa: PLR0917
+    name: str, given: Dim, inside: Dim, kernels: Kernels, copied: bool, selective: bool
+) -> Iterator[Saved]:
+    """An input of attention: the copy that it keeps, or what it was given."""
+    per, of = kernels.core
+    if copied:
+        yield Saved(f"{name} copied", per, (Dim(of + inside.name, inside.size),), core=True)
+    if selective or not copied:
+        yield Saved(name, "token", (given,))
 
 
 def _cross(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
@@ -251,23 +277,36 @@ def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
     down = Dim("rank", latent.kv_rank + latent.qk_rope_size)
     yield Saved("kv latent norm input", "token", (down,))
     yield Saved("kv latent", "token", (Dim("rank", latent.kv_rank),))
+    if kernels.small:
+        for name in ("q", "kv") if latent.query_rank else ("kv",):
+            yield Saved(f"{name} latent norm scale", "token", (), "wide")
     query, value = Dim("query", shape.heads * shape.d), Dim("query", shape.heads * latent.v_size)
+    wide = query if kernels.small and shape.d > latent.v_size else value  # zeros behind values
     yield Saved("q", "token", (query,))
     yield Saved("k", "token", (query,))
-    yield Saved("v", "token", (value,))
-    yield from _core(shape, kernels, value)
+    yield Saved("v", "token", (wide,))
+    for one in _core(shape, kernels, wide):
+        if wide == value or not one.name.startswith("attention output"):
+            yield one
+        else:  # behind the kernel, a copy without the zeros
+            made = value if one.name == "attention output" else wide
+            yield replace(one, dims=(made,), copy=None)
 
 
 def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
-    heads = (Dim("heads", shape.heads),)
+    per, of = kernels.core
+    heads = (Dim(f"{of}heads", shape.heads),)
     # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and the
     # projection keeps a copy that is laid out token by token.
     by_head = kernels.by_head and (shape.positions == "rotary" or kernels.packed)
+    by_head = by_head and not kernels.context
     if kernels.flash:
-        if by_head:
-            one = None if kernels.packed else Dim("heads", shape.heads)  # documents are joined
-            yield Saved("attention output by head", "token", (output,), core=True, copy=one)
-        yield Saved("log-sum-exps", "token", heads, "wide", core=True)
+        if by_head or of:
+            # documents are joined, and what is traded is brought back
+            one = None if kernels.packed or of else Dim("heads", shape.heads)
+            made = (Dim(of + output.name, output.size),)
+            yield Saved("attention output by head", per, made, core=True, copy=one)
+        yield Saved("log-sum-exps", per, heads, "wide", core=True)
     else:
         yield Saved("probabilities", "pair", heads, core=True)
         if kernels.dropout:
@@ -276,32 +315,41 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
     yield Saved("attention output", "token", (output,), again=kernels.flash and not by_head)
 
 
-def _inner(
-    shape: ModelShape, kernels: Kernels, inner: Dim, prefix: str = "", *copies: Dim
-) -> Iterator[Saved]:
+def _inner(shape: ModelShape, kernels: Kernels, inner: Dim, prefix: str = "") -> Iterator[Saved]:
     """Between the matrices of a feed-forward. The gradient of ReLU needs its output alone."""
     names = ["down input"] if shape.feedforward == "relu" else ["up", "down input"]
     if shape.gated:
         names += ["gate", "activated gate"] if kernels.activated else ["gate"]
     for name in names:
-        yield Saved(f"{prefix}{name}", "token", (*copies, inner))
+        yield Saved(f"{prefix}{name}", "token", (inner,))
 
 
 def _experts(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
     """The router's choice, a copy of each token for each expert it goes to, and their outputs,
-    which are kept for the gradient of the weights that add them up.
+    which are kept for the gradient of the weights that add them up. All tp ranks route all tokens.
     """
     experts, width = shape.experts, _width(shape)
     assert experts is not None
     every, chosen = Dim("choice", experts.count), Dim("chosen", experts.top_k)
-    yield Saved("router probabilities", "sp_token", (every,), "wide")
-    yield Saved("chosen weights", "sp_token", (chosen,), "wide")
-    yield Saved("chosen numbers", "sp_token", (chosen,), "int64")
-    yield Saved("expert input", "token", (chosen, width))
-    yield from _inner(shape, kernels, Dim("expert_ffn", experts.ffn_size), "expert ", chosen)
-    yield Saved("expert output", "token", (chosen, width))
     if experts.shared:
-        yield from _inner(shape, kernels, Dim("ffn", experts.shared), "shared ")
+        yield from _inner(shape, kernels, Dim("shared_ffn", experts.shared), "shared ")
+    if experts.shared_gate:
+        yield Saved("shared output", "token", (width,))
+        yield Saved("shared gate", "token")
+    if kernels.balanced:
+        yield Saved("gradient of the routers' loss", "token", (every,), "wide")
+    yield Saved("router scores", "token", (every,), "wide")
+    yield Saved("chosen numbers", "token", (chosen,), "int64")
+    if experts.normalise and kernels.small:
+        yield Saved("chosen scores", "token", (chosen,), "wide")
+        yield Saved("sum of the chosen scores", "token", (), "wide")
+    yield Saved("chosen weights", "token", (chosen,), "wide")
+    if kernels.small:
+        yield Saved("places at experts", "token", (chosen,), "int64")
+    yield Saved("expert input", "taken_row", (width,))
+    for one in _inner(shape, kernels, Dim("expert_ffn", experts.ffn_size), "expert "):
+        yield replace(one, per="taken_row")
+    yield Saved("expert output", "expert_row", (width,))
 
 
 def _embedding(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:

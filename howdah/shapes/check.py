@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from howdah.base.errors import UserError
 from howdah.base.tables import out_of_bounds
 from howdah.shapes.parameters import parameters
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import Experts, ModelShape
 
 LARGEST = 10**14  # parameters, ten times the most that was ever announced
 
@@ -36,7 +36,7 @@ def _check_heads(shape: ModelShape) -> Iterator[str]:
         fits = _nearest_divisor(shape.heads, shape.k)
         yield f"model.kv_heads {shape.k} does not divide {shape.heads} heads; use {fits}"
     scaling = shape.rope_scaling
-    if scaling is not None and scaling.low >= scaling.high:
+    if scaling is not None and scaling.high is not None and scaling.low >= scaling.high:
         yield (
             f"model.rope_scaling.low {scaling.low:g} must be below model.rope_scaling.high "
             f"{scaling.high:g}"
@@ -91,6 +91,38 @@ def _check_experts(shape: ModelShape) -> Iterator[str]:
         )
     if shape.bias:
         yield "model.bias is for dense models, experts have none; leave it out"
+    if experts.shared_gate and not experts.shared:
+        yield (
+            "model.experts.shared_gate weighs the shared expert, and model.experts.shared is 0; "
+            "leave it out"
+        )
+    if experts.top_k <= experts.count:
+        yield from _check_groups(experts)
+
+
+def _check_groups(experts: Experts) -> Iterator[str]:
+    size, rest = divmod(experts.count, experts.groups)
+    if rest:
+        fits = _nearest_divisor(experts.count, experts.groups)
+        yield (
+            f"model.experts.groups {experts.groups} does not divide {experts.count} experts; "
+            f"use {fits}"
+        )
+    elif experts.top_groups > experts.groups:
+        yield (
+            f"model.experts.top_groups {experts.top_groups} is more than model.experts.groups; "
+            f"use at most {experts.groups}"
+        )
+    elif experts.top_groups * size < experts.top_k:
+        yield (
+            f"{experts.top_groups} groups of {size} experts have fewer than model.experts.top_k "
+            f"{experts.top_k}; use model.experts.top_groups={-(-experts.top_k // size)} or more"
+        )
+    elif experts.group_best > size:
+        yield (
+            f"model.experts.group_best {experts.group_best} is more than the {size} experts of a "
+            f"group; use at most {size}"
+        )
 
 
 def require_shape(shape: ModelShape) -> None:

@@ -21,12 +21,15 @@ from fractions import Fraction
 from math import ceil
 from typing import Literal, NamedTuple
 
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import Experts, ModelShape
 
 CHUNK = 2048  # tokens whose logits the head of howdah's model makes at one time
 
 # What there is one of something for. `pair` is a query and a key of it, so that attention over s
-# tokens has s² in each sequence; `cross_pair` is a query and a token of the encoder.
+# tokens has s² in each sequence; `cross_pair` is a query and a token of the encoder; `expert_row`
+# is a place for a token at one of its experts, and `taken_row` one at an expert of this rank;
+# `traded` is a token of all ranks of cp, which have traded the sequence for heads (`traded heads`,
+# `traded query`, `traded key`).
 Per = Literal[
     "token",
     "sp_token",
@@ -35,6 +38,9 @@ Per = Literal[
     "sp_source",
     "source_pair",
     "cross_pair",
+    "expert_row",
+    "taken_row",
+    "traded",
     "chunk",
     "once",
 ]
@@ -89,6 +95,8 @@ def local(
         "sp_source": ceil(source / slices),
         "source_pair": source * tokens.source,
         "cross_pair": own * tokens.source,
+        "expert_row": tokens.rows * expert_rows(shape, ceil(tokens.sequence / cp)),
+        "taken_row": tokens.rows * expert_rows(shape, ceil(tokens.sequence / cp)),
         "chunk": (own - 1) % CHUNK + 1,
         "once": 1,
     }
@@ -101,8 +109,26 @@ def local(
         "ffn": _share(shape.ffn_size, tp),
         "vocab": _share(shape.vocab, tp),
         "expert_ffn": _share(shape.experts.ffn_size, tp) if shape.experts else Fraction(1),
+        "shared_ffn": _share(max(shape.experts.shared, 1), tp) if shape.experts else Fraction(1),
     }
     return RankSizes(counts, shares)
+
+
+def expert_rows(shape: ModelShape, sequence: int, capacity: float = 0.0) -> int:
+    """The places for tokens at all experts, for a sequence of so many tokens: a place for each
+    choice, or with a `capacity` (`method.routing`) the same number at each expert.
+    """
+    if shape.experts is None:
+        return 0
+    if capacity == 0:
+        return sequence * shape.experts.top_k
+    return shape.experts.count * expert_places(shape.experts, sequence, capacity)
+
+
+def expert_places(experts: Experts, sequence: int, capacity: float) -> int:
+    """The most tokens of a sequence that one expert takes."""
+    even = Fraction(sequence * experts.top_k, experts.count)
+    return min(ceil(Fraction(str(capacity)) * even), sequence)
 
 
 def _share(size: int, parts: int) -> Fraction:

@@ -11,8 +11,8 @@
 
 A setting that would change what a ModelShape says, and that it cannot say, is refused with its
 name: a silent difference would only show as worse text, or as a plan for another model. What
-changes no size is not looked at in the families that are only planned: YaRN's stretching of
-DeepSeek's positions, its router's scores, and whether BERT's GELU is exact.
+changes no size is not looked at in the families that are only planned: whether BERT's GELU is
+exact.
 
 `huggingface_names.py` has the names; here is how they are read, and what no name alone says.
 """
@@ -30,6 +30,7 @@ from howdah.shapes.shape import Experts, Latent, ModelShape, RopeScaling
 Config = dict[str, Any]
 T = TypeVar("T")
 
+GROUPED = "group_limited_greedy"  # DeepSeek-V2's name for a choice among groups of experts
 LARGEST = 16 << 20  # bytes: the list of the weights of a model with 256 experts a layer has 9 MB
 
 
@@ -64,7 +65,7 @@ def _planned(config: Config) -> tuple[ModelShape, tuple[str, ...]]:
     if str(config.get("model_type")) not in MODEL_TYPES:
         raise UserError(f"{_unknown(config)}{_as_llama(config)}")
     stretched = _rope_type(_with_rope(config))
-    if stretched in ("default", "llama3"):
+    if stretched in ("default", *SCALING):
         return shape_from_config(config), ()
     rope = _get(config, Setting("rope_parameters", {}, dict), {})
     kept = {name: value for name, value in rope.items() if name == "rope_theta"}
@@ -126,7 +127,10 @@ def shape_from_config(config: Config) -> ModelShape:
         group, _, name = field.rpartition(".")  # such as "latent"
         inside = sizes.setdefault(group, {}) if group else sizes
         inside[name] = _get(config, place, sizes)
-    shape = ModelShape(**family.always | sizes | _beyond_names(config, sizes, found))
+    for field, value in family.always.items():
+        group, _, name = field.rpartition(".")
+        (sizes.setdefault(group, {}) if group else sizes)[name] = value
+    shape = ModelShape(**sizes | _beyond_names(config, sizes, found))
     require_shape(shape)
     return shape
 
@@ -191,16 +195,23 @@ def _llama(config: Config, sizes: Config, found: str) -> Config:
     if found == "llama":
         _require({"mlp_bias": False} | config, "mlp_bias", sizes["bias"])
     latent, experts = sizes.get("latent"), sizes.get("experts")
-    fields: Config = {"rope_scaling": _scaling(config, "yarn" if latent else "llama3")}
+    fields: Config = {"rope_scaling": _scaling(config, sizes)}
+    if _rope_type(config) == "dynamic":  # its setting is the context before the stretching
+        fields["context"] = round(fields["rope_scaling"].factor * sizes["context"])
     if latent or sizes["kv_heads"] == sizes["heads"]:
         fields["kv_heads"] = None
     if latent or sizes["head_size"] * sizes["heads"] == sizes["width"]:
         fields["head_size"] = None
     if latent:
         fields["latent"] = Latent(**latent)
-    if experts:  # the shared ones are counted in config.json, and each is as wide as the others
-        shared = experts.get("shared", 0) * experts["ffn_size"]
-        fields["experts"] = Experts(**experts | {"shared": shared})
+    if experts and found in ("deepseek_v2", "deepseek_v3"):
+        # the shared ones are counted in config.json, and each is as wide as the others
+        experts["shared"] *= experts["ffn_size"]
+        greedy = Setting("topk_method", "greedy", str, words={"greedy": "", GROUPED: "groups"})
+        if found == "deepseek_v2" and not _get(config, greedy, sizes):
+            experts["groups"] = experts["top_groups"] = 1
+    if experts:
+        fields["experts"] = Experts(**experts)
     if found == "mistral":  # inside the window, its attention is full
         window = _get(config, Setting("sliding_window", sizes["context"]), sizes)
         fields["context"] = min(sizes["context"], window)
@@ -218,15 +229,18 @@ def _rope_type(config: Config) -> object:
     return config.get("rope_type", config.get("type", "default"))
 
 
-def _scaling(config: Config, stretched: str) -> RopeScaling | None:
-    """How rotary positions are stretched; `stretched` is the one form that this model may have."""
+def _scaling(config: Config, sizes: Config) -> RopeScaling | None:
+    """How rotary positions are stretched."""
     _require(config, "partial_rotary_factor", 1.0)
     form = _rope_type(config)
-    if form not in ("default", stretched):
-        raise UserError(
-            f"config.json has rope_type {shown(form)}, and howdah computes default and "
-            f"{stretched}: choose another model"
-        )
-    if form != "llama3":  # yarn is passed over
+    if form == "default":
         return None
-    return RopeScaling(**{field: _get(config, place, {}) for field, place in SCALING.items()})
+    if form not in (*SCALING,):
+        raise UserError(
+            f"config.json has rope_type {shown(form)}, and howdah computes default, "
+            f"{', '.join(SCALING)}: choose another model"
+        )
+    found = {field: _get(config, place, sizes) for field, place in SCALING[str(form)].items()}
+    if form == "dynamic":
+        found["context"] = sizes["context"]
+    return RopeScaling(**found | {"kind": form})

@@ -36,7 +36,7 @@ class ModelType:
     """What a model_type means.
 
     names    the setting of each field of ModelShape; `latent.v_size` is a field of its `latent`
-    always   fields that have one value in all models of the type
+    always   fields that have one value in all models of the type, named in the same way
     fixed    settings that change what is computed, with the value each must have where given
     """
 
@@ -110,7 +110,9 @@ QWEN3_MOE = LLAMA | {
     "experts.top_k": Setting("num_experts_per_tok"),
     "experts.ffn_size": Setting("moe_intermediate_size"),
     "experts.every": Setting("decoder_sparse_step", 1),
+    "experts.normalise": Setting("norm_topk_prob", False, bool),
 }
+QWEN2_MOE = QWEN3_MOE | {"experts.shared": Setting("shared_expert_intermediate_size")}
 DEEPSEEK = LLAMA | {
     "latent.kv_rank": Setting("kv_lora_rank"),
     "latent.query_rank": Setting("q_lora_rank", 0),
@@ -122,12 +124,33 @@ DEEPSEEK = LLAMA | {
     "experts.ffn_size": Setting("moe_intermediate_size"),
     "experts.shared": Setting("n_shared_experts", 0),
     "experts.first_dense": Setting("first_k_dense_replace"),
+    "experts.scale": Setting("routed_scaling_factor", 1.0, float),
+    "experts.groups": Setting("n_group", 1),
+    "experts.top_groups": Setting("topk_group", 1),
 }
-SCALING = {
-    "factor": Setting("factor", kind=float),
-    "low": Setting("low_freq_factor", kind=float),
-    "high": Setting("high_freq_factor", kind=float),
-    "context": Setting("original_max_position_embeddings"),
+DEEPSEEK_V3 = DEEPSEEK | {"experts.normalise": Setting("norm_topk_prob", True, bool)}
+_FACTOR = {"factor": Setting("factor", kind=float)}
+SCALING = {  # by rope_type
+    "llama3": _FACTOR
+    | {
+        "low": Setting("low_freq_factor", kind=float),
+        "high": Setting("high_freq_factor", kind=float),
+        "context": Setting("original_max_position_embeddings"),
+    },
+    "yarn": _FACTOR
+    | {
+        "low": Setting("beta_slow", 1.0, float),
+        "high": Setting("beta_fast", 32.0, float),
+        "context": Setting(
+            "original_max_position_embeddings", absent=lambda sizes: sizes["context"]
+        ),
+        "mscale": Setting("mscale", 0.0, float),
+        "mscale_all_dim": Setting("mscale_all_dim", 0.0, float),
+        "attention_factor": Setting("attention_factor", 0.0, float),
+        "truncate": Setting("truncate", True, bool),
+    },
+    "linear": _FACTOR,
+    "dynamic": _FACTOR,
 }
 
 # -- model types ----------------------------------------------------------------
@@ -180,16 +203,35 @@ MODEL_TYPES = {
     "mixtral": ModelType(MIXTRAL, always={}, fixed=SILU | {"sliding_window": None}),
     "qwen2": ModelType(LLAMA, always={"qkv_bias": True}, fixed=SILU | NO_WINDOW),
     "qwen3": ModelType(LLAMA, always={"qk_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
+    "qwen2_moe": ModelType(
+        QWEN2_MOE,
+        always={"qkv_bias": True, "experts.shared_gate": True},
+        fixed=SILU | NO_WINDOW | {"mlp_only_layers": [], "qkv_bias": True},
+    ),
     "qwen3_moe": ModelType(
         QWEN3_MOE,
         always={"qk_norm": True},
         fixed=SILU | NO_BIAS | NO_WINDOW | {"mlp_only_layers": []},
     ),
-    "deepseek_v2": ModelType(DEEPSEEK, always={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
-    "deepseek_v3": ModelType(DEEPSEEK, always={}, fixed=SILU | NO_BIAS | {"moe_layer_freq": 1}),
+    "deepseek_v2": ModelType(
+        DEEPSEEK,
+        always={"experts.normalise": False},
+        fixed=SILU
+        | NO_BIAS
+        | {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False},
+    ),
+    "deepseek_v3": ModelType(
+        DEEPSEEK_V3,
+        always={"experts.scores": "sigmoid", "experts.group_best": 2, "experts.bias": True},
+        fixed=SILU
+        | NO_BIAS
+        | {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        | {"rope_interleave": True},
+    ),
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 4096},
     "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "qwen3": {"head_dim": 128},
+    "deepseek_v3": {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
 }

@@ -1,47 +1,66 @@
 """A config.json of Hugging Face for a model of ours, by the table that `huggingface.py` reads with.
 
-Three of transformers' classes compute exactly what a ModelShape can describe:
+These of transformers' classes compute exactly what a ModelShape can describe:
 
-    LlamaForCausalLM   rotary, RMSNorm, SwiGLU; biases in every matrix or in none
-    Qwen3ForCausalLM   the same without biases, and a norm over each head of query and key
-    GPT2LMHeadModel    learned positions, LayerNorm, GELU (tanh form) or ReLU, biases
+    LlamaForCausalLM       rotary, RMSNorm, SwiGLU; biases in every matrix or in none
+    Qwen2ForCausalLM       the same, with biases of query, key and value alone
+    Qwen3ForCausalLM       the same without biases, and a norm over each head of query and key
+    GPT2LMHeadModel        learned positions, LayerNorm, GELU (tanh form) or ReLU, biases
+    MixtralForCausalLM     a Llama with experts as wide as its feed-forward would be
+    Qwen2MoeForCausalLM    a Qwen2 with experts, and a shared one that is weighed by a gate
+    Qwen3MoeForCausalLM    a Qwen3 with experts
+    DeepseekV2ForCausalLM  latent attention, shared experts, softmax scores
+    DeepseekV3ForCausalLM  the same with sigmoid scores and biases of routers
 
 A shape that none of them describes is refused with the name of the field: a silent difference
 would only show as worse text.
 """
 
+from dataclasses import fields
+from functools import reduce
 from typing import Any
 
 from howdah.base.errors import UserError
-from howdah.shapes.huggingface_names import MODEL_TYPES, SCALING, ModelType
-from howdah.shapes.shape import ModelShape, stated
+from howdah.shapes.huggingface import GROUPED
+from howdah.shapes.huggingface_names import MODEL_TYPES, SCALING
+from howdah.shapes.shape import Experts, ModelShape, stated
 
 Config = dict[str, Any]
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gpt2": "GPT2LMHeadModel"}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
 # Fields that decide whether a class computes the same; sizes are free.
 DECIDING = (
     *("positions", "norm", "norm_at", "feedforward", "bias", "qk_norm", "family"),
-    *("qkv_bias", "embedding_norm", "token_types", "transform", "latent", "experts"),
+    *("qkv_bias", "embedding_norm", "token_types", "transform", "latent"),
 )
 
 
 def kind(shape: ModelShape) -> str:
-    """The model type that describes `shape`: llama, qwen3 or gpt2. Else raises UserError."""
-    found = "gpt2" if shape.positions == "learned" else "llama"
-    found = "qwen3" if shape.qk_norm and found == "llama" else found
-    for field in DECIDING:
-        allowed = _allowed(MODEL_TYPES[found], field)
-        if getattr(shape, field) not in allowed:
+    """The model type that describes `shape`, such as llama. Else raises UserError."""
+    found = _nearest(shape)
+    deciding = [*DECIDING, *(f"experts.{one.name}" for one in fields(Experts) if shape.experts)]
+    for field in deciding:
+        allowed = _allowed(shape, found, field)
+        if allowed and _value(shape, field) not in allowed:
             raise UserError(
-                f"model.{field} is {getattr(shape, field)!r}, but {CLASSES[found]}, the nearest "
+                f"model.{field} is {_value(shape, field)!r}, but {CLASSES[found]}, the nearest "
                 f"class of Hugging Face, has {' or '.join(map(repr, allowed))}: this model can "
                 "be kept as a checkpoint but not exported"
             )
-    if found == "llama" and shape.width % shape.heads:
+    if found in ("llama", "qwen2", "qwen2_moe") and shape.width % shape.heads:
         raise UserError(
             f"model.width {shape.width} is no multiple of {shape.heads} heads, which "
-            "LlamaForCausalLM demands: this model can be kept as a checkpoint but not exported"
+            f"{CLASSES[found]} demands: this model can be kept as a checkpoint but not exported"
         )
     if found == "gpt2" and (shape.k != shape.heads or shape.d * shape.heads != shape.width):
         raise UserError(
@@ -52,11 +71,44 @@ def kind(shape: ModelShape) -> str:
     return found
 
 
-def _allowed(of: ModelType, field: str) -> tuple[object, ...]:
-    """The values of a field that models of a type can have."""
+def _nearest(shape: ModelShape) -> str:
+    """The model type that comes closest to `shape`."""
+    if shape.positions == "learned":
+        return "gpt2"
+    experts = shape.experts
+    if shape.latent:
+        return "deepseek_v3" if experts and experts.scores == "sigmoid" else "deepseek_v2"
+    family = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else ""
+    if experts:
+        return f"{family}_moe" if family else "mixtral"
+    return family or "llama"
+
+
+def _value(shape: ModelShape, field: str) -> Any:
+    """The value of a field; `experts.scale` is a field of `experts`."""
+    return reduce(getattr, field.split("."), shape)
+
+
+def _allowed(shape: ModelShape, found: str, field: str) -> tuple[object, ...]:
+    """The values of a field that models of a type can have; empty if all."""
+    of, name = MODEL_TYPES[found], field.rpartition(".")[2]
+    if field == "latent" and "latent.kv_rank" in of.names:
+        return ()
+    each = shape.experts.ffn_size if shape.experts else 1  # as wide is a shared one of DeepSeek
+    shared = shape.experts.shared // each * each if shape.experts else 0
+    one = {
+        "mixtral experts.ffn_size": shape.ffn_size,
+        "deepseek_v2 experts.shared": shared,
+        "deepseek_v3 experts.shared": shared,
+    }.get(f"{found} {field}")
+    if one is not None:
+        return (one,)
     setting = of.names.get(field)
     if setting is None:
-        return (of.always.get(field, getattr(ModelShape, field)),)
+        default = getattr(Experts if "." in field else ModelShape, name)
+        return (of.always.get(field, default),)
+    if "." in field and setting.name not in of.fixed:
+        return ()
     if setting.name in of.fixed:
         return (of.fixed[setting.name],)
     return tuple(dict.fromkeys(setting.words.values())) or (False, True)
@@ -79,7 +131,11 @@ def config(shape: ModelShape, *, end: int, dtype: str) -> Config:
     }
     full, sizes = stated(shape), {}
     for field, setting in MODEL_TYPES[found].names.items():
-        value = getattr(full, field)
+        value = _value(full, field)
+        if shape.latent and field in ("kv_heads", "head_size"):
+            value = shape.heads if field == "kv_heads" else shape.latent.qk_rope_size
+        if shape.experts and field == "experts.shared" and found.startswith("deepseek"):
+            value //= shape.experts.ffn_size
         words = (word for word, ours in setting.words.items() if ours == value)
         sizes[setting.name] = next(words, value)
     return common | sizes | (_gpt2(shape) if found == "gpt2" else _llama(shape, found))
@@ -93,12 +149,21 @@ def _gpt2(shape: ModelShape) -> Config:
 
 def _llama(shape: ModelShape, found: str) -> Config:
     rope: Config = {"rope_type": "default"}
+    context = shape.context
     if scaling := shape.rope_scaling:
-        sizes = {place.name: getattr(scaling, field) for field, place in SCALING.items()}
-        rope = {"rope_type": "llama3", **sizes}
-    more = {
-        "hidden_act": "silu",
+        rope = {"rope_type": scaling.kind}
+        for field, place in SCALING[scaling.kind].items():
+            if (value := getattr(scaling, field)) != place.absent:
+                rope[place.name] = value
+        context = scaling.context if scaling.kind == "dynamic" else context
+    fixed = {name: value for name, value in MODEL_TYPES[found].fixed.items() if value is not None}
+    if shape.latent and shape.latent.query_rank == 0:
+        fixed["q_lora_rank"] = None
+    if shape.experts and found == "deepseek_v2":
+        fixed["topk_method"] = GROUPED if shape.experts.groups > 1 else "greedy"
+    more = fixed | {
         "rope_parameters": rope | {"rope_theta": shape.rope_theta},  # transformers 5
         "rope_scaling": rope if shape.rope_scaling else None,  # transformers 4, with rope_theta
+        "max_position_embeddings": context,
     }
     return more | ({"mlp_bias": shape.bias} if found == "llama" else {})

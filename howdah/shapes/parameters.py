@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import part_kinds, part_weights
+from howdah.shapes.weights import ROUTER_BIAS, part_kinds, part_weights
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Parameters:
     positions    learned positions, token types, tables of relative positions
     attention    all of it, cross attention and the norms inside included
     feedforward  the dense ones, and the shared experts
-    router       a row for each expert
+    router       a row for each expert; not the bias, which a rule moves and no gradient
     experts      the routed experts
     norms        around the blocks, at the end, behind the embedding
     head         of its own, and the transform in front of it
@@ -48,6 +48,7 @@ COMPONENTS = {
     "relative": "positions",
     "cross": "attention",
     "shared": "feedforward",
+    "shared_gate": "feedforward",
     "transform": "head",
     "transform_norm": "head",
 }
@@ -58,7 +59,8 @@ def parameters(shape: ModelShape) -> Parameters:
     found: Counter[str] = Counter()
     for part, number in part_kinds(shape).items():
         for weight in part_weights(shape, part):
-            found[_component(weight.name)] += number * weight.elements
+            if not weight.name.endswith(ROUTER_BIAS):
+                found[_component(weight.name)] += number * weight.elements
     idle = 0
     if (experts := shape.experts) is not None:
         idle = found["experts"] // experts.count * (experts.count - experts.top_k)

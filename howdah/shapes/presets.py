@@ -108,12 +108,24 @@ _qwen3 = partial(
     rope_theta=1_000_000.0,
     qk_norm=True,
 )
-# Latent attention, shared experts. YaRN, which stretches the context, is not described.
+# Latent attention, shared experts, a context stretched by YaRN.
+_yarn = partial(RopeScaling, 40.0, 1.0, 32.0, 4096, kind="yarn")
 _latent = partial(Latent, kv_rank=512, qk_nope_size=128, qk_rope_size=64, v_size=128)
 _deepseek = partial(
-    ModelShape, vocab=102400, context=163840, norm_eps=1e-6, latent=_latent(query_rank=1536)
+    ModelShape,
+    vocab=102400,
+    context=163840,
+    norm_eps=1e-6,
+    latent=_latent(query_rank=1536),
+    rope_scaling=_yarn(mscale=1.0, mscale_all_dim=1.0),
 )
-_deepseek_lite = partial(_deepseek, latent=_latent(query_rank=0))
+_deepseek_lite = partial(
+    _deepseek,
+    latent=_latent(query_rank=0),
+    rope_scaling=_yarn(mscale=0.707, mscale_all_dim=0.707),
+)
+_deepseek_experts = partial(Experts, normalise=False)
+_llama4_experts = partial(Experts, top_k=1, normalise=False, scores="input-sigmoid")
 
 # -- models --------------------------------------------------------------------
 
@@ -196,6 +208,16 @@ PRESETS: dict[str, ModelShape] = {
     ),
     "qwen2.5-7b": _qwen2(28, 3584, 28, 18944, kv_heads=4),
     "qwen2.5-72b": _qwen2(80, 8192, 64, 29568, kv_heads=8, norm_eps=1e-5),
+    # card Qwen/Qwen1.5-MoE-A2.7B
+    "qwen1.5-moe-a2.7b": _qwen2(
+        24,
+        2048,
+        16,
+        5632,
+        vocab=151936,
+        context=8192,
+        experts=Experts(60, 4, 1408, shared=5632, normalise=False, shared_gate=True),
+    ),
     # https://arxiv.org/abs/2505.09388, table 1; cards Qwen/Qwen3-0.6B, -8B and -32B
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tie_embeddings=True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12288),
@@ -211,10 +233,16 @@ PRESETS: dict[str, ModelShape] = {
     # https://arxiv.org/abs/2405.04434, section 3.1.2 and appendix B; cards
     # deepseek-ai/DeepSeek-V2-Lite and DeepSeek-V2
     "deepseek-v2-lite": _deepseek_lite(
-        27, 2048, 16, 10944, experts=Experts(64, 6, 1408, shared=2816, first_dense=1)
+        27, 2048, 16, 10944, experts=_deepseek_experts(64, 6, 1408, shared=2816, first_dense=1)
     ),
     "deepseek-v2": _deepseek(
-        60, 5120, 128, 12288, experts=Experts(160, 6, 1536, shared=3072, first_dense=1)
+        60,
+        5120,
+        128,
+        12288,
+        experts=_deepseek_experts(
+            160, 6, 1536, shared=3072, first_dense=1, scale=16.0, groups=8, top_groups=3
+        ),
     ),
     # https://arxiv.org/abs/2412.19437, section 4.2; card deepseek-ai/DeepSeek-V3. The main model:
     # without the module that predicts a second token (14B), and without the 256 numbers of each
@@ -225,13 +253,36 @@ PRESETS: dict[str, ModelShape] = {
         128,
         18432,
         vocab=129280,
-        experts=Experts(256, 8, 2048, shared=2048, first_dense=3),
+        experts=_deepseek_experts(
+            256,
+            8,
+            2048,
+            shared=2048,
+            first_dense=3,
+            scores="sigmoid",
+            normalise=True,
+            scale=2.5,
+            groups=8,
+            top_groups=4,
+            group_best=2,
+            bias=True,
+        ),
     ),
     # cards meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E
     "llama4-scout": _llama4(
-        48, 5120, 40, 16384, context=10_485_760, experts=Experts(16, 1, 8192, shared=8192)
+        48,
+        5120,
+        40,
+        16384,
+        context=10_485_760,
+        experts=_llama4_experts(16, ffn_size=8192, shared=8192),
     ),
     "llama4-maverick": _llama4(
-        48, 5120, 40, 16384, context=1_048_576, experts=Experts(128, 1, 8192, shared=8192, every=2)
+        48,
+        5120,
+        40,
+        16384,
+        context=1_048_576,
+        experts=_llama4_experts(128, ffn_size=8192, shared=8192, every=2),
     ),
 }

@@ -9,6 +9,7 @@ L layers, s sequence, E experts.
 """
 
 from dataclasses import dataclass, replace
+from math import log
 from typing import Annotated, Literal
 
 from howdah.base.bounds import Bound, Positive, Size, Tokens
@@ -44,16 +45,52 @@ RENAMED = {  # keys of older recipes and checkpoints, and their names now
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's stretching of rotary wavelengths (https://arxiv.org/abs/2407.21783).
+    """How rotary wavelengths are stretched, for a longer context than a model was trained with.
 
-    Wavelengths longer than context/low are stretched by `factor`, shorter than context/high
-    are kept, and those between are blended.
+    kind     llama3 (https://arxiv.org/abs/2407.21783): wavelengths longer than context/low are
+             stretched by `factor`, shorter than context/high are kept, those between are blended
+             yarn (https://arxiv.org/abs/2309.00071): the same, blended along the head's numbers,
+             and the angles' cosines and sines are multiplied by `turned`
+             linear: all are stretched by `factor`
+             dynamic: θ grows with a sample's length, once that is over `context`
+    factor   how many times as long
+    low, high  full turns in `context`; None for high: 4 in llama3, 32 in yarn
+    context  the context before the stretching
+    mscale, mscale_all_dim  of yarn in DeepSeek's models; 0: left out
+    attention_factor  what `turned` is; 0: as factor and mscale say
+    truncate  whether yarn's borders between numbers of a head are rounded
     """
 
     factor: Positive
     low: Positive = 1.0
-    high: Positive = 4.0
+    high: Positive | None = None
     context: Tokens = 8192
+    kind: Literal["llama3", "yarn", "linear", "dynamic"] = "llama3"
+    mscale: Annotated[float, Bound(0, 1e3)] = 0.0
+    mscale_all_dim: Annotated[float, Bound(0, 1e3)] = 0.0
+    attention_factor: Annotated[float, Bound(0, 1e3)] = 0.0
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.high is None:
+            object.__setattr__(self, "high", 32.0 if self.kind == "yarn" else 4.0)
+
+    @property
+    def turned(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.kind != "yarn" or self.attention_factor:
+            return self.attention_factor or 1.0
+        if self.mscale and self.mscale_all_dim:
+            return self._sharper(self.mscale) / self._sharper(self.mscale_all_dim)
+        return self._sharper(1.0)
+
+    @property
+    def latent_logits(self) -> float:
+        """What the logits of latent attention are multiplied by, besides."""
+        return self._sharper(self.mscale_all_dim) ** 2 if self.kind == "yarn" else 1.0
+
+    def _sharper(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * log(self.factor) + 1.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +120,15 @@ class Experts:
     shared       inner width of the expert that every token passes; 0 has none
     first_dense  the leading blocks that keep a dense feed-forward
     every        of the others, one in so many has experts (the last of each `every`)
+    scores       what the router makes of its logits: softmax over all experts, or a sigmoid each
+                 (DeepSeek-V3); input-sigmoid scales what an expert takes (Llama 4)
+    normalise    the weights of the chosen experts are divided by their sum
+    scale        the weights are multiplied by it
+    groups       the experts are in so many groups of neighbours; a token goes to experts of
+                 `top_groups` of them, those whose `group_best` best scores have the largest sum
+    bias         a number for each expert, added to its score where experts are chosen; a rule moves
+                 it and not a gradient (https://arxiv.org/abs/2408.15664)
+    shared_gate  the output of the shared expert is weighed by a sigmoid of its own (Qwen2-MoE)
     """
 
     count: ManyExperts
@@ -91,6 +137,14 @@ class Experts:
     shared: Annotated[int, Bound(0, 1 << 20)] = 0
     first_dense: SomeLayers = 0
     every: Layers = 1
+    scores: Literal["softmax", "sigmoid", "input-sigmoid"] = "softmax"
+    normalise: bool = True
+    scale: Positive = 1.0
+    groups: ManyExperts = 1
+    top_groups: ManyExperts = 1
+    group_best: ManyExperts = 1
+    bias: bool = False
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from howdah.shapes.part import Part, block
 from howdah.shapes.shape import Experts, Latent, ModelShape
 
 SPREAD = 0.02  # standard deviation of fresh weights, GPT-2's
+ROUTER_BIAS = "router.bias"  # of a block; its gradient is zero, and a rule moves it
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,14 @@ def _dense(
     if experts is None:
         yield from _feedforward(shape, "feedforward", shape.ffn_size, out)
         return
-    yield _matrix("router.weight", ("choice", experts.count), ("width", shape.width))
+    choice, width = ("choice", experts.count), ("width", shape.width)
+    yield _matrix("router.weight", choice, width)
+    if experts.bias:
+        yield _vector(ROUTER_BIAS, choice, 0.0)
     if experts.shared:
         yield from _feedforward(shape, "shared", experts.shared, out)
+    if experts.shared_gate:
+        yield _matrix("shared_gate.weight", ("choice", 1), width)
 
 
 def _attention(shape: ModelShape, name: str, out: float) -> Iterator[Weight]:

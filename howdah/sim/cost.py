@@ -71,7 +71,7 @@ def hourly(
     return Rates(
         watts=None if device.watts is None else device.idle + use * (device.watts - device.idle),
         purchase=None if device.price is None else device.price / (years * HOURS_OF_A_YEAR),
-        rent=cluster.rent if rent is None else rent,
+        rent=cluster.rent_of_device if rent is None else rent,
         pue=cluster.pue,
         carbon=cluster.carbon,
     )

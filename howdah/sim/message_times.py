@@ -15,14 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from howdah.machines.cluster import Cluster
-from howdah.machines.network import Pattern, axis_groups, path
+from howdah.machines.network import Groups, Pattern, axis_groups, path
 from howdah.plan.exchanges import Exchange
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import shard_axes
-from howdah.plan.sums import Sum, fill_buckets
-from howdah.sim.traffic import HALVES
+from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
+from howdah.sim.chosen import Collective, ProgramTimes, gathers_of, of_exchange
+from howdah.sim.traffic import HALVES, expected_rows
 
 TO_ALL = ("all_to_all", "counts")  # each member sends to every other; otherwise to the next
 AXES: dict[str, Axis] = {"tp": "tp", "cp": "cp", "ep": "ep", "dp": "replicas", "pp": "pp"}
@@ -32,30 +33,60 @@ class MessageTimes:
     """Seconds of the messages of a plan on a cluster with attained rates."""
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
-        self._plan, self._cluster = plan, cluster
+        self._plan, self._cluster, self._programs = plan, cluster, ProgramTimes(plan, cluster)
         # by axis, places in its groups (none: all) and pattern: bytes/s and seconds of latency
         self._paths: dict[tuple[Stride, tuple[int, ...], Pattern], tuple[float, float]] = {}
 
     def of_sum(self, row: Sum) -> float:
         """Seconds of a sum of gradients."""
-        width = self._plan.sent_gradient_bytes
-        once = self._gathered(row.axis, row.ranks, row.messages, width)
-        return once * len(HALVES[row.op])
+        width, seconds, direct = self._plan.sent_gradient_bytes, 0.0, list[int]()
+        rows, dense = expected_rows(self._plan, row.ranks[0]) if row.row else (0, 1)
+        if not dense:
+            bandwidth, latency = self._path(row.axis, row.ranks, "ring")
+            size = rows * (row.row * width + ROW_NUMBER_BYTES)
+            return size * (len(row.ranks) - 1) / bandwidth + 2 * latency
+        for elements in row.messages:
+            chosen = self._chosen(row.axis, Collective(row.op, row.ranks, elements, width))
+            if chosen is None:
+                direct.append(elements)
+            else:
+                seconds += chosen
+        return seconds + self._gathered(row.axis, row.ranks, direct, width) * len(HALVES[row.op])
 
-    def of_gather(self, ranks: Sequence[int], elements: int) -> float:
-        """Seconds of the all-gather of a unit's weights, of which the ranks have `elements`."""
-        return self._gathered("dp", ranks, [elements], self._plan.compute_bytes)
+    def of_gather(self, rank: int, buffer: Buffer) -> float:
+        """Seconds in which the weights of a unit of `rank` are gathered."""
+        calls = [*gathers_of(self._plan, rank, buffer)]
+        times = [self._chosen("dp", call) for call in calls]
+        chosen = sum(seconds for seconds in times if seconds is not None)
+        direct = sum(call.elements for call, one in zip(calls, times, strict=True) if one is None)
+        width, ranks = self._plan.compute_bytes, calls[0].ranks
+        return chosen + self._gathered("dp", ranks, [direct] if direct else [], width)
 
     def of_exchange(self, row: Exchange, rank: int) -> float:
         """Seconds of all exchanges of a row of `rank`."""
         ranks: Sequence[int] = axis(self._plan.layout, AXES[row.axis]).group(rank)
         if row.axis == "pp":
             ranks = sorted({rank, *row.peers})
+        call = of_exchange(row)
+        if call is not None and (once := self._chosen(row.axis, call)) is not None:
+            return once * row.programs
         pattern: Pattern = "all" if row.operation in TO_ALL else "ring"
         bandwidth, latency = self._path(row.axis, ranks, pattern)
         to = np.fromiter(row.peers, np.int64)
         sent = int(np.broadcast_to(row.sizes, to.shape)[to != rank].sum())
         return sent / bandwidth + row.times * latency
+
+    def of_scalars(self) -> float:
+        """Seconds in which all ranks sum a few numbers."""
+        world = self._plan.layout.world
+        found = path(self._cluster, np.arange(world)[None])
+        return 2 * found.messages * found.link.latency
+
+    def _chosen(self, label: str, call: Collective) -> float | None:
+        """Seconds of a chosen program; None where there is none."""
+        if not self._plan.comm.algorithm:
+            return None
+        return self._programs.seconds(call, self._groups(label, call.ranks))
 
     def _gathered(
         self, label: str, ranks: Sequence[int], messages: Sequence[int], width: int
@@ -67,19 +98,26 @@ class MessageTimes:
 
     def _path(self, label: str, ranks: Sequence[int], pattern: Pattern) -> tuple[float, float]:
         """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis."""
-        places: tuple[int, ...] = ()
-        if isinstance(ranks, range):
-            along = Stride(len(ranks), ranks.step)
-        else:  # some of the ranks along an axis
-            along = axis(self._plan.layout, AXES[label])
-            places = tuple(along.index_of(rank) for rank in ranks)
-        if (along, places, pattern) not in self._paths:
-            every = axis_groups(self._plan.layout.world, size=along.size, stride=along.stride)
-            groups = every[:, places] if places else every
-            found = path(self._cluster, groups, pattern=pattern)
+        key = *_places(self._plan, label, ranks), pattern
+        if key not in self._paths:
+            found = path(self._cluster, self._groups(label, ranks), pattern=pattern)
             latency = found.messages * found.link.latency
-            self._paths[along, places, pattern] = found.link.bandwidth, latency
-        return self._paths[along, places, pattern]
+            self._paths[key] = found.link.bandwidth, latency
+        return self._paths[key]
+
+    def _groups(self, label: str, ranks: Sequence[int]) -> Groups:
+        """The ranks of all groups that communicate as `ranks` do, one group in a row."""
+        along, places = _places(self._plan, label, ranks)
+        every = axis_groups(self._plan.layout.world, size=along.size, stride=along.stride)
+        return every[:, places] if places else every
+
+
+def _places(plan: Plan, label: str, ranks: Sequence[int]) -> tuple[Stride, tuple[int, ...]]:
+    """The axis of `ranks`, and their places along it; none: they are all ranks along it."""
+    if isinstance(ranks, range):
+        return Stride(len(ranks), ranks.step), ()
+    along = axis(plan.layout, AXES[label])  # some of the ranks along an axis
+    return along, tuple(along.index_of(rank) for rank in ranks)
 
 
 class RankMessages:
@@ -108,8 +146,6 @@ class RankMessages:
         lane = {ranks: number for number, ranks in enumerate(dict.fromkeys(groups))}
         self.lanes, self.sums = len(lane), sums
         self.of_sum = [(lane[row.ranks], times.of_sum(row)) for row in sums]
-        self.of_gather = {
-            b.unit: (lane[inside[b.unit]], times.of_gather(inside[b.unit], b.length)) for b in cut
-        }
+        self.of_gather = {b.unit: (lane[inside[b.unit]], times.of_gather(rank, b)) for b in cut}
         filled = fill_buckets(cut, element_bytes=plan.compute_bytes)
         self.buckets = [[buffer.unit for buffer in bucket] for bucket in filled]

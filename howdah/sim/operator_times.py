@@ -9,7 +9,8 @@ Small sizes and a last wave that is not full lose speed. Widths that are no mult
 lose more. Flash attention runs at its own speed, times d / (d + head) for heads of d, and computes
 2.5 times as much backward (https://arxiv.org/abs/2307.08691). All else passes over memory.
 
-The sizes m0, n0, k0 and the speeds are those of the kind of device (`sim/profile.py`).
+The sizes m0, n0, k0 and the speeds are those of the kind of device (`sim/profile.py`), or of the
+machine, if it was measured: then each of a product's three passes has its own.
 """
 
 from collections.abc import Sequence
@@ -98,6 +99,10 @@ class Speeds:
         if one.groups > 1:
             count = max(one.groups // spread, 1)
             rows = ceil(rows / count)
+        if self._profile.products:
+            work = 2.0 * rows * inner * columns * count
+            of_each = (one.seconds(work, rows, inner, columns) for one in self._profile.products)
+            return Triple(*of_each)
         # tokens lie one behind the other only in weight gradients, whose rows are padded if need be
         odd = _aligned(inner) * _aligned(columns) if self._curve.n0 else 1.0
         sizes = (rows, inner, columns), (rows, columns, inner), (columns, rows, inner)
@@ -117,6 +122,12 @@ class Speeds:
     def _pairs(self, one: Pairs, of: RankSizes) -> Triple:
         flash = self._profile.flash > 0
         work, head = flops(one, of, causal=flash), (one.key + one.value) // 2
+        if self._profile.pairs:
+            keys = of.counts[one.per] / max(of.counts["token"], 1)
+            ahead, back = (
+                one.seconds(work, keys, head, keys * head) for one in self._profile.pairs
+            )
+            return Triple(ahead, back, 0.0)
         if flash and self._curve.attention:
             forward = self.attention(work, head, back=False)
             return Triple(forward, self.attention(BACKWARD * work, head, back=True), 0.0)

@@ -34,6 +34,7 @@ class PartTimes(NamedTuple):
     ahead     exchanges of the forward pass
     back      exchanges of the backward pass
     least     what the host needs to start the forward and the backward pass
+    adds      whether that adds to the rest
     """
 
     products: Triple
@@ -43,17 +44,24 @@ class PartTimes(NamedTuple):
     ahead: float = 0.0
     back: float = 0.0
     least: tuple[float, float] = (0.0, 0.0)
+    adds: bool = False
 
     def seconds(self, kind: Kind) -> float:
         """Seconds of an action. I and W are the halves of a backward pass."""
         forward, back, weight = self.products
         host, half = self.least, self.touched / 2
-        return {
-            Kind.FORWARD: max(forward + self.touch + self.ahead, host[0]),
-            Kind.BACKWARD: max(back + weight + self.touched + self.again + self.back, host[1]),
-            Kind.INPUT: max(back + half + self.again + self.back, host[1] / 2),
-            Kind.WEIGHT: max(weight + half, host[1] / 2),
+        computes, starts = {
+            Kind.FORWARD: (forward + self.touch + self.ahead, host[0]),
+            Kind.BACKWARD: (back + weight + self.touched + self.again + self.back, host[1]),
+            Kind.INPUT: (back + half + self.again + self.back, host[1] / 2),
+            Kind.WEIGHT: (weight + half, host[1] / 2),
         }[kind]
+        return computes + starts if self.adds else max(computes, starts)
+
+    @property
+    def host(self) -> float:
+        """Seconds of the host that add to forward and backward."""
+        return sum(self.least) if self.adds else 0.0
 
 
 PartsOfStages = dict[int, dict[Part, PartTimes]]  # by stage, its parts in forward order
@@ -78,9 +86,12 @@ def part_times(
     found: PartsOfStages = {}
     for stage, parts in stages.items():
         ahead, back = (exchanged.get((stage, way), 0.0) / len(parts) for way in (False, True))
-        found[stage] = {
-            part: counted[_kind(plan, part)]._replace(ahead=ahead, back=back) for part in parts
-        }
+        action = profile.action / len(parts)
+        found[stage] = {}
+        for part in parts:
+            times = counted[_kind(plan, part)]
+            least = times.least[0] + action, times.least[1] + action
+            found[stage][part] = times._replace(ahead=ahead, back=back, least=least)
     return found
 
 
@@ -99,8 +110,9 @@ def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile
         else Triple(0.0, 0.0, 0.0)
     )
     touch = _touched(plan, of, part, profile) / speeds.bandwidth
+    touched = profile.again * touch
     low = speeds.quantised(listed, of, plan.compute_bytes)
-    least = (profile.forward, profile.backward) if part.is_block else (0.0, 0.0)
+    least = (profile.forward, profile.backward) if part.is_block else profile.ends
     if plan.sparse(part):
         least = least[0] + profile.routed, least[1] + 2 * profile.routed
     again, chosen = 0.0, plan.recompute.get(part, "none")
@@ -118,7 +130,18 @@ def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile
             )
             + _squares(plan, of, profile) / speeds.bandwidth
         )
-    return PartTimes(products, touch + low, profile.again * touch + 2 * low, again, least=least)
+    if part == "head" and profile.loss:
+        norm = profile.norm * of.counts["sp_token"] * plan.shape.width * plan.compute_bytes
+        both, norm = touch + touched, norm / speeds.bandwidth
+        touch = profile.loss * both + norm
+        touched = (1 - profile.loss) * both + profile.again * norm
+        lost = 1 - profile.chunk / max(of.counts["token"], 1) if profile.chunk else 0.0
+        again = max(lost, 0.0) * (products.forward + profile.loss * both)
+    if part == "embedding" and profile.table:
+        table = of.size(Dim("vocab", plan.shape.vocab)) * plan.shape.width
+        touched = profile.table * table * 4 / speeds.bandwidth
+    touch, touched = touch + low, touched + 2 * low
+    return PartTimes(products, touch, touched, again, least=least, adds=profile.adds)
 
 
 def _touched(plan: Plan, of: RankSizes, part: Part, profile: Profile) -> float:

@@ -6,6 +6,7 @@ send a few elements less.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from howdah.machines.cluster import Cluster
 from howdah.plan.mesh_axes import axis
@@ -13,8 +14,9 @@ from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.recording import Traffic, Wires
 from howdah.shapes.activations import Kernels, howdah
 from howdah.sim.cost import Cost, hourly, run_cost
+from howdah.sim.measured import profile_for
 from howdah.sim.memory import Held, memory, peak
-from howdah.sim.profile import Profile, own_profile
+from howdah.sim.profile import Profile
 from howdah.sim.step_time import StepTime, step_time
 from howdah.sim.traffic import padding, step_traffic
 
@@ -78,7 +80,9 @@ def predict(
     wires = Wires()
     if cluster:
         wires = Wires(cluster.inside.name, cluster.between.name, cluster.devices_per_node)
-    time = step_time(plan, cluster, profile or own_profile(cluster.device)) if cluster else None
+    time = (
+        step_time(plan, cluster, profile or profile_for(cluster, plan.method)) if cluster else None
+    )
     bill = None
     if cluster and time and tokens:
         rate, devices, rates = time.tokens_per_second, plan.layout.world, hourly(cluster, rent=rent)
@@ -99,4 +103,6 @@ def kernels_of(plan: Plan) -> Kernels:
     """
     noise, card = plan.method.dropout > 0, plan.on_gpus
     kept = howdah(compute=plan.compute_bytes, dropout=noise, packed=True, card=card)
-    return replace(kept, gathered=plan.layout.inputs == "gathered")
+    gathered, balanced = plan.layout.inputs == "gathered", plan.method.routing.adds_loss
+    context: Literal["", "ring", "all-to-all"] = plan.layout.context if plan.layout.cp > 1 else ""
+    return replace(kept, gathered=gathered, balanced=balanced, context=context)

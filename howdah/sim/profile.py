@@ -7,6 +7,9 @@ documented, or fitted and on what.
     profiles/NAME.toml      a framework: what it fuses, launches, overlaps     `Profile`
     profiles/devices.toml   a kind of device: how its matrix products lose     `Curve`
                             speed with small sizes, speed of attention
+
+What `howdah measure` finds on a machine is a profile too, with `Kernel`s in place of a curve
+(`sim/measured.py`).
 """
 
 import re
@@ -14,8 +17,9 @@ import tomllib
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, nearest, shown
 from howdah.machines.cluster import Device
 
@@ -54,6 +58,28 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """How long a kind of matrix product takes, as it was measured on a machine:
+
+        start + operations / speed · (1 + m0/m + n0/n + k0/k)     of m rows, inner k, n columns
+
+    start  seconds
+    speed  operations per second of large products
+    """
+
+    start: Annotated[float, Bound(0, 1e3)]
+    speed: Annotated[float, Bound(0, 1e20, above=True)]
+    m0: Annotated[float, Bound(0, 1e9)] = 0.0
+    n0: Annotated[float, Bound(0, 1e9)] = 0.0
+    k0: Annotated[float, Bound(0, 1e9)] = 0.0
+
+    def seconds(self, operations: float, m: float, k: float, n: float) -> float:
+        """Seconds of a product of these sizes, or of several that take `operations` together."""
+        lost = 1 + self.m0 / m + self.n0 / n + self.k0 / k
+        return self.start + operations / self.speed * lost if operations else 0.0
+
+
+@dataclass(frozen=True)
 class Profile:
     """What a framework does with a plan, beyond what the plan says.
 
@@ -84,6 +110,23 @@ class Profile:
                    predicted time divided and multiplied by this; 0: not known
     selective      what recompute=selective runs again: attention's core, or half of the matrix
                    products and all passes over memory (operators)
+
+    Measured on a machine without accelerator, where the host is the device:
+
+    products       matrix products: forward, gradients of inputs, of weights; (): by the curve of
+                   the device
+    pairs          attention, forward and backward: m is the keys of a query, k the size of a head,
+                   and n their product, because some work is done once for each query and head
+    adds           whether the seconds in which the host starts kernels add to those of the kernels
+    end_forward, end_backward   what `forward` and `backward` are, for the embedding and the head
+    action         seconds of the host for each pass of a micro-batch through a stage
+    table          passes over the embedding's table in a backward pass, in 4 bytes
+    norm           passes over the residual stream in the head
+    loss           of the passes over the logits, the share of the forward pass; 0: as other passes
+    chunk          tokens whose logits are kept for the backward pass, which makes the others
+                   again; 0: all
+    waits          exchanges of a few numbers in a step, for which all ranks wait
+    crowd          ranks for each core, where there are more; those that wait lend theirs
     """
 
     name: str = "plain"
@@ -116,6 +159,23 @@ class Profile:
     straggling: float = 0.01
     spread: float = 0.0
     selective: str = "core"
+    products: tuple[Kernel, ...] = ()
+    pairs: tuple[Kernel, ...] = ()
+    adds: bool = False
+    end_forward: float = 0.0
+    end_backward: float = 0.0
+    action: float = 0.0
+    table: float = 0.0
+    norm: float = 0.0
+    loss: float = 0.0
+    chunk: int = 0
+    waits: float = 0.0
+    crowd: float = 1.0
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Seconds in which the host starts the kernels of the embedding, or of the head."""
+        return self.end_forward, self.end_backward
 
 
 PLAIN = Profile()  # a memory pass count and nothing else: what is assumed of an unknown framework

@@ -66,12 +66,14 @@ def price(
     *,
     size: int,
     places: Sequence[int] | None = None,
+    beside: Sequence[Sequence[int]] = (),
 ) -> Price:
     """What a program costs on a cluster whose numbers are those to count on (`attained`).
 
     size    bytes of the vector: of the whole input or result, n in the formulas; in an all-to-all
             of what one rank has for all
     places  the device of each rank; without it, rank r is on device r
+    beside  the same of other groups, which run the program at the same time, over the same links
 
     Raises UserError where the cluster has too few devices.
     """
@@ -84,17 +86,19 @@ def price(
     whole = size * program.ranks if program.op == "all_to_all" else size
     whole = 0 if program.op == "barrier" else whole
     bounds = [0, *accumulate(split(whole, program.chunks))]
-    route = cache(lambda a, b: route_of(cluster, devices[a], devices[b]))
+    groups = [devices, *beside]
+    route = cache(lambda group, a, b: route_of(cluster, groups[group][a], groups[group][b]))
     seconds, busiest, total = [], [], Counter[LinkName]()
     for _, messages in groupby(walk(program).sent, key=lambda sent: sent.round):
         loads, rates, latency = Counter[LinkName](), dict[LinkName, float](), 0.0
         for _, source, target, spans in messages:
             moved = sum(bounds[stop] - bounds[start] for start, stop in spans)
-            way = route(source, target)
-            latency = max(latency, way.latency)
-            for link, rate in way.links:
-                loads[link] += moved
-                rates[link] = rate
+            for group in range(len(groups)):
+                way = route(group, source, target)
+                latency = max(latency, way.latency)
+                for link, rate in way.links:
+                    loads[link] += moved
+                    rates[link] = rate
         slowest = max(loads, key=lambda link: loads[link] / rates[link])
         seconds.append(loads[slowest] / rates[slowest] + latency)
         busiest.append(slowest)

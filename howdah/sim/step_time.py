@@ -48,6 +48,7 @@ class StepTime:
     mfu        model flops (all pairs of tokens) per second over the dense peak of all devices,
                in the precision of the linear layers
     profile    of the framework
+    bubble     share of all ranks' time in which they do not compute: they wait, or exchange
     """
 
     seconds: float
@@ -56,6 +57,7 @@ class StepTime:
     tokens_per_second: float
     mfu: float
     profile: Profile
+    bubble: float
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -136,6 +138,7 @@ class _Rank:
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
         self._clock = RankClock(plan, program, messages, stages, profile)
         self.update = profile.update * _update(plan, speeds.bandwidth, rank, held)
+        self.update += profile.waits * times.of_scalars()
         self.update += _moved(plan, speeds.cluster, rank, held)
         self._tie = sum((times.of_sum(row) for row in sums if row.stage is None), 0.0)
         if not tied_stages(plan):
@@ -184,6 +187,16 @@ def _moved(plan: Plan, cluster: Cluster, rank: int, held: Sequence[Buffer]) -> f
     return sum(elements * width / speed[home] for home, width in homes if home != "device")
 
 
+def _lent(timeline: Timeline, crowd: float) -> float:
+    """Seconds of a timeline in which `crowd` ranks compute on each core, and each as slowly as if
+    all computed: those that wait leave more of the core to the others.
+    """
+    if crowd == 1:  # to the last bit
+        return timeline.makespan
+    busy = sum(timeline.busy) / len(timeline.busy)
+    return busy + (timeline.makespan - busy) / crowd
+
+
 def _summed(
     plan: Plan,
     cluster: Cluster,
@@ -192,22 +205,36 @@ def _summed(
     profile: Profile,
 ) -> StepTime:
     nodes = -(-plan.layout.world // cluster.devices_per_node)
-    straggling = timeline.makespan * profile.straggling * log2(nodes)
+    makespan = _lent(timeline, profile.crowd)
+    straggling = makespan * profile.straggling * log2(nodes)
     times = plan.micros * plan.layout.slices
-    seconds = timeline.makespan + straggling + profile.step
+    seconds = makespan + straggling + profile.step
     busiest = ranks[max(range(plan.layout.pp), key=timeline.busy.__getitem__)]
     parts = {
         "compute": times * sum(sum(part.products) for part in busiest.parts),
         "memory": times * sum(part.touch + part.touched for part in busiest.parts),
         "recompute": times * sum(part.again for part in busiest.parts),
+        "host": times * sum(part.host for part in busiest.parts),
         "tp, cp, ep": times * sum(part.ahead + part.back for part in busiest.parts),
         "update": busiest.update,
         "stragglers": straggling,
     }
+    parts["host"] += profile.step * profile.adds
+    if (told := sum(parts.values())) > seconds:  # of ranks that wait less because others wait
+        parts = {name: part * seconds / told for name, part in parts.items()}
     parts["waiting"] = max(seconds - sum(parts.values()), 0.0)
     assert plan.batch.global_batch is not None
     tokens = plan.batch.global_batch * plan.sequence
     precision = plan.method.precision
     dense = peak(cluster.device, NAMES.get(precision, precision)) * plan.layout.world
     model = conventions(plan.shape, plan.sequence).model * tokens
-    return StepTime(seconds, timeline, parts, tokens / seconds, model / seconds / dense, profile)
+    rates = tokens / seconds, model / seconds / dense
+    computing = sum(_computing(rank, times) for rank in ranks)
+    bubble = 1 - min(computing / seconds / len(ranks), 1.0)
+    return StepTime(seconds, timeline, parts, *rates, profile, bubble)
+
+
+def _computing(rank: _Rank, times: int) -> float:
+    """Seconds in which a rank computes, without what its actions wait for, or exchange."""
+    parts = (sum(one.products) + one.touch + one.touched + one.again for one in rank.parts)
+    return times * sum(parts) + rank.update

@@ -14,26 +14,33 @@ What is sent is listed elsewhere; here the bytes are added up:
 
     gradients     `plan/sums.py`; after each of the A micro-batches of a step, or once
     weights       zero1, zero2: an all-gather of every unit after the update
-                  zero3: one in every pass that uses the unit (`plan/gather_order.py`)
+                  zero3: one in every pass that uses the unit (`plan/gather_order.py`), or as
+                  many broadcasts as there are shares (gather=broadcast), of as many bytes
     activations   `plan/exchanges.py`
+    experts       how many tokens each of them had: an all-reduce over all ranks after the step
     scalars       token count, stop flag, loss, and the squared gradient norm if no rank has the
                   full gradient, to all ranks
+
+Where `plan.comm` chooses an algorithm, a rank sends what its steps of the program send.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from howdah.collectives.sparse import pays_below
+from howdah.plan.comm import Algorithms
 from howdah.plan.exchanges import Sizes, exchanges
 from howdah.plan.flat_buffers import share, shares
 from howdah.plan.gather_order import gather_counts
 from howdah.plan.layout import has_whole_norm
 from howdah.plan.plan import Plan
 from howdah.plan.recording import TCP, Traffic, Wires
-from howdah.plan.sharding import local_buffers, shard_axes
-from howdah.plan.sums import Operation, sums_of
+from howdah.plan.sharding import local_buffers, shard_axes, tokens
+from howdah.plan.sums import ROW_NUMBER_BYTES, Operation, Sum, sums_of
+from howdah.sim.chosen import Collective, gathers_of, of_exchange, sent_by
 
 SCALAR_BYTES = 8
 COUNTS = 2  # of the scalars: token count and stop flag, which the hosts of GPUs exchange, too
@@ -52,6 +59,22 @@ class Sender:
     rank: int
     wires: Wires
     sent: Counter[Traffic]
+    algorithms: Algorithms = field(default_factory=Algorithms)
+
+    def runs(self, axis: str, call: Collective, *, times: int = 1) -> bool:
+        """Counts a collective that a chosen program carries out; False where none is chosen."""
+        if not self.algorithms:
+            return False
+        wires = self.wires
+        nodes = [wires.nodes[r] if wires.nodes else r // wires.node for r in call.ranks]
+        if (program := call.program(self.algorithms, nodes)) is None:
+            return False
+        sent = sent_by(call, program, self.rank) * times
+        here = np.array(nodes) == nodes[call.ranks.index(self.rank)]
+        for link, part in ((wires.inside, sent[here]), (wires.between, sent[~here])):
+            if total := int(part.sum()):
+                self.sent[Traffic(axis, call.op, link)] += total
+        return True
 
     def send(
         self,
@@ -104,18 +127,66 @@ def _along(wires: Wires, rank: int, peers: range, sizes: Sizes) -> tuple[int, in
     return near - mine, every - near
 
 
-def step_traffic(plan: Plan, rank: int, wires: Wires = TCP) -> dict[Traffic, int]:
-    """Bytes that `rank` sends in one step of the full batch, by axis, operation and link."""
-    sender = Sender(rank, wires, Counter())
+def step_traffic(
+    plan: Plan, rank: int, wires: Wires = TCP, *, rows: bool = True
+) -> dict[Traffic, int]:
+    """Bytes that `rank` sends in one step of the full batch, by axis, operation and link.
+
+    rows  with the rows of an embedding that are sent (comm.sparse), as if every token were another;
+          otherwise `rows_traffic` adds those that were
+    """
+    sender = Sender(rank, wires, Counter(), plan.comm.algorithm)
     _gradients(plan, rank, sender)
+    if rows and plan.comm.sparse:
+        sender.sent.update(rows_traffic(plan, rank, wires, *expected_rows(plan, rank)))
     _weights(plan, rank, sender)
     for row in exchanges(plan, rank):
-        sender.send(row.axis, row.operation, row.peers, row.sizes)
+        call = of_exchange(row)
+        if call is None or not sender.runs(row.axis, call, times=row.programs):
+            sender.send(row.axis, row.operation, row.peers, row.sizes)
     label = "dp" if plan.layout.world == plan.layout.replicas else "world"
     everyone, told = range(plan.layout.world), scalars(plan) - COUNTS
     sender.send(label, "scalars", everyone, COUNTS * SCALAR_BYTES, by_hosts=True)
     sender.send(label, "scalars", everyone, told * SCALAR_BYTES)
+    counts = expert_counts(plan)
+    call = Collective("all_reduce", everyone, counts, SCALAR_BYTES)
+    if counts and not sender.runs(label, call):
+        _halves(sender, label, "all_reduce", everyone, shares(counts, len(everyone)) * SCALAR_BYTES)
     return dict(sender.sent)
+
+
+def expected_rows(plan: Plan, rank: int) -> tuple[int, int]:
+    """Rows that a rank sends in a step if every token of it is another, and whether the sum is
+    dense because so many do not pay.
+    """
+    most = int(tokens(plan, rank)) * plan.micro_batch * plan.micros
+    for row in sums_of(plan, rank):
+        if row.row and most * row.row < pays_below_of(plan, row) * row.messages[0]:
+            return most, 0
+    return 0, 1
+
+
+def pays_below_of(plan: Plan, row: Sum) -> float:
+    """The part of the rows of an embedding below which they travel by their numbers."""
+    size = row.row * plan.sent_gradient_bytes
+    return pays_below(len(row.ranks), value_bytes=size, index_bytes=ROW_NUMBER_BYTES)
+
+
+def rows_traffic(plan: Plan, rank: int, wires: Wires, sent: int, dense: int) -> Counter[Traffic]:
+    """Bytes of an embedding's gradient that travels by rows (comm.sparse).
+
+    sent   rows that the rank has sent to each of the others
+    dense  sums that took the whole gradient
+    """
+    sender = Sender(rank, wires, Counter(), plan.comm.algorithm)
+    for row in sums_of(plan, rank) if plan.comm.sparse else ():
+        if not row.row:
+            continue
+        (elements,), width = row.messages, plan.sent_gradient_bytes
+        size = row.row * width
+        sender.send(row.axis, "broadcast", row.ranks, sent * (size + ROW_NUMBER_BYTES))
+        _whole(sender, row, Collective(row.op, row.ranks, elements, width), times=dense)
+    return sender.sent
 
 
 def padding(plan: Plan, rank: int) -> int:
@@ -133,14 +204,40 @@ def scalars(plan: Plan) -> int:
     return 3 if has_whole_norm(plan.layout) else 4
 
 
+def expert_counts(plan: Plan) -> int:
+    """How many numbers every step sums over all ranks for routers: in each block with experts, the
+    tokens of each of them, and how many were dropped.
+    """
+    if plan.shape.experts is None:
+        return 0
+    blocks = sum(plan.shape.sparse(layer) for layer in range(plan.shape.layers))
+    return blocks * (plan.shape.experts.count + 1)
+
+
 def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
     for row in sums_of(plan, rank):
-        times = plan.sent_gradient_bytes * (plan.micros if row.every_micro else 1)
+        times, width = plan.micros if row.every_micro else 1, plan.sent_gradient_bytes
+        if row.row:  # first all hear how many rows each has
+            sender.send(row.axis, "scalars", row.ranks, SCALAR_BYTES)
+            continue
         for elements in row.messages:
-            sizes = shares(elements, len(row.ranks)) * times
-            for half in HALVES[row.op]:
-                own = int(sizes[row.ranks.index(rank)])
-                sender.send(row.axis, half, row.ranks, own if half == "all_gather" else sizes)
+            _whole(sender, row, Collective(row.op, row.ranks, elements, width), times=times)
+
+
+def _whole(sender: Sender, row: Sum, call: Collective, *, times: int) -> None:
+    """Counts a message of a sum, which is made so many times."""
+    if not sender.runs(row.axis, call, times=times):
+        sizes = shares(call.elements, len(row.ranks)) * call.width * times
+        _halves(sender, row.axis, row.op, row.ranks, sizes)
+
+
+def _halves(
+    sender: Sender, axis: str, operation: Operation, ranks: Sequence[int], sizes: np.ndarray
+) -> None:
+    """Counts an operation whose shares have so many bytes."""
+    for half in HALVES[operation]:
+        own = int(sizes[ranks.index(sender.rank)])
+        sender.send(axis, half, ranks, own if half == "all_gather" else sizes)
 
 
 def _weights(plan: Plan, rank: int, sender: Sender) -> None:
@@ -150,7 +247,10 @@ def _weights(plan: Plan, rank: int, sender: Sender) -> None:
     gathers = gather_counts(plan, rank) if plan.layout.zero == 3 else None
     for buffer in local_buffers(plan, rank):
         inside, _ = shard_axes(plan.layout, buffer.unit)
-        start, stop = share(buffer.length, inside.size, inside.index_of(rank))
-        times = 1 if gathers is None else gathers[buffer.unit]
-        size = (stop - start) * plan.compute_bytes * times
-        sender.send("dp", "all_gather", inside.group(rank), size)
+        mine, times = inside.index_of(rank), 1 if gathers is None else gathers[buffer.unit]
+        start, stop = share(buffer.length, inside.size, mine)
+        for call in gathers_of(plan, rank, buffer):
+            sends = call.op == "all_gather" or call.root == mine
+            if not sender.runs("dp", call, times=times) and sends:
+                size = (stop - start) * plan.compute_bytes * times
+                sender.send("dp", call.op, inside.group(rank), size)

@@ -13,6 +13,7 @@ from howdah.base.errors import Unfinished, UserError
 from howdah.checkpoint.folders import clean, steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
+from howdah.checkpoint.sites import one_site
 from howdah.comm.meeting import this_machine
 from howdah.plan.recording import RankTrace
 from howdah.plan.trace_file import FOLDER, write_trace
@@ -57,11 +58,20 @@ class Checkpointer:
         saved = start.checkpoint.meta if start.checkpoint else {}
         self._best: float | None = saved.get("best_loss")
         mesh = context.mesh
-        if mesh.rank == 0:
-            keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
         world, keep, copies = mesh.layout.world, job.train.keep_last, context.snapshots
+        self.team = start.team or one_site(mesh.rank, world)
+        if self.team.board and start.checkpoint:  # no machine can see that it stands on all
+            self._saving = self._saved = start.step
+        if self.team.leads:
+            keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
         self._saver = Saver(
-            self.folder, rank=mesh.rank, world=world, keep=keep, say=say, snapshots=copies
+            self.folder,
+            rank=mesh.rank,
+            world=world,
+            keep=keep,
+            say=say,
+            snapshots=copies,
+            team=self.team,
         )
 
     @property
@@ -134,7 +144,8 @@ class Checkpointer:
         """Writes the trace of this rank's last steps, for `howdah trace`."""
         mesh = self.context.mesh
         if traces := [*self.context.recorder.steps]:
-            about = RankTrace(str(mesh.layout), this_machine(), traces)
+            chosen = str(self.job.plan.comm.algorithm)
+            about = RankTrace(str(mesh.layout), this_machine(), traces, chosen)
             with self._beside.writing(FOLDER):
                 write_trace(self.job.folder / FOLDER, mesh.rank, about)
 

@@ -10,12 +10,15 @@ stop. So nothing inside a step waits for the host, or for another rank's host. A
 effect one step later than on the CPU.
 
 On the CPU arrays are used where they are, and the ranks exchange when the step begins.
+
+Under cp every rank reads whole samples, and takes its own columns of them here (`Columns`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -27,6 +30,8 @@ from howdah.model.noise import Noise
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
 from howdah.parallel.tensor_border import TpRegion
+from howdah.plan.layout import Layout
+from howdah.plan.sharding import chunks
 from howdah.text.batches import Micro
 from howdah.text.prefetch import Prefetch
 from howdah.train.tell import steps_late, streams_of
@@ -43,13 +48,47 @@ class Counts(NamedTuple):
     stop: bool
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The columns of whole samples that a rank works on: under cp, two chunks of the positions."""
+
+    layout: Layout
+    rank: int
+
+    @property
+    def all(self) -> bool:
+        """Whether the rank works on whole samples."""
+        return self.layout.cp == 1
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether attention asks the host where documents end (`parallel/context_ring.py`)."""
+        return not self.all and self.layout.context == "ring"
+
+    def of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The rank's columns of `array` [b, S]: the array itself, if these are all."""
+        if self.all:
+            return array
+        parts = chunks(self.layout, array.shape[1], self.rank)
+        return np.concatenate([array[:, start:stop] for start, stop in parts], 1)
+
+
+ALL = Columns(Layout(), 0)
+
+
 class OnDevice(NamedTuple):
-    """A micro-batch as tensors of the device: `given` without noise, and the number of the sample
-    of each row, [b].
+    """A micro-batch as tensors of the device.
+
+    given    the micro-batch without noise
+    samples  [b] the number of the sample of each row
+    places   [s] the rank's positions in the sample; None: all of them
+    length   positions of a whole sample
     """
 
     given: Given
     samples: Tensor
+    places: Tensor | None
+    length: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +125,10 @@ class Fed(Sequence[Micro]):
 class Feeder:
     """Brings micro-batches to a device; used by one thread."""
 
-    def __init__(self, device: torch.device, streams: Streams | None) -> None:
-        self._device, self._streams = device, streams
+    def __init__(
+        self, device: torch.device, streams: Streams | None, columns: Columns = ALL
+    ) -> None:
+        self._device, self._streams, self._columns = device, streams, columns
         self._stream = streams.new() if streams else None
 
     def __call__(self, micros: Sequence[Micro]) -> Fed:
@@ -96,28 +137,38 @@ class Feeder:
         (`tell.tell`).
         """
         if self._streams is None:
-            return Fed(micros, [on_device(micro, self._device) for micro in micros])
+            return Fed(micros, [self._bring(micro) for micro in micros])
         with self._streams.inside(self._stream):
-            tensors = [on_device(micro, self._device) for micro in micros]
+            tensors = [self._bring(micro) for micro in micros]
             ready = self._streams.event()
             ready.record(self._stream)
         return Fed(micros, tensors, ready)
 
+    def _bring(self, micro: Micro) -> OnDevice:
+        return on_device(micro, self._device, self._columns)
 
-def on_device(micro: Micro, device: torch.device) -> OnDevice:
-    """A micro-batch as tensors on `device`; copies are made by the current stream."""
+
+def on_device(micro: Micro, device: torch.device, columns: Columns = ALL) -> OnDevice:
+    """A micro-batch as tensors on `device`; copies are made by the current stream. Of tokens,
+    labels and positions a rank takes its columns; documents stay those of whole samples.
+    """
 
     def there(array: npt.NDArray[Any]) -> Tensor:
         x = torch.from_numpy(array)
         return x if device.type == "cpu" else pinned(x).to(device, non_blocking=True)
 
     documents = None
-    if device.type == "cpu":
-        documents = there(micro.documents)
+    if device.type == "cpu" or columns.asks_host:
+        documents = torch.from_numpy(micro.documents)
     elif not one_document_each(micro.documents):
         documents = there(document_starts(micro.documents))
-    given = Given(there(micro.tokens), there(micro.labels), there(micro.positions), documents, None)
-    return OnDevice(given, there(micro.samples))
+    tokens, labels, positions = (
+        there(columns.of(array)) for array in (micro.tokens, micro.labels, micro.positions)
+    )
+    length = micro.tokens.shape[1]
+    places = None if columns.all else there(columns.of(np.arange(length)[None])[0])
+    given = Given(tokens, labels, positions, documents, None)
+    return OnDevice(given, there(micro.samples), places, length)
 
 
 def pinned(x: Tensor) -> Tensor:
@@ -125,19 +176,22 @@ def pinned(x: Tensor) -> Tensor:
     return x.pin_memory()
 
 
-def arrays_of(micro: Micro, device: torch.device) -> Given:
+def arrays_of(micro: Micro, device: torch.device, columns: Columns = ALL) -> Given:
     """A micro-batch as tensors on `device`, without noise."""
-    return on_device(micro, device).given
+    return on_device(micro, device, columns).given
 
 
 def with_noise(one: OnDevice, *, seed: int, step: int, region: TpRegion | None) -> Given:
-    """A micro-batch with the noise of `step`; a region that is sliced drops what one device drops
-    at its positions.
+    """A micro-batch with the noise of `step`; a rank that has some of the positions, or a slice of
+    them in a region, drops what one device drops there.
     """
-    noise = Noise(seed, step, one.samples)
+    noise, places = Noise(seed, step, one.samples), one.places
     if region and region.sliced:
-        positions = torch.arange(*region.slice, device=one.samples.device)
-        noise = replace(noise, positions=positions, length=region.length)
+        start, stop = region.slice
+        every = torch.arange(start, stop, device=one.samples.device)
+        places = every if places is None else places[start:stop]
+    if places is not None:
+        noise = replace(noise, positions=places, length=one.length)
     return replace(one.given, noise=noise)
 
 
@@ -183,6 +237,11 @@ class Supply:
         self._coming.append((batch, handle, heard))
 
 
-def feeder_of(device: torch.device) -> Feeder:
-    """The feeder of a device."""
-    return Feeder(device, streams_of(device))
+def feeder_of(device: torch.device, columns: Columns = ALL) -> Feeder:
+    """The feeder of a device, for a rank that works on these columns."""
+    return Feeder(device, streams_of(device), columns)
+
+
+def columns_of(mesh: Mesh) -> Columns:
+    """The columns that a rank works on."""
+    return Columns(mesh.layout, mesh.rank)

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import accumulate
 from math import isfinite
 from signal import SIGTERM
+from zlib import crc32
 
 import torch
 
@@ -28,9 +29,10 @@ from howdah.text.batches import micros, order_of, rows_of
 from howdah.text.order import Order
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
+from howdah.train.apart import team_of
 from howdah.train.checkpointing import Checkpointer
 from howdah.train.console import RunConsole, Say
-from howdah.train.feed import Fed, Supply, feeder_of
+from howdah.train.feed import Fed, Supply, columns_of, feeder_of
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
 from howdah.train.length import describe
@@ -38,10 +40,11 @@ from howdah.train.metrics import MetricsWriter
 from howdah.train.monitor import SpeedMonitor
 from howdah.train.out_of_memory import out_of_memory
 from howdah.train.profile import StepProfiler
-from howdah.train.report import Bytes, measured_memory, predict_lines
+from howdah.train.report import Bytes, measured_memory, predict_lines, predicted_time
 from howdah.train.resume import Start, check_match, find_start
 from howdah.train.room import ranks_here, snapshots_for
 from howdah.train.run_folder import lock
+from howdah.train.same_text import require_same_text
 from howdah.train.state import restore_states
 from howdah.train.step import StepContext, StepResult, counted, train_step
 from howdah.train.tell import Untold, steps_late
@@ -112,7 +115,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     """Connects the mesh, finds the start of the run, and applies the layout; `stack` closes what
     this opens.
     """
-    mesh = stack.enter_context(connect_mesh(job.layout, transport, device))
+    mesh = stack.enter_context(connect_mesh(job.layout, transport, device, job.plan.comm.algorithm))
     explain_losses_in(transport, job.folder)
     # Streams order what one thread launches; on a GPU, torch would run backward passes on another.
     stack.enter_context(torch.autograd.set_multithreading_enabled(device.type == "cpu"))
@@ -121,8 +124,10 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
         stack.enter_context(lock(job.folder))
     say = RunConsole(mesh.rank).say
     corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
-    require_same_text(mesh, corpus)
-    start = find_start(job, mesh, say)
+    require_same_text(mesh, corpus, job.data)
+    require_same_algorithms(mesh, job)
+    team = team_of(job, mesh, stack, say)
+    start = find_start(job, mesh, say, team)
     peak = peak_of(job, mesh, say)
     placed = place(job, mesh, start, corpus)
     console = RunConsole(mesh.rank, steps=job.train.steps, done=start.step)
@@ -141,7 +146,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     length = describe(order, steps=job.train.steps, used=first(job.train.steps))
     of_device = device_lines(device, ranks_here(mesh))
     of_device += precision_lines(job.method.precision, device.type)
-    for line in [*of_device, *predict_lines(job.plan, mesh), length]:
+    for line in [*of_device, *predict_lines(job.plan, mesh), *predicted_time(job), length]:
         tell(line)
     if start.step >= job.train.steps:
         tell(f"no step is left: {start.step} of {job.train.steps} are done; raise train.steps")
@@ -205,16 +210,14 @@ def device_of(job: Job, local_rank: int) -> torch.device:
     return own_device(job.device, local_rank)
 
 
-def require_same_text(mesh: Mesh, corpus: Corpus) -> None:
-    """Raises UserError unless all ranks have the same tokens: the text of machines may differ."""
-    # The folder's name is a hash of the contents. The ranks compare 32 bits of it by a sum, which
-    # a float64 holds exactly for up to 2²¹ ranks: equal numbers add up to a multiple of each.
-    mine = float(int(corpus.folder.name[:8], 16))
+def require_same_algorithms(mesh: Mesh, job: Job) -> None:
+    """Raises UserError unless all ranks have chosen the same algorithms."""
+    mine = float(crc32(str(job.plan.comm.algorithm).encode()))
     (total,) = mesh.world.sum_scalars([mine])
     if total != mine * mesh.world.size:
         raise UserError(
-            "the ranks have different text: their sources differ between machines; give all of "
-            "them the same files in data.sources"
+            f"the ranks have different algorithms, rank {mesh.rank} '{job.plan.comm.algorithm}'; "
+            "give all of them the same comm.algorithm"
         )
 
 
@@ -278,7 +281,7 @@ def read_batches(
     order = order_of_run(job, corpus)
     assert job.batch.micro_batch is not None
     rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
-    feed = feeder_of(mesh.device)
+    feed = feeder_of(mesh.device, columns_of(mesh))
 
     def read(step: int) -> Fed:  # ahead of its use: may be past the last step
         return feed(micros(corpus, order, rows, first=first(step), size=job.batch.size(step)))

@@ -32,6 +32,27 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
+class Busy:
+    """How evenly experts are busy: shares of the mean, and of all choices."""
+
+    least: float
+    most: float
+    dropped: float
+
+
+def busy(counts: Mapping[str, list[int]]) -> Busy | None:
+    """Of `counts` by block: the tokens of each expert, and last how many were dropped. None for a
+    dense model, or a step without tokens.
+    """
+    blocks = [(tokens, dropped) for *tokens, dropped in counts.values() if sum(tokens)]
+    if not blocks:
+        return None
+    shares = [len(tokens) * count / sum(tokens) for tokens, _ in blocks for count in tokens]
+    total = sum(sum(tokens) for tokens, _ in blocks)
+    return Busy(min(shares), max(shares), sum(dropped for _, dropped in blocks) / total)
+
+
+@dataclass(frozen=True)
 class StepMetrics:
     """The measurements of one logged stretch of steps, taken on rank 0.
 
@@ -49,6 +70,8 @@ class StepMetrics:
     seconds       duration of the stretch
     epoch         epochs of the text that the run has used so far
     left          seconds that the rest of the run takes, at the speed since its start or resume
+    experts       by name of a block with experts, the tokens that each of them had in that step
+    busy          how evenly the experts were busy in that step
     """
 
     step: int
@@ -68,10 +91,15 @@ class StepMetrics:
     epoch: float = 0.0
     left: float = 0.0
     reserved: int | None = None
+    experts: Mapping[str, list[int]] | None = None
+    busy: Busy | None = None
 
     def line(self) -> str:
         """The log line."""
         card = "" if self.reserved is None else f"reserved: {self.reserved / GIB:.2f}GiB  "
+        if self.busy:
+            dropped = f"dropped: {self.busy.dropped:.2%}  " if self.busy.dropped else ""
+            card += f"experts: {self.busy.least:.0%}-{self.busy.most:.0%}  {dropped}"
         return (
             f"step: {self.step:2d}  loss: {self.loss:8.5f}  grad_norm: {self.norm:7.4f}  "
             f"memory: {self.memory / GIB:5.2f}GiB({self.memory_share:.2%})  "
@@ -84,6 +112,8 @@ class StepMetrics:
     def scalars(self) -> dict[str, float]:
         """The values, by TensorBoard key."""
         card = {} if self.reserved is None else {"memory/max_reserved(GiB)": self.reserved / GIB}
+        if self.busy:
+            card |= {f"experts/{name}": value for name, value in asdict(self.busy).items()}
         return {
             "loss_metrics/global_avg_loss": self.loss,
             "grad_norm": self.norm,

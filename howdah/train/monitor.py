@@ -16,7 +16,7 @@ from howdah.text.prefetch import Prefetch
 from howdah.train.console import RunConsole
 from howdah.train.feed import Fed
 from howdah.train.job import Job
-from howdah.train.metrics import MetricsWriter, StepMetrics
+from howdah.train.metrics import MetricsWriter, StepMetrics, busy
 from howdah.train.step import StepContext, StepResult
 
 
@@ -38,7 +38,8 @@ class SpeedMonitor:
     records  None on ranks other than 0
 
     `steps`, `tokens` and `seconds` are totals of all stretches so far: of training alone, without
-    saves and evaluations. `most` is the largest memory of them, in bytes.
+    saves and evaluations. `paces` are the seconds of a step in each stretch, and `most` is the
+    largest memory of them, in bytes.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class SpeedMonitor:
         self._steps = self._tokens = self._done = 0
         self._began = perf_counter()
         self.steps, self.tokens, self.seconds, self.most = 0, 0, 0.0, 0
+        self.paces: list[float] = []
         self.last: StepMetrics | None = None
         self._mark = self._now()
         reset_peak(self._mesh.device)
@@ -100,6 +102,11 @@ class SpeedMonitor:
             measured = self._measure(result, step, rate, sent)
             self.last = replace(measured, epoch=epoch, left=left)
             self._console.measured(self.last)
+            if self.last.busy and self.last.busy.dropped > 0.5:
+                self._console.say(
+                    f"step {step} dropped {self.last.busy.dropped:.0%} of the choices of experts: "
+                    "raise method.routing.capacity or method.routing.balance_loss"
+                )
             if self._records:
                 self._records.measured(self.last)
             self._mark, self._steps, self._tokens = self._now()._replace(sent=sent), 0, 0
@@ -113,7 +120,9 @@ class SpeedMonitor:
         self.steps += self._steps
         self.tokens += self._tokens
         self.seconds += seconds
+        self.paces.append(seconds / max(self._steps, 1))
         self.most = max(self.most, used.held)
+        experts = result.expert_tokens
         return StepMetrics(
             step=step,
             loss=result.loss,
@@ -130,4 +139,6 @@ class SpeedMonitor:
             exposed=(now.exposed - mark.exposed) / seconds,
             waited=(now.waited - mark.waited) / seconds,
             seconds=seconds,
+            experts={name: tokens for name, (*tokens, _) in experts.items()} or None,
+            busy=busy(experts),
         )

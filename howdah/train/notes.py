@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from howdah.collectives.choice import DEFAULT
 from howdah.optim.learning_rate import learning_rate
 from howdah.plan.method import LearningRate
 from howdah.plan.plan import Plan
@@ -76,6 +77,21 @@ def rate_note(
     if before:  # which is what was asked for
         spans, keep = "the learning rate has changed", ""
     return f"{spans}: step {done + 1:,} has {new:.3g} where it had {was:.3g}{keep}"
+
+
+def algorithm_note(found: Mapping[str, tuple[Any, Any]], *, done: int) -> str:
+    """What changed algorithms of collectives do to a run; empty if none has changed.
+
+    found  the settings that have changed, by dotted key: the value before, and now
+    done   steps that are done
+    """
+    changed = [
+        f"{key} was {before or DEFAULT} and is {now or DEFAULT}"
+        for key, (before, now) in found.items()
+        if key.startswith("comm.algorithm.")
+    ]
+    told = f": from step {done + 1:,} on, sums are rounded in another order"
+    return "; ".join(changed) + told * bool(changed)
 
 
 def _rate_notes(rate: LearningRate, steps: int) -> Iterator[str]:

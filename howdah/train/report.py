@@ -6,9 +6,16 @@ micro-batch. Resident memory is not compared, because it also holds the interpre
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
+import torch
+
+from howdah.base.errors import UserError
+from howdah.host.facts import cpu_model
+from howdah.machines.cluster_file import CLUSTERS, HERE, load_cluster
 from howdah.parallel.apply import ParallelModel
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.saved_bytes import SavedTensorMeter
@@ -16,11 +23,14 @@ from howdah.parallel.stages import Given
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of
 from howdah.plan.schedule.held import peak_held
+from howdah.sim.measured import read_measured
 from howdah.sim.memory import memory, peak
 from howdah.sim.predict import kernels_of
+from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate
 from howdah.sim.traffic import step_traffic
 from howdah.text.batches import Micro
+from howdah.train.job import Job
 from howdah.train.metrics import MIB
 from howdah.train.step import StepContext, to_device
 
@@ -38,6 +48,8 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
         f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
         f"sends {sent / MIB:,.1f} MiB a step"
     ]
+    if plan.comm.algorithm:
+        lines.append(f"algorithms  {plan.comm.algorithm}")
     if plan.layout.pp > 1:
         lines.append(
             f"pipeline    {simulate(schedule_of(plan)).bubble:.0%} of all time is its bubble, if "
@@ -105,6 +117,52 @@ def _in_flight(placed: ParallelModel, given: Given) -> int:
             outputs = executor.alone(stage, given, placed.loss)
         sizes[stage] = kept.count(*outputs.values())
     return peak_held(schedule_of(plan), placed.mesh.index_of("pp"), sizes=sizes)
+
+
+def predicted_seconds(job: Job) -> tuple[float, str]:
+    """Seconds of a step as this machine was measured, and the day. Raises UserError, which says
+    what to do, where that is not known.
+    """
+    if job.device != "cpu":
+        raise UserError("only steps on CPUs are predicted by a measurement so far")
+    world = job.layout.world
+    cluster = load_cluster(f"{HERE}x{world}", own=job.cache / CLUSTERS)
+    facts, profile = read_measured(Path(cluster.profile), job.method.precision)
+    here = (cpu_model(), str(torch.__version__), job.threads)
+    if (facts.cpu, facts.torch, facts.threads) != here:
+        threads = f"{facts.threads} thread{'s' * (facts.threads > 1)}"
+        raise UserError(
+            f"howdah measure was run on {facts.cpu} with torch {facts.torch} and {threads} a rank; "
+            "run it again here"
+        )
+    return step_time(job.plan, cluster, profile).seconds, facts.date
+
+
+def predicted_time(job: Job) -> list[str]:
+    """A line with the predicted seconds of a step, where they are known before the run."""
+    try:
+        seconds, day = predicted_seconds(job)
+    except UserError:
+        return []
+    return [f"time        {seconds:.4g} s a step, as howdah measure of {day} predicts it"]
+
+
+def compare_time(job: Job, paces: Sequence[float]) -> list[str]:
+    """A line with the median of what a step took beside its prediction.
+
+    paces  seconds of a step in each stretch of steps; empty: there were none
+    """
+    if not paces:
+        return []
+    took = median(paces)
+    try:
+        seconds, day = predicted_seconds(job)
+    except UserError as why:
+        return [f"time        {took:.4g} s a step; not predicted: {why}"]
+    return [
+        f"time        {took:.4g} s a step; howdah measure of {day} predicted {seconds:.4g}: "
+        f"{seconds / took - 1:+.1%}"
+    ]
 
 
 def compare(plan: Plan, mesh: Mesh, measured: Bytes) -> list[str]:

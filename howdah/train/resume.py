@@ -2,12 +2,13 @@
 
 A checkpoint in the run folder is always resumed; any layout may have saved it. Rank 0 finds it,
 verifies its checksums, and sends the chosen step to the other ranks. Then every rank reads the
-pieces that it holds.
+pieces that it holds. Where machines have folders of their own, they look together (`apart.py`).
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from howdah.base.errors import UserError, several
 from howdah.checkpoint.facts import Facts, facts
 from howdah.checkpoint.folders import clean, numbered, step_folder
+from howdah.checkpoint.index import File
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
+from howdah.checkpoint.sites import Team
 from howdah.model.hub import read_hub
 from howdah.parallel.flat_params import Fill, random_init
 from howdah.parallel.mesh import Mesh
@@ -27,6 +30,7 @@ from howdah.shapes.weights import weights
 from howdah.text.batches import order_of
 from howdah.text.order import Order
 from howdah.text.tokens import Corpus
+from howdah.train.apart import find_apart
 from howdah.train.console import Say
 from howdah.train.job import Job
 
@@ -47,45 +51,74 @@ class Start:
     checkpoint  the checkpoint that is resumed, or None
     step        number of updates done so far
     samples     number of samples of the order used so far
+    team        which ranks share the run folder; None: all
     """
 
     fill: Fill
     checkpoint: Checkpoint | None
     step: int
     samples: int
+    team: Team | None = None
 
 
-def find_start(job: Job, mesh: Mesh, say: Say) -> Start:
+def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Start:
     """Finds the start of this run. All ranks call together and return the same start."""
     checkpoints = job.folder / "checkpoints"
+    if team and team.board:
+        step = find_apart(job, mesh, team, say)
+    else:
+        step = _find(checkpoints, mesh, say)
+    if step is not None:
+        checkpoint = open_checkpoint(step_folder(checkpoints, step))
+        say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
+        return Start(
+            read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples, team
+        )
+    if job.init_from is not None:
+        return Start(read_folder(job.init_from, job.shape), None, 0, 0, team)
+    return Start(random_init(weights(job.shape), job.seed), None, 0, 0, team)
+
+
+def _find(checkpoints: Path, mesh: Mesh, say: Say) -> int | None:
+    """The step that rank 0 chooses, of a folder that all ranks see."""
     chosen = -1
     if mesh.rank == 0:
         clean(checkpoints)
         newest_whole = choose(checkpoints, say)
         chosen = newest_whole.step if newest_whole else -1
     (total,) = mesh.world.sum_scalars([chosen + 1 if mesh.rank == 0 else 0])
-    if total:
-        checkpoint = open_checkpoint(step_folder(checkpoints, int(total) - 1))
-        say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
-        return Start(read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples)
-    if job.init_from is not None:
-        return Start(read_folder(job.init_from, job.shape), None, 0, 0)
-    return Start(random_init(weights(job.shape), job.seed), None, 0, 0)
+    return int(total) - 1 if total else None
 
 
-def choose(checkpoints: Path, say: Say) -> Checkpoint | None:
+def choose(checkpoints: Path, say: Say, *, parts: bool = False) -> Checkpoint | None:
     """The newest checkpoint that is complete, or None if nothing was ever saved.
+
+    parts  take one of which other machines have files, too
 
     Raises UserError when there are checkpoints, but all are damaged: a run that started from
     scratch would overwrite what might still be recovered.
     """
-    found = newest(checkpoints, say)
+    found = newest(checkpoints, say, parts=parts)
     if found is None and numbered(checkpoints):
+        if lacking := _elsewhere(checkpoints):
+            raise UserError(
+                f"other machines have parts of every checkpoint in {checkpoints}, such as "
+                f"{lacking.name} of {lacking.host}: start on these, too, by torchrun, or copy "
+                "their files here"
+            )
         raise UserError(
             f"every checkpoint in {checkpoints} is damaged; restore one from a copy, or start "
             "again with another folder=PATH"
         )
     return found
+
+
+def _elsewhere(checkpoints: Path) -> File | None:
+    """A file of the newest checkpoint here that another machine has."""
+    for step in reversed(numbered(checkpoints)):
+        with suppress(UserError):
+            return next(iter(open_checkpoint(step_folder(checkpoints, step)).lacks()), None)
+    return None
 
 
 def read_weights(checkpoint: Checkpoint) -> Fill:
@@ -97,9 +130,13 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
     """Returns a Fill that reads pieces of weights from a Hugging Face folder. It raises UserError
     for numbers that are not finite.
 
-    Raises UserError when the model in the folder is not of `shape`.
+    Raises UserError when the model in the folder is not of `shape`. A model with rotary positions
+    may get a longer context, and its wavelengths are those of `shape` then.
     """
     found, tensor = read_hub(folder)
+    if shape.positions == found.positions == "rotary" and shape.context > found.context:
+        found = replace(found, context=shape.context, rope_scaling=shape.rope_scaling)
+        found = replace(found, rope_theta=shape.rope_theta)
     mine = as_plain(stated(shape))
     if different := _different(mine, as_plain(stated(found))):
         raise UserError(

@@ -1,6 +1,7 @@
 """A run folder, and the lock that keeps a second live run out of it.
 
 RUN/run.toml          the resolved run
+    layout.txt        with layout=auto: what was found, and why
     history.jsonl     a line for each start: what has changed, versions, machine, command
     tokenizer.json    the tokenizer of its tokens
     log.txt           every log line
@@ -28,7 +29,10 @@ TOKENIZER = "tokenizer.json"
 EXPORT = "export"
 LOCK = "lock"
 CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
-BEFORE_STEPS = {"run.toml", "history.jsonl", TOKENIZER, "log.txt", METRICS, "tensorboard", LOCK}
+LAYOUT, LOG = "layout.txt", "log.txt"
+BEFORE_STEPS = {
+    *("run.toml", LAYOUT, "history.jsonl", TOKENIZER, LOG, METRICS, "tensorboard", LOCK)
+}
 
 
 @dataclass(frozen=True)

@@ -78,15 +78,18 @@ def vocab_note(entries: int, vocab: int) -> str:
     )
 
 
-def prepare_start(job: Job, corpus: Corpus, say: Say, *, other_held_out: bool = False) -> None:
+def prepare_start(
+    job: Job, corpus: Corpus, say: Say, *, other_held_out: bool = False, parts: bool = False
+) -> None:
     """Checks that what the run starts from belongs to its text: its newest checkpoint, or the
     folder of weights `init_from`. The caller holds the lock of the run folder.
 
     other_held_out  whether the held-out text may be other than that of the checkpoint
+    parts           whether other machines of the run may have parts of the checkpoint
 
     Raises UserError when the run cannot start.
     """
-    checkpoint = choose(job.folder / "checkpoints", say)
+    checkpoint = choose(job.folder / "checkpoints", say, parts=parts)
     if checkpoint:
         check_match(checkpoint, job, corpus)
         if not other_held_out:

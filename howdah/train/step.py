@@ -7,7 +7,8 @@
   4. sum      the loss over all ranks, and the squares of the full gradient, each element counted
               once
   5. update   the masters, by the clipped gradient, behind a snapshot of them, and copy them to
-              the weights, for which other ranks may wait
+              the weights, for which other ranks may wait; and the biases of routers, by the tokens
+              that each expert had on all ranks
   6. tell     loss and norm: the host asks for them when it needs them
 
 Averages are never averaged, neither over micro-batches nor over ranks.
@@ -29,6 +30,7 @@ from howdah.comm.recorder import Recorder
 from howdah.optim.clip import clipped_update, squared_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import ParallelModel
+from howdah.parallel.expert_counts import expert_counts, move_biases
 from howdah.parallel.flat_params import publish
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
@@ -38,7 +40,7 @@ from howdah.plan.method import Method
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.text.batches import Micro
-from howdah.train.feed import Counts, Fed, OnDevice, arrays_of, on_device, with_noise
+from howdah.train.feed import Counts, Fed, OnDevice, arrays_of, columns_of, on_device, with_noise
 from howdah.train.tell import Told, over_ranks, streams_of, tell
 
 
@@ -86,11 +88,13 @@ class StepResult:
     told    the summed loss and the squared norm, which may still be on their way
     tokens  number of labelled tokens in the global batch
     stop    whether some rank was asked to stop
+    sparse  names of the blocks with experts
     """
 
     told: Told
     tokens: int
     stop: bool
+    sparse: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -103,6 +107,13 @@ class StepResult:
     def norm(self) -> float:
         """The norm of the full gradient, before clipping; asking waits as for the loss."""
         return sqrt(self.told.values()[1])
+
+    @property
+    def expert_tokens(self) -> dict[str, list[int]]:
+        """By name of a block with experts: the tokens of each, and last how many were dropped."""
+        every = [int(count) for count in self.told.values()[2:]]
+        each = len(every) // max(len(self.sparse), 1)
+        return {name: every[i * each :][:each] for i, name in enumerate(self.sparse)}
 
 
 def train_step(
@@ -122,17 +133,21 @@ def train_step(
     with context.recorder.step(step + 1):
         total = accumulate(context, fed, step=step, tokens=tokens)  # 2, 3
         loss, square = _sums(context, total)  # 4
+        counts = expert_counts(placed)
         with context.recorder.span(_update(len(micros))):  # 5
             context.snapshots.settle()
             set_rate(placed.optimizer, rate)
             limit = context.method.grad_clip
             clipped_update(placed.optimizer, placed.gradients(), square=square, limit=limit)
+            if placed.plan.shape.experts:
+                most = context.method.routing.bias_rate * square.isfinite()
+                move_biases(placed.units.values(), counts, rate=most)
             publish(placed.units.values())
             if placed.gatherer:
                 placed.gatherer.updated()
-        both = torch.stack([loss, square])
-        told = tell(both, context.mesh.world, streams=streams, keep=fed)  # 6
-    return StepResult(told, int(tokens), stops)
+        numbers = torch.cat([torch.stack([loss, square]), *counts.values()])
+        told = tell(numbers, context.mesh.world, streams=streams, keep=fed)  # 6
+    return StepResult(told, int(tokens), stops, tuple(counts))
 
 
 def exchange(context: StepContext, micros: Sequence[Micro], *, stop: bool) -> Counts:
@@ -189,7 +204,7 @@ def _fed(context: StepContext, micros: Sequence[Micro]) -> Fed:
     """Micro-batches with their tensors on this rank's device; copied now if they are not there."""
     if isinstance(micros, Fed):
         return micros
-    return Fed(micros, [on_device(micro, context.mesh.device) for micro in micros])
+    return Fed(micros, [_there(context, micro) for micro in micros])
 
 
 def _given(context: StepContext, one: OnDevice, *, step: int) -> Given:
@@ -198,7 +213,11 @@ def _given(context: StepContext, one: OnDevice, *, step: int) -> Given:
 
 def to_device(context: StepContext, micro: Micro, *, step: int) -> Given:
     """A micro-batch as tensors on this rank's device, with the noise of `step`."""
-    return _given(context, on_device(micro, context.mesh.device), step=step)
+    return _given(context, _there(context, micro), step=step)
+
+
+def _there(context: StepContext, micro: Micro) -> OnDevice:
+    return on_device(micro, context.mesh.device, columns_of(context.mesh))
 
 
 @torch.no_grad()
@@ -212,15 +231,15 @@ def held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float,
 
 
 def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
-    tokens, placed, device = 0, context.placed, context.mesh.device
-    losses = torch.zeros((), dtype=torch.float64, device=device)
+    tokens, placed, mesh = 0, context.placed, context.mesh
+    losses = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for some in chunks(micros, placed.plan.micros):
-        given = [arrays_of(micro, device) for micro in some]
+        given = [arrays_of(micro, mesh.device, columns_of(mesh)) for micro in some]
         with placed.in_pass(f"a held-out loss of {len(some)} micro-batches"):
             losses += placed.executor.evaluate(given, placed.plain_loss)
-        tokens += count_tokens(some) if context.mesh.counts_batch else 0
-    total = float(losses) if context.mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
-    total, count = context.mesh.world.sum_scalars([total, tokens])
+        tokens += count_tokens(some) if mesh.counts_batch else 0
+    total = float(losses) if mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
+    total, count = mesh.world.sum_scalars([total, tokens])
     return total / max(count, 1), int(count)
 
 

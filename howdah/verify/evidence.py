@@ -5,8 +5,9 @@ them. Every rank returns checksums of its weights: ranks that hold the same box 
 hold equal bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import cast
 from zlib import crc32
 
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 
 from howdah.comm.transport import Transport
 from howdah.host.devices import own_device
+from howdah.model.transformer import Block
 from howdah.optim.learning_rate import learning_rate
-from howdah.parallel.apply import apply
+from howdah.parallel.apply import ParallelModel, apply
+from howdah.parallel.expert import ExpertExchange
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, full_parameter, parameter_names
 from howdah.parallel.mesh import Mesh, connect_mesh
@@ -44,6 +47,8 @@ class Evidence:
     packed         whether some row of that pass had several documents
     checksums      of the boxes of weights after the last step, by name
     wires          the classes of link between the ranks
+    rows           rows of an embedding that this rank sent in the steps, and dense sums of it
+    routed         with ep: by name of a block, the rows that this rank gave to each expert
     """
 
     losses: list[float]
@@ -55,6 +60,8 @@ class Evidence:
     packed: bool = True
     checksums: dict[str, int] = field(default_factory=dict)
     wires: Wires = TCP
+    rows: tuple[int, int] = (0, 0)
+    routed: dict[str, list[int]] = field(default_factory=dict)
 
 
 def gather(
@@ -67,7 +74,7 @@ def gather(
     shift   breaks the batches on purpose; it takes the batch and the replica
     """
     device = own_device(case.device, transport.rank)
-    with connect_mesh(case.layout, transport, device) as mesh:
+    with connect_mesh(case.layout, transport, device, case.comm.algorithm) as mesh:
         return _gather(mesh, case, mutate, shift)
 
 
@@ -86,13 +93,15 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     accumulate(context, batches[0], step=0, tokens=tokens)
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
 
-    before = mesh.counters.sent()
+    before, rows = mesh.counters.sent(), (mesh.counters.rows_sent, mesh.counters.dense_sums)
+    routed = _routed(placed)
     results = [
         train_step(context, batch, step=step, rate=rate_of(case, step))
         for step, batch in enumerate(batches)
     ]
     placed.sync_weights()
     after = mesh.counters.sent()
+    rows = mesh.counters.rows_sent - rows[0], mesh.counters.dense_sums - rows[1]
     parameters = {name: _array(full_parameter(placed, name)) for name in parameter_names(placed)}
     checksums = {
         name: crc32(weight.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -110,7 +119,19 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
         packed=bool((first.documents[:, 0] != first.documents[:, -1]).any()),
         checksums=checksums,
         wires=mesh.wires,
+        rows=rows,
+        routed={
+            name: [now - then for now, then in zip(given, routed[name], strict=True)]
+            for name, given in _routed(placed).items()
+        },
     )
+
+
+def _routed(placed: ParallelModel) -> dict[str, list[int]]:
+    """By name of a block, the rows that this rank gave to each expert so far."""
+    blocks = cast(Iterable[Block], placed.model.layers.values())
+    exchanges = {block.name: block.exchange for block in blocks if block.sparse}
+    return {n: list(x.sent) for n, x in exchanges.items() if isinstance(x, ExpertExchange)}
 
 
 def rate_of(case: Case, step: int) -> float:

@@ -23,7 +23,7 @@ from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
 from howdah.verify.case import Case, small_shape
 
-SEQUENCE = 18
+SEQUENCE = 19
 # Schedules of token slices are left out: they cannot run yet.
 PIPES = tuple(name for name in SCHEDULES if FAMILIES[name].takes != "slices")
 FORMS = {
@@ -37,6 +37,8 @@ FORMS = {
     "tensor": "tp2",
     "sequence": "tp2 sp",
     "sequence kept": "tp2 sp inputs=gathered",
+    "ring": "cp2",
+    "all-to-all": "cp2 context=all-to-all",
     **{name: f"pp2 {name}{' v2' * (FAMILIES[name].takes == 'virtual')}" for name in PIPES},
     "recompute": "recompute=full",
     "selective": "recompute=selective",
@@ -46,6 +48,7 @@ FORMS = {
 STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # exclusive
 SLICES = ("tensor", "sequence", "sequence kept")
 AGAIN = ("recompute", "selective", "one block")
+CONTEXTS = ("ring", "all-to-all")
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def _size(word: str) -> int:
 
 def _exclude(forms: tuple[str, ...]) -> bool:
     """Whether two of the forms are choices of the same kind."""
-    kinds = (STAGES, SLICES, PIPES, AGAIN)
+    kinds = (STAGES, SLICES, PIPES, AGAIN, CONTEXTS)
     return any(sum(form in kind for form in forms) > 1 for kind in kinds)
 
 
@@ -94,7 +97,7 @@ def together(forms: tuple[str, ...]) -> str:
     words: dict[str, str] = {}
     for form in forms:
         for word in FORMS[form].split():
-            axis = word.rstrip("0123456789") if word[:2] in ("dp", "tp", "pp") else word
+            axis = word.rstrip("0123456789") if word[:2] in ("dp", "cp", "tp", "pp") else word
             words[axis] = max(words.get(axis, word), word, key=_size)
     words.setdefault("x", "x4" if "pp" in words else "x2")
     if "accumulation" in forms:
@@ -111,7 +114,7 @@ def case_of(words: str) -> Case:
     shape = replace(
         small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn_size=28
     )
-    samples = 2 * layout.readers * (layout.micros or 1) - 1
+    samples = max(2 * layout.readers * (layout.micros or 1) - 1, 2)
     method = Method("float64")
     batch = Batch(global_batch=samples, micro_batch=2)
     problems = check_plan(shape, layout, batch, method, sequence=SEQUENCE)

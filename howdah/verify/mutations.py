@@ -24,6 +24,9 @@ and where matrices are cut:
 
     an input's sum skipped  the gradient of one region's input is not summed over the tp ranks
     a part left out         of one weight's gradient, only the first tp rank's term is used
+
+where sequences are shared: those of `context_mutations.py`; and where there are experts those of
+`expert_mutations.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,11 +40,11 @@ from torch import Tensor
 
 from howdah.comm.handle import Handle
 from howdah.model.attention import Core
-from howdah.model.documents import Mask, Spans
+from howdah.model.documents import Blocks, Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
-from howdah.parallel.tensor import Column
+from howdah.parallel.tensor import Column, Columns, TpBorder
 from howdah.parallel.tensor_border import Pending, TpRegion
 from howdah.parallel.weight_store import UnitWeightStore
 from howdah.plan.mesh_axes import axis
@@ -54,7 +57,9 @@ from howdah.plan.sums import Sum
 from howdah.shapes.part import Part
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, count_tokens
+from howdah.verify.context_mutations import OwnBlocksAgain, breaks_of
 from howdah.verify.evidence import Mutate, Shift
+from howdah.verify.expert_mutations import breaks_of as of_experts
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,9 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
         found.append(Mutation("an input's sum skipped", mutate=skip_an_input_s_sum))
         if _partial(plan):
             found.append(Mutation("a part left out", mutate=leave_a_part_out))
+    if plan.layout.cp > 1:
+        found += [Mutation(name, mutate=mutate) for name, mutate in breaks_of(plan).items()]
+    found += [Mutation(name, mutate=mutate) for name, mutate in of_experts(plan).items()]
     held = placement(plan.weights[0], plan, rank=0)
     sums = held is not None and len(held.summed) > 1
     return [Mutation("a sum skipped", mutate=skip_a_sum), *found] if sums else found
@@ -179,14 +187,16 @@ def _is_block(unit: str) -> bool:
 def run_otherwise_again(context: StepContext) -> StepContext:
     """In the first block of each rank, attention masks other tokens when it is recomputed."""
     for block in cast(Iterable[Block], context.placed.model.layers.values()):
-        block.attention.core = _recut(block.attention.core)
+        block.attention.core = _recut(block.attention.core, context.placed.plan.sequence)
         break
     return context
 
 
-def _recut(core: Core) -> Core:
+def _recut(core: Core, sequence: int) -> Core:
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        whole = Spans((q.shape[0],), ((q.shape[2],),))
+        if isinstance(mask, Blocks):
+            return core(q, k, v, OwnBlocksAgain(mask.squares, mask.others))
+        whole = Spans((q.shape[0],), ((sequence,),))
         spans = mask if isinstance(mask, Spans) else whole
         return core(q, k, v, _Recut(spans.rows, spans.lengths))
 
@@ -227,12 +237,12 @@ def skip_the_tie(context: StepContext) -> StepContext:
 
 def skip_an_input_s_sum(context: StepContext) -> StepContext:
     """Every tp rank keeps its own term of the gradient of its first region's input."""
-    columns = (m for m in context.placed.model.modules() if isinstance(m, Column))
-    for column in columns:
-        region = column.together.region
-        column.together.region = _WithoutSum(
-            **{f.name: getattr(region, f.name) for f in fields(region)}
-        )
+    modules = list(context.placed.model.modules())
+    found: list[Columns | TpBorder] = [m.together for m in modules if isinstance(m, Column)]
+    borders = (getattr(module, "region", None) for module in modules)
+    for inside in [*found, *(border for border in borders if isinstance(border, TpBorder))]:
+        region = inside.region
+        inside.region = _WithoutSum(**{f.name: getattr(region, f.name) for f in fields(region)})
         break
     return context
 

@@ -23,6 +23,7 @@ from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 from howdah.verify.case import Case
 from howdah.verify.evidence import Evidence, global_batch, rate_of
+from howdah.verify.routers import HeardRouters
 
 
 def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evidence:
@@ -34,11 +35,11 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
     dtype = DTYPES[case.method.precision]
     dtype = promoted(dtype) if wide else dtype
     model = Transformer(case.shape, dropout=case.method.dropout).to(dtype)
-    masters = _fill(model, case)
+    masters, routers = _fill(model, case), HeardRouters(model, case.method.routing)
     optimizer = _optimizer(case, masters)
     losses, norms, gradients = [], [], {}
     for step in range(case.steps):
-        loss = _accumulate(model, case, step, backwards=backwards)
+        loss = _accumulate(model, case, step, routers, backwards=backwards)
         for name, parameter in model.named_parameters():
             masters[name].grad = parameter.grad
         if step == 0:
@@ -48,6 +49,7 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
         for group in optimizer.param_groups:
             group["lr"] = rate_of(case, step)
         optimizer.step()
+        routers.move_biases(masters)
         for name, parameter in model.named_parameters():
             parameter.data.copy_(masters[name].to(DTYPES[case.method.precision]))
         losses.append(loss)
@@ -70,7 +72,9 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
     return masters
 
 
-def _accumulate(model: Transformer, case: Case, step: int, *, backwards: bool) -> float:
+def _accumulate(
+    model: Transformer, case: Case, step: int, routers: HeardRouters, *, backwards: bool
+) -> float:
     """Computes the gradients of the mean loss over the batch's tokens, one sample at a time.
     Returns that loss.
     """
@@ -80,18 +84,24 @@ def _accumulate(model: Transformer, case: Case, step: int, *, backwards: bool) -
     total = 0.0
     rows = range(len(batch.samples))
     for row in reversed(rows) if backwards else rows:
-        loss = _sample_loss(model, case, batch, row=row, step=step)
+        loss = _sample_loss(model, case, batch, routers, (row, step))
         (loss / valid).backward()
         total += float(loss.detach())
     return total / valid
 
 
-def _sample_loss(model: Transformer, case: Case, batch: Micro, *, row: int, step: int) -> Tensor:
+def _sample_loss(
+    model: Transformer, case: Case, batch: Micro, routers: HeardRouters, of: tuple[int, int]
+) -> Tensor:
+    """The summed loss of one sample; `of` is its row of the batch, and the step."""
+    row, step = of
     tokens, positions, labels, documents, samples = (
         torch.from_numpy(array[row : row + 1])
         for array in (batch.tokens, batch.positions, batch.labels, batch.documents, batch.samples)
     )
-    hidden = model(tokens, positions, documents, noise=Noise(case.seed, step, samples))
+    noise, labelled = Noise(case.seed, step, samples), int((labels != MASKED).sum())
+    asked = routers.balancing(labelled)
+    hidden = model(tokens, positions, documents, noise=noise, balancing=asked)
     logits = model.logits(hidden)[0]
     wide = logits.to(promoted(logits.dtype))
     smoothing, z = case.method.label_smoothing, case.method.z_loss
@@ -99,6 +109,7 @@ def _sample_loss(model: Transformer, case: Case, batch: Micro, *, row: int, step
     loss = F.cross_entropy(
         wide, labels[0], reduction="sum", ignore_index=MASKED, label_smoothing=smoothing
     )
+    loss = loss + routers.losses(labelled)
     return loss + z * sizes.sum() if z else loss
 
 

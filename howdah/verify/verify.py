@@ -7,6 +7,7 @@
 5. every mutation must be noticed: a comparison that cannot fail proves nothing
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +18,14 @@ from howdah.plan.boxes import Box
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import held
 from howdah.shapes.weights import weights
-from howdah.sim.traffic import step_traffic
+from howdah.sim.traffic import rows_traffic, step_traffic
 from howdah.train.report import predicted_memory
 from howdah.verify.case import Case
 from howdah.verify.compare import Difference, compare
 from howdah.verify.evidence import Evidence, gather
 from howdah.verify.mutations import mutations
 from howdah.verify.reference import reference
+from howdah.verify.routers import routed_bytes
 
 WORST = 5  # number of tensors that the report lists
 
@@ -76,11 +78,12 @@ def verify(
 
 
 def _noise(case: Case) -> Evidence:
-    """The reference with different rounding. With tp, ranks round partial inner products, and a
-    GPU's kernels round elsewhere than a CPU's. Either changes all of the arithmetic, so the
-    reference is computed in float32. Otherwise only the order of the samples differs.
+    """The reference with different rounding. With tp, ranks round partial inner products, with cp
+    attention to some of the keys, and a GPU's kernels round elsewhere than a CPU's. Each changes
+    all of the arithmetic, so the reference is computed in float32. Otherwise only the order of the
+    samples differs.
     """
-    elsewhere = case.layout.tp > 1 or case.device != "cpu"
+    elsewhere = case.layout.tp * case.layout.cp > 1 or case.device != "cpu"
     return reference(case, wide=True) if elsewhere else reference(case, backwards=True)
 
 
@@ -122,11 +125,18 @@ def _equal_bits(plan: Plan, ranks: list[Evidence]) -> Iterator[str]:
 def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     """Yields a sentence for each rank whose bytes sent, row by row, are not those predicted."""
     for rank, evidence in enumerate(ranks):
-        expected = step_traffic(case.plan, rank, evidence.wires)
-        predicted = {row: count * case.steps for row, count in expected.items() if count}
+        expected = step_traffic(case.plan, rank, evidence.wires, rows=False)
+        every = {row: count * case.steps for row, count in expected.items() if count}
+        predicted = dict(
+            rows_traffic(case.plan, rank, evidence.wires, *evidence.rows) + Counter(every)
+        )
+        if evidence.routed and not case.method.routing.capacity:
+            routed = routed_bytes(case, rank, [one.routed for one in ranks])
+            for row in [row for row in predicted if row.axis == "ep"]:
+                predicted[row] = routed
         counted = {row: count for row, count in evidence.sent.items() if count}
         if predicted != counted:
-            yield f"rank {rank} was predicted to send {predicted} and sent {counted}"
+            yield f"rank {rank} was predicted to send {dict(predicted)} and sent {counted}"
 
 
 def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
@@ -134,6 +144,8 @@ def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     activations of a GPU, and of a plan for GPUs, are left out: their list is that of 16 bits.
     """
     left_out = () if case.device == "cpu" and not case.plan.on_gpus else ("activations",)
+    if case.layout.ep > 1 and not case.method.routing.capacity:
+        left_out = ("activations",)  # rows at experts depend on the data
     for rank, evidence in enumerate(ranks):
         predicted = predicted_memory(case.plan, rank, packed=evidence.packed)
         for component, count in evidence.held.items():

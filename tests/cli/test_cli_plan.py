@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -150,9 +151,80 @@ def test_without_a_layout_one_is_searched(howdah, tmp_path):
     assert json.loads(howdah(*words, "--fewest", "--json")[1])["best"][0]["devices"] == 1
 
 
+SMALL_SEARCH = ("plan", "model.preset=laptop", "--sequence", 64, "--global-batch", 4)
+
+
+def test_other_questions_to_a_search(howdah, tmp_path):
+    """The fewest devices, also within a budget; the largest model; a plot; a recipe's length."""
+    on = (*SMALL_SEARCH, "--cluster", "rtx-4090x8", "--tokens", "1B", "--json")
+    every = json.loads(howdah(*on, "--devices", "1..8")[1])["by_devices"]
+    days = [row["days"] for row in every]
+    assert len(every) > 1 and days == sorted(days)[::-1]
+    assert json.loads(howdah(*on, "--fewest")[1])["best"][0]["devices"] == 1
+    budget = f"days<{(days[0] + days[1]) / 2:.12f}"
+    found = json.loads(howdah(*on, "--fewest", "--budget", budget)[1])["best"]
+    assert found[0]["devices"] == every[1]["devices"] and found[0]["days"] < days[0]
+    recipe, svg = tmp_path / "many.toml", tmp_path / "time.svg"
+    words = ("--devices", "1..8", "--plot", svg, "--write", recipe)
+    code, out, error = howdah(*on[:-1], *words)
+    assert code == 0, error
+    assert f"drawn   {svg}" in out and svg.read_text().count("<circle") == len(every)
+    run = load_run(recipe)
+    assert run.layout == every[-1]["layout"] and run.name == "many"
+    assert run.train.steps == -(-(10**9) // (4 * 64))
+
+
+def test_the_largest_model_of_a_cluster(howdah):
+    words = ("plan", "llama3-1b", "--cluster", "rtx-4090x2", "--sequence", 512, "--largest")
+    code, out, error = howdah(*words)
+    assert code == 0, error
+    assert "largest preset that fits: " in out and "largest of its kind: " in out
+    keys = re.search(r"parameters, llama3-1b (.*)", out)[1].split()
+    size = json.loads(howdah("plan", "llama3-1b", *keys, "--json")[1])["parameters"]
+    assert f"{size / 1e9:.3g}B parameters, llama3-1b" in out
+
+
+def test_a_recipe_without_a_global_batch_is_searched_for_the_one_that_its_layout_makes(
+    howdah, tmp_path
+):
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(
+        'layout = "dp2 x3"\n[model]\npreset = "laptop"\n[data]\nsequence_length = 64\n'
+        "[batch]\nmicro_batch = 2\n"
+    )
+    found = json.loads(howdah("plan", recipe, "--search", "--cluster", "h100x2", "--json")[1])
+    assert found["global_batch"] == 12
+
+
+def test_a_new_cluster_file(howdah, tmp_path, monkeypatch):
+    """All by options; asked on a terminal; never over a file that is there."""
+    file, told = tmp_path / "ours.toml", ("--device", "RTX 4090", "--devices", 2)
+    code, out, _ = howdah("cluster", "new", file, *told)
+    assert code == 0 and "ours: sound, 1 x 2 RTX 4090" in out
+    assert "2 devices: 1 x 2 RTX 4090" in howdah("cluster", "show", file)[1]
+    before = file.read_text()
+    assert howdah("cluster", "new", file, *told)[0] == 2 and file.read_text() == before
+    assert howdah("cluster", "new", file, *told, "--price-per-hour", "3", "--force")[0] == 0
+    assert "rent: 1.5 USD/h" in howdah("cluster", "show", file)[1]
+    code, _, error = howdah("cluster", "new", tmp_path / "b.toml")
+    assert code == 2 and "--device is missing, and there is no terminal" in error
+    answers = iter(["L4", "4", "", "2", "25gbe", "", ""])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: next(answers))
+    code, out, error = howdah("cluster", "new", tmp_path / "asked.toml")
+    assert code == 0 and "asked: sound, 2 x 4 L4" in out, error
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--cluster", "h100x8", "--fewest", "--largest"), "are questions of their own"),
+        (("--cluster", "h100x8", "--plot", "nowhere/a.svg"), "nowhere does not exist"),
+        (("--cluster", "h100x8", "--write", "nowhere/a.toml"), "nowhere does not exist"),
+        (
+            ("--cluster", "h100x8", "--micro-batch", "9", "--global-batch", "4"),
+            "micro-batch that is",
+        ),
         (("--search",), "give a --cluster"),
         (("--cluster", "h100x8", "--search", "--layout", "dp8"), "drop the layout"),
         (("--cluster", "h100x8", "--budget", "days<3"), "--tokens"),
@@ -194,16 +266,16 @@ def test_a_hint_that_cannot_be_run_says_so(howdah, tmp_path):
 def test_what_can_only_be_planned_is_noted(howdah):
     words = ("mixtral-8x7b", "--layout", "cp2")
     out = howdah("plan", *words)[1]
-    told = ["cp2 can be planned, but not run yet", "experts can be planned, but not built yet"]
-    assert all(f"{sentence}\n" in out for sentence in told)
-    assert len(json.loads(howdah("plan", *words, "--json")[1])["notes"]) == 3  # and the batch
+    sentence = "cp2 with experts can be planned, but not run yet; use dp2 in the place of cp2"
+    assert f"{sentence}\n" in out
+    assert len(json.loads(howdah("plan", *words, "--json")[1])["notes"]) == 2  # and the batch
 
 
-def test_a_config_json_with_yarn_is_planned_with_a_note(howdah, tmp_path):
-    config = SMALL | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+def test_a_config_json_with_longrope_is_planned_with_a_note(howdah, tmp_path):
+    config = SMALL | {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, out, _ = howdah("plan", tmp_path)
-    assert code == 0 and "note    rope_type 'yarn' of config.json changes no size" in out
+    assert code == 0 and "note    rope_type 'longrope' of config.json changes no size" in out
 
 
 def test_a_plan_of_a_config_json(howdah, tmp_path):
@@ -302,7 +374,7 @@ def test_what_fits_nowhere_near_is_told(howdah):
             ["llama3-8b", "--cluster", "h100", "--tokens", "1T", "--rent", "-2"],
             "--rent '-2 USD/h' is not a number and a unit, like '2 USD/h'",
         ),
-        (["x" * 5000], "is unknown; of 65 that are known the nearest are"),
+        (["x" * 5000], "that are known the nearest are"),
         (["none.toml"], "cannot read the recipe none.toml: No such file"),
         (["none.json"], "cannot read none.json"),
     ],
@@ -353,7 +425,8 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     )
     assert code == 2
     assert all(word in err for word in ("tp3", "method.dropout", "data.sequence_length 300"))
-    assert "cp2 can be planned, but not run yet" in howdah("check", RECIPE, "layout=cp2")[2]
+    told = howdah("check", RECIPE, "layout=single optimizer=host")[2]
+    assert "optimizer=host can be planned, but not run yet" in told
     code, _, told = howdah("check", RECIPE, "method.precision=fp16")
     assert (code, "method.precision fp16 can be planned, but not run yet" in told) == (2, True)
     code, _, err = howdah("check", RECIPE, "data.sources=nowhere", "data.validation=/none.txt")

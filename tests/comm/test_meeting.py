@@ -1,9 +1,10 @@
 """Rendezvous: all ranks choose the same transport, and who does not come is named."""
 
+import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from howdah.base.errors import UserError
 from howdah.comm import connect
 from howdah.comm.engine import RANKS
-from howdah.comm.meeting import Hello, meet
+from howdah.comm.meeting import Hello, meet, own_hello
 from howdah.comm.rendezvous import agree, choose, wires_of
 from howdah.plan.recording import Wires
 
@@ -154,3 +155,29 @@ def test_a_launched_program_connects_by_itself(tmp_path):
             np.testing.assert_array_equal(gathered, 2 * np.arange(8.0).reshape(4, 2))
             np.testing.assert_array_equal(turned, [2 * rank + n for n in (0, 1, 10, 11)])
             np.testing.assert_array_equal(cast, [[8, 10], [12, 14]])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (
+            {"machine": "b", "host": "far", "version": "0.0"},
+            "rank 1 on far runs howdah 0.0 and",
+        ),
+        ({"machine": "b"}, "rank 1 on another machine runs howdah of another age and rank 0 on "),
+        ({"machine": "b", "host": "far", "version": "0.0", "new": 1}, "install one version on all"),
+    ],
+)
+def test_a_machine_with_another_howdah_is_named(theirs, told):
+    """Before its other fields are read, of which a later version may have more."""
+    store = dist.HashStore()
+    store.set("hello/1", json.dumps(theirs))
+    with pytest.raises(UserError, match=told):
+        meet(store, own_hello("torch"), rank=0, size=2, seconds=600)
+
+
+def test_ranks_of_one_machine_are_of_one_howdah():
+    """Whose source may be edited between the starts of two ranks."""
+    store, mine = dist.HashStore(), own_hello("torch")
+    store.set("hello/1", json.dumps(asdict(replace(mine, version="0.0"))))
+    assert [one.version for one in meet(store, mine, rank=0, size=2, seconds=600)][1] == "0.0"

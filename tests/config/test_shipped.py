@@ -12,7 +12,7 @@ from howdah.config.shipped import FOLDER, about, found, recipe_names
 from howdah.sim.predict import predict
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
-MEMORY = {"laptop": 2e9}  # bytes of a process, where it is not a GPU of 24 GB
+MEMORY = {"laptop": 2e9, "laptop-moe": 2e9}  # bytes of a process, where it is not a GPU of 24 GB
 GPU = 23.5e9  # bytes that a run can use of 24 GB
 
 every_recipe = pytest.mark.parametrize("name", recipe_names())

@@ -52,6 +52,8 @@ QUICK = {
     ("naive", "one block"): "inside of a stage",
     # messages between stages beside those inside of a block
     ("sequence kept", "zb-h1"): "slices",
+    # keys and values go round while blocks of them are used, and gradients behind them
+    ("zero2", "ring"): "two messages on their way",
     # all of it
     ("zero3", "sequence", "selective"): "three of them",
 }

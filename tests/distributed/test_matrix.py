@@ -25,6 +25,10 @@ QUICK = [
     ("zero3", "tensor", "selective"),
     ("zero3 kept", "interleaved", "recompute"),
     ("zero3 kept", "sequence kept", "recompute"),
+    ("ring", "sequence"),
+    ("zero3", "all-to-all"),
+    ("ring", "zb-v"),
+    ("all-to-all", "recompute"),
     ("interleaved", "accumulation"),  # as many micro-batches as no multiple of the ranks
 ]
 

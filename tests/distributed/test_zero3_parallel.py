@@ -17,6 +17,8 @@ from small_runs import copy_until, losses, metrics, opened, train_on
 from howdah.comm.handle import DONE
 from howdah.parallel import apply as applying
 from howdah.parallel.zero3 import ShardedWeights
+from howdah.plan.comm import Algorithms, Comm
+from howdah.sim.traffic import step_traffic
 from howdah.verify.evidence import gather
 from howdah.verify.verify import report, verify
 
@@ -32,6 +34,20 @@ def prove(case, workers, *, controls=False, transport=None):
 @pytest.mark.parametrize("ranks", ["dp2 x1", "dp3 x3", "dp4 x2"])
 def test_shared_out_weights_equal_one_device(workers, ranks, words):
     prove(case_of(f"{ranks} {words}"), workers, controls=ranks == "dp3 x3")
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp3 zero3 gather=broadcast x2", "dp2 tp2 zero3 gather=broadcast x1"]
+)
+def test_weights_that_are_broadcast_by_their_owners_equal_one_device(workers, layout):
+    case = case_of(layout)
+    prove(case, workers)
+    sent = step_traffic(case.plan, 0)
+    direct = step_traffic(case_of(layout.replace(" gather=broadcast", "")).plan, 0)
+    assert sum(sent.values()) == sum(direct.values())
+    assert {row.operation for row in sent} - {row.operation for row in direct} == {"broadcast"}
+    chosen = Comm(Algorithms(broadcast="binomial to 1 kB, ring"))
+    prove(replace(case, comm=chosen), workers)
 
 
 @pytest.mark.parametrize("words", ["", "accumulate=whole", "recompute=full"])
@@ -112,8 +128,8 @@ class Stale(ShardedWeights):
 class Unpublished(ShardedWeights):
     """Gathers shares as they were before the first update."""
 
-    def __init__(self, units, group, waited, *, keep):
-        super().__init__(units, group, waited, keep=keep)
+    def __init__(self, units, group, waited, **how):
+        super().__init__(units, group, waited, **how)
         self._units = {n: _frozen(u) for n, u in units.items()}
 
 

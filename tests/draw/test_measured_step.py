@@ -132,6 +132,8 @@ def test_what_is_said_and_drawn():
     found = compare_step(plan, measure(plan))
     lines = list(report(found, str(plan.layout)))
     assert lines[0].startswith(f"layout      {plan.layout}, step ")
+    chosen = list(report(found, str(plan.layout), algorithms="all_reduce ring"))
+    assert [line for line in chosen if line not in lines] == ["algorithms  all_reduce ring"]
     assert [line.split()[0] for line in lines[2:6]] == ["0", "2", "1", "3"]
     assert "simulated from the same actions: +0.0%" in "\n".join(lines)
     assert lines[-1] == "dp          all_reduce 1 times by rank 0: 4.000 MB, 0.5000 s"

@@ -32,7 +32,18 @@ def test_the_devices_from_p100_to_gb300_the_tpus_and_a_laptop_are_there():
     assert set(SHIPPED) == {
         *("p100", "v100-16", "v100-32", "a100-40", "a100-80", "h100", "h200", "b200", "b300"),
         *("gb300", "tpu-v4", "tpu-v5e", "tpu-v5p", "laptop-cpu", "rack-10gbe", "rack-1gbe"),
-        "h100-24k",
+        *(
+            "h100-24k",
+            "rtx-3090",
+            "rtx-4090",
+            "rtx-5090",
+            "rtx-6000-ada",
+            "l40s",
+            "l4",
+            "t4",
+            "a10",
+        ),
+        *("mi300x", "p4d.24xlarge", "p5.48xlarge", "a2-ultragpu-8g"),
     }
     assert all(cluster.name == name for name, cluster in SHIPPED.items())
     assert all(cluster.summary for cluster in SHIPPED.values())

@@ -330,9 +330,26 @@ def test_an_unknown_name_with_a_size_keeps_the_suggestion():
         load_cluster("h10x64")
 
 
-def test_a_name_like_none_lists_all():
-    with pytest.raises(UserError, match="known are: a100-40, a100-80, b200"):
+@pytest.mark.parametrize("name", ["rtx4090", "RTX 4090", "rtx_4090"])
+def test_a_name_without_its_hyphen_is_understood(name):
+    """Its end was read as a size: 4,090 devices of a cluster called rt."""
+    with pytest.raises(UserError, match="is unknown; did you mean 'rtx-4090'"):
+        load_cluster(name)
+
+
+def test_a_name_like_none_lists_the_nearest():
+    with pytest.raises(UserError, match="of 29 that are known the nearest are: v100-32"):
         load_cluster("zzz")
+
+
+def test_a_price_and_a_rent_that_disagree_are_refused():
+    priced = f'price_per_hour = "8 USD/h"\n{GOOD}'
+    cluster = parse_cluster(priced, file="ours.toml")
+    each = 8 / cluster.devices_per_node
+    assert cluster.rent_of_device == each
+    assert parse_cluster(f'rent = "{each} USD/h"\n{priced}', file="a").rent_of_device == each
+    with pytest.raises(UserError, match="price_per_hour is 8 USD/h of a node, but"):
+        parse_cluster(f'rent = "{each + 1} USD/h"\n{priced}', file="ours.toml")
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -420,7 +437,7 @@ def test_the_file_of_the_page_is_sound():
 
 def test_the_page_names_every_cluster_with_its_devices():
     rows = [
-        line.split("|")[1:3] for line in PAGE.splitlines() if re.match(r"\| `[a-z0-9-]+`", line)
+        line.split("|")[1:3] for line in PAGE.splitlines() if re.match(r"\| `[a-z0-9.-]+`", line)
     ]
     sizes = {name: size.strip() for names, size in rows for name in re.findall(r"`(.+?)`", names)}
     for name in cluster_names():

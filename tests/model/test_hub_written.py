@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from random_model import GPT2, LLAMA, QWEN3
+from random_model import GPT2, LATENT, LLAMA, QWEN3
 
 from howdah.base.errors import UserError
 from howdah.shapes.huggingface import shape_from_config
@@ -18,6 +18,13 @@ CLASS = {
     "llama2-70b": "llama",
     "llama3-8b": "llama",
     "qwen3-8b": "qwen3",
+    "qwen2.5-7b": "qwen2",
+    "mixtral-8x7b": "mixtral",
+    "qwen1.5-moe-a2.7b": "qwen2_moe",
+    "qwen3-30b-a3b": "qwen3_moe",
+    "deepseek-v2": "deepseek_v2",
+    "deepseek-v2-lite": "deepseek_v2",
+    "deepseek-v3": "deepseek_v3",
 }
 
 
@@ -44,8 +51,11 @@ def test_a_preset_has_a_class_and_comes_back(name):
         (replace(GPT2, kv_heads=2), "kv_heads"),
         (replace(GPT2, head_size=8), "head_size"),
         (replace(LLAMA, heads=6, head_size=4), "width"),
-        (replace(LLAMA, experts=Experts(count=4, top_k=2, ffn_size=8)), "experts"),
-        (replace(LLAMA, qkv_bias=True), "qkv_bias"),
+        (replace(LLAMA, experts=Experts(count=4, top_k=2, ffn_size=8)), "experts.ffn_size"),
+        (replace(LLAMA, experts=Experts(4, 2, ffn_size=24, shared=8)), "experts.shared"),
+        (replace(QWEN3, experts=Experts(4, 2, ffn_size=24, scale=2.0)), "experts.scale"),
+        (replace(LATENT, experts=Experts(4, 2, ffn_size=24, shared=30)), "experts.shared"),
+        (replace(GPT2, qkv_bias=True, bias=False), "bias"),
     ],
 )
 def test_a_shape_without_a_class_is_refused_by_its_field(shape, field):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_model import random_model, random_tokens
 
@@ -12,13 +12,15 @@ from howdah.model import loss
 from howdah.model.documents import cut_to_tensors
 from howdah.model.islands import Islands
 from howdah.model.loss import cross_entropy_sum
+from howdah.model.moe import Balancing
 from howdah.model.noise import Noise
 from howdah.parallel.saved_bytes import SavedTensorMeter
+from howdah.plan.method import Routing
 from howdah.shapes import dims
 from howdah.shapes.activations import bytes_of, howdah, saved, shared
 from howdah.shapes.dims import Tokens, local
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -81,6 +83,63 @@ def test_predicted_is_measured(shape, dtype, dropout, packed):
     found = measured(shape, 3, 8, dtype=dtype, dropout=dropout, documents=documents)
     expected = predicted(shape, 3, 8, compute=dtype.itemsize, dropout=dropout, packed=packed)
     assert found == expected
+
+
+experts = st.builds(
+    Experts,
+    count=st.just(6),
+    top_k=st.integers(1, 3),
+    ffn_size=st.sampled_from([8, 12]),
+    shared=st.sampled_from([0, 7]),
+    first_dense=st.integers(0, 1),
+    scores=st.sampled_from(["softmax", "sigmoid"]),
+    normalise=st.booleans(),
+    groups=st.just(3),
+    top_groups=st.integers(2, 3),
+    bias=st.booleans(),
+)
+latents = st.builds(
+    Latent,
+    kv_rank=st.just(10),
+    query_rank=st.sampled_from([0, 14]),
+    qk_nope_size=st.just(4),
+    qk_rope_size=st.sampled_from([2, 4]),
+    v_size=st.sampled_from([3, 6]),
+)
+
+
+@settings(max_examples=60)
+@given(
+    shape=shapes.filter(lambda shape: not shape.bias),
+    of=experts,
+    gate=st.booleans(),
+    latent=st.none() | latents,
+    capacity=st.sampled_from([0.0, 0.75, 1.5]),
+    balanced=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    packed=st.booleans(),
+)
+def test_experts_and_latent_attention(shape, of, latent, **how):
+    capacity, balanced, dtype = how["capacity"], how["balanced"], how["dtype"]
+    packed = how["packed"]
+    shape = replace(shape, experts=replace(of, shared_gate=how["gate"] and of.shared > 0))
+    if latent:
+        no_heads = {"kv_heads": None, "head_size": None, "qk_norm": False, "positions": "rotary"}
+        shape = replace(shape, latent=latent, **no_heads)
+    assume(shape.layers > of.first_dense)
+    documents = cut(3, 8) if packed else None
+    routing = Routing(balance_loss=float(balanced), capacity=capacity)
+    asked = Balancing(routing, torch.full((3,), 8), 24.0)
+    model, (tokens, positions) = random_model(shape, dtype=dtype), random_tokens(shape, 3, 8)
+    with SavedTensorMeter(model.parameters()) as kept:
+        hidden = model(tokens, positions.contiguous(), documents, balancing=asked)
+        total = cross_entropy_sum(hidden, model.head_weight, tokens.clone())
+    kernels = replace(howdah(compute=dtype.itemsize, packed=packed), balanced=balanced)
+    lists = [shared(shape, kernels), *(saved(shape, part, kernels) for part in parts(shape))]
+    of_rank = local(shape, Tokens(3, 8))
+    of_rank.counts["expert_row"] = 3 * dims.expert_rows(shape, 8, capacity)
+    expected = sum(bytes_of(some, of_rank, compute=dtype.itemsize) for some in lists)
+    assert kept.count(total) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -126,8 +126,8 @@ def test_each_rank_holds_what_is_predicted(workers, precision):
 class Watching(ShardedWeights):
     """Writes down what is gathered, when it was asked for, and how much is whole."""
 
-    def __init__(self, units, group, waited, *, keep):
-        super().__init__(units, group, waited, keep=keep)
+    def __init__(self, units, group, waited, **how):
+        super().__init__(units, group, waited, **how)
         self.log, self.late, self.most, self.moved = [], [], 0, []
 
     def begin(self, kind):

@@ -111,6 +111,7 @@ def test_all_problems_are_told_at_once():
         ),
         ("tp3", "tp3 does not divide 2 heads; 2 ways would"),
         ("cp3 context=all-to-all", "cp3 context=all-to-all does not divide 2 heads; 2 ways would"),
+        ("cp4 tp2 context=all-to-all", "on tp rank 0 does not divide 1 heads; 1 ways would"),
         ("dp2 ep2", "ep2 shares out experts, but the model has no experts; use ep1 at most"),
         ("cp17", "cp17 cuts a sequence into 34 chunks, but it has 32 tokens; use cp16"),
         ("pp2 slices33", "slices33 is over the 32 tokens; use slices32 at most"),

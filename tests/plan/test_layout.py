@@ -119,6 +119,7 @@ def test_spellings(text, layout, printed):
         ("dp2 again2", "again2 is spelled recompute=full:2 now"),
         ("tp2 inputs=gathered", "inputs=gathered keeps what sp gathers; add sp, or drop it"),
         ("dp2 zero2 release=step", "keeps what zero3 gathers; add zero3, or drop it"),
+        ("dp2 zero2 gather=broadcast", "sends what zero3 gathers; add zero3, or drop it"),
         ("dp2 1f1b", "1f1b needs pipeline stages; add pp2 or more, or drop it"),
         ("dp2 v2", "v2 needs pipeline stages; add pp2 or more, or drop it"),
         ("pp2 interleaved", "interleaved needs two or more stages on each rank; add v2"),

@@ -20,7 +20,8 @@ SPAN = Span(Instruction(Verb.COMPUTE, Action(Kind.FORWARD, 0, 0)), 0.25, 0.5)
 
 def trace(count):
     call = Call("dp", "all_reduce", 8, 0.5, 0.75)
-    return RankTrace("single x1", "here", [StepTrace(n, 0.0, [SPAN], [call]) for n in range(count)])
+    steps = [StepTrace(n, 0.0, [SPAN], [call]) for n in range(count)]
+    return RankTrace("single x1", "here", steps, "all_reduce ring")
 
 
 def test_a_draft_is_removed_when_it_cannot_take_its_place(tmp_path):

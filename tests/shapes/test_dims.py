@@ -21,6 +21,8 @@ def test_one_rank_has_everything():
         "sp_source": 15,
         "source_pair": 3 * 5 * 5,
         "cross_pair": 3 * 8 * 5,
+        "expert_row": 0,
+        "taken_row": 0,
         "chunk": 24,
         "once": 1,
     }

@@ -13,6 +13,7 @@ from howdah.config.drafts import Draft, draft
 from howdah.shapes.check import check_shape
 from howdah.shapes.huggingface import model_of, shape_from_config, sizes_of
 from howdah.shapes.huggingface_names import MODEL_TYPES
+from howdah.shapes.huggingface_written import config as written
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, RopeScaling, stated
@@ -38,6 +39,8 @@ YARN = {
     "beta_fast": 32,
     "beta_slow": 1,
     "original_max_position_embeddings": 4096,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
 }
 LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 T5 = {
@@ -175,6 +178,21 @@ RELEASED = {
         moe_intermediate_size=768,
         decoder_sparse_step=1,
         mlp_only_layers=[],
+        norm_topk_prob=True,
+    ),
+    "qwen1.5-moe-a2.7b": llama(
+        "qwen2_moe",
+        (24, 2048, 5632, 151936, 8192),
+        16,
+        num_key_value_heads=16,
+        rope_theta=1000000.0,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+        decoder_sparse_step=1,
+        norm_topk_prob=False,
+        use_sliding_window=False,
     ),
     "deepseek-v2-lite": llama(
         "deepseek_v2",
@@ -184,13 +202,19 @@ RELEASED = {
         **LATENT,
         q_lora_rank=None,
         rope_theta=10000,
-        rope_scaling=YARN,
+        rope_scaling=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
         n_routed_experts=64,
         n_shared_experts=2,
         num_experts_per_tok=6,
         moe_intermediate_size=1408,
         first_k_dense_replace=1,
         moe_layer_freq=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.0,
+        scoring_func="softmax",
+        topk_method="greedy",
     ),
     "deepseek-v3": llama(
         "deepseek_v3",
@@ -207,6 +231,12 @@ RELEASED = {
         moe_intermediate_size=2048,
         first_k_dense_replace=3,
         moe_layer_freq=1,
+        n_group=8,
+        topk_group=4,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
         quantization_config={"quant_method": "fp8"},
     ),
 }
@@ -266,6 +296,13 @@ CASES = {
     "qwen2": GROUPED,
     "qwen3": GROUPED,
     "mixtral": GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": GROUPED
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    },
     "qwen3_moe": GROUPED
     | {
         "num_experts": 6,
@@ -306,7 +343,7 @@ def test_inside_the_window_of_mistral_attention_is_full():
 
 def test_experts_may_stand_in_every_second_block():
     shape = model_of(RELEASED["qwen3-30b-a3b"] | {"decoder_sparse_step": 2})
-    assert shape.experts == Experts(128, 8, ffn_size=768, every=2)
+    assert shape.experts == Experts(128, 8, ffn_size=768, every=2, normalise=True)
 
 
 def test_rotary_scaling_is_read_from_both_generations_of_config():
@@ -315,6 +352,35 @@ def test_rotary_scaling_is_read_from_both_generations_of_config():
     new["rope_parameters"] = old["rope_scaling"] | {"rope_theta": 500000.0}
     assert model_of(new) == model_of(old)
     assert model_of(old).rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scaling", "context"),
+    [
+        ({"rope_type": "linear"}, RopeScaling(4.0, kind="linear"), 131_072),
+        # the setting is the context before the stretching
+        ({"type": "dynamic"}, RopeScaling(4.0, context=131_072, kind="dynamic"), 524_288),
+        ({"rope_type": "yarn"}, RopeScaling(4.0, 1.0, 32.0, 131_072, kind="yarn"), 131_072),
+        (
+            {"rope_type": "yarn", "beta_fast": 8, "attention_factor": 1.5, "truncate": False},
+            RopeScaling(4.0, 1.0, 8.0, 131_072, kind="yarn", attention_factor=1.5, truncate=False),
+            131_072,
+        ),
+    ],
+)
+def test_every_stretching_is_read_and_written(settings, scaling, context):
+    shape = model_of(RELEASED["llama3-1b"] | {"rope_scaling": settings | {"factor": 4.0}})
+    assert (shape.rope_scaling, shape.context) == (scaling, context)
+    assert model_of(written(shape, end=0, dtype="float32")) == shape
+
+
+def test_yarn_sharpens_by_its_factor_or_as_deepseek_says():
+    """1.3688... is 0.1·ln 40 + 1; of DeepSeek-V3 cosines are kept, and latent logits sharpened."""
+    assert RopeScaling(40.0, kind="yarn").turned == pytest.approx(1.3688879454)
+    assert RopeScaling(40.0).turned == RopeScaling(1.0, kind="yarn").turned == 1.0
+    deepseek = model_of(RELEASED["deepseek-v3"]).rope_scaling
+    assert deepseek.turned == 1.0
+    assert deepseek.latent_logits == pytest.approx(1.3688879454**2)
 
 
 def test_activations_have_other_words():
@@ -348,8 +414,8 @@ def test_whole_numbers_may_stand_for_fractions():
         ("llama3-1b", {"hidden_size": "2048"}, "'2048' for hidden_size; give it as int"),
         ("llama3-1b", {"vocab_size": True}, "True for vocab_size"),
         ("llama3-1b", {"num_key_value_heads": 5}, "model.kv_heads 5"),
-        ("llama3-1b", {"rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
-        ("llama3-1b", {"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
+        ("llama3-1b", {"rope_scaling": {"type": "longrope"}}, "rope_type 'longrope'"),
+        ("llama3-1b", {"rope_scaling": {"rope_type": "yarn"}}, "no factor"),
         ("llama3-1b", {"rope_scaling": {"rope_type": "llama3"}}, "no factor"),
         ("llama3-1b", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ("llama3-1b", {"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -367,7 +433,7 @@ def test_whole_numbers_may_stand_for_fractions():
         ("llama3-1b", {"hidden_size": "x" * 5000}, "for hidden_size; give it as int"),
         ("llama3-1b", {"model_type": ["llama"]}, "model_type ['llama']; howdah reads gpt2"),
         ("deepseek-v3", {"kv_lora_rank": 0}, "model.latent.kv_rank is 0"),
-        ("deepseek-v3", {"rope_scaling": {"type": "dynamic"}}, "rope_type 'dynamic'"),
+        ("deepseek-v3", {"rope_scaling": {"type": "dynamic"}}, "no factor"),
     ],
 )
 def test_what_cannot_be_said_is_refused_by_name(name, changes, words):
@@ -389,7 +455,7 @@ def test_whatever_a_config_holds_it_is_read_or_refused(data):
 # -- for a plan ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["yarn", "linear", "dynamic", "longrope"])
+@pytest.mark.parametrize("form", ["longrope", "su"])
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
 def test_a_plan_needs_no_positions(tmp_path, form, place):
     """How rotary positions are stretched changes no size; a run still refuses it."""

@@ -93,7 +93,7 @@ def closed_form(shape):
     Attention h(a + 2k)d + adh, feed-forward 2hf or gated 3hf, norms h (RMS) or 2h each;
     biases where the model has them; embedding Vh, and Vh again for a head of its own. A decoder
     block beside an encoder attends twice, with a norm each; a block with experts has E narrow
-    feed-forwards and a router hE.
+    feed-forwards and a router hE, and a shared one a gate h.
     """
     h, experts = shape.width, shape.experts
     norm = h if shape.norm == "rmsnorm" else 2 * h
@@ -107,6 +107,7 @@ def closed_form(shape):
     if experts is not None:
         sparse = max(0, shape.layers - experts.first_dense) // experts.every
         shared, router = inner * experts.shared, h * experts.count
+        shared += h if experts.shared_gate else 0
         routed, chosen = (
             inner * experts.ffn_size * experts.count,
             inner * experts.ffn_size * experts.top_k,

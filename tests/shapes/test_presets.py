@@ -56,6 +56,7 @@ PUBLISHED = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
     "qwen3-30b-a3b": 30_532_122_624,
@@ -150,5 +151,5 @@ def test_llama_3_stretches_rotary_positions_of_8192():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UserError, match=r"^model.preset 'llama3-7b' .*did you mean 'llama3-70b'"):
         preset("llama3-7b")
-    with pytest.raises(UserError, match=r"of 65 that are known the nearest are: "):
+    with pytest.raises(UserError, match=r"of 66 that are known the nearest are: "):
         preset("elephant")

@@ -158,6 +158,15 @@ def test_a_rent_that_is_given_replaces_the_clusters():
         assert hourly(load_cluster(name), rent=2.5).rent == 2.5
 
 
+def test_the_price_of_a_node_is_paid_whole():
+    """On 2 of its 8 devices, each costs a half of it."""
+    node = load_cluster("p5.48xlarge")
+    assert hourly(node).rent == pytest.approx(55.04 / 8)
+    assert hourly(load_cluster("p5.48xlargex64")).rent == pytest.approx(55.04 / 8)
+    assert hourly(load_cluster("p5.48xlargex2")).rent == pytest.approx(55.04 / 2)
+    assert hourly(node, rent=1.0).rent == 1.0
+
+
 def test_energy_between_idle_and_full_power():
     tpu = load_cluster("tpu-v4")  # 90 W idle, 192 W at most
     assert hourly(tpu).watts == 192

@@ -69,8 +69,8 @@ def test_compute_that_does_not_wait_for_its_copies_is_a_race(waits):
     """On streams that know which work lies before which (`played_streams.py`)."""
     played = Played()
 
-    def copied(micro, device):
-        one = on_device(micro, device)
+    def copied(micro, device, columns):
+        one = on_device(micro, device, columns)
         there = torch.empty_like(one.samples)
         return one._replace(samples=there.copy_(one.samples))
 

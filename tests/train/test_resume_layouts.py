@@ -112,3 +112,39 @@ def test_weights_and_moments_are_the_same_through_checkpoints_and_exports(
         for (kind, name), tensor in found.items():
             wanted = theirs(name) if kind == "export" else opened(folder, 4).tensor(kind, name)
             assert torch.equal(tensor, wanted.to(tensor.dtype)), (kind, name)
+
+
+EXPERTS = [
+    *("model.experts.count=5", "model.experts.top_k=2", "model.experts.ffn_size=11"),
+    *("model.experts.shared=9", "model.experts.bias=true", "model.experts.scores=sigmoid"),
+    *("method.routing.balance_loss=0.1", "method.routing.bias_rate=0.01"),
+    *(
+        "method.routing.capacity=1.2",
+        "model.heads=2",
+        "model.kv_heads=2",
+        "method.precision=float64",
+    ),
+    *("batch.global_batch=5", "batch.micro_batch=2", "train.save_every=2", "train.keep_last=20"),
+    "method.lr.schedule=constant",
+]
+
+
+def test_experts_keep_their_numbers_through_every_layout(workers, make_job, tmp_path):
+    """Stacked experts and the biases of routers are pieces of a checkpoint like others."""
+    layouts = ("dp2 zero2", "tp2 sp", "pp2 zero1 dp2", "dp3 zero3")
+    train_on(workers, make_job("never", f"train.steps={2 * len(layouts)}", *EXPERTS))
+    for leg, layout in enumerate(layouts, 1):
+        train_on(
+            workers, make_job("always", f"layout={layout}", f"train.steps={2 * leg}", *EXPERTS)
+        )
+    one, other = tmp_path / "never", tmp_path / "always"
+    assert losses(other) == pytest.approx(losses(one), rel=1e-10)
+    verdicts = re.findall(r"bytes, counted .*: (.*)", (other / "log.txt").read_text())
+    assert verdicts == ["equal"] * len(layouts)
+    one, other = tensors(one, 2 * len(layouts)), tensors(other, 2 * len(layouts))
+    assert one["weight", "layers.1.router.bias"].abs().max() > 0.01
+    for name, tensor in one.items():
+        assert (other[name] - tensor).abs().max() <= 1e-12 * max(tensor.abs().max(), 1e-30), name
+    counts = metrics(tmp_path / "always", "train")[8]["experts"]
+    assert counts == metrics(tmp_path / "never", "train")[8]["experts"]
+    assert [sum(tokens) for tokens in counts.values()] == [5 * 32 * 2] * 2

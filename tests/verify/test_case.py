@@ -35,8 +35,19 @@ def test_a_small_shape_keeps_the_forms_and_the_remainders(name):
     assert small.heads // small.k == shape.heads // shape.k
     assert (small.k % 2, small.vocab % 64) == (shape.k % 2, shape.vocab % 64)
     sizes = ("layers", "width", "heads", "ffn_size", "vocab", "context", "kv_heads", "head_size")
-    shrunk = {name: getattr(small, name) for name in sizes}
+    shrunk = {name: getattr(small, name) for name in (*sizes, "latent", "experts")}
     assert replace(shape, **shrunk) == small  # and nothing but the sizes is another
+    assert bool(shape.latent) == bool(small.latent)
+    if shape.latent:
+        assert bool(shape.latent.query_rank) == bool(small.latent.query_rank)
+        assert small.d > small.latent.v_size  # as in DeepSeek's
+    if shape.experts:
+        forms = ("scores", "normalise", "scale", "group_best", "bias", "shared_gate")
+        assert all(getattr(shape.experts, f) == getattr(small.experts, f) for f in forms)
+        for size in ("shared", "first_dense"):
+            assert bool(getattr(shape.experts, size)) == bool(getattr(small.experts, size))
+        assert (shape.experts.groups > 1) == (small.experts.groups > 1)
+        assert any(small.sparse(layer) for layer in range(small.layers))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""`howdah cluster`: lists, shows and checks clusters, and writes a file of a new one."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from howdah.base.atomic import write_text
+from howdah.base.errors import UserError, named
+from howdah.cli.environment import cluster_named
+from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
+from howdah.draw.pictures import require_place
+from howdah.machines.new_cluster import Answers, cluster_like, cluster_text, known_devices, usual
+
+cluster_app = typer.Typer(
+    no_args_is_help=True, help="List, show and check clusters; write a file of a new one."
+)
+
+Name = Annotated[str, typer.Argument(help="NAME, NAMExDEVICES or a .toml file")]
+Text = Annotated[str, typer.Option()]
+
+
+@cluster_app.command("list")
+def _list() -> None:
+    """Name the clusters that come with howdah."""
+    print("\n".join(list_clusters()))
+
+
+@cluster_app.command("show")
+def _show(name: Name) -> None:
+    """Print everything a cluster says, with what a plan counts on beside it."""
+    print("\n".join(show_cluster(cluster_named(name))))
+
+
+@cluster_app.command("check")
+def _check(name: Name) -> None:
+    """Say whether a cluster file is sound, and what it leaves open."""
+    print("\n".join(check_cluster(cluster_named(name))))
+
+
+@cluster_app.command("new")
+def _new(  # noqa: PLR0913, PLR0917  each is an option of the command
+    file: Annotated[Path, typer.Argument(help="the file to write, such as ours.toml")],
+    device: Annotated[str, typer.Option(help="such as 'RTX 4090'; any other has a name")] = "",
+    devices: Annotated[int | None, typer.Option(help="in a node")] = None,
+    nodes: Annotated[int | None, typer.Option(help="in the cluster")] = None,
+    inside: Annotated[str, typer.Option(help="link in a node: pcie4, nvlink4, '25 GB/s'")] = "",
+    between: Annotated[str, typer.Option(help="link between nodes: 10gbe, ndr, '25 Gb/s'")] = "",
+    nics: Annotated[int | None, typer.Option(help="network cards of a node")] = None,
+    host_memory: Annotated[str, typer.Option(help="of a node, such as '128 GB'")] = "",
+    price_per_hour: Annotated[str, typer.Option(help="USD for an hour of a node")] = "",
+    memory: Annotated[str, typer.Option(help="of another device, such as '24 GB'")] = "",
+    bandwidth: Annotated[str, typer.Option(help="of its memory, such as '900 GB/s'")] = "",
+    bf16: Annotated[str, typer.Option(help="its dense rate, such as '120 TFLOP/s'")] = "",
+    float32: Annotated[str, typer.Option(help="its dense rate, such as '30 TFLOP/s'")] = "",
+    force: Annotated[bool, typer.Option(help="write over a file that is there")] = False,
+) -> None:
+    """Write a cluster file. What no option says is asked on a terminal."""
+    if file.suffix != ".toml":
+        raise UserError(f"{named(file)} is no name of a cluster file; it must end in .toml")
+    require_place(file)
+    if file.exists() and not force:
+        raise UserError(f"{named(file)} is there already; give another name, or --force")
+    ask = _ask if sys.stdin.isatty() else _default
+    device = device or ask("device", "which devices? " + ", ".join(known_devices()), "")
+    like = usual(device)
+    if not cluster_like(device):
+        memory = memory or ask("memory", "memory of a device", "")
+        bandwidth = bandwidth or ask("bandwidth", "bandwidth of its memory", "")
+        bf16 = bf16 or float32 or ask("bf16", "dense TFLOP/s in bf16", "")
+    devices = devices or _number("devices", ask("devices", "how many in a node?", ""))
+    if devices > 1:
+        inside = inside or ask("inside", "link between them", like["inside"])
+    nodes = nodes or _number("nodes", ask("nodes", "how many nodes?", "1"))
+    if nodes > 1:
+        between = between or ask("between", "link between nodes", like["between"])
+        nics = nics or _number("nics", ask("nics", "network cards of a node", "1"))
+    host_memory = host_memory or ask("host-memory", "memory of a node", like["host_memory"])
+    text = cluster_text(
+        Answers(
+            *(file.stem, device, devices, nodes, inside or like["inside"], between, nics or 1),
+            *(host_memory, price_per_hour, memory, bandwidth, bf16, float32),
+        )
+    )
+    try:
+        write_text(file, text)
+    except OSError as error:
+        raise UserError(f"cannot write {named(file)}: {error.strerror}") from error
+    print("\n".join(check_cluster(cluster_named(str(file)))))
+    print(f"written {file}: howdah plan MODEL --cluster {file}")
+
+
+def _ask(option: str, question: str, usual: str) -> str:
+    """The answer of the user on a terminal."""
+    from rich.prompt import Prompt
+
+    said = Prompt.ask(question, default=usual) if usual else Prompt.ask(question)
+    return said.strip()
+
+
+def _default(option: str, question: str, usual: str) -> str:
+    """The usual answer where nobody can be asked. Raises UserError if there is none."""
+    if not usual:
+        raise UserError(f"--{option} is missing, and there is no terminal to ask on; give it")
+    return usual
+
+
+def _number(option: str, said: str) -> int:
+    if not said.isdecimal() or not 0 < int(said[:9]) < 10**6:
+        raise UserError(f"--{option} is {said!r}; it must be a number from 1 on")
+    return int(said)

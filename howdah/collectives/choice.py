@@ -1,0 +1,224 @@
+"""Which program a collective takes: by its operation and size, as a recipe or a caller says.
+
+    ring                                       always
+    recursive_doubling to 64 KiB, ring         the first up to so many bytes, the other above
+    default to 1 MB, hierarchical pieces=4     default: the transport's own; options of an algorithm
+                                               follow its name
+
+`program_of` is asked by the wire that runs programs (`comm/chosen.py`), and by the predictions of
+bytes and times: with one answer, bytes that are predicted are those that are counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple
+
+from howdah.base.errors import UserError, nearest, shown
+from howdah.base.quantities import parse_quantity
+from howdah.collectives.meaning import OPERATIONS
+from howdah.collectives.program import Program, split
+from howdah.collectives.registry import ALGORITHMS, ALSO_CALLED, build
+from howdah.plan.comm import Algorithms
+
+DEFAULT = "default"  # the transport's own way
+UNSIZED = ("all_to_all", "barrier")  # ranks may have vectors of other lengths, or none
+FORWARDING = ("all_to_all/bruck", "all_to_all/hierarchical")  # ranks pass on what others send
+
+
+class Rule(NamedTuple):
+    """One algorithm of a text.
+
+    name     its full name; empty for the transport's own
+    options  of its generator
+    most     bytes of the vector up to which it is taken
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+    most: float
+
+    def __str__(self) -> str:
+        words = [f"{key}={_spelled(value)}" for key, value in self.options]
+        return " ".join([self.name.partition("/")[2], *words])
+
+
+class Chosen(NamedTuple):
+    """A program, and how its algorithm is spelled."""
+
+    program: Program
+    spelled: str
+
+
+def everywhere(text: str) -> Algorithms:
+    """`text` for every operation that has all algorithms it names. Raises UserError."""
+    said = [part.split()[0] for part in text.split(",") if part.split()]
+    names = [ALSO_CALLED.get(name, name).rpartition("/")[2] for name in said]
+    if {*names} == {DEFAULT}:
+        return Algorithms()
+    having = [
+        op
+        for op in OPERATIONS
+        if all(name == DEFAULT or f"{op}/{name}" in ALGORITHMS for name in names)
+    ]
+    if not names or not having:
+        known = {name.partition("/")[2] for name in ALGORITHMS}
+        unknown = next((name for name in names if name not in {*known, DEFAULT}), "")
+        hint = nearest(unknown, known) if unknown else "; name one for each operation"
+        raise UserError(f"no operation has the algorithm {shown(text)}{hint}")
+    fitting = {op: text for op in having if not problem_of(op, text)}
+    if not fitting:
+        raise UserError(problem_of(having[0], text))
+    return Algorithms(**fitting)
+
+
+def problem_of(op: str, text: str) -> str:
+    """Why `text` names no algorithms of an operation; empty if it does."""
+    try:
+        rules(op, text)
+    except UserError as problem:
+        return str(problem)
+    return ""
+
+
+@cache
+def rules(op: str, text: str) -> tuple[Rule, ...]:
+    """The algorithms that a text names, in the order of their sizes. Raises UserError."""
+    parts = text.split(",")
+    found = tuple(_rule(op, part, last=part is parts[-1]) for part in parts)
+    sizes = [rule.most for rule in found]
+    if sizes != sorted(set(sizes)):
+        raise UserError(f"{op} {shown(text)}: sizes must rise from one algorithm to the next")
+    if op in UNSIZED and len(found) > 1:
+        raise UserError(f"{op} {shown(text)}: ranks may have other sizes, so it takes one name")
+    return found
+
+
+def _rule(op: str, text: str, *, last: bool) -> Rule:
+    """One part of a text."""
+    what, limited, size = text.partition(" to ")
+    if limited == "" and not last:
+        raise UserError(f"{op} {shown(text.strip())} ends at no size; write NAME to 64 KiB, NAME")
+    most = parse_quantity(size.strip(), "bytes", where=f"{op} {what.strip()} to") if size else inf
+    if limited and last:
+        rest = f"'{text.strip()}, {DEFAULT}'"
+        raise UserError(f"{op} {shown(text.strip())} says nothing of longer vectors; write {rest}")
+    name, *words = what.split() or [""]
+    if name == DEFAULT and not words:
+        return Rule("", (), most)
+    name = ALSO_CALLED.get(name, name)
+    name = name if "/" in name else f"{op}/{name}"
+    if name not in ALGORITHMS or not name.startswith(f"{op}/"):
+        known = {one.partition("/")[2] for one in ALGORITHMS if one.startswith(f"{op}/")}
+        said = name.removeprefix(f"{op}/")
+        raise UserError(f"{op} has no algorithm {shown(said)}{nearest(said, known | {DEFAULT})}")
+    return Rule(name, tuple(_option(name, word) for word in words), most)
+
+
+def _option(name: str, word: str) -> tuple[str, Any]:
+    key, _, value = word.partition("=")
+    takes = [option for option in ALGORITHMS[name].options if option != "root"]
+    if key not in takes:
+        raise UserError(f"{name} has no option {shown(key)}; it takes {', '.join(takes) or 'none'}")
+    try:
+        numbers = tuple(int(number) for number in value.split("x"))
+    except ValueError:
+        numbers = ()
+    if not numbers or (key != "dims" and len(numbers) > 1):
+        example = "dims=2x4" if key == "dims" else f"{key}=4"
+        raise UserError(f"{name} {shown(word)}: write {example}")
+    return key, numbers if key == "dims" else numbers[0]
+
+
+def _spelled(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def program_of(
+    algorithms: Algorithms,
+    op: str,
+    *,
+    size: int,
+    ranks: int,
+    root: int = 0,
+    per_node: int | None = None,
+) -> Chosen | None:
+    """The program of an operation; None for the transport's own.
+
+    size      bytes of the whole vector, on which all ranks agree
+    per_node  ranks of a node (`ranks_per_node`), for algorithms that ask for it
+
+    Raises UserError where the algorithm cannot use so many ranks.
+    """
+    text = getattr(algorithms, op)
+    if not text or ranks == 1:
+        return None
+    rule = next(rule for rule in rules(op, text) if size <= rule.most)
+    return _built(rule, ranks, root, per_node) if rule.name else None
+
+
+@cache
+def _built(rule: Rule, ranks: int, root: int, per_node: int | None) -> Chosen:
+    options, takes = dict(rule.options), ALGORITHMS[rule.name].options
+    if "root" in takes:
+        options["root"] = root
+    if per_node is not None and "per_node" in takes:
+        options.setdefault("per_node", per_node)
+    shown_options = tuple((key, value) for key, value in options.items() if key != "root")
+    spelled = str(rule._replace(options=shown_options))
+    return Chosen(build(rule.name, ranks, **options), spelled)
+
+
+def unusable(algorithms: Algorithms, op: str, ranks: int) -> Iterator[str]:
+    """Yields why an operation's algorithms cannot run on so many ranks."""
+    text = getattr(algorithms, op)
+    for rule in rules(op, text) if text and ranks > 1 else ():
+        try:
+            if rule.name:
+                _built(rule, ranks, 0, None)
+        except UserError as problem:
+            yield str(problem)
+
+
+def ranks_per_node(nodes: Sequence[int]) -> int | None:
+    """Ranks of a node, where the ranks of a group fill several nodes one after the other, equally.
+
+    nodes  the node of each rank of the group
+
+    >>> ranks_per_node([0, 0, 1, 1]), ranks_per_node([0, 1, 0, 1])
+    (2, None)
+    """
+    size = next((n for n, node in enumerate(nodes) if node != nodes[0]), len(nodes))
+    blocks = [set(nodes[at : at + size]) for at in range(0, len(nodes), size or 1)]
+    alike = len(nodes) % max(size, 1) == 0 and all(len(block) == 1 for block in blocks)
+    apart = len(set(nodes)) == len(blocks)
+    return size if alike and apart and 1 < size < len(nodes) else None
+
+
+# -- sizes -----------------------------------------------------------------------------
+
+
+def chunk_sizes(program: Program, counts: Sequence[int]) -> list[int]:
+    """Elements of each chunk.
+
+    counts  elements of each block of the operation: of each rank's; in an all-to-all of each
+            pair's, the sender first; of the whole vector where there are no blocks
+    """
+    each = program.chunks // len(counts)
+    return [size for count in counts for size in split(int(count), each)]
+
+
+def sent_to(program: Program, rank: int, sizes: Sequence[int]) -> Counter[int]:
+    """Elements that `rank` sends to each of the others.
+
+    sizes  of the chunks
+    """
+    bounds = [0]
+    for size in sizes:
+        bounds.append(bounds[-1] + size)
+    sent: Counter[int] = Counter()
+    for step in program.steps[rank]:
+        if step.kind == "send":
+            sent[step.peer] += sum(bounds[stop] - bounds[start] for start, stop in step.spans)
+    return sent

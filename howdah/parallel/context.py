@@ -1,0 +1,35 @@
+"""Context parallelism: the ranks of cp share the tokens of each sample.
+
+Each rank has an early and a late chunk of every sequence (`plan/sharding.py`, `chunks`), and all
+that works token by token works on these alone. Attention is what crosses them, and it is replaced
+here by one of two cores:
+
+    context=ring         keys and values go round (`context_ring.py`)
+    context=all-to-all   sequence is traded for heads (`context_trade.py`)
+
+Tokens, labels, positions and noise of the rank's chunks are cut from the whole samples
+(`train/feed.py`); documents stay those of whole samples, for both cores ask where they end.
+"""
+
+from collections.abc import Iterable
+from typing import cast
+
+from howdah.model.transformer import Block, Transformer
+from howdah.parallel.context_ring import Ring
+from howdah.parallel.context_trade import Trade
+from howdah.parallel.mesh import Mesh
+from howdah.plan.plan import Plan
+
+__all__ = ["Ring", "Trade", "share_sequences"]
+
+
+def share_sequences(model: Transformer, plan: Plan, mesh: Mesh) -> Ring | Trade:
+    """Gives the blocks of `model` an attention core over the ranks of cp, which is returned."""
+    model.length = plan.sequence
+    core: Ring | Trade = Trade(plan, mesh)
+    if plan.layout.context == "ring":
+        core = Ring(plan, mesh)
+        model.cut = core.cut
+    for block in cast(Iterable[Block], model.layers.values()):
+        block.attention.core = core
+    return core

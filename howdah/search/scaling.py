@@ -1,0 +1,169 @@
+"""How small a cluster may be for a model, and how large a model for a cluster.
+
+    fits      whether any layout fits, by memory alone: no step is priced
+    fewest    the fewest devices, among the sizes of a cluster
+    largest   the largest model of a kind: a shape whose width and depth grow in proportion
+
+A shape grows by its groups of heads, whose size stays. Between two widths it grows by its layers,
+until it is as large as the next width in the proportions of the shape:
+
+    groups of heads    8                    10                   12
+    layers             32 33 ...        62  40 41 ...        69  48
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import gcd
+
+import numpy as np
+
+from howdah.base.errors import UserError
+from howdah.machines.cluster import Grid, resized
+from howdah.plan.chosen_blocks import MOST_LAYERS
+from howdah.plan.layout import Layout
+from howdah.search.closed_form import ClosedForm
+from howdah.search.notes import usual_batch
+from howdah.search.search import BEST, MEMORY_DOUBT, Found, Watch, room, search, sizes, taken
+from howdah.search.space import Question, layout_of, space
+from howdah.shapes.check import check_shape
+from howdah.shapes.parameters import parameters
+from howdah.shapes.presets import PRESETS
+from howdah.shapes.shape import ModelShape
+from howdah.sim.memory import width_of
+from howdah.sim.profile import Profile
+
+COUNTED = 20  # layouts whose memory is counted exactly, those first that seem to take least
+BETWEEN = 32  # most sizes that are tried between two
+UNITS = 2  # most groups of heads by which a model grows at a time, so that tp2 divides them
+
+
+def on(question: Question, devices: int) -> Question:
+    """The same question on another number of devices."""
+    return replace(question, cluster=resized(question.cluster, devices))
+
+
+def states(question: Question) -> float:
+    """Bytes of weights, gradients and optimizer states of the whole model, each once."""
+    width = width_of(question.plan(Layout(), question.global_batch))
+    each = width.weights + width.masters + width.gradients + width.moments
+    return float(each * parameters(question.shape).total)
+
+
+def fits(question: Question) -> bool:
+    """Whether any layout of a question fits. Raises UserError as `space` does."""
+    capacity, devices = room(question.cluster), question.devices
+    if not question.homes and states(question) > capacity * devices:
+        return False
+    rows, _ = space(question, least=True)
+    if not len(rows):
+        return False
+    held = ClosedForm(question, Profile()).memory(rows)
+    for index in np.argsort(held, kind="stable")[:COUNTED]:
+        if held[index] > capacity * MEMORY_DOUBT:
+            return False
+        plan = question.plan(layout_of(rows[index]), int(rows[index]["micro_batch"]))
+        if taken(plan, capacity) <= capacity:
+            return True
+    return False
+
+
+def fewest(
+    question: Question,
+    profile: Profile | None,
+    *,
+    meets: Callable[[Found], bool] | None = None,
+    watch: Watch = iter,
+) -> Found | None:
+    """The answer on the fewest devices of a cluster on which anything fits, and `meets` what else
+    is wanted; None if there is no such number.
+    """
+    before = 0
+    for devices in watch(sizes(question.cluster, 1, question.devices)):
+        if fits(on(question, devices)):
+            if meets is None:
+                for between in _between(question, before, devices):
+                    if fits(on(question, between)):
+                        return search(on(question, between), profile)
+                return search(on(question, devices), profile)
+            found = search(on(question, devices), profile, refined=BEST)
+            if found.best and meets(found):
+                return found
+        before = devices
+    return None
+
+
+def _between(question: Question, low: int, high: int) -> Iterator[int]:
+    """Sizes between two: parts of a node, or whole nodes."""
+    node = question.cluster.devices_per_node
+    step = 1 if high <= node else node
+    if not isinstance(question.cluster.network, Grid) and (high - low) // step <= BETWEEN:
+        yield from range((low // step + 1) * step, high, step)
+
+
+# -- the largest model -----------------------------------------------------------------
+
+
+def scaled(shape: ModelShape, groups: int, layers: int) -> ModelShape:
+    """A shape with other numbers of groups of heads and of layers; widths follow the groups."""
+    share = groups / shape.k
+
+    def sized(size: int, step: int) -> int:
+        return max(round(size * share / step), 1) * step
+
+    width = sized(shape.width, gcd(shape.width, 64))
+    inner = sized(shape.ffn_size, gcd(shape.ffn_size, 64))
+    heads = shape.heads // shape.k * groups
+    kv = None if shape.kv_heads is None else groups
+    return replace(shape, layers=layers, width=width, ffn_size=inner, heads=heads, kv_heads=kv)
+
+
+def largest(question: Question, fit: Callable[[Question], bool] = fits) -> Question | None:
+    """The question of the largest model of its shape's kind that fits; None if not even one layer
+    does. A larger model is taken to need more memory.
+    """
+    shape = question.shape
+    unit = gcd(shape.k, UNITS)
+
+    def depth(units: int) -> int:
+        return max(round(shape.layers * units * unit / shape.k), 1)
+
+    def asked(units: int, layers: int) -> Question:
+        return replace(question, shape=scaled(shape, units * unit, layers))
+
+    def good(units: int, layers: int) -> bool:
+        other = asked(units, layers)
+        return layers <= MOST_LAYERS and not check_shape(other.shape) and fit(other)
+
+    units = _most(1, lambda n: good(n, depth(n)))
+    low, high = (depth(units), depth(units) * (1 + 1 / units) ** 3) if units else (1, depth(1))
+    layers = _most(low, lambda n: n < high and good(max(units, 1), n))
+    return asked(max(units, 1), layers) if layers else None
+
+
+def _most(least: int, good: Callable[[int], bool]) -> int:
+    """The largest number from `least` on that is good, if all smaller ones are; 0 if none is."""
+    if not good(least):
+        return 0
+    low, high = least, 2 * least
+    while good(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def largest_preset(question: Question, watch: Watch = iter) -> tuple[str, ModelShape] | None:
+    """The largest preset that fits, by its parameters, in steps as published runs have them."""
+    by_size = sorted(PRESETS.items(), key=lambda one: -parameters(one[1]).total)
+    for number in watch(range(len(by_size))):
+        name, shape = by_size[number]
+        sequence = min(question.sequence, shape.context)
+        batch = usual_batch(shape, sequence)
+        other = replace(question, shape=shape, sequence=sequence, global_batch=batch)
+        try:
+            if fits(other):
+                return name, shape
+        except UserError:
+            continue  # of a precision or length that this model cannot have
+    return None

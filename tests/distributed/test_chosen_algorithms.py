@@ -1,0 +1,120 @@
+"""Training by chosen algorithms equals one device, and sends the bytes that are predicted."""
+
+from contextlib import closing
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+from small_cases import case_of
+from small_runs import train_on
+
+from howdah.base.errors import UserError
+from howdah.collectives.choice import everywhere
+from howdah.comm.rendezvous import choose
+from howdah.plan.comm import Algorithms, Comm
+from howdah.plan.trace_file import FOLDER, read_traces
+from howdah.sim.chosen import choice_misfits, collectives_of
+from howdah.sim.traffic import step_traffic
+from howdah.train.loop import train
+from howdah.verify.compare import compare
+from howdah.verify.evidence import gather
+from howdah.verify.reference import reference
+from howdah.verify.verify import report, verify
+
+PAIRWISE = Algorithms(
+    all_reduce="double_tree to 2 kB, torus",
+    reduce_scatter="default to 1 kB, pairwise",
+    all_gather="bruck",
+)
+
+
+def prove(workers, layout, algorithms, kind):
+    case = replace(case_of(layout), comm=Comm(algorithms))
+    assert choice_misfits(case.plan) == []
+    calls = [*collectives_of(case.plan, 0)]
+    assert any(call.program(algorithms, [0] * len(call.ranks)) for call in calls)
+    verdict = verify(case, workers, controls=False, transport=kind)
+    assert verdict.proved, "\n".join(report(verdict))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"), [("dp3 zero2 x2", "engine"), ("dp2 tp2 sp zero3 x2", "torch")]
+)
+def test_a_ring_equals_one_device(workers, layout, kind):
+    prove(workers, layout, everywhere("ring"), kind)
+
+
+def test_algorithms_by_operation_and_size_equal_one_device(workers):
+    prove(workers, "dp4 zero2 shard2 x2", PAIRWISE, "torch")
+
+
+def test_a_run_tells_what_it_has_chosen(workers, make_job, tmp_path):
+    train_on(workers, make_job("ring", "layout=dp2 zero1", "comm.algorithm=ring"))
+    told = (tmp_path / "ring" / "log.txt").read_text()
+    chosen = f"algorithms  {everywhere('ring')}"
+    assert chosen in told.splitlines() and "NOT EQUAL" not in told
+    (one, _) = read_traces(tmp_path / "ring" / FOLDER, "dp2 zero1 x1", 2)
+    assert one.algorithms == str(everywhere("ring"))
+
+
+def other_rank(transport, job):
+    """`train`, on a rank whose recipe has another algorithm."""
+    plan = replace(job.plan, comm=Comm(everywhere(["ring", "tree"][transport.rank])))
+    try:
+        train(replace(job, plan=plan), transport)
+    except UserError as problem:
+        return str(problem)
+    return "nothing"
+
+
+def test_ranks_whose_recipes_differ_are_told(ended_workers, make_job):
+    for said in ended_workers.run(other_rank, make_job("two", "layout=dp2"), ranks=2):
+        assert said.startswith("the ranks have different algorithms, rank ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["engine", "torch"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *("dp4 x2", "dp4 zero1 x2", "dp4 zero3 x2", "dp4 zero2 shard2 x2", "dp3 x1"),
+        *("dp2 tp2 x2", "dp2 tp2 sp zero3 x2", "tp4 sp x2", "dp2 pp2 x2"),
+    ],
+)
+def test_every_form_equals_one_device(workers, layout, kind):
+    for algorithms in (everywhere("ring"), everywhere("recursive_doubling"), PAIRWISE):
+        prove(workers, layout, algorithms, kind)
+
+
+def gather_on(transport, case, machines):
+    """`gather`, on ranks that say they are on these machines."""
+    rank, store = transport.rank, dist.PrefixStore("machines", transport.among.store)
+    with (
+        patch("howdah.comm.meeting.this_machine", lambda: machines[rank]),
+        closing(choose(store, rank=rank, size=transport.size, seconds=600)) as wire,
+    ):
+        return gather(wire, case)
+
+
+@pytest.mark.parametrize(
+    ("layout", "machines"),
+    [
+        ("dp4 zero1 x2", "aabb"),
+        pytest.param("dp4 x2", "abbb", marks=pytest.mark.slow),
+        pytest.param("dp2 tp2 zero2 x2", "aabb", marks=pytest.mark.slow),
+    ],
+)
+def test_a_hierarchy_uses_shared_memory_inside_its_machines(workers, layout, machines):
+    chosen = Algorithms(
+        all_reduce="hierarchical", reduce_scatter="hierarchical", all_gather="hierarchical"
+    )
+    case = replace(case_of(layout, steps=1), comm=Comm(chosen))
+    ranks = workers.run(gather_on, case, machines, ranks=4)
+    for rank, evidence in enumerate(ranks):
+        predicted = step_traffic(case.plan, rank, evidence.wires)
+        assert {row: count for row, count in evidence.sent.items() if count} == predicted
+    if machines == "aabb" and "tp" not in layout:
+        rows = [row for evidence in ranks for row in evidence.sent if row.operation != "scalars"]
+        assert {row.link for row in rows if row.axis == "dp"} == {"tcp", "shared"}
+    assert all(d.used <= 1 for d in compare(case, ranks[0], reference(case), None))

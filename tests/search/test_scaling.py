@@ -1,0 +1,79 @@
+"""The fewest devices and the largest model: against every size, and against exact memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from howdah.machines.cluster import resized
+from howdah.machines.cluster_file import load_cluster
+from howdah.plan.method import Method
+from howdah.search.scaling import fewest, fits, largest, largest_preset, scaled
+from howdah.search.search import room, search
+from howdah.search.space import Question
+from howdah.shapes.check import check_shape
+from howdah.shapes.parameters import parameters
+from howdah.shapes.presets import preset
+
+BF16 = Method(precision="bf16")
+
+
+def question_of(model="llama3-8b", cluster="h100x8", batch=8, sequence=2048):
+    return Question(preset(model), load_cluster(cluster), BF16, sequence, batch)
+
+
+def test_a_model_fits_where_a_search_finds_a_layout_and_nowhere_else():
+    for devices in (1, 2, 4):
+        for model in ("llama3-1b", "llama3-8b"):
+            question = question_of(model, f"h100x{devices}")
+            assert fits(question) == bool(search(question, refined=1).best), (model, devices)
+
+
+def test_the_fewest_devices_are_the_first_on_which_anything_fits():
+    question = question_of(cluster="rtx-4090x16", batch=16)
+    found = fewest(question, None)
+    count = found.question.devices
+    assert found.best and 1 < count <= 16
+    smaller = [n for n in range(1, count) if n < 2 or n % 2 == 0]
+    for n in smaller:
+        other = replace(question, cluster=resized(question.cluster, n))
+        assert not search(other, refined=1).best
+    assert fewest(question_of("llama3-405b", "rtx-4090x16"), None) is None
+    twice = fewest(question, None, meets=lambda one: one.question.devices >= 2 * count)
+    assert twice.question.devices >= 2 * count
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt2-1.5b", "qwen3-0.6b", "laptop"])
+def test_a_scaled_shape_keeps_its_kind(model):
+    shape = preset(model)
+    assert scaled(shape, shape.k, shape.layers) == shape
+    twice = scaled(shape, 2 * shape.k, 2 * shape.layers)
+    assert check_shape(twice) == []
+    assert (twice.width, twice.d, twice.heads // twice.k) == (
+        2 * shape.width,
+        shape.d,
+        shape.heads // shape.k,
+    )
+
+
+def test_the_largest_model_fits_and_one_layer_more_does_not():
+    question = question_of(cluster="rtx-4090x2", sequence=1024)
+    found = largest(question)
+    shape = found.shape
+    assert fits(found) and search(found, refined=1).best
+    more = replace(found, shape=replace(shape, layers=shape.layers + 1))
+    assert not fits(more)
+    held = parameters(shape).total * 16
+    assert 0.5 * 2 * room(question.cluster) < held < 2 * room(question.cluster)
+
+
+def test_the_largest_preset_is_the_first_that_fits():
+    name, shape = largest_preset(question_of(cluster="rtx-4090x2", sequence=1024))
+    assert name in ("llama3-1b", "gpt2-1.5b", "gpt3-xl", "gpt3-2.7b") or (
+        parameters(shape).total > 1e9
+    )
+    assert largest(replace(question_of(), cluster=tiny(question_of().cluster))) is None
+
+
+def tiny(cluster):
+    """Devices of a megabyte."""
+    return replace(cluster, device=replace(cluster.device, memory=1e6, reserved=0.0))
