@@ -21,6 +21,7 @@ from fuzz_mutations import INTEGERS, TEXTS, mutate, mutate_text
 from howdah.base.errors import UserError
 from howdah.cli import check as cli_check
 from howdah.cli import plan as cli_plan
+from howdah.cli.cluster import cluster_app
 from howdah.config.drafts import Draft, draft
 from howdah.config.recipe import Machine, load_run, parse_run, resolve_run
 from howdah.draw.cluster import check_cluster, show_cluster
@@ -149,7 +150,7 @@ def _run(words: list[str]) -> None:
     for function in (cli_plan.plan, cli_plan.simulate, cli_check.check):
         app.command()(function)
     app.add_typer(cli_plan.draw_app, name="draw")
-    app.add_typer(cli_plan.cluster_app, name="cluster")
+    app.add_typer(cluster_app, name="cluster")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             app(words)

@@ -19,8 +19,10 @@ Needs root, and `unshare`, `nsenter`, `ip`, `tc` and `bridge`.
 """
 
 import os
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,8 +51,8 @@ exec cat >/dev/null
 """
 IPV6 = "/proc/sys/net/ipv6/conf/all/disable_ipv6"  # it sends packets of its own
 HOST = """
-mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
+{hide}
 echo '{known}' >/dev/shm/.hosts
 mount --bind /dev/shm/.hosts /etc/hosts
 hostname {name}
@@ -75,6 +77,20 @@ def problem() -> str:
     if lacking := [tool for tool in TOOLS if not which(tool)]:
         return f"a cluster in a box needs {', '.join(lacking)}, of util-linux and iproute2"
     return ""
+
+
+def own_tmp() -> str:
+    """Steps that give a host a /tmp of its own, in which this checkout and Python are seen."""
+    seen = {Path(__file__).resolve().parents[2], Path(sys.prefix), Path(sys.prefix).resolve()}
+    below = [shlex.quote(str(path)) for path in sorted(seen) if path.is_relative_to("/tmp")]
+    keep = [
+        f"mkdir /dev/shm/{n} && mount --bind {path} /dev/shm/{n}" for n, path in enumerate(below)
+    ]
+    back = [
+        f"mkdir -p {path} && mount --bind /dev/shm/{n} {path} && umount /dev/shm/{n}"
+        for n, path in enumerate(below)
+    ]
+    return "\n".join([*keep, "mount -t tmpfs tmpfs /tmp", *back])
 
 
 @dataclass(frozen=True)
@@ -144,7 +160,8 @@ class Box:
         known = "\n".join(f"{address(h)} host{h}" for h in range(self.hosts))
         try:
             for h in range(self.hosts):
-                steps = HOST.format(known=f"127.0.0.1 localhost\n{known}", name=f"host{h}")
+                table = f"127.0.0.1 localhost\n{known}"
+                steps = HOST.format(hide=own_tmp(), known=table, name=f"host{h}")
                 self._cages.append(cage(steps, uptime=h * UPTIME))
             self._cages.append(cage(":"))
             self._connect()

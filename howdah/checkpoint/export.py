@@ -18,7 +18,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -123,7 +122,7 @@ def plan_shards(found: Sequence[HubTensor], dtype: torch.dtype, shard_bytes: int
 def _write_weights(
     folder: Path, shards: list[Shard], *, tensor: Callable[[str], Tensor], dtype: torch.dtype
 ) -> None:
-    tensor = lru_cache(1)(tensor)  # a weight that stacks many of theirs is read once
+    tensor = _kept_last(tensor)  # a weight that stacks many of theirs is read once
     largest = max(prod(theirs.shape) for shard in shards for theirs in shard.tensors)
     buffer = torch.empty(largest, dtype=dtype)
     total = 0
@@ -136,6 +135,19 @@ def _write_weights(
         places = {theirs.name: shard.file for shard in shards for theirs in shard.tensors}
         index = {"metadata": {"total_size": total}, "weight_map": places}
         _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _kept_last(tensor: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
+    """The same, which keeps the last tensor until another is asked for."""
+    kept: dict[str, Tensor] = {}
+
+    def ask(name: str) -> Tensor:
+        if name not in kept:
+            kept.clear()  # first: two tensors are never held
+            kept[name] = tensor(name)
+        return kept[name]
+
+    return ask
 
 
 def _lay(theirs: HubTensor, tensor: Callable[[str], Tensor], buffer: Tensor) -> Tensor:

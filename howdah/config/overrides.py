@@ -36,6 +36,7 @@ MEANT = {  # by table: what to write, and the keys that a value in its place may
     "method": ("method.lr.peak=1e-3", "precision", "optimizer.name", "lr.schedule"),
     "method.optimizer": ("method.optimizer.name=adamw", "name"),
     "method.lr": ("method.lr.peak=1e-3", "schedule", "peak"),
+    "method.routing": ("method.routing.balance_loss=0.01", "balance_loss"),
     "train": ("train.steps=1000", "steps"),
     "comm": ("comm.algorithm=ring", "algorithm"),
     "comm.algorithm": ("comm.algorithm=ring",),

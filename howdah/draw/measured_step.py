@@ -157,9 +157,7 @@ def to_perfetto(found: Sequence[StepComparison]) -> str:
     return trace_all([*measured, *simulated])
 
 
-def report(
-    found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
-) -> Iterator[str]:
+def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = "") -> Iterator[str]:
     """The comparison as lines of text.
 
     algorithms  those that were chosen for collectives

@@ -78,7 +78,7 @@ def read_measured(path: Path, precision: str) -> tuple[Facts, Profile]:
     problems = [*problems, *read.problems, *_out_of_range(read.value)]
     if problems:
         raise UserError(
-            f"profile {named(path)}: {several(problems)}; howdah measure writes it anew"
+            f"profile {named(path)}: {several(problems)}; howdah measure writes it again"
         )
     return facts, replace(read.value, name=facts.name, adds=True)
 

@@ -126,7 +126,7 @@ class Profile:
     chunk          tokens whose logits are kept for the backward pass, which makes the others
                    again; 0: all
     waits          exchanges of a few numbers in a step, for which all ranks wait
-    crowd          ranks for each core, where there are more; those that wait lend theirs
+    crowd          ranks for each core, where there are more; those that wait give theirs up
     """
 
     name: str = "plain"

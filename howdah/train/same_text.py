@@ -1,5 +1,5 @@
 """Whether all ranks train on the same tokens. Machines that share no folder each make their own, of
-what lies under a path there; the checksums of the tokens are compared, not names or times of files.
+what is under a path there; the checksums of the tokens are compared, not names or times of files.
 """
 
 import json

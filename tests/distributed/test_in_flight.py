@@ -54,6 +54,8 @@ QUICK = {
     ("sequence kept", "zb-h1"): "slices",
     # keys and values go round while blocks of them are used, and gradients behind them
     ("zero2", "ring"): "two messages on their way",
+    # heads are traded for tokens
+    ("zero1", "all-to-all"): "parts of one message",
     # all of it
     ("zero3", "sequence", "selective"): "three of them",
 }

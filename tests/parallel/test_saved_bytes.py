@@ -137,7 +137,8 @@ def test_experts_and_latent_attention(shape, of, latent, **how):
     kernels = replace(howdah(compute=dtype.itemsize, packed=packed), balanced=balanced)
     lists = [shared(shape, kernels), *(saved(shape, part, kernels) for part in parts(shape))]
     of_rank = local(shape, Tokens(3, 8))
-    of_rank.counts["expert_row"] = 3 * dims.expert_rows(shape, 8, capacity)
+    rows = 3 * dims.expert_rows(shape, 8, capacity)
+    of_rank.counts.update(expert_row=rows, taken_row=rows)
     expected = sum(bytes_of(some, of_rank, compute=dtype.itemsize) for some in lists)
     assert kept.count(total) == expected
 
