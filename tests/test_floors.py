@@ -49,7 +49,7 @@ FLOORS = {  # from the ground up, with the lines that each may have in the end
     "config": 1_300,
     "cli": 2_500,
 }
-HOUSE_LINES = 54_000  # less than the sum: no floor may use all of its own; decision 0030
+HOUSE_LINES = 61_000  # decision 0036
 TOP = ("__main__",)
 LAZY = ("config", "cli", "__main__", "__init__")  # load torch only once a command needs it
 LIGHT = (
