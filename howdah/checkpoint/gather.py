@@ -189,8 +189,8 @@ def bring(folder: Path, found: Found, world: Group, team: Team, wanted: Wanted) 
     if told := [*filter(None, exchange(world, ", ".join(bad)))]:
         raise UserError(f"files of a checkpoint were damaged on their way: {', '.join(told)}")
     if team.leads:
+        write_text(into / INDEX, found.text)  # one that was here may be damaged, or another's
         if into == draft:
-            write_text(into / INDEX, found.text)
             draft.rename(whole)
         sync_folder(folder)
     world.barrier()

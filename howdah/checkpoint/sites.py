@@ -117,10 +117,10 @@ def find_sites(mark: Path, world: Group, nodes: Sequence[int]) -> tuple[int, ...
         return (0,) * world.size
     if sees != [node == nodes[0] for node in nodes]:
         blind = sees.index(False)
-        seeing = next(r for r in range(1, world.size) if sees[r])
+        seeing = next((r for r in range(1, world.size) if sees[r]), 0)
         raise UserError(
             f"rank {seeing} sees the run folder {mark.parent} of rank 0, and rank {blind} does "
-            "not: share it between all machines or between none"
+            "not: share it between all ranks of a machine, and between all machines or none"
         )
     return tuple(nodes.index(node) for node in nodes)
 

@@ -29,7 +29,8 @@ def settled(run: Run, machine: Machine) -> Settled:
     if before := settled_before(run, machine.world):
         return before
     batch = run.batch if run.batch.global_batch is not None else replace(run.batch, global_batch=1)
-    if problems := problems_of(replace(run, layout="dp1", batch=batch), None):
+    comm = replace(run.comm, sparse=False)  # it depends on the layout, which is not known yet
+    if problems := problems_of(replace(run, layout="dp1", batch=batch, comm=comm), None):
         raise WrongRun(problems, run)
     try:
         return _settled_now(run, machine)

@@ -1,6 +1,7 @@
 """`howdah cluster`: lists, shows and checks clusters, and writes a file of a new one."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -69,17 +70,18 @@ def _new(  # noqa: PLR0913, PLR0917  each is an option of the command
         memory = memory or ask("memory", "memory of a device", "")
         bandwidth = bandwidth or ask("bandwidth", "bandwidth of its memory", "")
         bf16 = bf16 or float32 or ask("bf16", "dense TFLOP/s in bf16", "")
-    devices = devices or _number("devices", ask("devices", "how many in a node?", ""))
+    devices = _number("devices", devices, lambda: ask("devices", "how many in a node?", ""))
     if devices > 1:
         inside = inside or ask("inside", "link between them", like["inside"])
-    nodes = nodes or _number("nodes", ask("nodes", "how many nodes?", "1"))
+    nodes = _number("nodes", nodes, lambda: ask("nodes", "how many nodes?", "1"))
     if nodes > 1:
         between = between or ask("between", "link between nodes", like["between"])
-        nics = nics or _number("nics", ask("nics", "network cards of a node", "1"))
+        nics = _number("nics", nics, lambda: ask("nics", "network cards of a node", "1"))
     host_memory = host_memory or ask("host-memory", "memory of a node", like["host_memory"])
     text = cluster_text(
         Answers(
-            *(file.stem, device, devices, nodes, inside or like["inside"], between, nics or 1),
+            *(file.stem, device, devices, nodes, inside or like["inside"], between),
+            1 if nics is None else nics,
             *(host_memory, price_per_hour, memory, bandwidth, bf16, float32),
         )
     )
@@ -106,7 +108,8 @@ def _default(option: str, question: str, usual: str) -> str:
     return usual
 
 
-def _number(option: str, said: str) -> int:
+def _number(option: str, given: int | None, ask: Callable[[], str]) -> int:
+    said = ask() if given is None else str(given)
     if not said.isdecimal() or not 0 < int(said[:9]) < 10**6:
         raise UserError(f"--{option} is {said!r}; it must be a number from 1 on")
     return int(said)

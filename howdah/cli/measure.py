@@ -123,7 +123,8 @@ def _measured(
     if writes:
         _write(wanted, found, folder)
         _tell(wanted, found, seconds=perf_counter() - began, others=others)
-        print(f"written     {folder}: howdah plan MODEL --cluster {HERE}")
+        at = HERE if folder == cache_folder() / CLUSTERS else folder / f"{HERE}.toml"
+        print(f"written     {folder}: howdah plan MODEL --cluster {at}")
 
 
 def _watched(jobs: "list[Job]") -> "Iterator[Job]":

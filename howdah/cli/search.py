@@ -232,6 +232,7 @@ def _write(run: Run, plan: Plan, asked: Asked) -> None:
     train = run.train
     if asked.tokens:
         train = replace(train, tokens=asked.tokens, epochs=0.0)
+    if train.tokens:
         train = in_steps(train, plan.batch, plan.sequence)
     found = replace(with_plan(run, plan), model=plan.shape, name=asked.write.stem, train=train)
     save_run(found, asked.write)

@@ -28,8 +28,13 @@ def require_root(ranks: int, root: int) -> None:
         raise UserError(f"root is {root}, and the ranks are 0 to {ranks - 1}")
 
 
+MOST_PIECES = 1024  # a program lists every message
+
+
 def require_pieces(pieces: int) -> None:
-    """Raises UserError for fewer than one piece."""
+    """Raises UserError for fewer than one piece, or for very many."""
+    if pieces > MOST_PIECES:
+        raise UserError(f"pieces is {pieces:,}; at most {MOST_PIECES:,} are listed")
     if pieces < 1:
         raise UserError(f"pieces is {pieces}; a vector is cut into at least 1 piece")
 

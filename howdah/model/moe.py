@@ -293,11 +293,11 @@ def _taken(x: Tensor, index: Tensor, holes: bool) -> Tensor:
     return found.masked_fill_((index == len(x))[:, None], 0)
 
 
-Exchange = Callable[[Callable[[Tensor, Sizes], Tensor], Tensor, Sizes], Tensor]
+Exchange = Callable[[Callable[[Tensor, Sizes], Tensor], Tensor, Places], Tensor]
 
 
-def _here(experts: Callable[[Tensor, Sizes], Tensor], x: Tensor, sizes: Sizes) -> Tensor:
-    return experts(x, sizes)
+def _here(experts: Callable[[Tensor, Sizes], Tensor], x: Tensor, at: Places) -> Tensor:
+    return experts(x, at.sizes)
 
 
 # -- all of it ---------------------------------------------------------------------
@@ -307,8 +307,8 @@ class WithExperts(nn.Module):
     """What a block has in the place of its feed-forward.
 
     region    the border of the sub-layer
-    exchange  runs experts on rows sorted by expert, of which each has so many; some layouts have
-              the experts on several ranks
+    exchange  runs experts on rows sorted by expert, at these places; some layouts have the experts
+              on several ranks
     """
 
     def add_experts(self, shape: ModelShape) -> None:
@@ -341,6 +341,6 @@ class WithExperts(nn.Module):
             shared = self.shared_gate(x).sigmoid() * shared
         at = places(choice.numbers, of, balancing.how.capacity if balancing else 0.0)
         taken = cast(Tensor, _Spread.apply(x.flatten(0, 1), at))
-        made = self.exchange(self.experts, taken, at.sizes)
+        made = self.exchange(self.experts, taken, at)
         out = cast(Tensor, _Combine.apply(made, choice.weights, at, of.scale)).view_as(x)
         return self.region.leave(out if shared is None else out + shared)

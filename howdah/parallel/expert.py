@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from howdah.comm.group import Group
 from howdah.model.grouped import Sizes
+from howdah.model.moe import Places
 from howdah.model.transformer import Block, Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import shares
@@ -53,17 +54,19 @@ class ExpertExchange:
     def __init__(self, plan: Plan, mesh: Mesh, group: Group) -> None:
         assert plan.shape.experts is not None, "a dense model has no experts to send to"
         self.group, self._waited = group, mesh.waited
-        self._equal = plan.method.routing.capacity > 0
         self.held = [int(count) for count in shares(plan.shape.experts.count, group.size)]
         self.sent = [0] * plan.shape.experts.count
 
-    def __call__(self, experts: Feed, x: Tensor, sizes: Sizes) -> Tensor:
-        """What all experts make of rows x [n, h], of which each has `sizes`: [n, h]."""
+    def __call__(self, experts: Feed, x: Tensor, at: Places) -> Tensor:
+        """What all experts make of rows x [n, h] at these places: [n, h]. Places with holes are
+        those of a capacity, equally many on all ranks; evaluation has none, whatever training has.
+        """
+        sizes = at.sizes
         every = sizes.tolist() if isinstance(sizes, Tensor) else list(sizes)
         self.sent = [before + now for before, now in zip(self.sent, every, strict=True)]
         cuts = list(pairwise(accumulate(self.held, initial=0)))
         mine = slice(*cuts[self.group.rank])
-        come = [every[mine]] * self.group.size if self._equal else self._told(every, x)
+        come = [every[mine]] * self.group.size if at.holes else self._told(every, x)
         way = Way([sum(every[start:stop]) for start, stop in cuts], come)
         here = tuple(sum(some) for some in zip(*come, strict=True))
         taken = cast(Tensor, _There.apply(x, self, way))

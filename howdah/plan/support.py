@@ -50,7 +50,7 @@ def _expert_words(shape: ModelShape, layout: Layout, precision: Precision) -> It
     experts, later = shape.experts, "can be planned, but not run yet"
     if layout.cp > 1 and (experts or shape.latent):
         what = "experts" if experts else "latent attention"
-        yield f"cp{layout.cp} with {what} {later}; use dp{layout.cp} in the place of cp{layout.cp}"
+        yield f"cp{layout.cp} with {what} {later}; use more dp in the place of cp{layout.cp}"
     if precision == "fp8" and (experts or shape.latent):
         what = "experts" if experts else "latent attention"
         yield f"method.precision=fp8 with {what} {later}; use method.precision=bf16"

@@ -156,7 +156,7 @@ def choice_misfits(plan: Plan) -> list[str]:
     about sums by rows that cannot be.
     """
     if problems := [*sparse_problems(plan)] if plan.comm.sparse else []:
-        return [f"comm.sparse is true, but {problem}; or leave it out" for problem in problems]
+        return [f"comm.sparse is true, but {problem}; leave it out" for problem in problems]
     chosen = plan.comm.algorithm
     ranks = axis(plan.layout, "pp").group(0) if chosen else ()
     sizes = {(one.op, len(one.ranks)) for rank in ranks for one in collectives_of(plan, rank)}

@@ -266,7 +266,7 @@ def test_a_hint_that_cannot_be_run_says_so(howdah, tmp_path):
 def test_what_can_only_be_planned_is_noted(howdah):
     words = ("mixtral-8x7b", "--layout", "cp2")
     out = howdah("plan", *words)[1]
-    sentence = "cp2 with experts can be planned, but not run yet; use dp2 in the place of cp2"
+    sentence = "cp2 with experts can be planned, but not run yet; use more dp in the place of cp2"
     assert f"{sentence}\n" in out
     assert len(json.loads(howdah("plan", *words, "--json")[1])["notes"]) == 2  # and the batch
 

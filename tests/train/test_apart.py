@@ -180,6 +180,17 @@ def test_a_damaged_file_is_brought_from_a_machine_that_has_it(workers, make, hal
 
 
 @pytest.mark.slow
+def test_a_damaged_index_is_written_again(workers, half):
+    damaged = step_folder(half.folder / "b" / "checkpoints", MIDDLE) / "index.json"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    said = on(workers, half, "aabb")
+    assert any(line.startswith(f"going on from step {MIDDLE}") for line in said)
+    assert (
+        damaged.read_bytes()
+        == (step_folder(half.folder / "a" / "checkpoints", MIDDLE) / "index.json").read_bytes()
+    )
+
+
 def test_machines_with_other_checkpoints_of_one_step_are_refused(workers, make, half):
     """Each whole by itself: which of them is the run's, nobody can tell."""
     other = make("another", "layout=dp2", "seed=2", f"train.steps={MIDDLE}")
@@ -240,7 +251,9 @@ def bring_counted(transport, folder, name):
 def test_a_folder_that_some_machines_share_is_refused(workers, make):
     said = on(workers, make("some", "layout=dp3"), "abc", shared="ab")
     assert "rank 1 sees the run folder" in said[-1]
-    assert said[-1].endswith("rank 2 does not: share it between all machines or between none")
+    assert said[-1].endswith(
+        "rank 2 does not: share it between all ranks of a machine, and between all machines or none"
+    )
 
 
 def test_a_shared_folder_is_as_it_was(workers, make):

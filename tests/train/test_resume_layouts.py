@@ -131,7 +131,7 @@ EXPERTS = [
 
 def test_experts_keep_their_numbers_through_every_layout(workers, make_job, tmp_path):
     """Stacked experts and the biases of routers are pieces of a checkpoint like others."""
-    layouts = ("dp2 zero2", "tp2 sp", "pp2 zero1 dp2", "dp3 zero3")
+    layouts = ("dp2 zero2", "dp2 ep2 zero1", "tp2 sp", "pp2 zero1 dp2", "dp3 zero3")
     train_on(workers, make_job("never", f"train.steps={2 * len(layouts)}", *EXPERTS))
     for leg, layout in enumerate(layouts, 1):
         train_on(
