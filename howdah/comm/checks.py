@@ -71,9 +71,9 @@ def flat(x: Tensor) -> Tensor:
 
 
 def apart(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors share no memory."""
+    """Whether two tensors share no memory; one without any shares none."""
     a, b = x.data_ptr(), y.data_ptr()
-    return a + x.nbytes <= b or b + y.nbytes <= a
+    return not (a and b) or a + x.nbytes <= b or b + y.nbytes <= a
 
 
 def whole_number(name: str, value: int, *, most: int = MOST) -> int:

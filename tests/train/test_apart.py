@@ -179,7 +179,6 @@ def test_a_damaged_file_is_brought_from_a_machine_that_has_it(workers, make, hal
     assert_same_bits(before, tensors(job.folder / "b", MIDDLE))
 
 
-@pytest.mark.slow
 def test_a_damaged_index_is_written_again(workers, half):
     damaged = step_folder(half.folder / "b" / "checkpoints", MIDDLE) / "index.json"
     damaged.write_bytes(damaged.read_bytes()[:50])
@@ -191,6 +190,7 @@ def test_a_damaged_index_is_written_again(workers, half):
     )
 
 
+@pytest.mark.slow
 def test_machines_with_other_checkpoints_of_one_step_are_refused(workers, make, half):
     """Each whole by itself: which of them is the run's, nobody can tell."""
     other = make("another", "layout=dp2", "seed=2", f"train.steps={MIDDLE}")
