@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from howdah.base.errors import UserError, shown
-from howdah.cli.environment import cluster_named, number_in, this_machine
+from howdah.cli.environment import cache_folder, cluster_named, number_in, this_machine
 from howdah.config.auto import Settled, settle, settled_before
 from howdah.config.recipe import Machine, Run, WrongRun, problems_of
 from howdah.host.facts import free_memory, has_card, memory, memory_limit, usable_cores
 from howdah.machines.cards import cluster_of_card
 from howdah.machines.cluster import Cluster, resized
-from howdah.machines.cluster_file import load_cluster
+from howdah.machines.cluster_file import CLUSTERS, load_cluster, measured_file
 from howdah.plan.plan import Plan
 from howdah.search.capacity import Room, holds
 
@@ -82,8 +82,8 @@ def machine_for(run: Run) -> Machine:
 def cluster_of(run: Run, machine: Machine) -> tuple[Cluster, str]:
     """The cluster that a layout is searched for, and a note on it. Raises UserError.
 
-    The recipe names it; or it is this machine as `howdah measure` found it; or a shipped cluster
-    with the same cards, or cores.
+    The recipe names it; or it is this machine as `howdah measure` found it with as many ranks; or a
+    shipped cluster with the same cards, or cores.
     """
     if run.cluster:
         return cluster_named(run.cluster, devices=machine.world), ""
@@ -95,12 +95,10 @@ def cluster_of(run: Run, machine: Machine) -> tuple[Cluster, str]:
             "cluster in the recipe, such as cluster='h100x16', or a file of your own (howdah "
             "cluster new)"
         )
-    try:
+    if measured_file(cache_folder() / CLUSTERS, devices).is_file():
         here = cluster_named("here", devices=devices)
         if bool(here.device.cuda_names) == on_cards:
             return here, ""
-    except UserError:
-        pass  # it was not measured
     return _like_cards(devices) if on_cards else (_like_cores(devices), STAND_IN)
 
 

@@ -1,6 +1,7 @@
 """`layout = "auto"`: the layout that is found, where it is written, and that it wins on resume."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,27 +10,13 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.cli import auto
-from howdah.cli import main as cli
+from howdah.cli.environment import cache_folder
 from howdah.config.recipe import Machine, load_run, plan_of
 from howdah.plan.layout import parse_layout
 from howdah.plan.support import unsupported
 from howdah.search.capacity import Room, lacks
 
 HERE = Machine(None, None, cores=2, cuda=0, cache=None)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, cache):
-    """Runs a command in this process: (exit code, output, error)."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOWDAH_CACHE", str(cache.parent))
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["howdah", *map(str, words)])
-        return (cli.run(), *capsys.readouterr())
-
-    return command
 
 
 @pytest.fixture
@@ -168,3 +155,17 @@ def test_rank_0_decides_for_all(tmp_path, words, said):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     ended = subprocess.run([*torchrun, script, *words], capture_output=True, text=True, check=False)
     assert [line for line in ended.stdout.splitlines() if line] == [said] * 3, ended.stderr
+
+
+def test_a_damaged_measurement_is_told_and_one_that_is_missing_is_not_needed(wish):
+    machine = replace(HERE, cores=3)
+    assert auto.cluster_of(wish(), machine)[0].name == "this machine"
+    folder = cache_folder() / "clusters"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("here.toml", "here-3.toml"):
+        (folder / name).write_text("name = 3")
+    try:
+        with pytest.raises(UserError, match=r"here-3\.toml"):
+            auto.cluster_of(wish(), machine)
+    finally:
+        shutil.rmtree(folder)

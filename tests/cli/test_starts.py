@@ -12,23 +12,8 @@ from safetensors.torch import load_file, save_file
 from small_runs import metrics
 
 from howdah.base.errors import UserError
-from howdah.cli import main as cli
 from howdah.config.history import changes, refuse_accident
 from howdah.config.recipe import load_run
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, cache):
-    """Runs a command in this process: (exit code, output, error)."""
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOWDAH_CACHE", str(cache.parent))
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["howdah", *map(str, words)])
-        return (cli.run(), *capsys.readouterr())
-
-    return command
 
 
 @pytest.fixture

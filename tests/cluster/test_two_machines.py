@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 HERE = Path(__file__).parent
 PACKAGE = Path(howdah.__file__).parent
 PAGE = HERE.parents[1] / "docs" / "how-to" / "two-machines.md"
+WORK = Path("/tmp", "work")  # in the /tmp that each host has of its own
 FEW = ["train.save_every=3", "threads=1"]
 
 
@@ -48,7 +49,7 @@ class Hosts:
     def __init__(self, box, clock):
         self.box = box
         for host in range(box.hosts):
-            work = box.file(host, "/tmp/work")
+            work = box.file(host, WORK)
             (work / "text").mkdir(parents=True)
             for name in range(8):
                 lines = [f"{n} follows {n - 1}, says {name}" for n in range(name * 90, 400)]
@@ -56,12 +57,12 @@ class Hosts:
             (work / "small.toml").write_text(RECIPE.format(text="text"))
             shutil.copy(clock, box.file(host, "/tmp/clock.so"))
             # A clone of its own: the folder of a command comes first.
-            source = box.file(0, "/tmp/work/howdah") if host else PACKAGE
+            source = box.file(0, WORK / "howdah") if host else PACKAGE
             shutil.copytree(source, work / "howdah", ignore=shutil.ignore_patterns("__pycache__"))
 
     def start(self, host, words):
         ahead = "export LD_PRELOAD=/tmp/clock.so; " if host == 1 else ""
-        shell = f"cd /tmp/work; {ahead}exec {shlex.join(map(str, words))}"
+        shell = f"cd {WORK}; {ahead}exec {shlex.join(map(str, words))}"
         env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return self.box.start(host, ["sh", "-c", shell], env=env, **pipe)
@@ -94,7 +95,7 @@ class Hosts:
         return said, [run.returncode for run in runs]
 
     def run_folder(self, host):
-        return self.box.file(host, "/tmp/work/runs/two")
+        return self.box.file(host, WORK / "runs/two")
 
     def files(self, host, step):
         path = self.run_folder(host) / "checkpoints" / f"step-{step:08d}"
@@ -142,7 +143,7 @@ def test_the_page_of_two_machines(box, clock):
             told, code = hosts.howdah(0, "train", "small.toml", "--resume", *alone)
             assert code == 0, told
         here = losses(hosts.run_folder(2))
-        there = losses(cluster.file(0, "/tmp/work/runs/alone"))
+        there = losses(cluster.file(0, WORK / "runs/alone"))
         assert sorted(here) == [7, 8, 9]
         for step in here:
             assert here[step] == pytest.approx(there[step], rel=1e-4)
@@ -160,14 +161,14 @@ def test_hosts_that_differ_are_told_which(box, clock):
     line = page_line("torchrun --nnodes 2")
     with box("flat-10g", 2) as cluster:
         hosts = Hosts(cluster, clock)
-        path = cluster.file(1, "/tmp/work/text/3.txt")
+        path = cluster.file(1, WORK / "text/3.txt")
         path.write_text(path.read_text().replace("follows", "is after"))
         said, codes = hosts.torchrun([0, 1], line, "layout=dp2", ranks=1)
         assert codes == [1, 1]
         for each in said:
             assert "rank 1 on host1 and rank 0 on host0 have other contents in data.sources" in each
 
-        with cluster.file(1, "/tmp/work/howdah/comm/meeting.py").open("a") as source:
+        with cluster.file(1, WORK / "howdah/comm/meeting.py").open("a") as source:
             source.write("\n# changed\n")
         said, codes = hosts.torchrun([0, 1], line, "layout=dp2", ranks=1)
         assert codes == [1, 1]
