@@ -22,6 +22,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.support import unsupported
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
+from howdah.sim.chosen import choice_misfits
 
 # (from how many parameters, the same in words, fewest and most tokens of a step)
 PUBLISHED = (
@@ -40,7 +41,7 @@ def notes_on(plan: Plan, cluster: Cluster | None, *, tuned: bool = False) -> lis
     """
     advice = [] if tuned else _batch(plan)
     here = unsupported(plan.shape, plan.layout, precision=plan.method.precision)
-    return [*here, *advice, *_memory(cluster)]
+    return [*here, *choice_misfits(plan), *advice, *_memory(cluster)]
 
 
 def _batch(plan: Plan) -> Iterator[str]:

@@ -48,3 +48,8 @@ def test_memory_that_is_not_stated_as_reserved():
     assert notes("laptop", 2, cluster=cluster) == []
     open_one = replace(cluster, device=replace(cluster.device, reserved=0.0))
     assert "cluster h100 does not say device.reserved" in notes("laptop", 2, cluster=open_one)[0]
+
+
+def test_a_sum_by_rows_that_cannot_be_is_told():
+    found = notes("laptop", 8, "comm.sparse=true")
+    assert any("comm.sparse is true, but the embedding is tied" in note for note in found)
