@@ -21,6 +21,7 @@ by `flight.use_of`.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import Lock
 from typing import Any
 
 import torch
@@ -44,12 +45,16 @@ class LateHandle:
 
     def __init__(self, name: str, use: Use, found: Use, handle: Handle) -> None:
         self.name, self.handle, self.landed = f"{name} (started at {site()})", handle, False
-        self._use, self._found = use, found
+        self._use, self._found, self._one = use, found, Lock()
         for target in use.writes:
             poison(target)
         self._seen = [bits(x) for x in (*use.reads, *use.writes)]
 
     def result(self) -> None:
+        with self._one:  # a lane of another home waits on a thread of its own
+            self._land()
+
+    def _land(self) -> None:
         self.handle.result()
         if self.landed:
             return
@@ -98,6 +103,8 @@ class LateDouble:
         if isinstance(after := given.get("after", DONE), LateHandle):
             after.result()
             given["after"] = after.handle
+        else:  # what comes from another home lands in these tensors
+            after.result()
         if not given["async_op"]:
             return operation(**given)
         copies = given | {key: copied(given[key]) for key in ("out", "x") if key in given}

@@ -43,6 +43,39 @@ LATENT = ModelShape(
     norm_eps=1e-6,
     latent=Latent(kv_rank=8, query_rank=12, qk_nope_size=4, qk_rope_size=4, v_size=4),
 )
+BLOOM = ModelShape(
+    layers=2,
+    width=18,
+    heads=3,
+    ffn_size=72,
+    vocab=40,
+    context=32,
+    feedforward="gelu",
+    norm="layernorm",
+    positions="alibi",
+    bias=True,
+    tie_embeddings=True,
+    embedding_norm=True,
+)
+BERT = ModelShape(
+    layers=2,
+    width=16,
+    heads=4,
+    ffn_size=24,
+    vocab=40,
+    context=32,
+    feedforward="gelu_exact",
+    norm="layernorm",
+    norm_at="after",
+    norm_eps=1e-12,
+    positions="learned",
+    bias=True,
+    tie_embeddings=True,
+    family="encoder",
+    embedding_norm=True,
+    token_types=3,
+    transform=True,
+)
 STRETCHED = RopeScaling(factor=4.0, low=1.0, high=4.0, context=28)
 
 

@@ -15,6 +15,7 @@ from howdah.shapes.part import Part
 
 small = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
 home = st.sampled_from(["device", "device", "host", "disk"])
+CONTEXTS = "ring", "all-to-all", "both"
 names = st.sets(st.sampled_from(["layers.0", "layers.1", "layers.2", "encoder.0"]), min_size=1)
 blocks = st.none() | st.integers(1, 3) | names.map(lambda some: tuple(map(Part, sorted(some))))
 
@@ -45,7 +46,7 @@ def layouts(draw, *, star=True):
         accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
         recompute=recompute,
         recompute_blocks=draw(blocks) if recompute != "none" else None,
-        context=draw(st.sampled_from(["ring", "all-to-all"])) if cp > 1 else "ring",
+        context=draw(st.sampled_from(CONTEXTS[: 1 + (cp > 1) + (cp == 4)])),
         inputs=draw(st.sampled_from(["sliced", "gathered"])) if sp else "sliced",
         release=draw(st.sampled_from(["use", "step"])) if zero == 3 else "use",
         weights=draw(home),

@@ -1,4 +1,4 @@
-"""Cases to verify: the forms that models come in, at a size that takes milliseconds."""
+"""Cases to verify: the forms that models come in, at sizes that take milliseconds; and a proof."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.shapes.presets import preset
 from howdah.verify.case import Case, small_shape
+from howdah.verify.verify import report, verify
 
 LAPTOP = small_shape(preset("laptop"), context=16)  # grouped queries, RMSNorm, SwiGLU, tied
 FORMS = {
@@ -32,3 +33,12 @@ def case_of(layout, *, form="laptop", precision="float64", steps=2, dropout=0.0)
         steps=steps,
         seed=3,
     )
+
+
+def prove(case, workers, *, controls=False, transport=None):
+    """Raises with the whole report if the layout is not proved, or a control not noticed; returns
+    the verdict.
+    """
+    verdict = verify(case, workers, controls=controls, transport=transport)
+    assert verdict.proved, "\n".join(report(verdict))
+    return verdict

@@ -25,7 +25,7 @@ from family import LIMIT, started
 from small import checksums, environment, undisturbed, write_recipe
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
-from box import CARD, Box
+from box import CARD, SECRET, Box
 from profiles import PROFILES
 
 PORT = 29611
@@ -71,7 +71,7 @@ def process_of(run: Path, rank: int) -> int:
 def one(folder: Path, recipe: Path, layout: str, what: str) -> dict[str, Any]:
     """One run on two hosts whose cable is struck."""
     run, words = folder / "run", [f"layout={layout}", f"train.steps={STEPS}"]
-    given = {**environment(folder), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    given = {**environment(folder), "TORCH_CPP_LOG_LEVEL": "ERROR", "HOWDAH_SECRET_FILE": SECRET}
     with Box(PROFILES["flat-10g"], 2) as box, ExitStack() as stack:
         lines = [on(box, host, recipe, run, words) for host in (0, 1)]
         sides = [

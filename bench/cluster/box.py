@@ -37,6 +37,7 @@ from howdah.base.errors import UserError
 TOOLS = ("unshare", "nsenter", "ip", "tc", "bridge")
 CARD = "eth0"
 OWN = ("/tmp", "/dev/shm")  # folders that each host has for itself
+SECRET = "/tmp/secret"  # of all hosts, with which their ranks join
 LEAST_BURST = 32 << 10  # bytes
 QUEUE = "50ms"  # what a wire holds back before it drops
 UPTIME = 3600  # seconds by which the clocks since boot of neighbours differ
@@ -165,6 +166,10 @@ class Box:
                 self._cages.append(cage(steps, uptime=h * UPTIME))
             self._cages.append(cage(":"))
             self._connect()
+            secret = os.urandom(32)
+            for h in range(self.hosts):
+                self.file(h, SECRET).touch(0o600)
+                self.file(h, SECRET).write_bytes(secret)
         except BaseException:
             self.close()
             raise
@@ -191,7 +196,8 @@ class Box:
         """The variables of a command: who the host is, and a cache of its own."""
         facts = {"HOST": host, "HOSTS": self.hosts, "HEAD": address(0), "ADDRESS": address(host)}
         return {f"BOX_{name}": str(value) for name, value in facts.items()} | {
-            "HOWDAH_CACHE": "/tmp/cache"
+            "HOWDAH_CACHE": "/tmp/cache",
+            "HOWDAH_SECRET_FILE": SECRET,
         }
 
     def start(

@@ -10,11 +10,12 @@ from collections import Counter
 import torch
 
 from howdah.comm import connect
+from howdah.plan.comm import Hosts
 
 
 def main() -> None:
     elements, times = map(int, sys.argv[1:])
-    group = connect("torch")
+    group = connect("torch", hosts=Hosts("gloo", "network"))
     x = torch.ones(elements)
     for _ in range(times):
         group.all_reduce(x)

@@ -52,7 +52,7 @@ class HowdahStep:
 
     def __init__(self, case: Case, layout: Layout, transport: Transport) -> None:
         recipe = method(case)
-        batch = Batch(layout.replicas * case.rows, case.rows // case.micros)
+        batch = Batch(layout.readers * case.rows, case.rows // case.micros)
         plan = make_plan(case.shape, layout, batch, sequence=case.sequence, method=recipe)
         self._mesh = connect_mesh(plan.layout, transport, CPU)
         placed = apply(plan, mesh=self._mesh, fill=random_init(plan.weights, SEED))

@@ -5,6 +5,9 @@
            1f1b      howdah 1f1b       torch 1F1B          DeepSpeed 1F1B     bound: stages alone
     dp2 zero3        howdah            FSDP2               DeepSpeed ZeRO-3   bound: replicas alone
     dp2 tp2          howdah            DTensor and DDP     DTensor and FSDP2  bound: parts alone
+    cp2              howdah, ring and  all-gather          DeepSpeed Ulysses  bound: half the rows
+                     all-to-all
+    dp2 ep2          howdah            all-to-all by torch                    bound: replicas alone
 
 Everywhere howdah stands once more over gloo.
 """
@@ -12,19 +15,29 @@ Everywhere howdah stands once more over gloo.
 from functools import partial
 
 from contestants import Contestant
+from context_peers import all_gather, ulysses
 from deepspeed_peer import AVAILABLE, deepspeed_zero
 from deepspeed_pipeline import deepspeed_pipeline
 from dtensor_peer import dtensor
+from expert_peers import all_to_all
 from howdahs import silent
 from layouts import Form
-from ours import on_engine, over_gloo, part_alone, stages_alone
+from ours import half_alone, on_engine, over_gloo, part_alone, replica_alone, stages_alone
 from peers import fsdp2
 from pipelining_peer import pipelining
 
 
 def entrants(case: Form) -> list[Contestant]:
     """Those of a case, in the order of the first repeat. All start from the same weights."""
-    return {"tp2": _tp, "pp2": _pp, "dp2 zero3": _zero3, "dp2 tp2": _dp_tp}[case.layout]()
+    made = {
+        "tp2": _tp,
+        "pp2": _pp,
+        "dp2 zero3": _zero3,
+        "dp2 tp2": _dp_tp,
+        "cp2": _cp,
+        "dp2 ep2": _ep,
+    }
+    return made[case.layout]()
 
 
 def tables(case: Form) -> tuple[str, ...]:
@@ -76,4 +89,27 @@ def _dp_tp() -> list[Contestant]:
         Contestant("DTensor and DDP", "peer", at, partial(dtensor, over="DDP")),
         Contestant("DTensor and FSDP2", "peer", at, partial(dtensor, over="FSDP2")),
         Contestant("bound", "bound", at, part_alone),
+    ]
+
+
+def _cp() -> list[Contestant]:
+    at, trade = ("cp2",), "context=all-to-all"
+    some = [
+        Contestant("howdah", "ours", at, on_engine),
+        Contestant("howdah all-to-all", "variant", at, partial(on_engine, words=trade)),
+        Contestant("howdah over gloo", "variant", at, over_gloo),
+        Contestant("all-gather by torch", "peer", at, all_gather),
+    ]
+    if AVAILABLE:
+        some.append(Contestant("DeepSpeed Ulysses", "peer", at, ulysses))
+    return [*some, Contestant("bound", "bound", at, half_alone)]
+
+
+def _ep() -> list[Contestant]:
+    at = ("dp2 ep2",)
+    return [
+        Contestant("howdah", "ours", at, on_engine),
+        Contestant("howdah over gloo", "variant", at, over_gloo),
+        Contestant("all-to-all by torch", "peer", at, all_to_all),
+        Contestant("bound", "bound", at, replica_alone),
     ]

@@ -54,7 +54,7 @@ def over_gloo(case: Form, place: Place, words: str = "") -> HowdahStep:
 def plan_of(case: Form, words: str = "") -> Plan:
     """howdah's plan of a case; its stages are those of all contestants."""
     layout = _layout(case, words)
-    batch = Batch(layout.replicas * case.rows, case.rows // case.micros)
+    batch = Batch(layout.readers * case.rows, case.rows // case.micros)
     return make_plan(case.shape, layout, batch, sequence=case.sequence, method=method(case))
 
 
@@ -86,6 +86,23 @@ def part_alone(case: Form, place: Place) -> Step:
 
 def _within(micro: Micro, vocab: int) -> Micro:
     return replace(micro, tokens=micro.tokens % vocab, labels=micro.labels % vocab)
+
+
+def half_alone(case: Form, place: Place) -> Step:
+    """Whole rows, but half of them: as many tokens and pairs of tokens as a rank of cp2 has."""
+    half = replace(case, rows=case.rows // 2)
+    step = HowdahStep(half, Layout(dp=1, micros=case.micros), SingleRank())
+    return lambda micros: step([_rows(micro, half.rows // case.micros) for micro in micros])
+
+
+def replica_alone(case: Form, place: Place) -> Step:
+    """A replica with all experts, which updates them all."""
+    return HowdahStep(case, Layout(dp=1, micros=case.micros), SingleRank())
+
+
+def _rows(micro: Micro, rows: int) -> Micro:
+    arrays = ("tokens", "labels", "positions", "documents", "samples")
+    return replace(micro, **{name: getattr(micro, name)[:rows] for name in arrays})
 
 
 def stages_alone(case: Form, place: Place) -> Step:

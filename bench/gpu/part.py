@@ -22,6 +22,7 @@ MODULES = {
     "E": "native",
     "F": "speed",
     "G": "peers",
+    "H": "experts",
 }
 
 

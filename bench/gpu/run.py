@@ -1,6 +1,6 @@
 """What a GPU can do with howdah, in at most ten minutes.
 
-    make gpu                                        parts A to G; results.json and results.md here
+    make gpu                                        parts A to H; results.json and results.md here
     python bench/gpu/run.py --parts AE --minutes 3
     python bench/gpu/run.py --wheels FOLDER         packages that this Python lacks, for the peers
     python bench/gpu/run.py --cpu                   tiny sizes without a GPU; in build/gpu/cpu
@@ -64,9 +64,10 @@ PARTS = (  # in order of worth; together less than ten minutes
     Part("B", "the same numbers", 80),
     Part("C", "streams", 45),
     Part("E", "NCCL alone", 45),
-    Part("F", "speed", 200),
+    Part("H", "experts and sequences", 50),
+    Part("F", "speed", 165),
     Part("D", "ranks that share the card", 90),
-    Part("G", "peers", 100),
+    Part("G", "peers", 85),
 )
 
 

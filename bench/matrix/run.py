@@ -2,6 +2,8 @@
 
     python bench/matrix/run.py                 every pair, every triple, and layouts drawn at random
     python bench/matrix/run.py --only tensor   cells with this form; writes nothing
+    python bench/matrix/run.py --part 2/6      a sixth of the cells; the last of them writes all
+    python bench/matrix/run.py --draw 60       so many cells at random; writes nothing
     python bench/matrix/run.py --to FOLDER     writes matrix.md and the results there
     python bench/matrix/run.py --flight        asks whether every wait is there; writes nothing
     python bench/matrix/run.py --shadow        asks whether sums are as listed; writes nothing
@@ -30,7 +32,16 @@ from howdah.comm.spawn import WorkerError, Workers
 from howdah.plan.method import Method
 from howdah.plan.plan import for_gpus
 from howdah.verify.case import Case
-from howdah.verify.matrix import FORMS, PIPES, Cell, case_of, pairs, triples
+from howdah.verify.matrix import (
+    FORMS,
+    PIPES,
+    Cell,
+    case_of,
+    drawn_triples,
+    pairs,
+    split_model,
+    triples,
+)
 from howdah.verify.verify import verify
 
 HERE = Path(__file__).resolve().parent
@@ -47,7 +58,8 @@ losses, gradient norms, every gradient and parameter, equal bits on all replicas
 predicted equal to bytes counted. A combination works or is refused with a sentence; there is no
 third case. A dot: two choices of one kind."""
 RANKS = 16
-DRAWN = 40
+AT_HOME = ("host", "disk", "activations")
+DRAWN, TRIPLES = 60, 60
 SEED = 20
 
 
@@ -104,6 +116,11 @@ class Shadows(Bench):
 
     processes = 0
 
+    def run(self, words: str) -> Result:
+        if split_model(words)[1] != "dense":
+            return Result("refused", "what goes to experts follows from data, and there are none")
+        return super().run(words)
+
     def ask(self, case: Case, workers: Workers | None) -> list[str]:
         with message_for_each_unit():
             return list(differences(for_gpus(replace(case, method=Method()).plan)))
@@ -111,12 +128,15 @@ class Shadows(Bench):
 
 def drawn() -> Iterable[Cell]:
     """Layouts at random, of at most eight ranks."""
-    draw, found = random.Random(SEED), set()
+    draw, home, found = random.Random(SEED), random.Random(SEED + 1), set()
     while len(found) < DRAWN:
         axes = {name: draw.choice([1, 1, 2, 2, 3, 4]) for name in ("dp", "tp", "pp", "cp")}
-        if prod(axes.values()) > 8:
+        ep = draw.choice([1, 1, 2, 3, 4])
+        if prod(axes.values()) > 8 or axes["dp"] * axes["cp"] % ep:
             continue
-        words = [f"{name}{size}" for name, size in axes.items() if size > 1]
+        model = draw.choice(["experts", "capacity"] if ep > 1 else ["dense", "dense", "experts"])
+        words = [f"model={model}"] * (model != "dense")
+        words += [f"{name}{size}" for name, size in {**axes, "ep": ep}.items() if size > 1]
         words += [draw.choice(["", "zero1", "zero2", "zero2 accumulate=whole", "zero3"])]
         words += [draw.choice(["", "sp"])] if axes["tp"] > 1 else []
         words += [draw.choice(["", "context=all-to-all"])] if axes["cp"] > 1 else []
@@ -124,6 +144,7 @@ def drawn() -> Iterable[Cell]:
             words += [draw.choice([FORMS[pipe].removeprefix("pp2 ") for pipe in PIPES])]
         words += [draw.choice(["", "recompute=full", "recompute=selective"])]
         words += [f"x{draw.choice([1, 2, 3, 4, 5, 6])}"]
+        words += [home.choice(["", FORMS[home.choice(AT_HOME)]])]
         found.add(" ".join(word for word in words if word))
     return [Cell((), words) for words in sorted(found)]
 
@@ -212,9 +233,48 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def chosen(cells: list[Cell], words: argparse.Namespace) -> list[Cell]:
+    """The cells that are asked for."""
+    cells = [cell for cell in cells if not words.only or words.only in cell.forms]
+    if words.draw:
+        cells = random.Random(words.seed).sample(cells, min(words.draw, len(cells)))
+    if words.part:
+        number, parts = map(int, words.part.split("/"))
+        cells = cells[number - 1 :: parts]
+    return cells
+
+
+def joined(part: str, cells: list[Cell], here: dict[Cell, Result]) -> dict[Cell, Result]:
+    """Keeps the results of a part; those of all cells where no other part is missing, else none."""
+    number, parts = map(int, part.split("/"))
+    folder = ROOT / "build" / "matrix" / commit().split()[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {cell.words: result for cell, result in here.items()}
+    files = [folder / f"{one}-of-{parts}.json" for one in range(1, parts + 1)]
+    files[number - 1].write_text(json.dumps(kept), encoding="utf-8")
+    every: dict[str, list[str]] = {}
+    for file in files:
+        if not file.exists():
+            print(f"{file.name} is missing: nothing is written yet")
+            return {}
+        every |= json.loads(file.read_text(encoding="utf-8"))
+    return {cell: Result(*every[cell.words]) for cell in cells}
+
+
+def write(results: dict[Cell, Result], to: Path | None) -> None:
+    """The page, and the results, of all cells."""
+    found, here = summary(results, commit()), to or HERE
+    (to or DOCS).joinpath("matrix.md").write_text(page(results), encoding="utf-8")
+    (here / "results.md").write_text(markdown(found), encoding="utf-8")
+    (here / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells with this form; writes nothing")
+    parser.add_argument("--part", default="", help="such as 2/6: every sixth, from the second on")
+    parser.add_argument("--draw", type=int, default=0, help="so many cells; writes nothing")
+    parser.add_argument("--seed", type=int, default=SEED, help="of --draw")
     parser.add_argument("--to", type=Path, help="a folder for all that is written")
     parser.add_argument("--flight", action="store_true", help="asks for waits; writes nothing")
     parser.add_argument("--shadow", action="store_true", help="asks for sums; writes nothing")
@@ -223,22 +283,21 @@ def main() -> int:
     asked = [name for name, (given, _) in asks.items() if given]
     if asked and (words.to or len(asked) > 1):
         parser.error(f"{asked[0]} writes nothing: leave --to out, and ask one thing at a time")
-    cells = [*pairs(), *triples(), *drawn()]
-    cells = [cell for cell in cells if not words.only or words.only in cell.forms]
-    bench, results = asks[asked[0]][1]() if asked else Bench(), {}
+    every = [*pairs(), *triples(), *drawn_triples(TRIPLES, seed=SEED), *drawn()]
+    cells, results = chosen(every, words), dict[Cell, Result]()
+    bench = asks[asked[0]][1]() if asked else Bench()
     for number, cell in enumerate(cells, 1):
         results[cell] = bench.run(cell.words)
         result, why = results[cell]
         print(f"{number}/{len(cells)} {cell.words}: {result} {why[:160]}", flush=True)
     bench.close()
-    found = summary(results, commit())
-    if not asked and (words.to or not words.only):
-        here = words.to or HERE
-        (words.to or DOCS).joinpath("matrix.md").write_text(page(results), encoding="utf-8")
-        (here / "results.md").write_text(markdown(found), encoding="utf-8")
-        (here / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(found["counts"])
-    return 1 if any(result.result == "fails" for result in results.values()) else 0
+    print(summary(results, "")["counts"])
+    failed = any(result.result == "fails" for result in results.values())
+    if words.part and not (asked or words.only or words.draw):
+        results = joined(words.part, every, results)
+    if results and not asked and (words.to or not (words.only or words.draw)):
+        write(results, words.to)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,29 +1,36 @@
 """What the search for a layout promises: how near its closed form is, and what it says of tp.
 
     python bench/search/run.py            writes results.md and results.json; about half an hour
-    python bench/search/run.py --only rule   one part again: near, first or rule
+    python bench/search/run.py --only rule   one part again: near, first, rule or speed
     python bench/search/run.py --tiny     a few of each, and writes nothing
 
-No accelerator, and no time of this machine is in the results. README.md says what is compared.
+No accelerator. Only `speed` is a time of this machine, and wants it quiet. README.md says what is
+compared with what.
 """
 
 import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import quiet
 
 from howdah.base.errors import UserError
 from howdah.machines.cluster_file import load_cluster
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan
 from howdah.search.closed_form import ClosedForm
-from howdah.search.search import REFINED, room, taken
+from howdah.search.search import REFINED, room, search, taken
 from howdah.search.space import Question, layout_of, space
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
@@ -47,6 +54,8 @@ RULE = {  # clusters of the rule of thumb, with the models that are tried there
     "rack-10gbex16": ("gpt2-124m", "gpt2-1.5b", "llama2-7b", "llama2-13b"),
 }
 TOKENS = {"rack-10gbex16": 1 << 19}  # of a step; 2 ** 22 elsewhere
+SIMULATED = 40  # layouts of each case whose simulation is timed
+MANY = "llama3-405b", "h100x16384", 2048, 8192  # a question with over a million layouts
 
 
 def seconds(plan: Plan, question: Question) -> float:
@@ -144,6 +153,37 @@ def rule(models: int) -> list[dict[str, Any]]:
     return found
 
 
+def speed(count: int, *, loaded: bool = False) -> dict[str, Any]:
+    """Layouts a second of processor time: of all by closed form, and of those that a search would
+    simulate first; the seconds of the largest question.
+    """
+    watch = quiet.Watch(writes=count == SIMULATED, loaded=loaded)
+    priced_in, layouts, simulated_in, plans = 0.0, 0, 0.0, 0
+    for model, cluster, batch, sequence in CASES.values():
+        question = Question(preset(model), load_cluster(cluster), BF16, sequence, batch)
+        began = process_time()
+        rows, closed, held = priced(question)
+        priced_in, layouts = priced_in + process_time() - began, layouts + len(rows)
+        order = np.argsort(np.where(held <= room(question.cluster), closed, np.inf), kind="stable")
+        for row in rows[order[:count]]:
+            plan = question.plan(layout_of(row), int(row["micro_batch"]))
+            began = process_time()
+            seconds(plan, question)
+            simulated_in, plans = simulated_in + process_time() - began, plans + 1
+    model, cluster, batch, sequence = MANY
+    if count < SIMULATED:
+        cluster, batch = "h100x64", 64
+    began = perf_counter()
+    found = search(Question(preset(model), load_cluster(cluster), BF16, sequence, batch))
+    largest = {"question": f"{model} on {cluster}", "layouts": found.priced}
+    largest |= {"simulated": found.simulated, "seconds": round(perf_counter() - began, 1)}
+    each = {"layouts": round(layouts / priced_in), "simulations": round(plans / simulated_in)}
+    print(each, largest, flush=True)
+    return {**each, "of": {"layouts": layouts, "simulations": plans}, "largest": largest} | {
+        "noise": watch.end()
+    }
+
+
 def _best(
     question: Question, rows: Any, closed: Any, held: Any, tries: int = 10
 ) -> tuple[float, Plan] | None:
@@ -177,20 +217,34 @@ def page(results: dict[str, Any]) -> str:
         size = f"{row['model']} ({row['parameters'] / 1e9:.3g}B)"
         cells = (row["cluster"], size, f"`{row['without tp']}`", f"`{row['best']}`", slower)
         lines.append(f"| {' | '.join(cells)} |")
+    if speed := results.get("speed"):
+        largest, of = speed["largest"], speed["of"]
+        lines += ["", "## Speed", "", quiet.sentence(speed["noise"]), ""]
+        rates = ("by closed form", "layouts"), ("by simulation", "simulations")
+        for way, key in rates:
+            lines.append(f"- {way}: {speed[key]:,} a second of one core, over {of[key]:,} layouts")
+        lines.append(
+            f"- {largest['question']}: {largest['layouts']:,} layouts priced and "
+            f"{largest['simulated']} simulated in {largest['seconds']:.1f} s"
+        )
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     """Runs all three, and writes the results."""
     parser = argparse.ArgumentParser()
+    quiet.add_option(parser)
     parser.add_argument("--tiny", action="store_true", help="a few of each; writes nothing")
-    parser.add_argument("--only", choices=("near", "first", "rule"), help="this part again")
+    parser.add_argument(
+        "--only", choices=("near", "first", "rule", "speed"), help="this part again"
+    )
     asked = parser.parse_args()
     tiny = asked.tiny
     parts: dict[str, Callable[[], Any]] = {
         "near": lambda: near(3 if tiny else 250),
         "first": lambda: first_of(1 if tiny else 60),
         "rule": lambda: rule(1 if tiny else 9),
+        "speed": lambda: speed(2 if tiny else SIMULATED, loaded=asked.loaded),
     }
     results = json.loads((HERE / "results.json").read_text()) if asked.only else {}
     results |= {name: part() for name, part in parts.items() if asked.only in (None, name)}

@@ -38,7 +38,9 @@ from torch import Tensor
 
 from howdah.bench.table import Request, Row, bound_bytes
 from howdah.bench.trials import Trial, allocate, check, make_trial, views
+from howdah.comm.chosen import algorithms_of, choosing
 from howdah.comm.engine import Engine
+from howdah.comm.selection import settled
 from howdah.comm.transport import Transport
 from howdah.host.facts import gloo_address
 
@@ -235,6 +237,7 @@ def rows(transport: Transport, request: Request) -> Iterator[Row]:
     consume all rows, because each one takes collectives.
     """
     engine = transport if isinstance(transport, Engine) else None
+    chosen = choosing(transport, settled(transport, algorithms_of(request.algorithm)))
     kind, ranks, dtype = "engine" if engine else "torch", transport.size, request.dtype
     largest = request.sizes[-1] + request.width * ranks  # all_to_all may receive a little more
     memory = {"own": allocate(largest)}
@@ -247,7 +250,7 @@ def rows(transport: Transport, request: Request) -> Iterator[Row]:
             stack.enter_context(closing(wire))
         for op, size in product(request.ops, request.sizes):
             trials = {
-                place: make_trial(transport, op, views(pair, size, getattr(torch, dtype)))
+                place: make_trial(chosen, op, views(pair, size, getattr(torch, dtype)))
                 for place, pair in memory.items()
             }
             least = bound_bytes(op, size, ranks, shared=shared)

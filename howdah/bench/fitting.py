@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from howdah.machines.cluster import Cluster
+from howdah.machines.cluster import Cluster, Link
 from howdah.plan.plan import Plan
 from howdah.shapes.part import Part, block
 from howdah.sim.operator_times import Speeds
@@ -27,6 +27,7 @@ from howdah.sim.step_time import step_time
 
 Numbers = NDArray[np.float64]
 HEAD = Part("head")
+EVERY = Link("every message", 1e30, 0.0)
 NOTHING = 1e-12  # seconds: a column of a term that does not occur
 KINDS = ("stream", "activation", "heads")  # of passes over memory in a block
 # A profile in which nothing takes time but what it is given.
@@ -54,7 +55,7 @@ class PartsOfModel:
 
 @dataclass(frozen=True)
 class StepsOfModel:
-    """Seconds of a whole step of a plan on one rank."""
+    """Seconds of a whole step of a plan."""
 
     plan: Plan
     seconds: float
@@ -173,3 +174,27 @@ class Fit:
         terms = [[1.0] * len(rest), actions, touched]
         step, action, update = nonnegative(terms, rest, [one.seconds for one in measured])
         self.profile = replace(self.profile, step=step, action=action, update=update)
+
+    def together(self, measured: Sequence[tuple[StepsOfModel, StepsOfModel]]) -> None:
+        """What ranks lose where they wait for each other: for each message, and in all.
+
+        The fit's cluster has as many devices as ranks, with their links.
+
+        measured  steps of a model on all ranks, and those of each rank alone with such a model. By
+                  how much these are longer than predicted, all are: that is no loss
+        """
+        known = replace(self.profile, meet=0.0, uneven=0.0)
+        alone = [self._unlost(one.plan, each, known) for one, each in measured]
+        shared = [one for one, _ in measured]
+        free = replace(self.cluster, inside=EVERY, between=EVERY)
+        once = replace(EMPTY, waits=known.waits, crowd=known.crowd, meet=1.0)
+        messages = [step_time(one.plan, free, once).seconds for one in shared]
+        rest = [max(one.seconds - least, 0.0) for one, least in zip(shared, alone, strict=True)]
+        meet, uneven = nonnegative([messages, alone], rest, [one.seconds for one in shared])
+        self.profile = replace(self.profile, meet=meet, uneven=uneven)
+
+    def _unlost(self, plan: Plan, alone: StepsOfModel, profile: Profile) -> float:
+        """Seconds of a step of ranks that lose nothing."""
+        one = replace(self.cluster, devices_per_node=1, nodes=1)
+        as_predicted = alone.seconds / step_time(alone.plan, one, profile).seconds
+        return as_predicted * step_time(plan, self.cluster, profile).seconds

@@ -24,14 +24,10 @@ from howdah.bench.fitting import (
 )
 from howdah.bench.machine_files import Machine, Rate, Wire
 from howdah.bench.probes import PARTS, Round, Seconds, medians, name_of, take_round
+from howdah.bench.small_models import model_of, shared_models, shared_steps
 from howdah.comm.meeting import Kind
 from howdah.machines.cluster import Cluster, Device, Efficiency, Flops, Host, Link, Tree
 from howdah.model.loss import CHUNK
-from howdah.plan.batch import Batch
-from howdah.plan.layout import Layout
-from howdah.plan.method import Method
-from howdah.plan.plan import Plan, make_plan
-from howdah.shapes.shape import ModelShape
 from howdah.sim.measured import Facts
 from howdah.sim.profile import Profile
 
@@ -74,18 +70,9 @@ WAITS = 2.0  # sums of scalars over all ranks in a step: of tokens before it, of
 MESSAGES = (256, 16 << 10, 256 << 10, 1 << 20, 4 << 20)  # bytes
 
 
-def model_of(precision: str, sizes: Sequence[int], *, layers: int = 1, micros: int = 1) -> Plan:
-    """The plan of a small model on one rank."""
-    width, heads, kv_heads, ffn, vocab, rows, tokens = sizes
-    shape = ModelShape(layers, width, heads, ffn, kv_heads=kv_heads, vocab=vocab, context=tokens)
-    shape = replace(shape, tie_embeddings=True)
-    method = Method(precision=precision)  # type: ignore[arg-type]
-    layout, batch = Layout(micros=micros), Batch(micro_batch=rows)
-    return make_plan(shape, layout, batch, sequence=tokens, method=method)
-
-
-def round_of(precision: str, threads: int, seconds: float) -> Round:
+def round_of(precision: str, threads: int, seconds: float, ranks: int = 1) -> Round:
     """A round of all operations of one precision."""
+    shared = shared_models(precision, ranks)
     return Round(
         threads,
         seconds,
@@ -95,6 +82,8 @@ def round_of(precision: str, threads: int, seconds: float) -> Round:
         copied=COPIED,
         parts=[model_of(precision, sizes) for sizes in MODELS],
         steps=[model_of(precision, sizes, layers=2, micros=m) for *sizes, m in STEPS],
+        alone=list(dict.fromkeys(alone for _, alone in shared)),
+        together=[plan for plan, _ in shared],
     )
 
 
@@ -230,7 +219,7 @@ def measure(run: Runs, wanted: Wanted, watch: Callable[[list[Job]], Iterable[Job
     for ranks, precision, kind in watch(wanted.jobs()):
         threads = wanted.threads(ranks)
         if precision:
-            one = round_of(precision, threads, wanted.seconds)
+            one = round_of(precision, threads, wanted.seconds, ranks)
             rounds = found[ranks].rounds.setdefault(precision, [])
             rounds.append(run(ranks, None, take_round, one))
             continue
@@ -303,11 +292,47 @@ def profiles(wanted: Wanted, ranks: int, found: Found) -> Mapping[str, Profile]:
     """The profile of each precision with so many ranks."""
     made, bandwidth = {}, bandwidth_of(found).median
     crowd = max(ranks / wanted.nodes / wanted.cores, 1.0)
+    links = _links(wanted, ranks, found)
     for precision, rounds in found.rounds.items():
-        one = round_of(precision, wanted.threads(ranks), wanted.seconds)
-        profile = profile_of_rounds(one, medians(rounds)[0], bandwidth)
-        made[precision] = replace(profile, waits=WAITS, crowd=crowd)
+        one, seconds = (
+            round_of(precision, wanted.threads(ranks), wanted.seconds),
+            medians(rounds)[0],
+        )
+        profile = profile_of_rounds(one, seconds, bandwidth)
+        profile = replace(profile, waits=WAITS, crowd=crowd)
+        if links:
+            cluster = replace(
+                _cluster(precision, bandwidth),
+                devices_per_node=ranks // wanted.nodes,
+                nodes=wanted.nodes,
+                inside=links.inside,
+                between=links.between,
+            )
+            fit = Fit(cluster, profile)
+            fit.together(shared_steps(precision, ranks, seconds))
+            profile = fit.profile
+        made[precision] = profile
     return made
+
+
+class _Links(NamedTuple):
+    """The links inside and between nodes, as the simulator counts them."""
+
+    inside: Link
+    between: Link
+
+
+def _links(wanted: Wanted, ranks: int, found: Found) -> _Links | None:
+    """Those of several ranks."""
+    if ranks == 1:
+        return None
+    local = ranks // wanted.nodes
+    rates = {
+        kind: rates_of(medians(rounds)[0], local if kind == LOCAL else ranks)
+        for kind, rounds in found.groups.items()
+    }
+    first = rates[wanted.kinds[0]]
+    return _Links(Link("measured", *rates.get(LOCAL, first)), Link("measured", *first))
 
 
 def machine_of(

@@ -33,6 +33,8 @@ VALUES = {  # the values of a profile that are measured, and on what
     "action": "steps",
     "step": "steps",
     "update": "steps",
+    "meet": "steps of models that ranks share",
+    "uneven": "steps of models that ranks share",
 }
 
 

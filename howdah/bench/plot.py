@@ -12,7 +12,7 @@ Both axes are logarithmic. On the left, where a line is straight and steep, a ca
 time at every size (latency); on the right, its time is proportional to its bytes (bandwidth).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from math import ceil, floor, log2, log10
 
@@ -121,16 +121,36 @@ def _dots(place: _Axes, op: str, points: Sequence[Point], color: str) -> Iterato
         yield element("circle", told, cx=place.x(size), cy=place.y(speed), r=3.4, fill=color)
 
 
-def _names(lines: Series, colors: dict[str, str]) -> Iterator[str]:
+def _names(lines: Series, colors: dict[str, str], *, bounded: bool = True) -> Iterator[str]:
     """The legend at the right: a stroke and a name for each line, the bound last."""
     entries = [
         (op if where == "own" else f"{op}, {where}", colors[op], DASHES[where])
         for op, where in lines
     ]
     x, y = LEFT + WIDE + 16, float(TOP + 10)
-    for name, color, dashes in [*entries, ("bound", GREY, "2 4")]:
+    for name, color, dashes in [*entries, *[("bound", GREY, "2 4")] * bounded]:
         style = {"stroke_dasharray": dashes} if dashes else {}
         yield element("line", x1=x, x2=x + 22, y1=y, y2=y, stroke=color, stroke_width=2.4, **style)
         size = 13 if 13 * LETTER * len(name) < RIGHT - 46 else 11
         yield words(x + 30, y + 4.5, name, font_size=size, fill=INK)
         y += 22
+
+
+def draw_lines(title: str, told: str, lines: Mapping[str, Sequence[Point]]) -> str:
+    """The SVG text of lines of bytes/s over bytes, by name; as many as there are colors."""
+    points = [point for each in lines.values() for point in each]
+    place = _Axes([size for size, _ in points], [speed for _, speed in points])
+    named = dict(zip(lines, HUES, strict=False))
+    drawn = []
+    for name, color in named.items():
+        drawn.append(_line(place, lines[name], color, ""))
+        drawn += _dots(place, name, lines[name], color)
+    legend: Series = {(name, "own"): [*lines[name]] for name in named}
+    return document(
+        LEFT + WIDE + RIGHT,
+        TOP + HIGH + 60,
+        *head(LEFT, title, told),
+        *_grid(place),
+        *drawn,
+        *_names(legend, named, bounded=False),
+    )

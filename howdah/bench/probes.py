@@ -6,6 +6,8 @@
     parts      embedding, block and head of a small model: forward, backward
     steps      whole steps of one
     group      an operation of a group, such as an all-reduce
+    alone      whole steps of a small model on each rank
+    together   the same on all ranks
 
 A *round* times every operation once, each for the same seconds and behind a barrier: so it meets
 the cores, caches and memory that the ranks of a run would leave it. With more ranks than cores a
@@ -40,6 +42,7 @@ from howdah.train.step import StepContext, to_device, train_step
 
 CPU = torch.device("cpu")
 MOST_CALLS = 2000  # of an operation of a group in a round
+SHARED_STEPS = 3  # of a model that ranks share, in a round
 PARTS = ("embedding", "block", "head")
 
 Call = Callable[[], tuple[float, ...]]  # makes an operation once; the seconds of its phases
@@ -60,6 +63,8 @@ class Round:
     steps     plans of models, of which steps are timed
     groups    operations of the ranks' group, and bytes
     local     whether that is the group of the ranks on each machine
+    alone     plans of models on one rank, of which steps are timed
+    together  plans of such models on all ranks
     """
 
     threads: int
@@ -72,6 +77,8 @@ class Round:
     steps: Sequence[Plan] = ()
     groups: Sequence[tuple[str, int]] = ()
     local: bool = False
+    alone: Sequence[Plan] = ()
+    together: Sequence[Plan] = ()
 
 
 def name_of(kind: str, *sizes: object) -> str:
@@ -95,6 +102,9 @@ def take_round(transport: Transport, wanted: Round) -> Seconds:
     for operation, size in wanted.groups:
         name = name_of(operation, size)
         alike[name] = (_in_group(_meant(transport, wanted), operation, size, wanted.seconds),)
+    for number, plan in enumerate(wanted.together):
+        steps = run_steps(transport, plan, wanted.threads, SHARED_STEPS)
+        alike[name_of("together", number)] = (sum(steps) / len(steps),)
     return alike
 
 
@@ -129,9 +139,10 @@ def _calls(wanted: Round, stack: ExitStack) -> Iterator[tuple[str, Call]]:
     for number, plan in enumerate(wanted.parts):
         for part, call in zip(PARTS, _parts(plan), strict=True):
             yield name_of(part, number), call
-    for number, plan in enumerate(wanted.steps):
-        mesh = stack.enter_context(connect_mesh(plan.layout, SingleRank(), CPU))
-        yield name_of("steps", number), partial(_a_step, *_trained(plan, mesh))
+    for kind, plans in (("steps", wanted.steps), ("alone", wanted.alone)):
+        for number, plan in enumerate(plans):
+            mesh = stack.enter_context(connect_mesh(plan.layout, SingleRank(), CPU))
+            yield name_of(kind, number), partial(_a_step, *_trained(plan, mesh))
 
 
 # -- operators -----------------------------------------------------------------------

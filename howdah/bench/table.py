@@ -74,6 +74,7 @@ class Request:
     transport  engine or torch; None for the best that is available
     arena      whether tensors in the engine's arena are measured too
     block      seconds that a block should take, preparations included
+    algorithm  of `comm.algorithm`, such as ring or auto; empty: the direct way
     """
 
     ops: tuple[str, ...]
@@ -84,6 +85,7 @@ class Request:
     transport: str | None = None
     arena: bool = False
     block: float = 0.05
+    algorithm: str = ""
 
     @property
     def width(self) -> int:

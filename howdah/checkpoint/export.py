@@ -26,11 +26,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from howdah.base.atomic import sync_folder, write_text
-from howdah.base.errors import UserError, brief
+from howdah.base.errors import UserError, brief, shown
 from howdah.checkpoint.safefile import Spec, read_header, write
-from howdah.model.hub import HubTensor, names
+from howdah.model.hub_names import HubTensor, names
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import ModelShape
+from howdah.text.tokenizer import MASKS, PADS
 
 GIGABYTE = 10**9
 TABLES = {
@@ -41,6 +42,7 @@ TABLES = {
     "tokenizer_config.json",
 }
 WRITER = {"format": "pt", "writer": "howdah"}  # transformers requires "format"
+EXPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,15 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     dtype        dtype of the stored weights
     shard_bytes  most bytes of tensors in one file (a larger tensor gets a file of its own)
 
-    Raises UserError, before anything is written, when Hugging Face has no class for the shape,
-    when the tokenizer does not fit, or when `to` holds other files; also when the disk is full.
+    Raises UserError, before anything is written, when Hugging Face has no class for the shape, when
+    the dtype has 8 bits, when the tokenizer does not fit, or when `to` holds other files; also when
+    the disk is full.
     """
+    if dtype not in EXPORTED:
+        raise UserError(
+            f"cannot export in {str(dtype).removeprefix('torch.')}: weights in 8 bits are read and "
+            "not written, for their blocks would have to be scaled; use float32 or bfloat16"
+        )
     found = names(shape)
     sizes = config(shape, end=end, dtype=str(dtype).removeprefix("torch."))
     vocabulary = _vocabulary(tokenizer, end, shape)
@@ -158,8 +166,11 @@ def _lay(theirs: HubTensor, tensor: Callable[[str], Tensor], buffer: Tensor) -> 
     if theirs.expert is not None:
         return out.copy_(tensor(theirs.ours[0])[theirs.expert].detach())
     ours = out.T if theirs.transposed else out
-    for name, rows in zip(theirs.ours, ours.split(theirs.rows), strict=True):
-        rows.copy_(tensor(name).detach())
+    parts = ours.split(theirs.rows)
+    if theirs.heads:
+        parts = ours.unflatten(0, (theirs.heads, len(theirs.ours), -1)).unbind(1)
+    for name, rows in zip(theirs.ours, parts, strict=True):
+        rows.copy_(tensor(name).detach().reshape(rows.shape))
     return out
 
 
@@ -180,13 +191,38 @@ def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
             f"token {end}, which ends a document, is not in {path} and in the model's vocabulary "
             f"of {shape.vocab}; export with the tokenizer of the training"
         )
+    known = () if shape.causal else MASKS
+    masks = [name for name in known if tokenizer.token_to_id(name) is not None]
+    pad = _padding(tokenizer, path, end, shape)
     return {
+        **({"pad_token": pad} if pad else {}),
+        **({"mask_token": masks[0]} if masks else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": token,
         "eos_token": token,
         "model_max_length": shape.context,
         "clean_up_tokenization_spaces": False,
     }
+
+
+def _padding(tokenizer: Tokenizer, path: Path, end: int, shape: ModelShape) -> str | None:
+    """The token that a RoBERTa takes for padding, which gets no position of its own; None for
+    other models, and where the tokenizer has no token of this id. Raises UserError when a text, or
+    what hides tokens of it, can hold the token.
+    """
+    place = shape.first_position - 1
+    if place < 0 or (name := tokenizer.id_to_token(place)) is None:
+        return None
+    special = {
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    }
+    if place == end or name not in PADS or name not in special:
+        raise UserError(
+            f"token {place} of {path} is {shown(name)}, and transformers' RoBERTa takes token "
+            f"{place} for padding, which would move the positions behind it: this model can be "
+            f"kept as a checkpoint but not exported; train one whose token {place} is {PADS[0]}"
+        )
+    return name
 
 
 # -- the folder ----------------------------------------------------------------

@@ -10,11 +10,13 @@ backward, the compute stream waits for them before the update, and the host wait
 (docs/gpu.md, rule 10). On the CPU the copy is done when `take` returns.
 
 The memory is kept for the next snapshot, and never more than `room`. A snapshot that needs more is
-not apart: it holds the tensors themselves, which nobody may change until they are written.
+not apart: it holds the tensors themselves, which nobody may change until they are written. Neither
+is one of tensors that are on a disk.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -24,7 +26,34 @@ from howdah.comm.lane import CudaStreams, Landing, Lane, Streams
 from howdah.comm.staging import pinned
 from howdah.plan.boxes import Piece
 
-Entry = tuple[str, Piece, Tensor]  # kind such as "weight", piece, its elements (1-D)
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A tensor that is on a disk, and is read when it is written to a checkpoint.
+
+    read  reads it
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def detach(self) -> "Elsewhere":
+        """Itself."""
+        return self
+
+    def cpu(self) -> Tensor:
+        """The tensor."""
+        return self.read()
+
+
+InMemory = tuple[str, Piece, Tensor]  # kind such as "weight", piece, its elements (1-D)
+Entry = tuple[str, Piece, Tensor | Elsewhere]
 Allocate = Callable[[int], Tensor]  # bytes → memory of the host, uint8
 
 
@@ -78,7 +107,7 @@ class Snapshots:
     def take(self, entries: Iterable[Entry], *, apart: bool) -> Snapshot:
         """A snapshot of tensors as they are now. What was taken before must be written by now.
 
-        apart  copy them
+        apart  copy them, if all are in memory
 
         Raises ValueError for two entries of one name, and for one that does not fill its piece.
         """
@@ -88,7 +117,13 @@ class Snapshots:
             if tensor.shape != (piece.elements,) or name in found:
                 raise ValueError(f"{name}: wants {piece.elements} elements, once; {tensor.shape}")
             found[name] = kind, piece, tensor.detach()
-        return self._copied(found) if apart else Snapshot(found, apart=False)
+        in_memory = {
+            name: (kind, piece, tensor)
+            for name, (kind, piece, tensor) in found.items()
+            if isinstance(tensor, Tensor)
+        }
+        whole = apart and len(in_memory) == len(found)
+        return self._copied(in_memory) if whole else Snapshot(found, apart=False)
 
     def settle(self) -> None:
         """Orders all later work of the compute stream behind the copies; before an update."""
@@ -96,9 +131,9 @@ class Snapshots:
             self._landing.result()
             self._landing = None
 
-    def _copied(self, found: Mapping[str, Entry]) -> Snapshot:
+    def _copied(self, found: Mapping[str, tuple[str, Piece, Tensor]]) -> Snapshot:
         self._buffers = {name: self._buffer(name, x) for name, (_, _, x) in found.items()}
-        taken = {
+        taken: dict[str, Entry] = {
             name: (kind, piece, self._buffers[name]) for name, (kind, piece, _) in found.items()
         }
         tensors = [tensor for _, _, tensor in found.values()]

@@ -40,6 +40,7 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
     transport: Annotated[str, typer.Option(help="engine or torch; else the best")] = "",
     dtype: Annotated[str, typer.Option(help="of the elements")] = "float32",
     repeats: Annotated[int, typer.Option(help="blocks of calls, of which the best counts")] = 5,
+    algorithm: Annotated[str, typer.Option(help="such as ring, or auto; else direct")] = "",
     arena: Annotated[bool, typer.Option(help="also in memory that the engine allocates")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw bus bandwidth to this SVG file")] = None,
 ) -> None:
@@ -60,7 +61,11 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
         raise UserError("--arena: torch allocates no memory; take --transport engine")
     if plot is not None and not plot.absolute().parent.is_dir():
         raise UserError(f"--plot: there is no folder {plot.parent}; make it first")
-    request = replace(request, arena=arena)
+    if algorithm:
+        from howdah.comm.chosen import algorithms_of, require_usable
+
+        require_usable(algorithms_of(algorithm), request.ranks)
+    request = replace(request, arena=arena, algorithm=algorithm)
     if not world:
         check_memory(request, memory().get("MemAvailable"))
     with in_words():

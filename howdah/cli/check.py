@@ -28,7 +28,10 @@ from howdah.config.recipe import (
 )
 from howdah.config.shipped import which
 from howdah.host.facts import free_memory, usable_cores
+from howdah.host.scratch import free_bytes, require_folder
+from howdah.plan.homes import homes
 from howdah.plan.layout import parse_layout
+from howdah.plan.plan import Plan
 from howdah.plan.schedule.text import read_schedule
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.text.sources import unreadable
@@ -102,6 +105,17 @@ def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
     )
 
 
+def free_disk(plan: Plan) -> int | None:
+    """Free bytes of the disk that is a home; None if none is."""
+    return free_bytes(Path(plan.storage.folder)) if "disk" in homes(plan.layout) else None
+
+
+def lacks_disk(plan: Plan) -> Iterator[str]:
+    """Yields why the folder of a home on the disk cannot be used."""
+    if "disk" in homes(plan.layout):
+        yield from problem_of(partial(require_folder, Path(plan.storage.folder)))
+
+
 def problem_of(act: Callable[[], object]) -> Iterator[str]:
     """Yields the sentence that `act` refuses with, if it does."""
     try:
@@ -128,11 +142,12 @@ def _lacks_here(run: Run, *, force: bool) -> Iterator[str]:
         if not problems_of(run, None):
             yield str(problem)
         return
+    yield from lacks_disk(plan)
     world = plan.layout.world
     if on_cards and machine.cuda:
         from howdah.host.devices import require_cards
 
         yield from problem_of(partial(require_cards, world, visible=visible_cards()))
     elif not (on_cards or force):  # only torch knows a GPU's memory
-        room = Room(free_memory(), usable_cores(), world)
+        room = Room(free_memory(), usable_cores(), world, disk=free_disk(plan))
         yield from problem_of(partial(refuse_too_large, plan, room))

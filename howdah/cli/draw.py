@@ -1,16 +1,20 @@
 """`howdah draw collective`: the program of a collective algorithm, as text or SVG."""
 
+import json
 import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from howdah.base.errors import UserError, shown
+from howdah.base.errors import UserError, named, shown
 from howdah.cli.plan import Svg
 from howdah.collectives.registry import ALGORITHMS, build
 from howdah.draw.collective import draw
 from howdah.draw.collective_svg import draw_svg
-from howdah.draw.pictures import put, require_place
+from howdah.draw.experts import Heat, heat_svg, heat_text
+from howdah.draw.pictures import put, require_svg
 
 MOST = 64  # ranks, and pieces, of a drawing
 
@@ -27,7 +31,7 @@ def draw_collective(  # noqa: PLR0913, PLR0917  each is an option of the command
     svg: Svg = None,
 ) -> None:
     """Draw a collective algorithm: who sends what to whom, round by round."""
-    require_place(svg)
+    require_svg(svg)
     if not name:
         print("\n".join(ALGORITHMS))
         return
@@ -46,3 +50,42 @@ def _read_dims(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[0-9]{1,3}(x[0-9]{1,3}){0,7}", text):
         raise UserError(f"--dims is {shown(text)}; write sizes with x between them, such as 2x4")
     return tuple(map(int, text.split("x")))
+
+
+def draw_experts(
+    folder: Annotated[Path, typer.Argument(help="a run folder of a model with experts")],
+    steps: Annotated[int, typer.Option(help="of the last logged steps; 0: all")] = 0,
+    svg: Svg = None,
+) -> None:
+    """Draw how busy the experts of a run were, and where each would best be."""
+    require_svg(svg)
+    if steps < 0:
+        raise UserError(f"--steps is {steps}; it must be at least 0, which is all")
+    heat = _heat(folder, steps)
+    count = max(map(len, heat.blocks.values()))
+    sizes = [size for size in (2, 4, 8, 16, 32, 64) if size <= count]
+    put(heat_svg(heat) if svg else heat_text(heat, sizes), svg)
+
+
+def _heat(folder: Path, steps: int) -> Heat:
+    """The counts in the metrics of a run. Raises UserError where there are none."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {named(folder / 'metrics.jsonl')} ({error.strerror}); name a run folder"
+        ) from None
+    rows = []
+    for line in lines:
+        with suppress(ValueError):  # a damaged line; a resumed run removes it
+            row = json.loads(line)
+            if isinstance(row, dict) and row.get("experts"):
+                rows.append(row)
+    rows = rows[-steps:] if steps > 0 else rows
+    if not rows:
+        raise UserError(f"{named(folder)} has no counts of experts: its model has none, or no step")
+    blocks = {
+        name: [sum(some) for some in zip(*(row["experts"][name] for row in rows), strict=True)]
+        for name in rows[-1]["experts"]
+    }
+    return Heat(blocks, rows[0]["step"], rows[-1]["step"], len(rows))

@@ -33,7 +33,7 @@ NOISY, BUSY = 0.1, 0.05  # of rounds that differ, and of the processors' time th
 
 def measure(
     out: Annotated[Path | None, typer.Option(help="folder of the files; else the cache")] = None,
-    quick: Annotated[bool, typer.Option(help="half a minute, less exactly")] = False,
+    quick: Annotated[bool, typer.Option(help="a minute, less exactly")] = False,
     ranks: Annotated[
         int, typer.Option(help="the most at once; 0: as many as cores, at least 4")
     ] = 0,

@@ -6,6 +6,7 @@ simulate or draw, and prints the result.
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from howdah.config.shipped import which
 from howdah.draw.drawn_plan import Planned, draw_plan
 from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.draw.perfetto import trace as trace_json
-from howdah.draw.pictures import put, require_place
+from howdah.draw.pictures import put, require_place, require_svg
 from howdah.draw.schedule import draw as draw_timeline
 from howdah.draw.schedule_svg import draw_svg as timeline_svg
 from howdah.draw.tables import (
@@ -49,6 +50,7 @@ from howdah.plan.trace_file import FOLDER as TRACE
 from howdah.plan.trace_file import read_traces
 from howdah.search.closest import closest
 from howdah.search.notes import notes_on
+from howdah.search.search import home_of, shared
 from howdah.sim.measured import profile_for
 from howdah.sim.predict import Prediction, predict
 from howdah.sim.profile import named_profile
@@ -143,6 +145,8 @@ def plan(  # noqa: PLR0913, PLR0917  each is an option of the command
     else:
         print("\n".join([*lines, *show_prediction(prediction, why=why, notes=notes)]))
     _refuse_what_does_not_fit(prediction, cluster)
+    if machines:
+        _refuse_small_homes(prediction.plan, machines, cluster)
 
 
 def _refuse_a_layout(model: str, wanted: Draft, cluster: str, *, why: bool) -> None:
@@ -179,15 +183,30 @@ def _refuse_what_does_not_fit(prediction: Prediction, cluster: str) -> None:
     plan, capacity = prediction.plan, prediction.capacity
     if capacity is None or prediction.peak <= capacity:
         return
-    better = closest(plan, capacity)
+    machines = prediction.cluster
+    assert machines is not None  # it has the capacity
+    better = closest(plan, capacity, lambda other: home_of(other, machines))
     way = f"'{better}' fits" if better else "nothing near fits: take more devices"
-    known = unsupported(plan.shape, plan.layout)  # the notes say this of the plan already
-    reasons = [one for one in unsupported(plan.shape, better or plan.layout) if one not in known]
+    asked = partial(unsupported, plan.shape, on_gpus=plan.on_gpus)
+    known = asked(plan.layout)  # the notes say this of the plan already
+    reasons = [one for one in asked(better or plan.layout) if one not in known]
     if reasons:
         way += f" ({several(reasons)})"
     raise UserError(
         f"layout '{plan.layout}' needs {size_of(prediction.peak)} a device, and {cluster} has "
         f"{size_of(capacity)}; {way}"
+    )
+
+
+def _refuse_small_homes(plan: Plan, machines: Cluster, cluster: str) -> None:
+    if not (found := home_of(plan, machines)):
+        return
+    home, each, there = found
+    both = ", device and host in one memory" if home == "host" and shared(machines) else ""
+    raise UserError(
+        f"layout '{plan.layout}' keeps {size_of(each)} a device on the {home}{both}, and {cluster} "
+        f"has {size_of(there)} of it a device, {size_of(each - there)} too little: use another "
+        "home for a part, zero3, or more devices"
     )
 
 
@@ -199,8 +218,8 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto")] = None,
 ) -> None:
     """Draw when every pipeline rank does what in one step of RECIPE on a cluster."""
-    for file in (svg, trace):
-        require_place(file)
+    require_svg(svg)
+    require_place(trace)
     drafted = _recipe(recipe, overrides or [], cluster)
     assert drafted.plan is not None
     machine = _fitted(cluster, drafted)
@@ -242,7 +261,7 @@ def draw_schedule(  # noqa: PLR0913, PLR0917
     ] = False,
 ) -> None:
     """Draw a schedule: a forward takes one second, a backward two."""
-    require_place(svg)
+    require_svg(svg)
     given = {"ranks": pp, "micros": micros, "virtual": virtual, "slices": slices}
     sizes = {word: number for word, number in given.items() if number is not None}
     if name in SCHEDULES or kind_of(Path(name)) == "does not exist":
@@ -277,7 +296,7 @@ def _own_schedule(path: Path) -> Schedule:
 
 
 def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path | None) -> None:
-    require_place(svg)
+    require_svg(svg)
     devices = cluster_named(cluster) if cluster else None
     found = _drafted(model, wanted, cluster, devices)
     plan = found.plan or draft(model, replace(wanted, layout="single"), devices=None).plan
@@ -348,7 +367,7 @@ def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
         )
     run = load_run(folder)
     layout = resolve(parse_layout(run.layout), None)
-    traces = read_traces(folder / TRACE, str(layout), layout.world)
+    traces = read_traces(folder / TRACE, str(layout), layout.workers)
     plan_of_run = plan_of(run, layout)
     found = compare_step(plan_of_run, traces)
     lines = report(found, str(layout), algorithms=traces[0].algorithms)

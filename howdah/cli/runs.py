@@ -50,11 +50,21 @@ def export(
 
 def doctor(
     measure: Annotated[
-        bool, typer.Option("--measure", help="measure the flop/s that mfu divides by again")
+        bool,
+        typer.Option(
+            "--measure", help="measure the flop/s of mfu again; with --hosts, algorithms too"
+        ),
+    ] = False,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="the hosts and links of a run, under torchrun")
     ] = False,
 ) -> None:
     """Check this machine, and explain what is missing."""
     cache = ready_torch()
+    if hosts:
+        from howdah.cli.hosts import doctor_hosts
+
+        sys.exit(doctor_hosts(tune=measure))
     from howdah.host.doctor import doctor as examine
     from howdah.host.doctor import main_device
     from howdah.host.peak import measure_again

@@ -15,7 +15,7 @@ from howdah.config.recipe import Run, save_run
 from howdah.config.shipped import is_recipe, which
 from howdah.draw.found import found_data, show_choices, show_found
 from howdah.draw.found_svg import plot_devices
-from howdah.draw.pictures import put, require_place
+from howdah.draw.pictures import put, require_place, require_svg
 from howdah.draw.tables import show_model, show_notes
 from howdah.machines.cluster import Cluster
 from howdah.plan.plan import Plan
@@ -107,7 +107,8 @@ def find(model: str, wanted: Draft, asked: Asked) -> None:
         title = f"{name} on {cluster.device.name}"
         put(plot_devices(answer.table, title), asked.plot)
     best = answer.best.plan
-    here = unsupported(best.shape, best.layout, precision=run.method.precision)
+    cards = bool(cluster.device.cuda_names)
+    here = unsupported(best.shape, best.layout, precision=run.method.precision, on_gpus=cards)
     profile = asked.profile or profile_for(cluster, run.method)
     by_time = uneven(answer.found.question, answer.best, profile) if not answer.table else ()
     _print(name, model, asked, answer, [*notes, *more, *here, *by_time])
@@ -119,8 +120,8 @@ def _check(asked: Asked) -> None:
         raise UserError("--budget is of a whole run; say how long it is, with --tokens")
     if asked.write and asked.write.exists():
         raise UserError(f"{named(asked.write)} is there already; give --write another name")
-    for file in (asked.write, asked.plot):
-        require_place(file)
+    require_place(asked.write)
+    require_svg(asked.plot)
     questions = [("--fewest", asked.fewest), ("--largest", asked.largest)]
     questions += [("--devices", bool(asked.devices)), ("--plot", asked.plot is not None)]
     several = [option for option, given in questions if given]

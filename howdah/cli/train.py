@@ -25,7 +25,7 @@ from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
 from howdah.cli.auto import settled, settled_by_all
-from howdah.cli.check import and_the_rest, file_problems, problem_of
+from howdah.cli.check import and_the_rest, file_problems, free_disk, lacks_disk, problem_of
 from howdah.cli.environment import (
     launched,
     number_in,
@@ -34,6 +34,7 @@ from howdah.cli.environment import (
     visible_cards,
 )
 from howdah.cli.errors import in_words
+from howdah.cli.hosts import with_algorithms
 from howdah.config.auto import Settled, is_auto, keep_why
 from howdah.config.history import (
     changes_since,
@@ -86,12 +87,17 @@ def train(
         if is_auto(run):
             auto, store = settled_by_all(run, machine) if among else (settled(run, machine), None)
             run = auto.run
+        run, chosen = with_algorithms(run, machine)
         job = resolve_run(run, machine)
+    if among and job.method.sync:
+        raise UserError("method.sync starts its own processes: use howdah train without torchrun")
     if lacking := [*_lacks_room(job, machine, force=force), *_lacks_compiler(job)]:
         raise UserError(several([*lacking, *file_problems(run)]))
     first = not among or os.environ["RANK"] == "0"
     if first and (told := which(str(recipe))):
         print(told)
+    if first and chosen:
+        print(f"algorithms  {chosen}", flush=True)
     for note in filter(None, _device_notes(run, job, machine) if first else ()):
         print(f"note        {note}", flush=True)
     folder = kind_of(found(recipe)) == "folder"
@@ -112,8 +118,11 @@ def _train_listening(ready: Callable[..., Job], after: ExitStack, restarts: int)
     try:
         job = ready(after=after)
         with listen(patient=True):  # training handles stop signals itself
-            here = job.layout.world > 1 or restarts
-            code = _train_here(job, restarts) if here else _train_alone(job)
+            if job.method.sync:
+                code = _train_served(job, restarts)
+            else:
+                here = job.layout.world > 1 or restarts
+                code = _train_here(job, restarts) if here else _train_alone(job)
     except Stopped as stopped:
         if code is None:  # otherwise training has ended already
             _say(EARLY)
@@ -128,7 +137,7 @@ def _lacks_room(job: Job, machine: Machine, *, force: bool) -> Iterator[str]:
     from howdah.host.devices import require_cards
     from howdah.host.precision import require_precision
 
-    ranks, device = machine.local_world or job.layout.world, 0
+    ranks, device = machine.local_world or job.processes, 0
     if job.device == "cuda":
         if unusable := [*problem_of(partial(require_cards, ranks, visible=visible_cards()))]:
             yield from unusable
@@ -136,7 +145,8 @@ def _lacks_room(job: Job, machine: Machine, *, force: bool) -> Iterator[str]:
         sharing = -(-ranks // machine.cuda)
         device = torch.cuda.get_device_properties(0).total_memory // sharing
     yield from problem_of(partial(require_precision, job.method.precision, job.device))
-    room = Room(free_memory(), machine.cores, ranks, device)
+    yield from lacks_disk(job.plan)
+    room = Room(free_memory(), machine.cores, ranks, device, free_disk(job.plan))
     if not force:
         yield from problem_of(partial(refuse_too_large, job.plan, room))
 
@@ -248,6 +258,27 @@ def _train_alone(job: Job) -> int:
         return _train(job, SingleRank(), local_rank=0)
 
 
+def _train_served(job: Job, restarts: int) -> int:
+    """Trains with workers and servers that do not wait for each other, and then evaluates in this
+    process; returns the run's exit code.
+    """
+    from howdah.train.console import RunConsole
+    from howdah.train.resume import choose
+    from howdah.train.serving import alone, train_served
+
+    say, steps = RunConsole(0).say, job.train.steps
+    if code := train_served(job, show=say, restarts=restarts):
+        return code
+    found = choose(job.folder / "checkpoints", say)
+    if not found or found.step < steps:  # one process would train what is missing
+        there = f"the newest checkpoint is of step {found.step}" if found else "there is none"
+        raise UserError(
+            f"step {steps} is not among the checkpoints: {there}; go on with howdah train "
+            f"{job.folder}"
+        )
+    return _train_alone(alone(job))
+
+
 def _train_here(job: Job, restarts: int) -> int:
     """Trains in processes that are started on this machine; returns the run's exit code."""
     from howdah.comm.launch import Terms, launch
@@ -295,7 +326,9 @@ def _train_launched(job: Job) -> int:
     local_rank = number_in("LOCAL_RANK", least=0)
     with in_words(), listen() as request:
         device = own_device(job.device, local_rank)
-        transport = join(device=device) if job.layout.world > 1 else SingleRank()
+        hosts = job.plan.comm.hosts
+        alone = job.layout.world == 1
+        transport = SingleRank() if alone else join(device=device, hosts=hosts)
         request.patient = True  # training handles stop signals itself
         return _train(job, transport, local_rank=local_rank)
 

@@ -4,15 +4,19 @@
     recursive_doubling to 64 KiB, ring         the first up to so many bytes, the other above
     default to 1 MB, hierarchical pieces=4     default: the transport's own; options of an algorithm
                                                follow its name
+    4x1: ring | 4x2: hierarchical              for groups of 4 hosts with one rank each, with two;
+                                               others take the part without groups, or default
+    auto                                       what `sim/selector.py` chooses; until then default
 
 `program_of` is asked by the wire that runs programs (`comm/chosen.py`), and by the predictions of
 bytes and times: with one answer, bytes that are predicted are those that are counted.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
-from math import inf
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from howdah.base.errors import UserError, nearest, shown
@@ -23,7 +27,9 @@ from howdah.collectives.registry import ALGORITHMS, ALSO_CALLED, build
 from howdah.plan.comm import Algorithms
 
 DEFAULT = "default"  # the transport's own way
+AUTO = "auto"  # to be chosen by price
 UNSIZED = ("all_to_all", "barrier")  # ranks may have vectors of other lengths, or none
+SIZED = tuple(op for op in OPERATIONS if op not in UNSIZED)
 FORWARDING = ("all_to_all/bruck", "all_to_all/hierarchical")  # ranks pass on what others send
 
 
@@ -33,11 +39,13 @@ class Rule(NamedTuple):
     name     its full name; empty for the transport's own
     options  of its generator
     most     bytes of the vector up to which it is taken
+    groups   hosts and ranks of each, for which it is; empty: for all others
     """
 
     name: str
     options: tuple[tuple[str, Any], ...]
     most: float
+    groups: str = ""
 
     def __str__(self) -> str:
         words = [f"{key}={_spelled(value)}" for key, value in self.options]
@@ -53,7 +61,10 @@ class Chosen(NamedTuple):
 
 def everywhere(text: str) -> Algorithms:
     """`text` for every operation that has all algorithms it names. Raises UserError."""
-    said = [part.split()[0] for part in text.split(",") if part.split()]
+    if text.strip() == AUTO:
+        return Algorithms(**dict.fromkeys(SIZED, AUTO))
+    parts = (part.rpartition(":")[2].split() for part in re.split("[,|]", text))
+    said = [part[0] for part in parts if part]
     names = [ALSO_CALLED.get(name, name).rpartition("/")[2] for name in said]
     if {*names} == {DEFAULT}:
         return Algorithms()
@@ -85,14 +96,26 @@ def problem_of(op: str, text: str) -> str:
 @cache
 def rules(op: str, text: str) -> tuple[Rule, ...]:
     """The algorithms that a text names, in the order of their sizes. Raises UserError."""
-    parts = text.split(",")
-    found = tuple(_rule(op, part, last=part is parts[-1]) for part in parts)
-    sizes = [rule.most for rule in found]
-    if sizes != sorted(set(sizes)):
-        raise UserError(f"{op} {shown(text)}: sizes must rise from one algorithm to the next")
-    if op in UNSIZED and len(found) > 1:
-        raise UserError(f"{op} {shown(text)}: ranks may have other sizes, so it takes one name")
-    return found
+    if text.strip() == AUTO and op in SIZED:
+        return (Rule("", (), inf),)
+    found: dict[str, list[Rule]] = {}
+    for group in text.split("|"):
+        named, colon, said = group.rpartition(":")
+        groups, parts = named.strip(), said.split(",")
+        if colon and not re.fullmatch(r"[1-9]\d{0,5}x[1-9]\d{0,5}", groups):
+            raise UserError(
+                f"{op} {shown(groups)}: write hosts and ranks of each, such as 4x2: NAME"
+            )
+        if groups in found:
+            raise UserError(f"{op} {shown(text)} says twice what {groups or 'all groups'} take")
+        mine = [_rule(op, part, last=part is parts[-1])._replace(groups=groups) for part in parts]
+        sizes = [rule.most for rule in mine]
+        if sizes != sorted(set(sizes)):
+            raise UserError(f"{op} {shown(text)}: sizes must rise from one algorithm to the next")
+        if op in UNSIZED and len(mine) > 1:
+            raise UserError(f"{op} {shown(text)}: ranks may have other sizes, so it takes one name")
+        found[groups] = mine
+    return tuple(rule for mine in found.values() for rule in mine)
 
 
 def _rule(op: str, text: str, *, last: bool) -> Rule:
@@ -154,8 +177,11 @@ def program_of(
     text = getattr(algorithms, op)
     if not text or ranks == 1:
         return None
-    rule = next(rule for rule in rules(op, text) if size <= rule.most)
-    return _built(rule, ranks, root, per_node) if rule.name else None
+    groups = f"{ranks // per_node}x{per_node}" if per_node else ""
+    mine = [rule for rule in rules(op, text) if rule.groups == groups]
+    mine = mine or [rule for rule in rules(op, text) if not rule.groups]
+    rule = next((rule for rule in mine if size <= rule.most), None)
+    return _built(rule, ranks, root, per_node) if rule and rule.name else None
 
 
 @cache
@@ -163,7 +189,7 @@ def _built(rule: Rule, ranks: int, root: int, per_node: int | None) -> Chosen:
     options, takes = dict(rule.options), ALGORITHMS[rule.name].options
     if "root" in takes:
         options["root"] = root
-    if per_node is not None and "per_node" in takes:
+    if per_node and 1 < per_node < ranks and "per_node" in takes:  # else there is no hierarchy
         options.setdefault("per_node", per_node)
     shown_options = tuple((key, value) for key, value in options.items() if key != "root")
     spelled = str(rule._replace(options=shown_options))
@@ -174,26 +200,27 @@ def unusable(algorithms: Algorithms, op: str, ranks: int) -> Iterator[str]:
     """Yields why an operation's algorithms cannot run on so many ranks."""
     text = getattr(algorithms, op)
     for rule in rules(op, text) if text and ranks > 1 else ():
+        sizes = [int(size) for size in rule.groups.split("x") if size] or [ranks]
         try:
-            if rule.name:
-                _built(rule, ranks, 0, None)
+            if rule.name and prod(sizes) == ranks:
+                _built(rule, ranks, 0, sizes[1] if rule.groups else None)
         except UserError as problem:
             yield str(problem)
 
 
 def ranks_per_node(nodes: Sequence[int]) -> int | None:
-    """Ranks of a node, where the ranks of a group fill several nodes one after the other, equally.
+    """Ranks of a node, where the ranks of a group fill nodes one after the other, equally.
 
     nodes  the node of each rank of the group
 
-    >>> ranks_per_node([0, 0, 1, 1]), ranks_per_node([0, 1, 0, 1])
-    (2, None)
+    >>> [ranks_per_node(nodes) for nodes in ([0, 0, 1, 1], [0, 1, 2], [0, 0], [0, 1, 0, 1])]
+    [2, 1, 2, None]
     """
     size = next((n for n, node in enumerate(nodes) if node != nodes[0]), len(nodes))
     blocks = [set(nodes[at : at + size]) for at in range(0, len(nodes), size or 1)]
     alike = len(nodes) % max(size, 1) == 0 and all(len(block) == 1 for block in blocks)
     apart = len(set(nodes)) == len(blocks)
-    return size if alike and apart and 1 < size < len(nodes) else None
+    return size if alike and apart and size else None
 
 
 # -- sizes -----------------------------------------------------------------------------

@@ -59,6 +59,18 @@ def choosing(transport: Transport, algorithms: Algorithms) -> Transport:
     return Choosing(transport, cast(Carrier, host), algorithms)
 
 
+def carrier_of(transport: Transport) -> Carrier | Near:
+    """What carries the messages of programs between the ranks of a group. A Near is to be closed.
+
+    Raises UserError where the transport has algorithms of its own, as MPI.
+    """
+    wire = beneath(transport)
+    host = wire.host if isinstance(wire, Both) else wire
+    if not hasattr(host, "exchange"):
+        raise UserError(f"{host.link} carries no rounds of messages: take transport=torch")
+    return _near(wire, host) or cast(Carrier, host)
+
+
 def _near(wire: Transport, host: Transport) -> Near | None:
     """The shared memory of a group's ranks on this machine, where the group spans several."""
     wires = host.among.wires

@@ -272,7 +272,7 @@ class _Server:
         signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._bell, selectors.EVENT_READ, self._reap)
         self._leaving: float | None = None  # when the children are killed
-        self._looked = monotonic()
+        self._looked, self._secret = monotonic(), os.urandom(32)
 
     def run(self) -> None:
         """Serves requests until the caller and all children have ended."""
@@ -375,7 +375,8 @@ class _Server:
                 key.fileobj.close()  # type: ignore[union-attr]  # sockets, all of them
             self._selector.close()
             self._ring.close()
-            code = _run_child(Connection(pipe), line, self._farewell)
+            store = LocalStore(line, self._secret)
+            code = _run_child(Connection(pipe), store, self._farewell)
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):
@@ -383,14 +384,14 @@ class _Server:
             os._exit(code)
 
 
-def _run_child(pipe: Connection, line: socket.socket, farewell: int) -> int:
+def _run_child(pipe: Connection, store: LocalStore, farewell: int) -> int:
     try:
         (prepared,) = receive(pipe, farewell=farewell)
         spawn.prepare(prepared)
         target, arguments = receive(pipe, farewell=farewell)
     except EOFError:
         return 1  # the caller has ended, or is stopped
-    code: int = target(pipe, LocalStore(line), *arguments)
+    code: int = target(pipe, store, *arguments)
     return code
 
 

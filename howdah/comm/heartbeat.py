@@ -30,13 +30,18 @@ def keep_alive(names: Container[str] | None = None) -> int:
     count = 0
     for one in _reach(names):
         with suppress(OSError):  # another thread has closed it
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, EVERY)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (LIMIT - IDLE) // EVERY)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LIMIT * 1000)
+            watch_link(one)
             count += 1
     return count
+
+
+def watch_link(one: socket.socket) -> None:
+    """Sets heartbeats on a TCP socket. Raises OSError if it is closed."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, EVERY)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (LIMIT - IDLE) // EVERY)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LIMIT * 1000)
 
 
 def hang_up(names: Container[str]) -> None:

@@ -1,6 +1,6 @@
-"""Joining: the ranks of a machine begin to share memory, either all of them or none.
+"""Joining: ranks begin to share memory, or are connected by TCP, either all of them or none.
 
-every rank    creates or maps the memory, and counts itself in the store
+every rank    maps the memory, or opens its connections, and counts itself in the store
 every rank    continues when the last rank has done so
 
 A rank that fails on the way writes the reason to the store, which the other ranks check while they
@@ -56,7 +56,7 @@ class Ranks:
             raise PeerLost("the process through which the ranks meet has ended") from None
 
     def look(self) -> None:
-        """Raises the error that keeps the ranks from sharing memory, if there is one by now."""
+        """Raises the error that keeps the ranks from joining, if there is one by now."""
         gone = ended(self.watched)
         if self.store.check([ALL_CAME]):
             self._read(ALL_CAME)  # a rank may end after this: all have joined
@@ -74,15 +74,19 @@ class Ranks:
 
 
 @contextmanager
-def told_to_all(store: Store, rank: int) -> Iterator[None]:
-    """If the block raises, writes the reason to the store for the other ranks."""
+def told_to_all(
+    store: Store, rank: int, what: str = "share memory with the others"
+) -> Iterator[None]:
+    """If the block raises, writes the reason to the store for the other ranks: why `rank` cannot do
+    what they are about to.
+    """
     try:
         yield
     except (Told, PeerLost):  # the other ranks notice these by themselves
         raise
     except Exception as error:
         why = lacking(error) if isinstance(error, OSError) else str(error)
-        said = f"rank {rank} cannot share memory with the others: {why}"
+        said = f"rank {rank} cannot {what}: {why}"
         with suppress(RuntimeError):  # the store may be what failed
             store.set(ALL_CAME, FAILED + said)
         if isinstance(error, UserError | OSError):

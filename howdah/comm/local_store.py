@@ -59,10 +59,13 @@ class LocalStore(dist.Store):
 
     One of the threads whose answers have not come reads the socket, and gives each answer to whom
     it is for.
+
+    secret  of the processes that this process was forked beside; it is not in the store
     """
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, secret: bytes = b"") -> None:
         super().__init__()
+        self.secret = secret
         self._line, self._number, self._reads = line, 0, False
         self._changed = Condition()  # guards all of these, but not the reading
         self._answers: dict[int, list[bytes] | None] = {}  # by number; None: not come yet

@@ -24,7 +24,7 @@ from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.cards import Card, card_of
 from howdah.comm.settings import read_settings
 
-Kind = Literal["engine", "torch", "nccl", "mpi"]
+Kind = Literal["engine", "tcp", "torch", "nccl", "mpi"]
 CPU = torch.device("cpu")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
@@ -41,6 +41,10 @@ class Hello:
     algorithms  those that the user chose for collectives, or empty
     host     the machine's name, for messages
     version  of howdah, and a checksum of its source
+    wire     that is to join machines: tcp or gloo
+    trust    whether ranks need a secret: secret or network
+    secret   whether this rank has one
+    problem  why this rank cannot join others, or empty
     """
 
     machine: str
@@ -51,6 +55,10 @@ class Hello:
     algorithms: str = ""
     host: str = ""
     version: str = ""
+    wire: str = "tcp"
+    trust: str = "secret"
+    secret: bool = False
+    problem: str = ""
 
 
 def own_hello(

@@ -10,11 +10,12 @@ waited for. All ranks do so in the same rounds, so none waits for another for ev
 compared by the wire between the machines.
 """
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
 from howdah.comm.rounds import Calls, Carrier, Message, Round, bytes_sent
-from howdah.comm.transport import Transport
+from howdah.comm.transport import PeerLost, Transport
 
 
 class Near:
@@ -47,13 +48,23 @@ class Near:
         return one._replace(sends=far[0], receives=far[1], beside=partial(self._pass, *near))
 
     def _pass(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        with self._inside.group():
-            for tensor, peer in receives:
-                if tensor.numel():
-                    self._inside.receive(tensor, self._number[peer])
-            for tensor, peer in sends:
-                if tensor.numel():
-                    self._inside.send(tensor, self._number[peer])
+        try:
+            with self._inside.group():
+                for tensor, peer in receives:
+                    if tensor.numel():
+                        self._inside.receive(tensor, self._number[peer])
+                for tensor, peer in sends:
+                    if tensor.numel():
+                        self._inside.send(tensor, self._number[peer])
+        except PeerLost as error:
+            raise PeerLost(self._named(str(error))) from None
+
+    def _named(self, said: str) -> str:
+        """A sentence about ranks of this machine, with their numbers in the group."""
+        what, *called = said.split(";", 1)
+        ranks = {str(number): rank for rank, number in self._number.items()}
+        what = re.sub(r"\brank (\d+)", lambda found: f"rank {ranks[found[1]]}", what)
+        return ";".join([what, *called])
 
     def abort(self) -> None:
         """Ends the waits of the ranks of this machine."""

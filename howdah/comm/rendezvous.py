@@ -2,7 +2,7 @@
 them choose the same transport, because all have read the same Hellos:
 
     one machine, engine built    engine
-    several machines             torch; groups inside one machine: engine
+    several machines             tcp, or torch (gloo) by choice; groups inside one machine: engine
     no compiler on a machine     torch, with a warning
     over 64 ranks on a machine   torch, with a warning
     a GPU of its own each        NCCL for tensors of GPUs, beside the transport of the host
@@ -14,6 +14,7 @@ Use without the rest of howdah, in a program that torchrun started:
     group.all_reduce(x)
 """
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,30 +26,37 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError, nearest
+from howdah.comm.agreement import agree, no_engine, wires_of
 from howdah.comm.both import Both
-from howdah.comm.cards import LINK, agree_on_cards, connect_mpi, connect_nccl
+from howdah.comm.cards import agree_on_cards, connect_mpi, connect_nccl
 from howdah.comm.chosen import algorithms_of, choosing, require_usable
-from howdah.comm.engine import RANKS, Engine, connect_engine
+from howdah.comm.direct import Direct
+from howdah.comm.engine import connect_engine
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
+from howdah.comm.interface import LOOPBACK, address_of, is_loopback, leading_to
 from howdah.comm.meeting import CPU, Hello, Kind, meet, own_hello
 from howdah.comm.native import Native
 from howdah.comm.pulse import Pulse
+from howdah.comm.secret import NOBODY, read_secret
+from howdah.comm.selection import settled
 from howdah.comm.settings import read_settings
+from howdah.comm.tcp_connect import tcp_transport
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import SingleRank, Transport
 from howdah.comm.watcher import Watcher
-from howdah.plan.comm import DIRECT, Algorithms
+from howdah.plan.comm import DIRECT, Algorithms, Hosts
 from howdah.plan.recording import Wires
 
-PORTS = (
-    "messages go through gloo, which is slower, and on one machine opens ports on 127.0.0.1 that "
-    "every user of the machine can reach (docs/security.md)"
-)
+HOSTS = Hosts()
 OPEN = (
-    "ranks on several machines talk without passwords or encryption: their network must be one "
-    "that you trust (docs/security.md)"
+    "ranks on several machines talk without encryption: their network must be one that you trust "
+    "(docs/security.md)"
+)
+ANYBODY = (
+    'ranks on several machines let anybody join who reaches their ports, for comm.trust="network" '
+    "and no secret say so: their network must be one where you trust everybody (docs/security.md)"
 )
 
 
@@ -58,21 +66,24 @@ def connect(
     seconds: float = 600,
     device: torch.device = CPU,
     algorithm: str | Mapping[str, str] = "",
+    hosts: Hosts = HOSTS,
 ) -> Group:
     """Connects all ranks that torchrun, or a launcher with the same variables, started; returns
     their group. Raises UserError.
 
-    transport  engine: shared memory on one machine; torch: messages over TCP; nccl: between GPUs
-               by NCCL, or not at all; mpi: by MPI, where torch has it; None: the best that is
-               available
+    transport  engine: shared memory on one machine; tcp: connections of howdah's own; torch: gloo;
+               nccl: between GPUs by NCCL, or not at all; mpi: by MPI, where torch has it; None:
+               the best that is available
     seconds    after which a rank counts as lost that does not join, or sends nothing
     device     the GPU of this rank, whose tensors NCCL then moves; the CPU: tensors of GPUs go
                through the host
     algorithm  that of every operation which has one so called, such as "ring", or one for each of
                some operations (`collectives/choice.py`); empty: every rank sends to every other
+    hosts      how ranks of several machines are connected
     """
     chosen = algorithms_of(algorithm)
-    return Group(join(transport, seconds=seconds, device=device, algorithms=chosen), owns=True)
+    joined = join(transport, seconds=seconds, device=device, algorithms=chosen, hosts=hosts)
+    return Group(joined, owns=True)
 
 
 def join(
@@ -81,6 +92,7 @@ def join(
     seconds: float = 600,
     device: torch.device = CPU,
     algorithms: Algorithms = DIRECT,
+    hosts: Hosts = HOSTS,
 ) -> Transport:
     """The transport between this process and the other ranks that a launcher started. The other
     arguments are those of `connect`. A GPU becomes the current device of this thread.
@@ -101,23 +113,40 @@ def join(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
     require_usable(algorithms, size)
+    settings = read_settings()
+    secret, problem = NOBODY, ""
+    try:
+        if hosts.interface:
+            address_of(hosts.interface)
+        if settings.secret:
+            secret = read_secret(settings.secret)
+    except UserError as error:  # told to all ranks, which wait for this one
+        problem = str(error)
     if device.type == "cuda":
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
         device = torch.device("cuda", torch.cuda.current_device())
-    store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
+    store = dist.PrefixStore(f"howdah/{settings.restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     pulse = Pulse(own, rank=rank, size=size)
     keep_alive()  # also on the store's connections: its machine may fail while ranks meet
-    connecting = _Connecting(transport, seconds, device, own, pulse, said=str(algorithms))
+    connecting = _Connecting(
+        *(transport, seconds, device, own, pulse),
+        said=str(algorithms),
+        hosts=hosts,
+        secret=secret,
+        problem=problem,
+        head=settings.head,
+    )
     carrier = connecting(store, rank, size)
     host = carrier.host if isinstance(carrier, Both) else carrier
-    if isinstance(host, TorchTransport):
+    if isinstance(host, Direct):
         host.pulse = pulse  # finds a stopped rank, which no socket does
         pulse.start()
         if rank == 0 and len(set(carrier.among.wires.nodes)) > 1:
-            logging.getLogger("howdah").warning(OPEN)
-    return choosing(carrier, algorithms)
+            proved = connecting.secret and not isinstance(host, TorchTransport)
+            logging.getLogger("howdah").warning(OPEN if proved else ANYBODY)
+    return choosing(carrier, settled(carrier, algorithms))
 
 
 def choose(  # noqa: PLR0913  what ranks are, and how they want to be connected
@@ -129,15 +158,18 @@ def choose(  # noqa: PLR0913  what ranks are, and how they want to be connected
     seconds: float = 600,
     device: torch.device = CPU,
     checked: bool = False,
+    secret: bytes = NOBODY,
 ) -> Transport:
     """The transport for the collectives of `size` ranks that share a store. Raises UserError.
 
     device   what this rank computes on
     checked  compare the calls of all ranks before each operation on GPUs
+    secret   that these ranks have inherited, for connections of howdah's own
 
     `among` of the transport creates transports for subgroups of these ranks in the same way.
     """
-    return _Connecting(transport, seconds, device, store, checked=checked)(store, rank, size)
+    connecting = _Connecting(transport, seconds, device, store, checked=checked, secret=secret)
+    return connecting(store, rank, size)
 
 
 @dataclass(frozen=True)
@@ -148,6 +180,11 @@ class _Connecting:
     pulse    ends the waits of a torch transport when a rank is lost
     watcher  ends those of the GPUs' wires; it is made with the first of these
     said     the chosen algorithms, on which all ranks must agree
+    hosts    how ranks of several machines are connected
+    secret   of this run; empty: it has none
+    problem  why this rank cannot join others
+    head     the name or address of the machine that keeps the store
+    address  at which this rank listens for others; found with the first group
     """
 
     wanted: Kind | None
@@ -158,6 +195,11 @@ class _Connecting:
     watcher: Watcher | None = None
     checked: bool = False
     said: str = ""
+    hosts: Hosts = HOSTS
+    secret: bytes = NOBODY
+    problem: str = ""
+    head: str = ""
+    address: str = ""
 
     def __call__(
         self, store: dist.Store, rank: int, size: int, members: Sequence[int] = (), time: int = 0
@@ -171,8 +213,17 @@ class _Connecting:
         if self.wanted is not None and self.wanted not in kinds:
             raise UserError(f"there is no transport {self.wanted!r}{nearest(self.wanted, kinds)}")
         if size == 1:
+            if self.problem:
+                raise UserError(self.problem)
             return SingleRank()
         hello = own_hello(self.wanted, self.device, self.said)
+        hello = replace(
+            hello,
+            wire=self.hosts.wire,
+            trust=self.hosts.trust,
+            secret=bool(self.secret),
+            problem=self.problem,
+        )
         hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds)
         kind, why = agree(hellos)
         by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
@@ -181,7 +232,10 @@ class _Connecting:
         for said in (why, why_not) if rank == 0 else ():
             if said:
                 logging.getLogger("howdah").warning(said)
-        carrier = self._host(kind, hellos, store, rank)
+        address = self.address
+        if kind == "tcp" and not address:
+            address = self._address(hellos, store, rank)
+        carrier = self._host(kind, hellos, store, rank, address)
         watcher, first = self.watcher, self.watcher is None
         if by_nccl and (self.wanted in (None, "nccl") or not first):
             watcher = watcher or self._watch(hellos, rank)
@@ -190,11 +244,17 @@ class _Connecting:
             own = watcher if first else None
             carrier = Both(carrier, wire, watcher=own, checked=self.checked)
         wires = wires_of(hellos, cards=isinstance(carrier, Both))
-        rest: Kind | None = "torch" if no_engine(hellos) or kind == "mpi" else self.wanted
-        carrier.among = _Joining(store, rank, wires, replace(self, wanted=rest, watcher=watcher))
+        rest: Kind | None = self.wanted
+        if no_engine(hellos) or kind == "mpi":
+            rest = "tcp" if kind == "tcp" else "torch"
+        carrier.among = _Joining(
+            store, rank, wires, replace(self, wanted=rest, watcher=watcher, address=address)
+        )
         return carrier
 
-    def _host(self, kind: Kind, hellos: list[Hello], store: dist.Store, rank: int) -> Transport:
+    def _host(
+        self, kind: Kind, hellos: list[Hello], store: dist.Store, rank: int, address: str
+    ) -> Transport:
         """The wire for tensors of the CPU."""
         size = len(hellos)
         if kind == "mpi":
@@ -203,10 +263,36 @@ class _Connecting:
             processes = [hello.process for hello in hellos]
             return connect_engine(store, processes, rank=rank, deadline=self.seconds)
         here = len({hello.machine for hello in hellos}) == 1
-        wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)
+        wire: Direct
+        if kind == "tcp":
+            wire = tcp_transport(
+                store,
+                rank=rank,
+                size=size,
+                address=address,
+                secret=self.secret,
+                seconds=self.seconds,
+            )
+        else:
+            wire = torch_transport(store, rank=rank, size=size, seconds=self.seconds, loopback=here)
         if self.pulse is not None:
             self.pulse.tell(wire)
         return wire
+
+    def _address(self, hellos: Sequence[Hello], store: dist.Store, rank: int) -> str:
+        """At which this rank listens: of the named interface, or of that which leads to others."""
+        if self.hosts.interface:
+            return address_of(self.hosts.interface)
+        machines = [hello.machine for hello in hellos]
+        if len(set(machines)) == 1:
+            return LOOPBACK
+        if not self.head:  # no launcher: machines that a caller made up
+            return LOOPBACK
+        own = leading_to(self.head)
+        if is_loopback(own) and machines[rank] == machines[0]:  # the head's own way to itself
+            other = next(peer for peer, machine in enumerate(machines) if machine != machines[0])
+            own = leading_to(json.loads(store.get(f"tcp/{other}"))[0])
+        return own
 
     def _watch(self, hellos: Sequence[Hello], rank: int) -> Watcher:
         """The watcher of this process, over the processes of the other ranks on its machine."""
@@ -253,63 +339,3 @@ class _Joining:
         store = dist.PrefixStore(name, self.store)
         index, time = members.index(self.rank), self.times[members]
         return self.connect(store, index, len(members), members, time)
-
-
-def wires_of(hellos: Sequence[Hello], *, cards: bool = False) -> Wires:
-    """The links of any group of these ranks. A group inside one machine uses shared memory, unless
-    the user asked for the torch transport, or a rank cannot use the engine. A group over several
-    machines uses TCP, also between ranks of one machine.
-
-    cards  NCCL moves the tensors of GPUs
-    """
-    machines = list(dict.fromkeys(hello.machine for hello in hellos))
-    messages = hellos[0].wanted == "torch" or no_engine(hellos)
-    inside = TorchTransport.link if messages else Engine.link
-    nodes = tuple(machines.index(hello.machine) for hello in hellos)
-    between = "mpi" if hellos[0].wanted == "mpi" else TorchTransport.link
-    inside = "mpi" if between == "mpi" else inside
-    return Wires(inside, between, nodes=nodes, cards=LINK if cards else "")
-
-
-def agree(hellos: list[Hello]) -> tuple[Kind, str]:
-    """The kind of transport for all ranks, and a warning if it is not the best one (otherwise
-    empty). Raises UserError if the ranks asked for different kinds, or the kind is impossible.
-    """
-    first = hellos[0]
-    for rank, hello in enumerate(hellos):
-        if hello.wanted != first.wanted:
-            wishes = first.wanted or "the best transport", hello.wanted or "the best transport"
-            raise UserError(f"rank 0 asks for {wishes[0]} and rank {rank} for {wishes[1]}")
-        if hello.algorithms != first.algorithms:
-            wishes = first.algorithms or "none", hello.algorithms or "none"
-            raise UserError(f"rank 0 chooses the algorithm {wishes[0]} and rank {rank} {wishes[1]}")
-    if first.wanted == "torch":
-        return "torch", ""
-    if first.wanted == "mpi":
-        return "mpi", ""
-    apart = [rank for rank, hello in enumerate(hellos) if hello.machine != first.machine]
-    problem = no_engine(hellos)
-    if first.wanted == "engine" and apart:
-        raise UserError(
-            f"rank {apart[0]} shares no memory with rank 0 (another machine or container): take "
-            "transport=torch instead of engine"
-        )
-    if first.wanted == "engine" and problem:
-        raise UserError(f"{problem}; or take transport=torch")
-    if problem:
-        return (
-            "torch",
-            f"{problem}; until then {PORTS if not apart else 'gloo carries all messages'}",
-        )
-    return ("torch" if apart else "engine"), ""
-
-
-def no_engine(hellos: Sequence[Hello]) -> str:
-    """Why the ranks of one machine cannot use the engine; empty if they can.
-
-    The answer is the same for all machines, so that every rank knows the transport of any group.
-    """
-    most = max(Counter(hello.machine for hello in hellos).values())
-    if most > RANKS:
-        return f"the engine joins at most {RANKS} ranks of a machine, not {most}: start fewer"
-    return next((hello.why_not for hello in hellos if hello.why_not), "")

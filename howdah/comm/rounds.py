@@ -22,7 +22,7 @@ Message = tuple[Tensor, int]  # a flat tensor, and the peer that receives or sen
 Calls = str | dict[int, str]  # a call as text, or by peer, where each pair has a text of its own
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """What most rounds do besides."""
 
 
@@ -34,8 +34,8 @@ class Round(NamedTuple):
 
     sends: Sequence[Message] = ()
     receives: Sequence[Message] = ()
-    after: Callable[[], object] = _nothing
-    beside: Callable[[], object] = _nothing
+    after: Callable[[], object] = nothing
+    beside: Callable[[], object] = nothing
 
 
 Started = tuple[Calls, Sequence[Round]]  # an operation: what the ranks compare, and what runs

@@ -7,6 +7,8 @@ read the environment. Only this module of the package reads it.
     HOWDAH_CACHE, XDG_CACHE_HOME   the folder that contains the cache folder `howdah`; the first
                                    one that is set is used
     TORCHELASTIC_RESTART_COUNT     how often torchrun has started these ranks again
+    HOWDAH_SECRET_FILE             the file of the run's secret (`secret.py`)
+    MASTER_ADDR                    the machine that keeps the launcher's store
 """
 
 import os
@@ -22,11 +24,15 @@ class Settings:
     compiler  the command and its flags
     cache     the cache folder, which may not exist yet
     restart   how often these ranks were started again, as text
+    secret    the file of the run's secret; None: it has none
+    head      the name or address of the machine that keeps the launcher's store; may be empty
     """
 
     compiler: tuple[str, ...]
     cache: Path
     restart: str = "0"
+    secret: Path | None = None
+    head: str = ""
 
 
 def read_settings() -> Settings:
@@ -34,4 +40,7 @@ def read_settings() -> Settings:
     compiler = tuple(shlex.split(os.environ.get("CC", ""))) or ("cc",)
     cache = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
     folder = (Path(cache) if cache else Path.home() / ".cache") / "howdah"
-    return Settings(compiler, folder, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    secret = os.environ.get("HOWDAH_SECRET_FILE")
+    head = os.environ.get("MASTER_ADDR", "")
+    return Settings(compiler, folder, restart, Path(secret) if secret else None, head)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from howdah.base.processes import StoppedFor
 from howdah.comm.fork_server import KILLED, LOOK, LOOKS, Child, ForkServer, ServerLost
 from howdah.comm.launch import GRACE, WAY, explain, killed
+from howdah.comm.local_store import LocalStore
 from howdah.comm.meeting import Kind
 from howdah.comm.pipes import receive, send
 from howdah.comm.rendezvous import choose
@@ -150,6 +151,10 @@ def _answer(server: ForkServer, children: Sequence[Child], rank: int) -> Any:
         if status is not None and status < 0:
             raise WorkerError(killed(who, status), "killed") from None
         raise WorkerError(f"{who} left with exit code {status}") from None
+    if kind:
+        server.look()
+        if server.killed:  # which the worker noticed first
+            raise WorkerError(KILLED, "killed")
     if kind == "defect":
         raise WorkerError(f"rank {rank} of {len(children)}:\n{value}")
     if kind:
@@ -161,7 +166,7 @@ def _name(children: Sequence[Child], rank: int) -> str:
     return f"worker {rank} (process {children[rank].pid})"
 
 
-def _serve(pipe: Connection, store: dist.Store, threads: int, device: str) -> int:
+def _serve(pipe: Connection, store: LocalStore, threads: int, device: str) -> int:
     torch.set_num_threads(threads)
     while True:
         try:
@@ -179,6 +184,7 @@ def _serve(pipe: Connection, store: dist.Store, threads: int, device: str) -> in
                     transport=kind,
                     seconds=PATIENCE,
                     device=own,
+                    secret=store.secret,
                     checked=True,  # `verify` and tests take the time to compare GPUs' calls
                 )
             ) as transport:

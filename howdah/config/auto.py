@@ -51,7 +51,8 @@ def question_of(
     size = _batch_of(run)
     if size is None:
         size = usual_batch(run.model, sequence)
-    return Question(run.model, cluster, run.method, sequence, size, micro_batch, planned)
+    sizes = sequence, size, micro_batch
+    return Question(run.model, cluster, run.method, *sizes, planned, run.comm)
 
 
 def _batch_of(run: Run) -> int | None:
@@ -85,7 +86,7 @@ def settle(run: Run, cluster: Cluster, *, refuse: Refuse, note: str = "") -> Set
         raise UserError(f"layout=auto: {nothing(found, run.name)}")
     best = found.best[0].plan
     where = f"{question.devices:,} x {cluster.device.name} ({cluster.name})"
-    told = f"{best.layout}, fastest of {found.priced:,} on {where}"
+    told = f"{best.layout}, fastest of {found.compared:,} on {where}"
     why = [*show_found(found, None), *([f"note    {note}"] if note else [])]
     return Settled(with_plan(run, best), told, why)
 

@@ -22,6 +22,7 @@ from typing import Any
 from howdah.base.errors import LONGEST, UserError, named, several
 from howdah.config.recipe import Run, load_run, plain
 from howdah.plan.comm import Algorithms
+from howdah.plan.storage import Storage
 from howdah.text.sources import Source
 
 HISTORY = "history.jsonl"
@@ -37,8 +38,9 @@ FREE = {  # keys that change no result, but how and where a run is computed, and
     *("train.steps", "train.tokens", "train.epochs"),
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
     "train.profile",
-    "comm.sparse",
+    *("comm.sparse", "comm.wire", "comm.trust", "comm.interface"),
     *(f"comm.algorithm.{one.name}" for one in fields(Algorithms)),
+    *(f"storage.{one.name}" for one in fields(Storage)),
 }
 
 

@@ -37,9 +37,12 @@ MEANT = {  # by table: what to write, and the keys that a value in its place may
     "method.optimizer": ("method.optimizer.name=adamw", "name"),
     "method.lr": ("method.lr.peak=1e-3", "schedule", "peak"),
     "method.routing": ("method.routing.balance_loss=0.01", "balance_loss"),
+    "method.masking": ("method.masking.share=0.15", "share"),
+    "method.sync": ('method.sync={kind = "ssp", bound = 3, workers = 4}', "kind"),
     "train": ("train.steps=1000", "steps"),
     "comm": ("comm.algorithm=ring", "algorithm"),
     "comm.algorithm": ("comm.algorithm=ring",),
+    "storage": ("storage.threads=4", "threads"),
 }
 
 

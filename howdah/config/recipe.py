@@ -6,8 +6,7 @@ single values by their dotted names:
     howdah train recipes/laptop.toml layout="dp2 x4" method.lr.peak=2e-3
 
 A Run may leave values open: `dp*`, the third batch number, `device = "auto"`. `resolve_run` fills
-them in once the number of processes is known, and refuses a run that cannot work. Every table is a
-frozen dataclass of the package that uses it; unknown keys are errors with a suggestion.
+them in, or refuses. Every table is a frozen dataclass of its floor; unknown keys are errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +32,13 @@ from howdah.plan.method import Method
 from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.text import read_schedule
+from howdah.plan.storage import Storage, settled
 from howdah.plan.support import unsupported
 from howdah.shapes.huggingface_written import kind as exported_as
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import RENAMED as RENAMED_SIZES
 from howdah.shapes.shape import ModelShape
-from howdah.sim.chosen import ON_CUDA, choice_misfits, choice_problems
+from howdah.sim.chosen import choice_misfits, choice_problems, cuda_problem
 from howdah.text.sources import Data, check_sources
 from howdah.train.inputs import lacking_tokenizer, text_of
 from howdah.train.job import Job, Training
@@ -99,6 +99,7 @@ class Run:
     method: Method = field(default_factory=Method)
     train: Training = field(default_factory=Training)
     comm: Comm = field(default_factory=Comm)
+    storage: Storage = field(default_factory=Storage)
 
 
 class WrongRun(UserError):
@@ -136,13 +137,13 @@ class Machine:
 # -- reading ---------------------------------------------------------------------
 
 
-def load_run(recipe: Path, overrides: Sequence[str] = ()) -> Run:
+def load_run(recipe: Path | str, overrides: Sequence[str] = ()) -> Run:
     """The run of a recipe, of a run folder that holds a run.toml, or of a shipped recipe that
     `recipe` names; with overrides applied.
 
     Raises UserError, which names the file, or every key and value that is wrong.
     """
-    recipe = found(recipe)
+    recipe = found(Path(recipe))
     in_folder = kind_of(recipe) == "folder"
     path = recipe / RUN if in_folder else recipe
     try:
@@ -287,10 +288,9 @@ def plain(value: Any) -> Any:
 
 def check_run(run: Run, layout: Layout) -> list[str]:
     """Everything that keeps `run` from starting on any machine, as sentences."""
-    sequence = run.data.sequence_length
+    sequence, precision, compiled = run.data.sequence_length, run.method.precision, run.compile
     fit = check_plan(run.model, layout, run.batch, run.method, sequence=sequence)
-    precision = run.method.precision
-    here = unsupported(run.model, layout, precision=precision)
+    here = unsupported(run.model, layout, precision=precision, compiled=compiled)
     if run.train.export and not fit and not here:
         try:
             exported_as(run.model)
@@ -301,7 +301,7 @@ def check_run(run: Run, layout: Layout) -> list[str]:
             in_steps(run.train, resolve_batch(run.batch, layout)[0], sequence)
         except UserError as problem:
             here = [*here, str(problem)]
-    if run.comm != Comm() and not (fit or here):
+    if run.comm.is_chosen and not (fit or here):
         here = choice_misfits(plan_of(run, layout))
     return [*dict.fromkeys([*fit, *_check_each(run), *here])]
 
@@ -310,7 +310,7 @@ def plan_of(run: Run, layout: Layout) -> Plan:
     """The plan of `run` on a layout whose dp is known. Raises UserError."""
     sequence = run.data.sequence_length
     made = make_plan(run.model, layout, run.batch, sequence=sequence, method=run.method)
-    plan = replace(made, comm=run.comm)
+    plan = replace(made, comm=run.comm, storage=settled(run.storage, layout, folder_of(run)))
     return with_schedule(plan, read_schedule(run.schedule)) if run.schedule else plan
 
 
@@ -357,23 +357,23 @@ def resolve_run(run: Run, machine: Machine) -> Job:
     if problems := [*problems_of(run, machine.world), *lacks_of(machine, run)]:
         raise WrongRun(problems, run)
     layout = resolve(parse_layout(run.layout), machine.world)
-    local = machine.local_world or layout.world
+    local = machine.local_world or run.method.processes(layout.workers, layout.server)
     if local > MOST_HERE:
         raise UserError(
             f"layout '{layout}' would start {local:,} processes on this machine; start it on "
             f"several, or use at most {MOST_HERE}"
         )
     on_cuda = run.device == "cuda" or (run.device == "auto" and machine.cuda >= local)
-    if on_cuda and run.comm != Comm():
-        raise UserError(ON_CUDA)
-    plan = for_gpus(plan_of(run, layout)) if on_cuda else plan_of(run, layout)
+    made = plan_of(run, layout)
+    if on_cuda and (problem := cuda_problem(made)):
+        raise UserError(problem)
     return Job(
         name=run.name,
         folder=folder_of(run).absolute(),
         cache=machine.cache,
-        plan=plan,
+        plan=for_gpus(made) if on_cuda else made,
         data=text_of(run.data, run.init_from),
-        train=in_steps(run.train, plan.batch, plan.sequence),
+        train=in_steps(run.train, made.batch, made.sequence),
         seed=run.seed,
         device="cuda" if on_cuda else "cpu",
         threads=run.threads or max(machine.cores // local, 1),

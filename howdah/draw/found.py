@@ -25,7 +25,7 @@ def show_found(found: Found, rows: Sequence[Priced] | None) -> list[str]:
         *show_choices([one.choice for one in rows] if rows else found.best, rows),
     ]
     if found.ruled_out:
-        lines.append(f"out     {found.ruled_out.total():,} layouts cannot be:")
+        lines.append(f"out     {found.ruled_out.total():,} layouts, by the reason:")
         counted = [(f"{n:,}", why) for why, n in found.ruled_out.most_common()]
         lines += [f"  {line}" for line in columns(counted, "><")]
     return [*lines, f"note    {_apart(found)}"]

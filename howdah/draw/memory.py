@@ -33,6 +33,7 @@ LETTERS = {
     "moments": "O",
     "activations": "A",
     "recomputed": "C",
+    "staged": "S",
 }
 BAR = 56  # letters of the longest bar
 FAR = 4  # a capacity above FAR times the longest bar is not marked: bars would be too short

@@ -29,6 +29,7 @@ COLORS = {
     "moments": blend(PURPLE, "#ffffff", 0.3),
     "activations": GREEN,
     "recomputed": blend(GREEN, "#ffffff", 0.5),
+    "staged": blend(PURPLE, "#000000", 0.25),
 }
 PLOT, RIGHT = 860, 290  # pixels of the axis, and to the right of it
 ENDS, ROOM = {"passes": 92, "update": 150}, 166  # pixels from the axis to the notes

@@ -187,6 +187,8 @@ def _stages(plan: Plan, per_node: int) -> Iterator[str]:
             for start in range(0, len(node.ranks), LINE):
                 name = "" if start else f"  node {node.number}"
                 yield f"{name:{margin}}{_ranks(node.ranks[start : start + LINE], layout, width)}"
+    if layout.server:
+        yield f"servers  a range of every part: {listed(range(layout.workers, layout.world))}"
 
 
 def _ranks(ranks: range, layout: Layout, width: int) -> str:
@@ -200,7 +202,7 @@ def _ranks(ranks: range, layout: Layout, width: int) -> str:
 
 def _groups(layout: Layout, per_node: int) -> list[str]:
     """A line for each axis: its meaning, its groups, the nodes they span, the first two groups."""
-    world = layout.world
+    world = layout.workers
     rows = []
     for name, stride in axes(layout).items():
         first = [listed(group) for group in islice(groups(stride, world), 2)]

@@ -136,7 +136,7 @@ def draw_mesh_svg(plan: Plan, per_node: int) -> str:
     drawn = [*_draw(large, LEFT, TOP, layout, lambda rank: blend(BLUE, "#ffffff", 0.55))]
     for name, stride in axes(layout).items():
         label = f"{name}: {MEANING[name]}"
-        note = f"{how_many(stride, layout.world)}, {reach(stride, layout.world, per_node)}"
+        note = f"{how_many(stride, layout.workers)}, {reach(stride, layout.workers, per_node)}"
         step = max(across, 7.6 * len(label), 6.6 * len(note)) + BETWEEN
         if x + step > LEFT + max(WIDTH, wide):
             x, y = float(LEFT), y + down + 70

@@ -29,6 +29,16 @@ def require_place(file: Path | None) -> None:
         raise UserError(f"cannot write {named(file)}: you may not; name a file elsewhere")
 
 
+def require_svg(file: Path | None) -> None:
+    """Raises UserError if a drawing cannot be written to `file`, or its name is that of another
+    format.
+    """
+    require_place(file)
+    if file is not None and file.suffix.lower() not in ("", ".svg"):
+        better = named(file.with_suffix(".svg"))
+        raise UserError(f"cannot write {named(file)}: drawings are SVG; name it {better}")
+
+
 def put(drawn: str, file: Path | None) -> None:
     """Prints a drawing, or writes it to `file`. Raises UserError if that is impossible."""
     if file is None:

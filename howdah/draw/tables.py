@@ -87,7 +87,8 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
     """All numbers in the unit of the largest, so that they can be compared."""
     unit = _unit(prediction.peak, SIZES)
     yield f"memory  {_in(unit, prediction.peak)} {unit} a device{_fit(prediction, unit)}"
-    stages, labels = prediction.plan.stages, stage_labels(prediction.plan)
+    plan = prediction.plan
+    stages, labels = plan.stages, [*stage_labels(plan), "servers"]
     for rank, held in enumerate(prediction.memory):
         if rank and not why and len(prediction.memory) > 4 and rank < len(prediction.memory) - 1:
             continue
@@ -99,6 +100,8 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
         rows = large(_by_component(held, " on "), why=why).items()
         listed = ", ".join(f"{name} {_in(unit, count)}" for name, count in rows)
         held_parts = f"{parts} part{'s' * (parts != 1)}"
+        if rank == plan.layout.pp:
+            held_parts = f"{plan.layout.server} with a range of every part"
         yield f"  {labels[rank]}, {held_parts}: {_in(unit, peak(held))} = {listed}"
 
 

@@ -42,11 +42,14 @@ Watts = Annotated[float, Unit("watts")]
 
 @dataclass(frozen=True)
 class Link:
-    """A link (wire): its name, bandwidth in bytes/s in one direction, latency in s per message."""
+    """A link (wire): its name, bandwidth in bytes/s in one direction, latency in s per message, and
+    seconds for which each message keeps a rank at its ends busy, where that was measured.
+    """
 
     name: str
     bandwidth: float
     latency: float
+    message: float = 0.0
 
 
 def _links() -> dict[str, Link]:
@@ -107,7 +110,7 @@ class Device:
     reserved: Bytes = 0.0
     watts: Watts | None = None
     idle: Watts = 0.0
-    price: Annotated[float, Unit("USD")] | None = None
+    price: Annotated[float, Unit("USD", positive=True)] | None = None
     cuda_names: Annotated[tuple[Name, ...], Length(0, 100)] = ()
 
 
@@ -199,6 +202,7 @@ class Cluster:
     carbon    kg of CO2 per kWh
     measured  (dotted name of a field, value), such as ("device.flops.bf16", 271e12)
     profile   path of the profile that was measured on it; empty: none was
+    slow      (node, bytes/s) of nodes whose cards are slower than `between`, as measured
     """
 
     name: str
@@ -219,6 +223,11 @@ class Cluster:
     efficiency: Efficiency = Efficiency()
     measured: tuple[tuple[str, float], ...] = ()
     profile: str = ""
+    slow: tuple[tuple[int, float], ...] = ()
+
+    def card(self, node: int) -> float:
+        """Bytes/s of a network card of a node."""
+        return dict(self.slow).get(node, self.between.bandwidth)
 
     @property
     def devices(self) -> int:
@@ -265,6 +274,14 @@ def attained(cluster: Cluster) -> Cluster:
     elif cluster.alone:
         counted = replace(counted, between=counted.inside)
     return replace(counted, measured=(), efficiency=Efficiency(1.0, 1.0, 1.0, 1.0))
+
+
+def usable_memory(cluster: Cluster) -> float:
+    """Bytes of a device's memory that a run can use: without what a process holds before its first
+    weight, and of the size that was measured, where that is less than the data sheet's.
+    """
+    device = attained(cluster).device
+    return device.memory - device.reserved
 
 
 def expected(cluster: Cluster) -> list[tuple[str, float, float]]:

@@ -128,8 +128,8 @@ class _File:
     node: _Node
     host: _Host
     summary: Name = Cluster.summary
-    rent: Annotated[float, Unit("USD/h")] | None = None
-    price_per_hour: Annotated[float, Unit("USD/h")] | None = None
+    rent: Annotated[float, Unit("USD/h", positive=True)] | None = None
+    price_per_hour: Annotated[float, Unit("USD/h", positive=True)] | None = None
     pue: Factor = Cluster.pue
     carbon: Annotated[float, Unit("kg/kWh")] = Cluster.carbon
     inside: _Wire | None = None

@@ -160,8 +160,11 @@ def _at_mouths(groups: Groups, ranks: int, pattern: Pattern) -> _Mouths:
 
 def _in_tree(cluster: Cluster, tree: Tree, groups: Groups, pattern: Pattern) -> float:
     """Bytes/s per rank: the smallest of the bounds from the links inside nodes and all mouths."""
-    card, per_node = cluster.between.bandwidth, cluster.devices_per_node
+    per_node = cluster.devices_per_node
     mouths = _at_mouths(groups, per_node, pattern)
+    # All groups wait for the slowest card.
+    slow = (rate for node, rate in cluster.slow if node in mouths.domain)
+    card = min(slow, default=cluster.between.bandwidth)
     most = int(mouths.members.max())
     bounds = []
     if most > 1:

@@ -73,8 +73,7 @@ def usual(device: str) -> dict[str, str]:
     table = _table(cluster)
     inside = table.get("inside", table.get("between", {}))
     between = table.get("between", {"link": "10gbe"})
-    named = {"inside": inside["link"], "between": between["link"]}
-    links = {key: link if link in LINKS else "" for key, link in named.items()}
+    links = {"inside": inside["link"], "between": between["link"]}
     return {**links, "host_memory": table["host"]["memory"]}
 
 
@@ -87,10 +86,11 @@ def cluster_text(answers: Answers) -> str:
         table["price_per_hour"] = _with_unit(answers.price_per_hour, "USD/h")
     table["device"] = like["device"] if like else _other(answers)
     table["node"] = {"devices": answers.devices, "count": answers.nodes}
-    table["inside"] = _link(answers.inside, like.get("inside"), "--inside")
+    wires = like.get("inside", like.get("between")), like.get("between")
+    table["inside"] = _link(answers.inside, wires[0], "--inside")
     if answers.nodes > 1:
-        between = _link(answers.between, None, "--between")
-        table["between"] = {**between, "nics": answers.nics}
+        table["between"] = _link(answers.between, wires[1], "--between")
+        table["between"] |= {"nics": answers.nics}
     host = like.get("host", {"memory": "64 GB", "link": "pcie4"})
     table["host"] = {**host, "memory": _with_unit(answers.host_memory, "GB") or host["memory"]}
     if "efficiency" in like:
@@ -123,9 +123,11 @@ def _other(answers: Answers) -> dict[str, Any]:
 
 
 def _link(said: str, like: dict[str, Any] | None, option: str) -> dict[str, Any]:
-    """The table of a link: as it is said, or that of a shipped cluster."""
-    if not said and like:
-        return like
+    """The table of a link: as it is said, or that of a shipped cluster, which may have one that is
+    none of the known ones.
+    """
+    if like and said in ("", like["link"]):
+        return {key: like[key] for key in ("link", "bandwidth", "latency") if key in like}
     if said in LINKS:
         return {"link": said}
     if re.match(r"\d", said):

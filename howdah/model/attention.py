@@ -3,16 +3,20 @@
 The form of the mask chooses the kernel; a micro-batch has one mask, and all blocks use it
 (`model/documents.py`):
 
-    None     every row is one document: one causal call for the whole micro-batch. On a GPU torch
-             takes cuDNN's kernel if it can, then FlashAttention
-    Spans    on a CPU: one causal call for each document
+    None     every row is one document: one call for the whole micro-batch. On a GPU torch takes
+             cuDNN's kernel if it can, then FlashAttention
+    Spans    on a CPU: one call for each document
     Cuts     FlashAttention over documents of any lengths (`model/varlen.py`); where it does not
              compute, as in float32 on a GPU, a dense mask that the GPU makes
     dense    torch's kernels with a mask
+
+Attention of a decoder is causal. In an encoder, a token attends to all tokens of its document; so
+padding is a document of its own, to which no other token attends.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, floor, log
 from typing import Any, cast
 
@@ -22,9 +26,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from howdah.model.documents import Blocks, Cuts, Mask, Spans, dense_mask, document_numbers
+from howdah.model.alibi import slopes, widened
+from howdah.model.documents import (
+    Blocks,
+    Cuts,
+    Dropping,
+    Mask,
+    Spans,
+    dense_mask,
+    document_numbers,
+)
 from howdah.model.islands import PLAIN, Islands
 from howdah.model.norm import build_norm
+from howdah.model.unfused import attend_dropping
 from howdah.model.varlen import flash_takes, varlen
 from howdah.shapes.shape import ModelShape, RopeScaling
 
@@ -35,7 +49,7 @@ BEST_FIRST = [
     SDPBackend.MATH,
 ]
 
-Core = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]
+Core = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]  # heads and mask, as `attend` takes them
 
 
 @dataclass
@@ -56,7 +70,10 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention with q, k, v and o as separate matrices."""
+    """Multi-head or grouped-query attention with q, k, v and o as separate matrices.
+
+    own  the heads of queries that are here, [first, stop): a layout may have some of them
+    """
 
     def __init__(self, shape: ModelShape, layer: str) -> None:
         super().__init__()
@@ -69,55 +86,75 @@ class Attention(nn.Module):
         if shape.qk_norm:
             self.q_norm = build_norm("rmsnorm", d, shape.norm_eps)
             self.k_norm = build_norm("rmsnorm", d, shape.norm_eps)
-        self.core: Core = attend  # some layouts replace it
-        self.islands = PLAIN
+        self.core: Core = core_of(shape)  # some layouts replace it
+        self.islands, self.own = PLAIN, (0, shape.heads)
 
     def forward(
         self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: Cache | None = None
     ) -> Tensor:
-        """Map x [b, s, h] → [b, s, h]; `rotary` is the result of `rotary_angles`, or None."""
+        """Map x [b, s, h] → [b, s, h]; `rotary` is what BlockContext says."""
         by_head = (-1, self.shape.d)  # the numbers of heads and tokens here depend on the layout
         q = self.q(x).unflatten(-1, by_head)
         k = self.k(x).unflatten(-1, by_head)
-        v = self.v(x).unflatten(-1, by_head).transpose(1, 2)
+        v = self.v(x).unflatten(-1, by_head)
         if self.shape.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
+        if self.shape.positions == "alibi":
+            assert rotary is not None, "ALiBi asks for positions"
+            slope = slopes(self.shape.heads, self.own, x.device)
+            (q, k, v), rotary = widened((q, k, v), rotary, slope), None
         if rotary is not None and not x.is_cpu:  # a GPU's kernels take token after token
             by_token = rotary.transpose(2, 3)
             q, k = rotate(q, by_token, self.islands), rotate(k, by_token, self.islands)
-        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if rotary is not None and x.is_cpu:
             q, k = rotate(q, rotary, self.islands), rotate(k, rotary, self.islands)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        out = self.core(q, k, v, mask)
-        return cast(Tensor, self.o(out.transpose(1, 2).flatten(2)))
+        out = self.core(q, k, v, mask).transpose(1, 2)
+        if out.shape[-1] != self.shape.d:
+            out = out[..., : self.shape.d].contiguous()
+        return cast(Tensor, self.o(out.flatten(2)))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """Causal attention inside documents. q [b, a, s, d], k and v [b, k, t, d] → [b, a, s, d].
+def core_of(shape: ModelShape) -> Core:
+    """Attention of a model's blocks on one device."""
+    return attend if shape.causal else partial(attend, causal=False)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, causal: bool = True) -> Tensor:
+    """Attention inside documents, if `causal` to earlier tokens alone. q [b, a, s, d], k and v
+    [b, k, t, d] → [b, a, s, d].
 
     With more keys than queries (t > s, decoding) the query is the last token: s must be 1, else
     ValueError is raised.
     """
     if q.shape[2] not in (1, k.shape[2]):
         raise ValueError("a cache that holds tokens takes one more at a time")
+    if isinstance(mask, Dropping):
+        return attend_dropping(q, k, v, mask, causal=causal)
     if isinstance(mask, Cuts):
         if q.is_cpu or flash_takes(q):
-            return varlen(q, k, v, mask)
+            return varlen(q, k, v, mask, causal=causal)
         mask = dense_mask(document_numbers(mask, len(q)))
+        mask = mask if causal else both_ways(mask)
     if k.shape[1] != q.shape[1] and not _knows_groups(q, mask):
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     if isinstance(mask, Spans):
-        return _attend_spans(q, k, v, mask)
+        return _attend_spans(q, k, v, mask, causal)
     assert not isinstance(mask, Blocks), "the tokens of other ranks are not here"
     if mask is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     if not q.is_cuda:
-        return _causal(q, k, v)
+        return _whole(q, k, v, causal=causal)
     with sdpa_kernel(BEST_FIRST, set_priority=True):
-        return _causal(q, k, v)
+        return _whole(q, k, v, causal=causal)
+
+
+def both_ways(mask: Tensor) -> Tensor:
+    """A causal mask [b, 1, s, s] with later tokens of the same documents, too."""
+    return mask | mask.mT
 
 
 def _knows_groups(q: Tensor, mask: Mask) -> bool:
@@ -131,12 +168,12 @@ def _knows_groups(q: Tensor, mask: Mask) -> bool:
     return not isinstance(mask, Tensor) and (q.dtype.itemsize >= 4) != q.is_cuda
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    grouped, many = q.shape[1] != k.shape[1], q.shape[2] > 1
-    return F.scaled_dot_product_attention(q, k, v, is_causal=many, enable_gqa=grouped)
+def _whole(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    grouped, ordered = q.shape[1] != k.shape[1], causal and q.shape[2] > 1
+    return F.scaled_dot_product_attention(q, k, v, is_causal=ordered, enable_gqa=grouped)
 
 
-def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
+def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans, causal: bool) -> Tensor:
     """One attention call for each document of each group of rows in `spans`.
 
     Splitting and concatenating are views and copies, in the backward pass too; selecting rows by
@@ -146,7 +183,7 @@ def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> Tensor:
     together = []
     for *rows, lengths in zip(*parts, spans.lengths, strict=True):
         documents = zip(*(x.split(lengths, 2) for x in rows), strict=True)
-        together.append(torch.cat([_causal(*document) for document in documents], 2))
+        together.append(torch.cat([_whole(*document, causal=causal) for document in documents], 2))
     return torch.cat(together)
 
 

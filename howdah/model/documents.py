@@ -28,6 +28,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from howdah.model.islands import Drop
+
 
 @dataclass(frozen=True)
 class Spans:
@@ -88,7 +90,22 @@ class Blocks:
     others: tuple[tuple[Rectangle, ...], ...]
 
 
-Mask = Spans | Cuts | Blocks | Tensor | None
+class Dropping(NamedTuple):
+    """Documents, for attention that drops some of its probabilities (`model/unfused.py`).
+
+    mask   dense [b, 1, s, s]; None: every row is one document
+    drop   of the queries
+    first  the number of the first head that is here
+    heads  of the whole model
+    """
+
+    mask: Tensor | None
+    drop: Drop
+    first: int
+    heads: int
+
+
+Mask = Spans | Cuts | Blocks | Dropping | Tensor | None
 
 
 def one_document_each(documents: Tensor | npt.NDArray[np.int32]) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model.islands import PLAIN, Islands
+from howdah.shapes.shape import FeedForward as Activation
 from howdah.shapes.shape import ModelShape
 
 
@@ -37,6 +38,13 @@ def swiglu(gate: Tensor, up: Tensor, islands: Islands = PLAIN) -> Tensor:
     return cast(Tensor, _SwiGLU.apply(gate, up, islands))
 
 
+def activated(x: Tensor, kind: Activation) -> Tensor:
+    """What stands between two matrices without a gate."""
+    if kind == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="none" if kind == "gelu_exact" else "tanh")
+
+
 class FeedForward(nn.Module):
     """The feed-forward layer of a block: down(silu(gate x) · up x), or down(act(up x)).
 
@@ -62,8 +70,6 @@ class FeedForward(nn.Module):
         """Map x [..., h] → [..., h]. All matrices are given what comes behind x, too."""
         if self.kind == "swiglu":
             inner = swiglu(self.gate(x, *of), self.up(x, *of), self.islands)
-        elif self.kind == "gelu":
-            inner = F.gelu(self.up(x, *of), approximate="tanh")
         else:
-            inner = F.relu(self.up(x, *of))
+            inner = activated(self.up(x, *of), self.kind)
         return cast(Tensor, self.down(inner, *of))

@@ -68,9 +68,10 @@ def _product(x: Tensor, matrices: Tensor, sizes: Sizes) -> Tensor:
     """Rows x [n, k] times matrices [E, k, m], each times its expert's: [n, m]."""
     if _takes_groups(x, matrices):
         return torch._grouped_mm(x, matrices, offs=_ends(sizes, x.device))
-    out = x.new_empty(len(x), matrices.shape[-1])
+    out, stop = x.new_empty(len(x), matrices.shape[-1]), 0
     for matrix, (start, stop) in zip(matrices, _spans(sizes), strict=True):
         torch.mm(x[start:stop], matrix, out=out[start:stop])
+    out[stop:] = 0  # rows that no expert takes (`model/places.py`); a GPU leaves them as they are
     return out
 
 

@@ -1,21 +1,12 @@
-"""The weights of Hugging Face folders: names and layout of the tensors, and how to read them.
-
-"Theirs" are Hugging Face's tensors, "ours" those of howdah. GPT-2 stores its matrices [in, out],
-and query, key and value in one matrix, so the table holds more than names:
-
-    theirs    h.0.attn.c_attn.weight [h, 3h]   =   (q over k over v) transposed
-    ours      layers.0.attention.q.weight [h, h], and the same of k and of v
-
-    theirs    model.layers.0.mlp.experts.5.up_proj.weight [f, h]   for each of E experts
-    ours      layers.0.experts.up.weight [E, f, h]
+"""Reading the weights of Hugging Face folders; `hub_names.py` has the names and the layout.
 
 Reading a folder opens each file's header, checks every name and shape, and returns a function
 that reads one tensor per call. The library transformers is not imported, and pickle files are
 refused: unpickling runs any code that the file names.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,147 +16,39 @@ from torch import Tensor
 
 from howdah.base.errors import UserError, brief, named, shown
 from howdah.base.files import kind_of, path_problem
+from howdah.model.hub_fp8 import EIGHT_BITS, SCALE_TYPES, SCALES, Block, block_of, grid, widened
+from howdah.model.hub_names import HubTensor, names
 from howdah.shapes.huggingface import read_json, shape_from_config
 from howdah.shapes.huggingface_written import CLASSES, kind
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import Weight, weights
 
-LLAMA = {
-    "embedding": "model.embed_tokens",
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "attention.o": "self_attn.o_proj",
-    "feedforward_norm": "post_attention_layernorm",
-    "feedforward.gate": "mlp.gate_proj",
-    "feedforward.up": "mlp.up_proj",
-    "feedforward.down": "mlp.down_proj",
-    "norm": "model.norm",
-    "head": "lm_head",
-}
-MIXTRAL = LLAMA | {
-    "router": "block_sparse_moe.gate",
-    "experts.gate": "block_sparse_moe.experts.{}.w1",
-    "experts.up": "block_sparse_moe.experts.{}.w3",
-    "experts.down": "block_sparse_moe.experts.{}.w2",
-}
-QWEN_MOE = LLAMA | {
-    "router": "mlp.gate",
-    "shared_gate": "mlp.shared_expert_gate",
-    **{f"experts.{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
-    **{f"shared.{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
-}
-DEEPSEEK = QWEN_MOE | {
-    "router.bias": "mlp.gate.e_score_correction_bias",
-    **{f"shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
-    "attention.q_down": "self_attn.q_a_proj",
-    "attention.q_norm": "self_attn.q_a_layernorm",
-    "attention.q_up": "self_attn.q_b_proj",
-    "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
-    "attention.kv_norm": "self_attn.kv_a_layernorm",
-    "attention.kv_up": "self_attn.kv_b_proj",
-}
-GPT2 = {
-    "embedding": "transformer.wte",
-    "positions": "transformer.wpe",
-    "attention_norm": "ln_1",
-    "attention.q": "attn.c_attn",
-    "attention.k": "attn.c_attn",
-    "attention.v": "attn.c_attn",
-    "attention.o": "attn.c_proj",
-    "feedforward_norm": "ln_2",
-    "feedforward.up": "mlp.c_fc",
-    "feedforward.down": "mlp.c_proj",
-    "norm": "transformer.ln_f",
-    "head": "lm_head",
-}
-TABLES = {
-    "gpt2": GPT2,
-    "mixtral": MIXTRAL,
-    "qwen2_moe": QWEN_MOE,
-    "qwen3_moe": QWEN_MOE,
-    "deepseek_v2": DEEPSEEK,
-    "deepseek_v3": DEEPSEEK,
-}  # of other types: LLAMA
-STEMS = ("model.", "transformer.")  # prefixes; missing when a model was saved without its head
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants in old files
+# prefixes; missing when a model was saved without its head
+STEMS = ("model.", "transformer.", "bert.", "roberta.")
+OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))  # of BERT
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", ".position_ids")  # old files'
+# what a masked language model does not compute with: for a sentence as a whole
+BESIDE = (
+    *("pooler.dense.weight", "pooler.dense.bias"),
+    *("cls.seq_relationship.weight", "cls.seq_relationship.bias"),
+)
+TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight")
+TIED_BIAS = ("cls.predictions.decoder.bias", "lm_head.decoder.bias")
 READ = (*CLASSES, "mistral")  # up to its window, a Llama by another name
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
-class HubTensor:
-    """One tensor of a Hugging Face model: `ours` concatenated along dim 0, then maybe transposed.
-
-    name        of the Hugging Face tensor
-    shape       of the Hugging Face tensor
-    ours        names of the howdah weights in it
-    rows        number of rows of each weight in `ours`
-    transposed  whether the concatenation is stored transposed
-    expert      the number of the one expert whose matrix it is, of a weight that stacks those of
-                all; None: it is no expert's
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    ours: tuple[str, ...]
-    rows: tuple[int, ...]
-    transposed: bool
-    expert: int | None = None
-
-
-def names(shape: ModelShape) -> tuple[HubTensor, ...]:
-    """The Hugging Face tensors for all weights of `shape`, in the order of `weights(shape)`.
-
-    Raises UserError when no Hugging Face class describes the shape.
-    """
-    theirs = kind(shape)
-    gpt2, groups = theirs == "gpt2", dict[str, list[Weight]]()
-    for weight in weights(shape):
-        groups.setdefault(_their_name(weight.name, theirs), []).append(weight)
-    found = []
-    for name, members in groups.items():
-        if members[0].dims[0] == "expert":
-            (stacked,) = members
-            found += [
-                HubTensor(name.format(e), stacked.shape[1:], (stacked.name,), (1,), False, expert=e)
-                for e in range(stacked.shape[0])
-            ]
-            continue
-        rows = tuple(weight.shape[0] for weight in members)
-        size = (sum(rows), *members[0].shape[1:])
-        transposed = gpt2 and len(size) == 2 and members[0].name.startswith("layers.")
-        size = size[::-1] if transposed else size
-        found.append(HubTensor(name, size, tuple(w.name for w in members), rows, transposed))
-    return tuple(found)
-
-
-def _their_name(ours: str, theirs: str) -> str:
-    """Translates a name: layers.7.attention.q.weight → model.layers.7.self_attn.q_proj.weight."""
-    place, ending = ours.rsplit(".", 1)
-    table = TABLES.get(theirs, LLAMA)
-    layers = "transformer.h" if theirs == "gpt2" else "model.layers"
-    if not place.startswith("layers."):
-        return f"{table[place]}.{ending}"
-    _, number, inside = place.split(".", 2)
-    name = table.get(f"{inside}.{ending}") or f"{table[inside]}.{ending}"
-    return f"{layers}.{number}.{name}"
-
-
-# -- reading -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
 class _Stored:
-    """A stored tensor: its file, and its name, shape and dtype there."""
+    """A stored tensor: its file, and its name, shape and dtype there.
+
+    scales  of one in 8 bits, the numbers of its blocks
+    """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    scales: "tuple[_Stored, Block] | None" = None
 
 
 def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
@@ -186,7 +69,8 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
         )
     shape = shape_from_config(config)
     stored = {tensor.name: tensor for file in _files(folder) for tensor in _headers(file)}
-    sources: dict[str, tuple[_Stored, slice, bool]] = {}
+    _pair_scales(stored, block_of(config), folder)
+    sources: dict[str, tuple[_Stored, slice, HubTensor]] = {}
     experts: dict[str, list[_Stored]] = {}
     for theirs in names(shape):
         found = _take(stored, theirs, folder)
@@ -195,13 +79,15 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
             continue
         start = 0
         for name, rows in zip(theirs.ours, theirs.rows, strict=True):
-            sources[name] = found, slice(start, start + rows), theirs.transposed
+            sources[name] = found, slice(start, start + rows), theirs
             start += rows
-    _refuse_left(stored, shape, folder=folder, embedding=sources["embedding.weight"][0])
+    _refuse_left(
+        stored, shape, folder=folder, used={n: found for n, (found, *_) in sources.items()}
+    )
 
     def tensor(name: str) -> Tensor:
         if name in experts:
-            return torch.stack([_read(one, slice(None), False) for one in experts[name]])
+            return torch.stack([_read(one, slice(None)) for one in experts[name]])
         return _read(*sources[name])
 
     return shape, tensor
@@ -227,10 +113,21 @@ def _no_model(folder: Path) -> str:
     )
 
 
-def _read(stored: _Stored, rows: slice, transposed: bool) -> Tensor:
+def _read(stored: _Stored, rows: slice, theirs: HubTensor | None = None) -> Tensor:
+    """The rows of one of our weights in a stored tensor; `theirs` says how they lie there."""
+    if stored.scales is not None:
+        numbers, block = stored.scales
+        whole = slice(None)
+        found = widened(_read(replace(stored, scales=None), whole), _read(numbers, whole), block)
+        return found[rows]
     with _open(stored.file) as file:
         part = file.get_slice(stored.name)
-        found: Tensor = part[:, rows].T.contiguous() if transposed else part[rows]
+        if theirs is not None and theirs.heads:
+            size = rows.stop - rows.start
+            by_head: Tensor = part[:].unflatten(0, (theirs.heads, len(theirs.ours), -1))
+            return by_head[:, rows.start // size].flatten(0, 1)
+        transposed = theirs is not None and theirs.transposed
+        found = part[:, rows].T.contiguous() if transposed else part[rows]
     return found
 
 
@@ -279,6 +176,27 @@ def _open(file: Path) -> Any:
         raise UserError(f"cannot read {named(file)} ({brief(error)}); download it again") from None
 
 
+def _pair_scales(stored: dict[str, _Stored], block: Block | None, folder: Path) -> None:
+    """Puts the numbers of blocks beside the matrices in 8 bits that they belong to.
+
+    Raises UserError where one has none, or of other sizes.
+    """
+    eight = [one for one in stored.values() if one.dtype == EIGHT_BITS] if block else []
+    for one in eight:
+        assert block is not None
+        wanted = grid(one.shape, block) if len(one.shape) == 2 else ()
+        numbers = stored.pop(one.name + SCALES, None)
+        if numbers is None or numbers.shape != wanted or numbers.dtype not in SCALE_TYPES:
+            there = "is not there"
+            if numbers is not None:
+                there = f"is {numbers.dtype} {list(numbers.shape)}"
+            raise UserError(
+                f"{folder}: {one.name} is in 8 bits with blocks of {block[0]} x {block[1]}, and "
+                f"{one.name}{SCALES} {there}, not F32 {list(wanted)}; download the folder again"
+            )
+        stored[one.name] = replace(one, scales=(numbers, block))
+
+
 def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Stored:
     """Removes the tensor `theirs` from `stored` and returns it.
 
@@ -287,6 +205,8 @@ def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Store
     name = theirs.name
     for stem in STEMS:
         name = name if name in stored else theirs.name.removeprefix(stem)
+    for now, then in OLDER:
+        name = name if name in stored else name.replace(now, then)
     if name not in stored:
         raise UserError(
             f"{folder} has no tensor {theirs.name}; the files are not all there, or config.json "
@@ -298,7 +218,7 @@ def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Store
             f"{folder}: {name} is {list(found.shape)}, and config.json says "
             f"{list(theirs.shape)}; one of the two is of another model"
         )
-    if found.dtype not in FLOATS:
+    if found.dtype not in FLOATS and found.scales is None:
         raise UserError(
             f"{folder}: {name} is stored as {found.dtype}, and howdah reads "
             f"{', '.join(FLOATS)}; use the model's unquantised weights"
@@ -307,17 +227,17 @@ def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Store
 
 
 def _refuse_left(
-    left: dict[str, _Stored], shape: ModelShape, *, folder: Path, embedding: _Stored
+    left: dict[str, _Stored], shape: ModelShape, *, folder: Path, used: Mapping[str, _Stored]
 ) -> None:
     """Raises UserError when a tensor in `left` is a weight that this model does not use."""
     for name, stored in left.items():
-        if name.endswith(BUFFERS) or name.startswith(f"model.layers.{shape.layers}."):
+        if name.endswith((*BUFFERS, *BESIDE)) or name.startswith(f"model.layers.{shape.layers}."):
             continue  # behind DeepSeek-V3's last layer is the module that predicts a second token
-        if name == "lm_head.weight" and shape.tie_embeddings:
-            if _equal(stored, embedding):
+        if name in (*TIED, *TIED_BIAS) and shape.tie_embeddings:
+            if _equal(stored, used["embedding.weight" if name in TIED else "head.bias"]):
                 continue
             raise UserError(
-                f"{folder} has a lm_head.weight of its own, but config.json ties it to the "
+                f"{folder} has a {name} of its own, but config.json ties it to the "
                 "embedding; set tie_word_embeddings to false"
             )
         raise UserError(
@@ -329,5 +249,5 @@ def _refuse_left(
 def _equal(first: _Stored, second: _Stored) -> bool:
     everything = slice(None)
     return first.shape == second.shape and torch.equal(
-        _read(first, everything, False), _read(second, everything, False)
+        _read(first, everything), _read(second, everything)
     )

@@ -11,13 +11,13 @@ DeepSeek's weights have them; the other forms of attention turn (x[i], x[i + d/2
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from howdah.model.attention import Cache, Core, attend, rotate
 from howdah.model.documents import Mask
 from howdah.model.islands import PLAIN
 from howdah.model.norm import build_norm
+from howdah.model.partial import padded
 from howdah.model.region import WHOLE
 from howdah.shapes.shape import ModelShape
 
@@ -46,6 +46,9 @@ class LatentAttention(nn.Module):
         scaling = shape.rope_scaling
         self.sharper = scaling.latent_logits if scaling else 1.0  # YaRN's, of the logits
         self.core: Core = attend  # some layouts replace it
+        self.pads = (
+            True  # values, to the size of keys; where ranks share sequences, their core does
+        )
         self.islands, self.region = PLAIN, WHOLE
 
     def forward(
@@ -67,8 +70,9 @@ class LatentAttention(nn.Module):
         k = torch.cat([k, shared], -1)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)
-        wide = max(q.shape[-1], of.v_size)  # torch's kernels take heads of one size
-        out = self.core(q, k, F.pad(v, (0, wide - of.v_size)), mask)[..., : of.v_size]
+        if self.pads:
+            v = padded(v, q.shape[-1])
+        out = self.core(q, k, v, mask)[..., : of.v_size]
         out = out.transpose(1, 2).contiguous().flatten(2)
         return self.region.leave(self.o(out))
 

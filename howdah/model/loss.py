@@ -133,6 +133,7 @@ def cross_entropy_sum(  # noqa: PLR0913
     weight: Tensor | Matrix,
     labels: Tensor,
     *,
+    bias: Tensor | Matrix | None = None,
     shards: VocabShards | None = None,
     terms: Terms = NONE,
     chunk: int = CHUNK,
@@ -143,6 +144,7 @@ def cross_entropy_sum(  # noqa: PLR0913
     hidden  [..., s, h] hidden states; with `shards`, possibly a slice of the positions
     weight  [V, h] the head, or this rank's rows of it
     labels  [..., s] the token to predict, or MASKED
+    bias    [V] of the logits, or this rank's rows of it
     shards  the ranks that hold the other rows of the head; None: this rank holds all rows
     terms   label smoothing and z-loss
     chunk   tokens whose logits are in memory at one time
@@ -152,7 +154,7 @@ def cross_entropy_sum(  # noqa: PLR0913
         shards = WholeVocab(len(weight if isinstance(weight, Tensor) else weight.value()))
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or not isinstance(weight, Tensor))
     how = _How(shards, terms, chunk, islands, wanted or _needs(weight))
-    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, how)
+    loss = _ChunkedCrossEntropy.apply(hidden, weight, labels, bias, how)
     assert isinstance(loss, Tensor)
     return loss
 
@@ -205,11 +207,16 @@ class _How:
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor | Matrix, labels: Tensor, how: _How
+    def forward(  # noqa: PLR0917
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor | Matrix,
+        labels: Tensor,
+        bias: Tensor | Matrix | None,
+        how: _How,
     ) -> Tensor:
         states, flat = how.states(hidden, labels), labels.reshape(-1)
-        rows = weight.detach() if isinstance(weight, Tensor) else weight.value()
+        rows, added = _value(weight), None if bias is None else _value(bias)
         wide = promoted(hidden.dtype)
         largest, total, label_term = states.new_empty(3, len(flat), dtype=wide).unbind()
         kept = last = None
@@ -217,7 +224,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             kept = None  # frees the previous chunk's memory before this chunk's logits are made
             place = _local_rows(flat[last], len(rows), how)
             largest[last], total[last], label_term[last], kept = how.islands.loss_terms(
-                _logits(states[last], rows), *place, how.smoothed
+                _logits(states[last], rows, added), *place, how.smoothed
             )
         normalisers = _combine(how.shards, largest, total, label_term)
         losses = normalisers - label_term
@@ -229,16 +236,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             kept = _logit_gradient((kept, scale), *place, (likely, how)).to(hidden.dtype)
         mine = weight if isinstance(weight, Tensor) else None
         kept_states = states if how.shards.keeps else hidden
-        ctx.save_for_backward(kept_states, mine, labels, normalisers)
+        own_bias = bias if isinstance(bias, Tensor) else None
+        ctx.save_for_backward(kept_states, mine, labels, normalisers, own_bias)
         ctx.matrix, ctx.how, ctx.kept = None if mine is not None else weight, how, kept
+        ctx.bias = None if own_bias is not None else bias
         return torch.where(flat != MASKED, losses, 0).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden, weight, labels, normalisers = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor | None, None]:
+        hidden, weight, labels, normalisers, own_bias = ctx.saved_tensors
         how, matrix, flat = ctx.how, ctx.matrix, labels.reshape(-1)
         rows = weight if matrix is None else matrix.value()
+        added = own_bias if ctx.bias is None else ctx.bias.value()
+        d_bias = None if own_bias is None else torch.zeros_like(added, dtype=promoted(added.dtype))
         states = hidden if how.shards.keeps else how.states(hidden, labels)
         d_states = torch.empty_like(states)
         d_weight = None if matrix else torch.zeros_like(rows, dtype=promoted(rows.dtype))
@@ -250,7 +261,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             _give(add, matrix, d_weight)
             add = None  # frees the gradient of these logits before the next logits are made
             if d_logits is None:
-                logits = _logits(states[part], rows)
+                logits = _logits(states[part], rows, added)
                 exponentials = logits.sub_(normalisers[part, None]).exp_()
                 del logits
                 place = flat[part], normalisers[part]
@@ -258,11 +269,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 d_logits = d_logits.to(hidden.dtype)
                 del exponentials
             torch.mm(d_logits, rows, out=d_states[part])
+            if added is not None:
+                total = d_logits.sum(0, dtype=ratio.dtype) * ratio
+                _give(partial(torch.Tensor.add_, other=total), ctx.bias, d_bias)
             add = partial(add_product, left=d_logits.T, right=_scaled(states[part], ratio))
             d_logits = None
         done = how.shards.reduce_out(_scaled(d_states, ratio).view(*labels.shape, -1))
         _give(add, matrix, d_weight)  # while the gradient of the hidden states is summed
-        return done(), d_weight, None, None
+        return done(), d_weight, None, d_bias, None
 
 
 def _likely(like: Tensor, how: _How) -> Tensor:
@@ -287,10 +301,16 @@ def _give(add: Add | None, matrix: Matrix | None, d_weight: Tensor | None) -> No
         add(d_weight)
 
 
-def _logits(states: Tensor, rows: Tensor) -> Tensor:
+def _value(weight: Tensor | Matrix) -> Tensor:
+    return weight.detach() if isinstance(weight, Tensor) else weight.value()
+
+
+def _logits(states: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
     if widens(states):
-        return torch.mm(states, rows.T, out_dtype=torch.float32)
-    return (states @ rows.T).to(promoted(states.dtype))
+        made = torch.mm(states, rows.T, out_dtype=torch.float32)
+    else:
+        made = (states @ rows.T).to(promoted(states.dtype))
+    return made if bias is None else made.add_(bias)
 
 
 def _local_rows(labels: Tensor, rows: int, how: _How) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ to send a loss to the next.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -30,7 +31,9 @@ from howdah.model.grouped import ExpertMatrix, Sizes, give
 from howdah.model.islands import promoted
 from howdah.model.loss import add_product
 from howdah.model.norm import Weight, keep, value_of
+from howdah.model.places import Combine, Places, Spread, kept_places, places
 from howdah.model.region import WHOLE
+from howdah.model.sequences import WHOLE_SEQUENCES, Sequences
 from howdah.plan.method import Routing
 from howdah.shapes.dims import expert_places
 from howdah.shapes.shape import Experts, ModelShape
@@ -58,24 +61,40 @@ class Balancing:
             padding, and its choices are not counted
     tokens  what the sum of the losses will be divided by
     loads   by name of the block, what its router found; it is written by the forward pass
+    sequences  how the tokens here lie in their sequences
     """
 
     how: Routing
     rows: Tensor
     tokens: float
     loads: dict[str, Load] = field(default_factory=dict)
+    sequences: Sequences = WHOLE_SEQUENCES
 
 
 # -- the router --------------------------------------------------------------------
 
 
+class Hits(NamedTuple):
+    """How often each expert was chosen.
+
+    runs    [n, b, E] in each run of the tokens here (`model/sequences.py`)
+    before  [n, b, E] in what is before each run of its sequence
+    every   [b, E] in whole sequences
+    """
+
+    runs: Tensor
+    before: Tensor
+    every: Tensor
+
+
 class Choice(NamedTuple):
     """For each token its k experts: their numbers [b, s, k], and their weights [b·s, k] of at least
-    float32.
+    float32. In training also how often each expert was chosen.
     """
 
     numbers: Tensor
     weights: Tensor
+    hits: Hits | None
 
 
 class Router(nn.Module):
@@ -104,9 +123,10 @@ class Router(nn.Module):
         logits = cast(Tensor, _Logits.apply(x, self.weight, self.bias))
         plain = logits.detach()
         scores = _scores(plain, self.experts.scores)
-        numbers = choose(scores, value_of(self.bias), self.experts)
+        numbers, hits = choose(scores, value_of(self.bias), self.experts), None
         if balancing is not None:
-            load, gradient = _balance(plain, scores, numbers, (self.experts, balancing))
+            hits = count_hits(numbers, self.experts.count, balancing)
+            load, gradient = _balance(plain, scores, hits, (self.experts, balancing))
             balancing.loads[name] = load
             if balancing.how.adds_loss:  # kept by all ranks alike, so that they hold equal bytes
                 more = gradient if adds else gradient * 0
@@ -114,7 +134,7 @@ class Router(nn.Module):
         chosen = _scores(logits, self.experts.scores).gather(-1, numbers).flatten(0, 1)
         if self.experts.normalise:
             chosen = chosen / (chosen.sum(-1, keepdim=True) + 1e-20)
-        return Choice(numbers, chosen)
+        return Choice(numbers, chosen, hits)
 
 
 def _scores(logits: Tensor, kind: str) -> Tensor:
@@ -175,129 +195,70 @@ class _WithGradient(torch.autograd.Function):
 # -- balance -----------------------------------------------------------------------
 
 
+def count_hits(numbers: Tensor, count: int, balancing: Balancing) -> Hits:
+    """How often each of `count` experts was chosen by `numbers` [b, s, k]. Where ranks share
+    sequences, they tell each other if a loss or a capacity asks for it, and else stay alone.
+    """
+    runs = []
+    for some in numbers.split(balancing.sequences.runs(numbers.shape[1]), 1):
+        hits = torch.zeros(len(some), count, dtype=torch.int32, device=some.device)
+        ones = hits.new_ones(1, 1).expand(len(some), some[0].numel())
+        runs.append(hits.scatter_add_(1, some.flatten(1), ones))
+    mine = torch.stack(runs)
+    if balancing.how.asks_sequences:
+        return Hits(mine, *balancing.sequences.hear(mine))
+    return Hits(mine, torch.zeros_like(mine), mine.sum(0))
+
+
 def _balance(
-    logits: Tensor, scores: Tensor, numbers: Tensor, of: tuple[Experts, Balancing]
+    logits: Tensor, scores: Tensor, hits: Hits, of: tuple[Experts, Balancing]
 ) -> tuple[Load, Tensor]:
     """What a router notes of a micro-batch, and the gradient of its losses by the logits [b, s, E],
-    divided as the loss will be.
+    divided as the loss will be. Of a sequence that ranks share, each notes the part of its tokens.
     """
-    (experts, balancing), (b, s, count) = of, logits.shape
+    (experts, balancing), (_, s, count) = of, logits.shape
     how, rows = balancing.how, balancing.rows.to(logits.dtype)
-    hits = logits.new_zeros(b, count)
-    hits.scatter_add_(1, numbers.flatten(1), hits.new_ones(1, 1).expand(b, numbers[0].numel()))
-    often = hits * (count / (experts.top_k * s))
+    length = balancing.sequences.length(s)
+    often = hits.every.to(logits.dtype) * (count / (experts.top_k * length))
     shares = scores if experts.scores == "softmax" else scores / scores.sum(-1, keepdim=True)
     sizes = logits.logsumexp(-1, keepdim=True)
-    balance, large = (often * shares.mean(1)).sum(-1), sizes.square().mean((1, 2))
-    loss = (rows * (how.balance_loss * balance + how.z_loss * large)).sum()
+    balance, large = (often * shares.sum(1)).sum(-1), sizes.square().sum((1, 2))
+    loss = (rows * (how.balance_loss * balance + how.z_loss * large)).sum() / length
     slope = shares * (often[:, None] - (often[:, None] * shares).sum(-1, keepdim=True))
     if experts.scores != "softmax":
         slope = slope * (1 - scores)
     gradient = how.balance_loss * slope + 2 * how.z_loss * sizes * logits.softmax(-1)
-    gradient = gradient * (rows / (s * balancing.tokens))[:, None, None]
-    counted = hits[balancing.rows > 0].to(torch.float64)
-    most = expert_places(experts, s, how.capacity) if how.capacity else s
-    load = Load(loss, counted.sum(0), (counted - most).clamp_(min=0).sum())
-    return load, gradient
+    gradient = gradient * (rows / (length * balancing.tokens))[:, None, None]
+    counted = (hits.runs * (balancing.rows > 0)[:, None]).to(torch.float64)
+    most = expert_places(experts, length, how.capacity) if how.capacity else length
+    beyond = (hits.before + counted - most).clamp_(min=0).minimum(counted)
+    return Load(loss, counted.sum((0, 1)), beyond.sum()), gradient
 
 
 # -- to the experts and back -------------------------------------------------------
 
 
-class Places(NamedTuple):
-    """Where each choice of a token is among the rows that the experts take.
-
-    slots  [T·k] the row of each choice; the number of rows where it was dropped
-    rows   [n] the token of each row; T where the row stays empty
-    sizes  rows of each expert
-    holes  whether there may be dropped choices and empty rows
+def places_of(choice: Choice, experts: Experts, balancing: Balancing | None) -> Places:
+    """The places of a choice; without `balancing` nothing is dropped. Of whole sequences a capacity
+    takes as much of each; what comes first in sequences that ranks share is anywhere.
     """
-
-    slots: Tensor
-    rows: Tensor
-    sizes: Sizes
-    holes: bool
-
-
-def places(numbers: Tensor, experts: Experts, capacity: float = 0.0) -> Places:
-    """The places of all choices `numbers` [b, s, k]: sorted by expert, then by token. With a
-    capacity every expert has as many rows for each sequence, and takes the first tokens that come.
-    """
-    (b, s, k), flat = numbers.shape, numbers.flatten()
-    if capacity == 0:
-        order, slots = flat.argsort(stable=True), torch.empty_like(flat)
-        slots[order] = torch.arange(len(flat), device=flat.device)
-        sizes = flat.bincount(minlength=experts.count)
-        return Places(slots, order // k, _on_host(sizes), holes=False)
-    most = expert_places(experts, s, capacity)
-    chosen = numbers.new_zeros(b, s, experts.count).scatter_(2, numbers, 1)
-    before = (chosen.cumsum(1) - 1).gather(2, numbers)
-    row = torch.arange(b, device=flat.device)[:, None, None]
-    total = experts.count * b * most
-    slots = ((numbers * b + row) * most + before).masked_fill_(before >= most, total).flatten()
-    rows = numbers.new_full((total + 1,), b * s)
-    rows[slots] = torch.arange(len(flat), device=flat.device) // k
-    return Places(slots, rows[:total], (b * most,) * experts.count, holes=True)
+    capacity = balancing.how.capacity if balancing else 0.0
+    if balancing is None or choice.hits is None or not (capacity and balancing.sequences.shared):
+        return places(choice.numbers, experts, capacity)
+    sequences, here = balancing.sequences, choice.numbers.shape[1]
+    most = expert_places(experts, sequences.length(here), capacity)
+    return kept_places(choice.numbers, choice.hits.before, sequences.runs(here), most)
 
 
-def _on_host(sizes: Tensor) -> Sizes:
-    """On a CPU as numbers; those of a GPU stay there, and nobody waits for them."""
-    return tuple(sizes.tolist()) if sizes.is_cpu else sizes
+Feed = Callable[[Tensor, Sizes], Tensor]
+Beside = Callable[[], Tensor | None]
+Both = tuple[Tensor, Tensor | None]
+Exchange = Callable[[Feed, Tensor, Places, Beside], Both]
 
 
-class _Spread(torch.autograd.Function):
-    """The rows that the experts take, [n, h], of tokens [T, h]; empty rows are zero."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, at: Places) -> Tensor:
-        ctx.save_for_backward(at.slots)
-        ctx.tokens, ctx.holes = len(x), at.holes
-        return _taken(x, at.rows, at.holes)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (slots,) = ctx.saved_tensors
-        copies = _taken(grad, slots, ctx.holes).unflatten(0, (ctx.tokens, -1))
-        return copies.sum(1, dtype=promoted(grad.dtype)).to(grad.dtype), None
-
-
-class _Combine(torch.autograd.Function):
-    """For each token the weighted sum [T, h] of its experts' outputs, y [n, h]."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, weights: Tensor, at: Places, scale: float) -> Tensor:
-        ctx.save_for_backward(y, weights, at.slots)
-        ctx.holes, ctx.scale = at.holes, scale
-        mine = _taken(y, at.slots, at.holes).view(*weights.shape, -1).to(weights.dtype)
-        return (mine * (weights * scale)[..., None]).sum(1).to(y.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        y, weights, slots = ctx.saved_tensors
-        wide = grad.to(weights.dtype)[:, None]
-        mine = _taken(y, slots, ctx.holes).view(*weights.shape, -1).to(weights.dtype)
-        d_weights = (mine * wide).sum(-1) * ctx.scale
-        copies = (wide * (weights * ctx.scale)[..., None]).to(y.dtype).flatten(0, 1)
-        d_y = y.new_zeros(len(y) + 1, y.shape[1])  # what was dropped goes to the row behind
-        d_y[slots] = copies
-        return d_y[:-1], d_weights, None, None
-
-
-def _taken(x: Tensor, index: Tensor, holes: bool) -> Tensor:
-    """The rows of x [n, h] at `index`; zero where that is n."""
-    if not holes:
-        return x.index_select(0, index)
-    found = x.index_select(0, index.clamp(max=len(x) - 1))
-    return found.masked_fill_((index == len(x))[:, None], 0)
-
-
-Exchange = Callable[[Callable[[Tensor, Sizes], Tensor], Tensor, Places], Tensor]
-
-
-def _here(experts: Callable[[Tensor, Sizes], Tensor], x: Tensor, at: Places) -> Tensor:
-    return experts(x, at.sizes)
+def _here(experts: Feed, x: Tensor, at: Places, beside: Beside) -> Both:
+    made = beside()
+    return experts(x, at.sizes), made
 
 
 # -- all of it ---------------------------------------------------------------------
@@ -307,8 +268,8 @@ class WithExperts(nn.Module):
     """What a block has in the place of its feed-forward.
 
     region    the border of the sub-layer
-    exchange  runs experts on rows sorted by expert, at these places; some layouts have the experts
-              on several ranks
+    exchange  runs experts on rows sorted by expert, at these places, and besides the shared expert;
+              some layouts have the experts on several ranks
     """
 
     def add_experts(self, shape: ModelShape) -> None:
@@ -331,16 +292,21 @@ class WithExperts(nn.Module):
         """Map x [b, s, h] → [b, s, h] in the block called `name`. Without `balancing`, as in
         evaluation, no token is dropped.
 
-        The shared expert is computed first: its weights are those of the block, and those of the
-        routed experts come and go after them.
+        The shared expert is computed before the others: its weights are those of the block, and
+        those of the routed experts come and go after them.
         """
         of, x = self.router.experts, self.region.enter(x)
         choice = self.router(x, name, balancing, adds=self.region.first)
-        shared = self.shared(x) if of.shared else None
-        if of.shared_gate:
-            shared = self.shared_gate(x).sigmoid() * shared
-        at = places(choice.numbers, of, balancing.how.capacity if balancing else 0.0)
-        taken = cast(Tensor, _Spread.apply(x.flatten(0, 1), at))
-        made = self.exchange(self.experts, taken, at)
-        out = cast(Tensor, _Combine.apply(made, choice.weights, at, of.scale)).view_as(x)
+        at = places_of(choice, of, balancing)
+        taken = cast(Tensor, Spread.apply(x.flatten(0, 1), at))
+        made, shared = self.exchange(self.experts, taken, at, partial(self._shared, x))
+        out = cast(Tensor, Combine.apply(made, choice.weights, at, of.scale)).view_as(x)
         return self.region.leave(out if shared is None else out + shared)
+
+    def _shared(self, x: Tensor) -> Tensor | None:
+        """What the shared expert makes of x [b, s, h]; None where there is none."""
+        of = self.router.experts
+        if not of.shared:
+            return None
+        out = cast(Tensor, self.shared(x))
+        return self.shared_gate(x).sigmoid() * out if of.shared_gate else out

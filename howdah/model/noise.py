@@ -88,6 +88,15 @@ def drop_of(noise: Noise | None, name: str, *, share: float, like: Tensor) -> Dr
     return Drop(rows, torch.full((), hashed, dtype=torch.int64, device=like.device), share)
 
 
+def drop_within(noise: Noise, name: str, *, share: float, length: int) -> Drop:
+    """The dropout of what `length` positions of each sample know of each other; none of them is on
+    another rank.
+    """
+    rows = noise.samples[:, None] * length + torch.arange(length, device=noise.samples.device)
+    hashed = signed(key(noise.seed, "dropout", noise.step, name))
+    return Drop(rows, torch.full((), hashed, dtype=torch.int64, device=rows.device), share)
+
+
 def dropout(x: Tensor, name: str, *, share: float, noise: Noise | None) -> Tensor:
     """Dropout: set the fraction `share` of x [b, s, h] to zero and scale the rest by 1/(1 - share).
 

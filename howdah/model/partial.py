@@ -11,10 +11,13 @@ keys, the gradients of each block are computed by itself, and added up.
 
     on a CPU            torch's flash kernel, in any format
     on a GPU, 16 bits   FlashAttention; proved on a CPU alone, the GPU's branch has not run yet
-    elsewhere           matrix products: where keys and values have other sizes, and as a reference
+    elsewhere           matrix products: where values are wider than keys, and as a reference
+
+The kernels take heads of one size; where values are narrower than keys, zeros are put behind them.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from howdah.model.islands import promoted
@@ -29,6 +32,10 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tenso
 
     causal  query i attends to the keys up to i; s is t
     """
+    narrow = v.shape[-1]
+    if narrow < q.shape[-1] and (q.is_cpu or flash_takes(q)):
+        out, sums = attend_part(q, k, padded(v, q.shape[-1]), causal=causal)
+        return out[..., :narrow], sums
     if _on_cpu(q, v):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, sums = kernel(*_grouped(q, k, v), 0.0, causal)
@@ -58,6 +65,11 @@ def part_gradients(
     """
     q, k, v = heads
     out, sums = made
+    narrow = v.shape[-1]
+    if narrow < q.shape[-1] and (q.is_cpu or flash_takes(q)):
+        grad, wider, out = (padded(x, q.shape[-1]) for x in (grad, v, out))
+        found = part_gradients(grad, (q, k, wider), (out, sums), causal=causal)
+        return found[0], found[1], found[2][..., :narrow]
     if _on_cpu(q, v):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         found = kernel(grad, *_grouped(q, k, v), out, sums, 0.0, causal)
@@ -78,6 +90,11 @@ def merge(out: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
     share = torch.sigmoid(part_sums - sums)
     out.lerp_(part.to(out.dtype), share[..., None])
     sums.copy_(torch.logaddexp(sums, part_sums))
+
+
+def padded(x: Tensor, wide: int) -> Tensor:
+    """A copy of x [..., e] with zeros behind its numbers, up to `wide`."""
+    return F.pad(x, (0, max(wide - x.shape[-1], 0)))
 
 
 def _on_cpu(q: Tensor, v: Tensor) -> bool:

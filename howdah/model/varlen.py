@@ -32,10 +32,10 @@ def flash_takes(q: Tensor) -> bool:
     return q.is_cuda and narrow and torch.cuda.get_device_capability(q.device) >= CAPABLE
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, cuts: Cuts) -> Tensor:
-    """Causal attention inside documents. q [b, a, s, d], k and v [b, k, s, d] → [b, a, s, d]."""
+def varlen(q: Tensor, k: Tensor, v: Tensor, cuts: Cuts, *, causal: bool = True) -> Tensor:
+    """Attention inside documents. q [b, a, s, d], k and v [b, k, s, d] → [b, a, s, d]."""
     by_token = (x.transpose(1, 2) for x in (q, k, v))
-    out: Tensor = torch.ops.howdah.varlen(*by_token, cuts.starts, cuts.length)[0]
+    out: Tensor = torch.ops.howdah.varlen(*by_token, cuts.starts, cuts.length, causal)[0]
     return out.transpose(1, 2)
 
 
@@ -43,22 +43,26 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, cuts: Cuts) -> Tensor:
 
 
 @torch.library.custom_op("howdah::varlen", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def _forward(  # noqa: PLR0917
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, length: int, causal: bool
+) -> tuple[Tensor, Tensor]:
     """The output, and for each query and head the log of the sum of its exponentials."""
     if q.is_cuda:
         one = (x.flatten(0, 1) for x in (q, k, v))
         found = torch.ops.aten._flash_attention_forward(
-            *one, starts, starts, length, length, 0.0, True, False
+            *one, starts, starts, length, length, 0.0, causal, False
         )
         return found[0].view(q.shape), found[1]
     spans = spans_of(starts.tolist(), length)
-    documents = [_cpu_kernel(*document) for document in _documents((q, k, v), spans)]
+    documents = [_cpu_kernel(*document, causal=causal) for document in _documents((q, k, v), spans)]
     outs, sums = zip(*documents, strict=True)
     return _joined(outs, spans), torch.cat([one.flatten() for one in sums])
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def _(  # noqa: PLR0917
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, length: int, causal: bool
+) -> tuple[Tensor, Tensor]:
     b, s, heads, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     sums = (heads, b * s) if q.is_cuda else (b * s * heads,)
@@ -66,15 +70,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, length: int) -> tuple[Ten
 
 
 @torch.library.custom_op("howdah::varlen_backward", mutates_args=())
-def _backward(  # noqa: PLR0917
-    grad: Tensor, heads: list[Tensor], out: Tensor, sums: Tensor, starts: Tensor, length: int
+def _backward(  # noqa: PLR0913, PLR0917 (torch's operators take no table)
+    grad: Tensor,
+    heads: list[Tensor],
+    out: Tensor,
+    sums: Tensor,
+    starts: Tensor,
+    length: int,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, which are `heads`."""
     if grad.is_cuda:
         one = [x.flatten(0, 1) for x in (grad, *heads, out)]
         state = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # of dropout, which is 0
         found = torch.ops.aten._flash_attention_backward(
-            *one, sums, starts, starts, length, length, 0.0, True, state, grad.new_empty(0)
+            *one, sums, starts, starts, length, length, 0.0, causal, state, grad.new_empty(0)
         )
         d_q, d_k, d_v = (d.view(x.shape) for d, x in zip(found, heads, strict=True))
         return d_q, d_k, d_v
@@ -83,30 +93,36 @@ def _backward(  # noqa: PLR0917
     for d_out, *document, made in _documents((grad, *heads, out), spans):
         size = made[..., 0].numel()
         log_sums = sums[at : at + size].view(made.shape[0], made.shape[2], made.shape[1])
-        parts.append(_cpu_backward(d_out, document, made, log_sums))
+        parts.append(_cpu_backward(d_out, document, (made, log_sums), causal))
         at += size
     d_q, d_k, d_v = (_joined(some, spans) for some in zip(*parts, strict=True))
     return d_q, d_k, d_v
 
 
 @_backward.register_fake
-def _(  # noqa: PLR0917
-    grad: Tensor, heads: list[Tensor], out: Tensor, sums: Tensor, starts: Tensor, length: int
+def _(  # noqa: PLR0913, PLR0917
+    grad: Tensor,
+    heads: list[Tensor],
+    out: Tensor,
+    sums: Tensor,
+    starts: Tensor,
+    length: int,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_q, d_k, d_v = (x.new_empty(x.shape) for x in heads)
     return d_q, d_k, d_v
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, length = inputs
+    *tensors, ctx.length, ctx.causal = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.length = length
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, starts, out, sums = ctx.saved_tensors
-    found = torch.ops.howdah.varlen_backward(grad, [q, k, v], out, sums, starts, ctx.length)
-    return *found, None, None
+    how = starts, ctx.length, ctx.causal
+    found = torch.ops.howdah.varlen_backward(grad, [q, k, v], out, sums, *how)
+    return *found, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
@@ -131,18 +147,21 @@ def _joined(documents: tuple[Tensor, ...], spans: Spans) -> Tensor:
     return torch.cat([torch.cat([next(left) for _ in some], 1) for some in spans.lengths])
 
 
-def _cpu_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _cpu_kernel(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, sums = kernel(*_repeated(q, k, v), 0.0, True)
+    out, sums = kernel(*_repeated(q, k, v), 0.0, causal)
     return out.transpose(1, 2), sums.contiguous()
 
 
-def _cpu_backward(grad: Tensor, heads: list[Tensor], out: Tensor, sums: Tensor) -> Heads:
-    q, k, v = heads
+def _cpu_backward(
+    grad: Tensor, heads: list[Tensor], of: tuple[Tensor, Tensor], causal: bool
+) -> Heads:
+    """`of` are the output, and its log-sum-exps."""
+    (q, k, v), (out, sums) = heads, of
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     by_head = (x.transpose(1, 2) for x in (grad, out))
     d_out, made = by_head
-    found = kernel(d_out, *_repeated(q, k, v), made, sums, 0.0, True)
+    found = kernel(d_out, *_repeated(q, k, v), made, sums, 0.0, causal)
     d_q, d_k, d_v = (d.transpose(1, 2) for d in found)
     groups = q.shape[2] // k.shape[2]
     if groups > 1:  # summed in at least float32, and rounded once

@@ -44,6 +44,7 @@ def build_optimizer(settings: Optimizer, ranges: Sequence[Range]) -> torch.optim
             groups.append({"params": members, "weight_decay": amount})
     for part in ranges:
         part.master.grad = part.gradient
+    groups = groups or [{"params": [torch.zeros(0)], "weight_decay": 0.0}]  # torch wants one
     b1, b2 = settings.betas
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, betas=(b1, b2), eps=settings.epsilon, fused=True)

@@ -5,18 +5,19 @@
 3. fill them: at random, or from a checkpoint or a folder
 4. pass the masters to the optimizer, range by range
 5. connect the sums of gradients over ranks
-6. where each replica updates only its share, gather the weights
+6. where each replica updates only its share, gather the weights; or pull them from servers
 7. tell the sums when a gradient is ready. Hooks of torch parameters do so where possible; otherwise
    own operations replace those of torch, cut for tp, with a store that has the weights. Under fp8
    the linears of blocks multiply in 8 bits
 8. where cp ranks share the tokens of a sample, give blocks an attention that crosses them
 9. make blocks keep for the backward pass what the layout selects (recomputation)
-10. give all of it to the executor, which runs the stages of this rank
+10. where activations have another home, move what blocks keep
+11. give all of it to the executor, which runs the stages of this rank
 
 Where the layout has only dp, parameters stay those of torch: blocks can be compiled whole.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -31,10 +32,14 @@ from howdah.optim.optimizers import Range, build_optimizer, make_states
 from howdah.parallel.context import Ring, Trade, share_sequences
 from howdah.parallel.executor import Executor
 from howdah.parallel.expert import share_experts
-from howdah.parallel.flat_params import DTYPES, Fill, FlatUnit, Whole, fill_masters, flatten
+from howdah.parallel.flat_params import DTYPES, Fill, FlatUnit, Whole, copied, fill_masters, flatten
+from howdah.parallel.home_update import HomeUpdate
+from howdah.parallel.homes import Homes, homes_of
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, in_eight_bits, own_operations
 from howdah.parallel.recompute import recompute
+from howdah.parallel.saved_homes import keep_elsewhere
+from howdah.parallel.served import Connect, Links, PulledWeights, ServerLinks
 from howdah.parallel.stages import own_parts
 from howdah.parallel.sums import GradientSums, gradient_sums, listen_to_parameters
 from howdah.parallel.tensor import region_of, split, vocab_shards
@@ -42,10 +47,13 @@ from howdah.parallel.tensor_border import TpRegion
 from howdah.parallel.weight_store import UnitWeightStore
 from howdah.parallel.zero import UpdatedWeights
 from howdah.parallel.zero3 import ShardedWeights
+from howdah.plan.homes import states_away
 from howdah.plan.layout import needs_own
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import counted_ranges, local_buffers, own_range, shard_axes
 from howdah.plan.sums import keeps_shares, used_by_several
+
+Gatherer = UpdatedWeights | ShardedWeights | PulledWeights
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class ParallelModel:
     region    communicates at the boundary of tensor-parallel regions; None without tp
     core      attention over the tokens of all cp ranks; None without cp
     executor  runs the forward and backward passes
+    homes     of what is not on the device; None where everything is
+    update    of states that are not on the device, on the host; None where they are
     sharers   by unit whose states are shared out, the ranks that have the other shares
     kinds     of passes that have run
     """
@@ -74,29 +84,50 @@ class ParallelModel:
     ranges: tuple[Range, ...]
     optimizer: torch.optim.Optimizer
     sums: GradientSums
-    gatherer: UpdatedWeights | ShardedWeights | None
+    gatherer: Gatherer | None
     store: UnitWeightStore | None
     region: TpRegion | None
     core: Ring | Trade | None
     executor: Executor
+    homes: Homes | None
+    update: HomeUpdate | None
     sharers: Mapping[str, Group]
     kinds: set[str] = field(default_factory=set)
 
     @property
     def multiplied(self) -> list[Tensor]:
         """The tensors that hold the weights with which the model multiplies."""
-        window = [self.gatherer.window] if isinstance(self.gatherer, ShardedWeights) else []
-        return [*window, *(unit.weights for unit in self.units.values())]
+        return _multiplied(self.units, self.gatherer)
 
     def gathered(self, unit: FlatUnit) -> Tensor:
         """All weights of a unit in one flat tensor. Sharded weights are gathered from the other
         ranks. All ranks call together.
         """
+        if self.plan.layout.server:  # a worker has them; the servers have ranges
+            flat = unit.weights.new_zeros(unit.buffer.length)
+            flat[unit.start : unit.stop] = unit.own_weights
+            self.mesh.world.all_reduce(flat)
+            return flat if self.mesh.serves else unit.weights
+        mine = self.own(unit, "weights") if unit.away else unit.weights
         if not unit.shared_out:
-            return unit.weights
-        flat = unit.weights.new_empty(unit.buffer.length)
-        self.sharers[unit.buffer.unit].all_gather(flat, unit.weights)
+            return mine
+        flat = torch.empty(unit.buffer.length, dtype=mine.dtype, device=self.mesh.device)
+        self.sharers[unit.buffer.unit].all_gather(flat, mine.to(self.mesh.device))
         return flat
+
+    def own(self, unit: FlatUnit, kind: str, first: int = 0, last: int | None = None) -> Tensor:
+        """The elements [first, last) of a unit's own range of one kind: weights, masters, summed,
+        or a state of the optimizer. They are read where their home is the disk.
+        """
+        if self.homes is not None and self.update is not None:
+            return self.homes.own(unit, kind, first, last)
+        if kind not in self.plan.method.optimizer.states:
+            kinds = {"weights": unit.own_weights, "masters": unit.masters, "summed": unit.summed}
+            return kinds[kind][first:last]
+        parts = [part for part in self.ranges if part.unit == unit.buffer.unit]
+        states = [self.optimizer.state[part.master][kind] for part in parts if part.master.numel()]
+        whole = torch.cat(states) if len(states) > 1 else [*states, unit.masters][0]
+        return whole[first:last]
 
     @contextmanager
     def in_pass(self, kind: str) -> Iterator[None]:
@@ -106,6 +137,8 @@ class ParallelModel:
         if isinstance(self.gatherer, ShardedWeights):
             self.gatherer.begin(kind)
         elif self.gatherer:  # a later stage of a pipeline gathers while it waits for its input
+            if self.homes:
+                self.homes.settle()
             self.gatherer.start()
         yield
         if isinstance(self.gatherer, ShardedWeights):
@@ -116,6 +149,8 @@ class ParallelModel:
 
     def sync_weights(self) -> None:
         """Waits until the weights on this rank are those of the last update."""
+        if self.homes:
+            self.homes.settle()
         if self.gatherer:
             self.gatherer.wait()
 
@@ -133,12 +168,15 @@ class ParallelModel:
     def _loss(self, hidden: Tensor, labels: Tensor, terms: Terms) -> Tensor:
         islands = self.model.islands
         if self.store:
-            weight = cast(Handle, self.model.head_weight)
+            weight, added = cast(Handle, self.model.head_weight), self.model.head_bias
             shards = vocab_shards(self.plan, self.region) if self.region else None
-            return head_loss(hidden, weight, labels, shards=shards, terms=terms, islands=islands)
-        return cross_entropy_sum(
-            hidden, self.model.head_weight, labels, terms=terms, islands=islands
-        )
+            bias = cast(Handle | None, added)
+            return head_loss(
+                hidden, weight, labels, bias=bias, shards=shards, terms=terms, islands=islands
+            )
+        head = self.model.head_weight, labels
+        bias_of = self.model.head_bias
+        return cross_entropy_sum(hidden, *head, bias=bias_of, terms=terms, islands=islands)
 
     def counted(self) -> Iterator[tuple[FlatUnit, int, int]]:
         """Yields (unit, start, stop) for the ranges that this rank counts. Over all ranks, they
@@ -153,51 +191,62 @@ class ParallelModel:
         return [unit.summed for unit in self.units.values()]
 
 
-def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
+def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None) -> ParallelModel:
     """The model of a plan, laid out for this rank and filled. `fill` writes each piece of
     weight.
+
+    connect  makes the links to parameter servers outside of the mesh; None: there are none
     """
     layout, rank, method = plan.layout, mesh.rank, plan.method
     # 1
     with torch.device("meta"):
-        model = Transformer(plan.shape, dropout=method.dropout, parts=own_parts(plan, rank))
+        drops = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
+        model = Transformer(plan.shape, parts=own_parts(plan, rank), **drops)
     # 2
-    cut = layout.zero == 3 and mesh.shard.size > 1  # weights are sharded, too
+    cut = (layout.zero == 3 and mesh.shard.size > 1) or mesh.serves  # weights are sharded, too
+    there = homes_of(plan, mesh)
     units = flatten(
         model,
         local_buffers(plan, rank),
         dtype=DTYPES[method.precision],
         device=mesh.device,
         own=lambda buffer: own_range(buffer, layout, rank),
-        whole=lambda buffer: Whole(gradients=not keeps_shares(plan, buffer.unit), weights=not cut),
+        whole=lambda buffer: Whole(
+            gradients=not (keeps_shares(plan, buffer.unit) or mesh.serves), weights=not cut
+        ),
+        homes=layout,
     )
-    fill_masters(units, fill)  # 3
+    fill_masters(units, fill, there.adopt(units.values()) if there else copied)  # 3
     # 4
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
-    optimizer = build_optimizer(method.optimizer, ranges)
-    make_states(method.optimizer, optimizer, ranges, step=0)
-    sums = gradient_sums(plan, mesh, units)  # 5
+    optimizer, update = _optimizer(plan, ranges, there, [*units.values()])
+    links: Links | None = connect(units) if connect else None
+    if layout.server and links is None:
+        links = ServerLinks(mesh, units)
+    sums = gradient_sums(plan, mesh, units, links, homes=there)  # 5
     # 6
-    gatherer: UpdatedWeights | ShardedWeights | None = None
+    gatherer: Gatherer | None = None
     sharers = sharers_of(units, plan, mesh)
-    if cut:
+    if links:
+        gatherer = PulledWeights(units, links, mesh.waited)
+    elif cut or layout.weights != "device":
         keep, cast = layout.release == "step", layout.gather == "broadcast"
         gatherer = ShardedWeights(
-            units, mesh.shard, mesh.waited, keep=keep, cast=cast, sharers=sharers
+            units, mesh.shard, mesh.waited, keep=keep, cast=cast, sharers=sharers, homes=there
         )
     elif layout.zero > 0 and mesh.shard.size > 1:
         gatherer = UpdatedWeights(units, sharers, mesh.waited)
     # 7
     region = region_of(plan, mesh) if layout.tp > 1 else None
     store: UnitWeightStore | None = None
-    if needs_own(layout):
+    if needs_own(layout) and not mesh.serves:
         value = gatherer.value if isinstance(gatherer, ShardedWeights) else None
         shared = [name for unit in used_by_several(plan, rank) for name in units[unit].buffer.names]
         store = UnitWeightStore(units, sums.target, sums.order.ready, value, frozenset(shared))
         if region:
             split(model, plan, region, store)
         own_operations(model, store)
-    elif sums.sums:
+    elif sums.sums and not mesh.serves:
         listen_to_parameters(model, sums)
     if method.precision == "fp8":
         in_eight_bits(model)
@@ -205,8 +254,18 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
     if layout.ep > 1:
         share_experts(model, plan, mesh)
     recompute(model, plan)  # 9
-    # 10
-    executor = Executor(plan, mesh, model=model, store=store, gatherer=gatherer, sums=sums)
+    shelf = keep_elsewhere(model, there, _multiplied(units, gatherer)) if there else None  # 10
+    # 11
+    executor = Executor(
+        plan,
+        mesh,
+        model=model,
+        store=store,
+        gatherer=gatherer,
+        sums=sums,
+        homes=there,
+        shelf=shelf,
+    )
     return ParallelModel(
         plan=plan,
         mesh=mesh,
@@ -220,8 +279,28 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill) -> ParallelModel:
         region=region,
         core=core,
         executor=executor,
+        homes=there,
+        update=update,
         sharers=sharers,
     )
+
+
+def _optimizer(
+    plan: Plan, ranges: Sequence[Range], homes: Homes | None, units: Sequence[FlatUnit]
+) -> tuple[torch.optim.Optimizer, HomeUpdate | None]:
+    """The optimizer of the ranges, and what runs it on the host if states are not on the device."""
+    if homes and states_away(plan.layout):
+        update = HomeUpdate(plan, homes, units)
+        return update.turns.optimizer, update
+    optimizer = build_optimizer(plan.method.optimizer, ranges)
+    make_states(plan.method.optimizer, optimizer, ranges, step=0)
+    return optimizer, None
+
+
+def _multiplied(units: Mapping[str, FlatUnit], gatherer: Gatherer | None) -> list[Tensor]:
+    """The tensors that hold the weights with which a model multiplies."""
+    window = [gatherer.window] if isinstance(gatherer, ShardedWeights) else []
+    return [*window, *(unit.weights for unit in units.values())]
 
 
 def sharers_of(units: Mapping[str, FlatUnit], plan: Plan, mesh: Mesh) -> dict[str, Group]:

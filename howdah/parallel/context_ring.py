@@ -34,7 +34,7 @@ from howdah.parallel.mesh import Mesh
 from howdah.plan.heads import Range
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import chunks
+from howdah.plan.sharding import traded_chunks
 
 Pending = Callable[[], Tensor]
 Seen = tuple[tuple[Rectangle, ...], tuple[tuple[Rectangle, ...], ...]]
@@ -47,15 +47,15 @@ class Ring:
     """
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
-        self._group, self._waited = mesh.cp, mesh.waited
-        ranks = axis(plan.layout, "cp").group(mesh.rank)
-        self._chunks = [chunks(plan.layout, plan.sequence, rank) for rank in ranks]
+        ranks = axis(plan.layout, "ring").group(mesh.rank)
+        self._group, self._waited = mesh.group_of(ranks, label="cp"), mesh.waited
+        self._chunks = [traded_chunks(plan.layout, plan.sequence, rank) for rank in ranks]
         self._lengths = [sum(stop - start for start, stop in some) for some in self._chunks]
         self.rank, self.merge = self._group.rank, merge
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        """Causal attention inside documents, of this rank's tokens to those of all ranks:
-        q [b, a, s, d], k and v [b, k, s, d] → [b, a, s, d].
+        """Causal attention inside documents, of the tokens here to those of all ranks:
+        q [b, a, s, d], k [b, k, s, d] and v [b, k, s, e] → [b, a, s, e].
         """
         assert isinstance(mask, Blocks)
         seen = mask.squares, mask.others

@@ -9,6 +9,9 @@ of one device, with fewer heads. A second all-to-all brings the output of all he
 rank's tokens. The backward pass does the same the other way round. Where there are more ranks than
 key-value heads, several ranks compute with the same key-value head, and the gradients that come
 back for it are summed.
+
+Under context=both the ranks that trade are some of those of cp. What they have together is a part
+of the sequence, and attention is a ring of such groups.
 """
 
 from typing import Any
@@ -17,36 +20,51 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from howdah.model.attention import attend
+from howdah.model.attention import core_of
 from howdah.model.documents import Mask
 from howdah.model.islands import promoted
+from howdah.model.partial import padded
+from howdah.parallel.context_ring import Ring
 from howdah.parallel.mesh import Mesh
 from howdah.plan.heads import Range
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import chunks, traded_heads
+from howdah.plan.sharding import chunks, traded_chunks, traded_heads
 
 Ranges = list[Range]  # the heads of each rank of cp
 
 
 class Trade:
-    """The trade, as one rank sees it: an attention core."""
+    """The trade, as one rank sees it: an attention core.
 
-    def __init__(self, plan: Plan, mesh: Mesh) -> None:
-        self._group, self._waited = mesh.cp, mesh.waited
-        ranks = axis(plan.layout, "cp").group(mesh.rank)
-        self._chunks = [chunks(plan.layout, plan.sequence, rank) for rank in ranks]
-        self._lengths = [sum(stop - start for start, stop in some) for some in self._chunks]
+    ring  attention of the traded heads, where this rank's group has a part of the sequence
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh, ring: Ring | None = None) -> None:
+        ranks = axis(plan.layout, "traders").group(mesh.rank)
+        self._group, self._waited = mesh.group_of(ranks, label="cp"), mesh.waited
+        chunk_by_chunk = [chunks(plan.layout, plan.sequence, rank) for rank in ranks]
+        self._lengths = [sum(stop - start for start, stop in some) for some in chunk_by_chunk]
+        early, late = traded_chunks(plan.layout, plan.sequence, mesh.rank)
+        behind = late[0] - (early[1] - early[0])  # the late range is behind the early one here
+        self._chunks = [
+            ((a - early[0], b - early[0]), (c - behind, d - behind))
+            for (a, b), (c, d) in chunk_by_chunk
+        ]
         pairs = [traded_heads(plan, mesh.rank, index) for index in range(len(ranks))]
         self.queries, self.keys = ([*some] for some in zip(*pairs, strict=True))
-        self._sequence = plan.sequence
+        self.ring, self._core = ring, ring or core_of(plan.shape)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Causal attention inside documents, of this rank's tokens to those of all ranks:
-        q [b, a, s, d], k and v [b, k, s, d] → [b, a, s, d].
+        q [b, a, s, d], k [b, k, s, d] and v [b, k, s, e] → [b, a, s, e].
         """
         queries, keys, values = _ToHeads.apply(q, k, v, self)
-        return _ToTokens.apply(attend(queries, keys, values, mask), self)
+        narrow, wide = values.shape[-1], keys.shape[-1]
+        if self.ring is None and narrow < wide:
+            values = padded(values, wide)
+        out = self._core(queries, keys, values, mask)[..., :narrow]
+        return _ToTokens.apply(out, self)
 
     def to_heads(self, given: list[tuple[Tensor, Ranges]]) -> list[Tensor]:
         """Of tensors [b, heads, s, d] of this rank's tokens, with each rank's heads: this rank's
@@ -58,7 +76,7 @@ class Trade:
         width = rows * sum(n * x.shape[3] for n, (x, _) in zip(own, given, strict=True))
         parts = self._exchange(to, [width * length for length in self._lengths])
         outs = [
-            x.new_empty(rows, n, self._sequence, x.shape[3])
+            x.new_empty(rows, n, sum(self._lengths), x.shape[3])
             for n, (x, _) in zip(own, given, strict=True)
         ]
         for part, some, length in zip(parts, self._chunks, self._lengths, strict=True):

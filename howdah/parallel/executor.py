@@ -34,8 +34,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from howdah.comm.handle import Handle
 from howdah.model.moe import Balancing
 from howdah.model.transformer import Transformer
+from howdah.parallel.context_counts import sequences_of
 from howdah.parallel.flat_params import DTYPES
+from howdah.parallel.homes import Homes
 from howdah.parallel.mesh import Mesh
+from howdah.parallel.saved_homes import Shelf
+from howdah.parallel.served import PulledWeights
 from howdah.parallel.stage_links import StageLinks, directions_of
 from howdah.parallel.stages import Boundary, Given, boundary, run_stage
 from howdah.parallel.sums import GradientSums
@@ -93,28 +97,37 @@ class Executor:
     store     has the weights of own operations; None where they are parameters of the model
     gatherer  brings updated weights from other ranks; None where nothing is gathered
     sums      sums the gradients over ranks
-    parts     the parts of each stage
+    packed    how many micro-batches of training had rows of several documents, and how many not
+    homes     of what is not on the device
+    shelf     has the activations of blocks that are not kept on the device
+    parts     the parts of each stage; a parameter server has none
     loads     by name of a block with experts, what its router did in the last pass of training
+    sequences  how the tokens of this rank lie in their sequences
     peak      the most pairs (stage, micro-batch) that it held at one time in the last pass
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a rank consists of, all by keyword)
         self,
         plan: Plan,
         mesh: Mesh,
         *,
         model: Transformer,
         store: UnitWeightStore | None,
-        gatherer: UpdatedWeights | ShardedWeights | None,
+        gatherer: UpdatedWeights | ShardedWeights | PulledWeights | None,
         sums: GradientSums,
+        homes: Homes | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         self.plan, self.mesh, self.model = plan, mesh, model
+        self.homes, self.shelf = homes, shelf
         self.store, self.gatherer, self.sums = store, gatherer, sums
         self.links = StageLinks(mesh, directions_of(schedule_of(plan)))
-        self.parts = stage_parts(plan, mesh.index_of("pp"))
+        self.parts = {} if mesh.serves else stage_parts(plan, mesh.index_of("pp"))
         self._units = {part: units_at(plan, part) for some in self.parts.values() for part in some}
         self._programs: dict[tuple[int, bool], Sequence[Instruction]] = {}
         self.loads: dict[str, Tensor] = {}
+        self.packed: Counter[bool] = Counter()
+        self.sequences = sequences_of(plan, mesh)
 
     def train(self, given: Sequence[Given], loss: Loss, *, tokens: float) -> Tensor:
         """Computes the gradients of all micro-batches of a step, and sums them over the ranks.
@@ -122,6 +135,8 @@ class Executor:
         Returns the summed loss on the last stage, 0 on others: a scalar on the device. `tokens`
         divides the gradients.
         """
+        if self.mesh.serves:
+            return self._serve(len(given))
         work = StepRun(self, given, loss, tokens=max(tokens, 1.0))
         work.run(self._program(len(given), train=True))
         self.loads = work.loads
@@ -131,9 +146,22 @@ class Executor:
         """The summed loss of some micro-batches on the last stage, 0 on others: a scalar on the
         device. No gradients.
         """
+        if self.mesh.serves:
+            return torch.zeros((), device=self.mesh.device)
         work = StepRun(self, given, loss, tokens=1.0, trains=False)
         work.run(self._program(len(given), train=False))
         return work.total
+
+    def _serve(self, micros: int) -> Tensor:
+        """Sums what the workers push in a step, in the order in which their backward passes do."""
+        with self.mesh.counters.recorder.span(
+            Instruction(Verb.REDUCE, Action(Kind.BACKWARD, 0, micros - 1))
+        ):
+            self.sums.order.arm(0)
+            self.sums.order.finish(0)
+        if self.gatherer:
+            self.gatherer.wait()  # an update may change weights once nobody pulls them
+        return torch.zeros((), device=self.mesh.device)
 
     def alone(self, stage: int, given: Given, loss: Loss) -> Boundary:
         """The outputs of one of this rank's stages, run by itself for a measurement; its inputs are
@@ -148,8 +176,8 @@ class Executor:
         """What training asks of the routers in one micro-batch; None for a dense model."""
         if self.plan.shape.experts is None:
             return None
-        rows = (given.labels != MASKED).sum(-1)
-        return Balancing(self.plan.method.routing, rows, tokens)
+        rows = (given.labels != MASKED).sum(-1) if given.labelled is None else given.labelled
+        return Balancing(self.plan.method.routing, rows, tokens, sequences=self.sequences)
 
     def empty(self, given: Given, make: Callable[..., Tensor] = torch.empty) -> Boundary:
         """Tensors for the boundary between two stages."""
@@ -159,6 +187,8 @@ class Executor:
 
     def await_weights(self, part: Part) -> None:
         """Waits until the weights of a part are those of the last update."""
+        if self.homes and self._units[part]:
+            self.homes.settle(*self._units[part])
         if self.gatherer and self._units[part]:
             self.gatherer.wait(*self._units[part])
 
@@ -246,6 +276,8 @@ class StepRun:
         balancing = executor.balancing(given, self.tokens) if self.trains else None
         ready = executor.await_weights
         out = run_stage(executor.model, parts, inputs, given, ready, balancing=balancing)
+        if executor.shelf:
+            executor.shelf.settle()
         for name, load in balancing.loads.items() if balancing else ():
             self.total = self.total + load.loss
             counts = torch.cat([load.tokens, load.dropped[None]])

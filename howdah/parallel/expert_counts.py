@@ -43,7 +43,7 @@ def move_biases(
     units: Iterable[FlatUnit], counts: Mapping[str, Tensor], *, rate: float | Tensor
 ) -> None:
     """Moves this rank's ranges of the biases of routers by `rate`."""
-    for unit in units:
+    for unit in units if counts else ():
         for segment in unit.buffer.segments:
             block, _, weight = segment.name.partition(f".{ROUTER_BIAS}")
             first, last = max(segment.start, unit.start), min(segment.stop, unit.stop)

@@ -15,6 +15,10 @@ So a reduction, an optimizer step or a checkpoint works on contiguous ranges of 
 hundreds of small tensors. bf16 weights get float32 gradients through `Tensor.grad_dtype`.
 
 The own range is the whole unit where each replica updates everything; with ZeRO it is a share.
+
+What has its home on the host is memory of its own there, also where the device is the CPU. What has
+its home on the disk is a tensor of the meta device, which has a length and no elements: these are
+in a file (`homes.py`).
 """
 
 from collections.abc import Callable, Iterable
@@ -30,6 +34,7 @@ from howdah.model.islands import promoted
 from howdah.model.noise import fill_normal
 from howdah.plan.boxes import Piece
 from howdah.plan.flat_buffers import Buffer, pieces
+from howdah.plan.layout import Home, Layout
 from howdah.plan.method import Precision
 from howdah.shapes.weights import Weight
 
@@ -42,6 +47,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 Fill = Callable[[Piece, Tensor], None]  # writes a piece's elements into a 1-D tensor
 Own = Callable[[Buffer], tuple[int, int]]  # the range [start, stop) that this rank updates
+Put = Callable[["FlatUnit", str, Tensor], None]  # writes to the own range of a kind of tensor
 
 
 class Whole(NamedTuple):
@@ -52,6 +58,7 @@ class Whole(NamedTuple):
 
 
 ALL = Whole()
+HERE = Layout()  # all homes are the device
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class FlatUnit:
 
     weights     whole, or only the own range
     gradients   whole; None where only the own range is kept between micro-batches
+    apart       whether the masters are tensors of their own, and not a view of the weights
+    away        whether the weights have another home than the device
     """
 
     buffer: Buffer
@@ -69,6 +78,8 @@ class FlatUnit:
     masters: Tensor
     gradients: Tensor | None
     summed: Tensor
+    apart: bool = False
+    away: bool = False
 
     @property
     def stop(self) -> int:
@@ -79,6 +90,11 @@ class FlatUnit:
     def shared_out(self) -> bool:
         """Whether `weights` holds only the own range."""
         return len(self.weights) < self.buffer.length
+
+    @property
+    def comes(self) -> bool:
+        """Whether weights have to come before they are used: from other ranks, or their home."""
+        return self.shared_out or self.away
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors inside `flat`, which is one of the unit's whole flat tensors."""
@@ -95,9 +111,14 @@ class FlatUnit:
             self.own_weights.copy_(self.masters)
 
 
+def copied(unit: FlatUnit, kind: str, values: Tensor) -> None:
+    """Writes to the own range of a unit's weights or masters, where they are memory."""
+    (unit.own_weights if kind == "weights" else unit.masters).copy_(values)
+
+
 def publish(units: Iterable[FlatUnit]) -> None:
     """Casts the masters of all units into the own ranges of their weights, after an update."""
-    narrow = [unit for unit in units if unit.weights.dtype != unit.masters.dtype]
+    narrow = [unit for unit in units if unit.apart]
     if narrow:
         torch._foreach_copy_([u.own_weights for u in narrow], [u.masters for u in narrow])
 
@@ -107,7 +128,7 @@ def everything(buffer: Buffer) -> tuple[int, int]:
     return 0, buffer.length
 
 
-def flatten(
+def flatten(  # noqa: PLR0913 (facts that have nothing in common, all by keyword)
     model: nn.Module,
     buffers: tuple[Buffer, ...],
     *,
@@ -115,20 +136,24 @@ def flatten(
     device: torch.device,
     own: Own = everything,
     whole: Callable[[Buffer], Whole] = lambda buffer: ALL,
+    homes: Layout = HERE,
 ) -> dict[str, FlatUnit]:
     """Moves a model from the meta device into flat units, in forward order; does not fill them.
 
     own    the own range of each buffer
     whole  which tensors of each buffer are kept whole
+    homes  the layout that says where weights, gradients and the optimizer have theirs
 
     Parameters whose weights are not whole stay on the meta device, where only their names are used.
     """
     units: dict[str, FlatUnit] = {}
     names: set[str] = set()
     for buffer in buffers:
-        unit = units[buffer.unit] = _allocate(buffer, dtype, device, own(buffer), whole(buffer))
+        kept = whole(buffer)
+        at = own(buffer)
+        unit = units[buffer.unit] = _allocate(buffer, dtype, device, at, whole=kept, homes=homes)
         names.update(buffer.names)
-        if unit.shared_out:
+        if unit.comes:
             continue
         gradients = unit.views(unit.gradients) if unit.gradients is not None else {}
         for name, view in unit.views(unit.weights).items():
@@ -143,16 +168,27 @@ def _allocate(
     dtype: torch.dtype,
     device: torch.device,
     own: tuple[int, int],
+    *,
     whole: Whole,
+    homes: Layout,
 ) -> FlatUnit:
+    def zeros(length: int, dtype: torch.dtype, home: Home) -> Tensor:
+        memory: dict[Home, torch.device | str] = {"device": device, "host": "cpu", "disk": "meta"}
+        return torch.zeros(length, dtype=dtype, device=memory[home])
+
     (start, stop), wide = own, promoted(dtype)
     length = buffer.length if whole.weights else stop - start
-    weights = torch.zeros(length, dtype=dtype, device=device)
+    weights = zeros(length, dtype, homes.weights)
     mine = weights[start:stop] if whole.weights else weights
-    masters = mine if dtype == wide else mine.new_zeros(stop - start, dtype=wide)
-    gradients = weights.new_zeros(buffer.length, dtype=wide) if whole.gradients else None
-    summed = masters.new_zeros(stop - start) if gradients is None else gradients[start:stop]
-    return FlatUnit(buffer, start, weights, masters, gradients, summed)
+    apart = dtype != wide or homes.weights != homes.optimizer
+    masters = zeros(stop - start, wide, homes.optimizer) if apart else mine
+    gradients = zeros(buffer.length, wide, "device") if whole.gradients else None
+    if gradients is None:
+        summed = zeros(stop - start, wide, homes.gradients)
+    else:
+        summed = gradients[start:stop]
+    away = homes.weights != "device"
+    return FlatUnit(buffer, start, weights, masters, gradients, summed, apart, away)
 
 
 def _replace(
@@ -166,22 +202,25 @@ def _replace(
     setattr(model.get_submodule(path), leaf, parameter)
 
 
-def fill_masters(units: dict[str, FlatUnit], fill: Fill) -> None:
+def fill_masters(units: dict[str, FlatUnit], fill: Fill, put: Put = copied) -> None:
     """Fills masters and weights piece by piece. Whole weights are also filled outside of the own
     range, so that nothing has to be sent before the first step.
+
+    put  brings what a tensor is filled with to its home
     """
     for unit in units.values():
         masters = unit.masters
-        if unit.shared_out:
-            for piece, start, stop in pieces(unit.buffer, unit.start, unit.stop):
-                fill(piece, masters[start - unit.start : stop - unit.start])
-            unit.copy_to_weights()
-            continue
-        whole = masters.new_zeros(unit.buffer.length)
-        for piece, start, stop in pieces(unit.buffer, 0, unit.buffer.length):
-            fill(piece, whole[start:stop])
-        unit.weights.copy_(whole)
-        masters.copy_(whole[unit.start : unit.stop])
+        device = "cpu" if masters.is_meta else masters.device
+        first, last = (unit.start, unit.stop) if unit.comes else (0, unit.buffer.length)
+        filled = torch.zeros(last - first, dtype=masters.dtype, device=device)
+        for piece, start, stop in pieces(unit.buffer, first, last):
+            fill(piece, filled[start - first : stop - first])
+        if unit.comes:
+            put(unit, "weights", filled.to(unit.weights.dtype))
+        else:
+            unit.weights.copy_(filled)
+        if unit.apart:
+            put(unit, "masters", filled[unit.start - first : unit.stop - first])
 
 
 def random_init(weights: tuple[Weight, ...], seed: int) -> Fill:

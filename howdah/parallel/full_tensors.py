@@ -9,27 +9,23 @@ element is counted by one rank: each rank writes the elements that it counts int
 over all ranks is the whole tensor.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError, nearest
 from howdah.parallel.apply import ParallelModel
-from howdah.parallel.flat_params import FlatUnit, index_of_piece
+from howdah.parallel.flat_params import index_of_piece
 from howdah.plan.flat_buffers import pieces
-
-Own = Callable[[FlatUnit], Tensor]  # a tensor of the unit's own range
 
 
 def full_parameter(placed: ParallelModel, name: str) -> Tensor:
     """The master weight `name`, in at least float32."""
-    return _whole(placed, name, lambda unit: unit.masters)
+    return _whole(placed, name, "masters")
 
 
 def full_gradient(placed: ParallelModel, name: str) -> Tensor:
     """The gradient of the global batch for `name`, in at least float32; after clipping."""
-    return _whole(placed, name, lambda unit: unit.summed)
+    return _whole(placed, name, "summed")
 
 
 def full_state(placed: ParallelModel, name: str, state: str) -> Tensor:
@@ -37,33 +33,23 @@ def full_state(placed: ParallelModel, name: str, state: str) -> Tensor:
     names = placed.plan.method.optimizer.states
     if state not in names:
         raise UserError(f"no state {state!r} of {name}{nearest(state, names)}")
-
-    def own(unit: FlatUnit) -> Tensor:
-        found = torch.zeros_like(unit.masters)
-        for part in placed.ranges:
-            if part.unit == unit.buffer.unit and part.master.numel():
-                values = placed.optimizer.state[part.master][state]
-                found[part.start - unit.start : part.stop - unit.start] = values
-        return found
-
-    return _whole(placed, name, own)
+    return _whole(placed, name, state)
 
 
-def _whole(placed: ParallelModel, name: str, own: Own) -> Tensor:
+def _whole(placed: ParallelModel, name: str, kind: str) -> Tensor:
     if name not in parameter_names(placed):
         raise UserError(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
     weight = placed.plan.weight(name)
     like = next(iter(placed.units.values())).masters
-    out = like.new_zeros(weight.elements)
+    out = like.new_zeros(weight.elements, device=placed.mesh.device)
     for unit, first, last in placed.counted():
         if unit.buffer.unit != weight.unit:
             continue
         for piece, start, stop in pieces(unit.buffer, first, last):
             if piece.name == name:
                 index = torch.arange(piece.elements, device=out.device)
-                out[index_of_piece(piece)(index)] = own(unit)[
-                    start - unit.start : stop - unit.start
-                ]
+                mine = placed.own(unit, kind, start - unit.start, stop - unit.start)
+                out[index_of_piece(piece)(index)] = mine.to(out.device)
     placed.mesh.world.all_reduce(out)
     return out.view(weight.shape)
 

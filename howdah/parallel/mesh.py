@@ -9,7 +9,7 @@
 axis that spans all ranks under the same label, the world group itself is used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,7 @@ from howdah.plan.comm import DIRECT, Algorithms
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, axis
 from howdah.plan.recording import Wires
+from howdah.plan.servers import serves
 
 # The label under which the traffic of an axis is counted: `shard` and `across` are both dp.
 # Pipeline stages have links of their own, pair by pair (`stage_links.py`).
@@ -41,6 +42,7 @@ class Mesh:
     among       connects some of the ranks with a transport of their own
     joined      the groups that `join` has made, with their transports
     members     the ranks of each group of several
+    at_close    what is called when the mesh is closed
     waited      runs while computation waits for other ranks
     """
 
@@ -55,6 +57,7 @@ class Mesh:
     joined: list[tuple[Group, Transport]] = field(default_factory=list)
     waited: Stopwatch = field(default_factory=Stopwatch)
     members: dict[Group, tuple[int, ...]] = field(default_factory=dict)
+    at_close: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def tp(self) -> Group:
@@ -84,11 +87,17 @@ class Mesh:
         return self.among.wires
 
     @property
+    def serves(self) -> bool:
+        """Whether this rank is a parameter server."""
+        return serves(self.layout, self.rank)
+
+    @property
     def counts_batch(self) -> bool:
         """Whether this rank counts the tokens of its samples: one rank does so for all ranks along
-        pp, cp and tp that compute on the same samples.
+        pp, cp and tp that compute on the same samples; servers count none.
         """
-        return self.index_of("pp") == self.index_of("cp") == self.index_of("tp") == 0
+        first = self.index_of("pp") == self.index_of("cp") == self.index_of("tp") == 0
+        return first and not self.serves
 
     def index_of(self, name: Axis) -> int:
         """The index of this rank along an axis."""
@@ -136,6 +145,8 @@ class Mesh:
 
     def close(self) -> None:
         """Ends the progress threads of the groups, and closes the transports."""
+        for end in self.at_close:
+            end()
         for group in self._every():
             group.close()
         for transport in (*self.transports, *(transport for _, transport in self.joined)):
@@ -159,7 +170,7 @@ def connect_mesh(
     groups: dict[Axis, Group] = {}
     joined: list[Transport] = []
     for name, counted in LABELS.items():
-        ranks = axis(layout, name).group(rank)
+        ranks = axis(layout, name).group(rank) if not layout.server else range(rank, rank + 1)
         if len(ranks) == layout.world and counted == label:
             groups[name] = world
             continue

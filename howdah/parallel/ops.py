@@ -33,7 +33,7 @@ from howdah.model.islands import PLAIN, Drop, Islands, promoted
 from howdah.model.loss import NONE, Add, Terms, VocabShards, add_product, chunks, cross_entropy_sum
 from howdah.model.moe import Choice, Router
 from howdah.model.norm import AnyNorm, How, normed
-from howdah.model.transformer import Transformer
+from howdah.model.transformer import HeadBias, Transformer
 
 
 class WeightStore(Protocol):
@@ -97,24 +97,28 @@ def norm(
     return normed(x, weight, bias, How(epsilon, islands))
 
 
-def head_loss(
+def head_loss(  # noqa: PLR0913
     hidden: Tensor,
     weight: Handle,
     labels: Tensor,
     *,
+    bias: Handle | None = None,
     shards: VocabShards | None = None,
     terms: Terms = NONE,
     islands: Islands = PLAIN,
 ) -> Tensor:
     """The summed cross-entropy of `model/loss.py`: hidden [..., h], weight [V, h], labels [...].
 
+    bias    [V] of the logits
     shards  the ranks that hold the other rows of the weight; None: this rank holds all rows
     terms   what is added to the cross-entropy
     islands  the functions of a chunk
     """
     for _ in chunks(labels.numel()):  # each chunk adds a term to the gradient
-        _note_use(hidden, weight)
-    return cross_entropy_sum(hidden, weight, labels, shards=shards, terms=terms, islands=islands)
+        _note_use(hidden, weight, bias)
+    return cross_entropy_sum(
+        hidden, weight, labels, bias=bias, shards=shards, terms=terms, islands=islands
+    )
 
 
 def add_bias(bias: Handle, rows: Tensor) -> None:
@@ -278,7 +282,7 @@ def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
     weight = Handle(f"{path}.weight", store)
     has_bias = getattr(module, "bias", None) is not None
     bias = Handle(f"{path}.bias", store) if has_bias else None
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | HeadBias):  # of which the bias alone is asked for
         return OwnLinear(weight, bias)
     if isinstance(module, Embedding):
         return OwnEmbedding(weight)

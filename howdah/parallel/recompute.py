@@ -73,7 +73,7 @@ class _Again(torch.autograd.Function):
 
 def _block_again(forward: BlockRun) -> BlockRun:
     def block(x: Tensor, context: BlockContext) -> Tensor:
-        if context.rotary is None:
+        if context.rotary is None or not context.rotary.is_floating_point():
             return again(lambda x: forward(x, context), x)
         # the angles are kept, too, once for all blocks: as an argument, so that they are counted
         return again(

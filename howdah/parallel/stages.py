@@ -11,7 +11,7 @@ noise) follow from the batch, which every stage reads itself.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from torch import Tensor
@@ -36,6 +36,8 @@ class Given:
     documents                  [b, s] on a CPU. On a GPU the starts of `documents.Cuts`, or None if
                                each row is one document
     noise                      the noise of dropout; None turns dropout off
+    labelled                   [b] labelled tokens of whole samples, if the rank has a part of them
+    more                       further arrays of the batch by name, [b, s], such as token_types
     """
 
     tokens: Tensor
@@ -43,6 +45,8 @@ class Given:
     positions: Tensor
     documents: Tensor | None
     noise: Noise | None
+    labelled: Tensor | None = None
+    more: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def own_parts(plan: Plan, rank: int) -> tuple[Part, ...]:
@@ -71,7 +75,8 @@ def run_stage(
     for part in parts:
         if part == "embedding":
             await_weights(part)
-            x = model.embed(given.tokens, given.positions, noise=given.noise)
+            types = given.more.get("token_types")
+            x = model.embed(given.tokens, given.positions, types, noise=given.noise)
             continue
         assert x is not None, f"{part} needs what the part before it makes"
         await_weights(part)

@@ -26,8 +26,10 @@ from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
 from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.homes import Homes
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.row_sums import start_rows
+from howdah.parallel.served import Links
 from howdah.plan.flat_buffers import gaps
 from howdah.plan.plan import Plan
 from howdah.plan.sum_order import Complete, SumOrder
@@ -74,11 +76,13 @@ class GradientSums:
     sums     the list, which the plan has decided
     order    decides when they start; the backward pass reports to it
     sent_as  the dtype of what is sent, if it is not that of the gradients
+    links    to the parameter servers, if there are any
+    homes    of gradients that are kept off the device, if they are
     skipped  numbers of sums that are not performed, so that each rank keeps its own term: for
              `verify`, which has to notice it
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (facts that have nothing in common, most by keyword)
         self,
         sums: Sequence[Sum],
         groups: Sequence[Group],
@@ -87,8 +91,10 @@ class GradientSums:
         waited: Stopwatch,
         *,
         sent_as: torch.dtype | None = None,
+        links: Links | None = None,
+        homes: Homes | None = None,
     ) -> None:
-        self._waited, self._sent_as = waited, sent_as
+        self._waited, self._sent_as, self._links, self._homes = waited, sent_as, links, homes
         self.sums, self.window, self.order = sums, window, SumOrder(sums, self)
         self.skipped: set[int] = set()
         self._groups, self._units = groups, units
@@ -163,12 +169,26 @@ class GradientSums:
         if row.row and number not in self.skipped:
             gradient = self._gradient(row.spans[0]).view(-1, row.row)
             return partial(self._timed, start_rows(self._groups[number], gradient))
+        if row.op == "push":
+            return self._start_push(number)
         if row.packed:
             return self._start_packed(number)
         if row.in_window:
             return self._start_share(number)
         handle = self._run(number, [self._gradient(span) for span in row.spans])
         return lambda: self._wait(handle)
+
+    def _start_push(self, number: int) -> Complete:
+        """Sums a bucket on the servers, each of which has a range of every unit."""
+        assert self._links is not None
+        spans = () if number in self.skipped else self.sums[number].spans
+        handles = [handle for span in spans for handle in self._links.push(span.unit)]
+
+        def complete() -> None:
+            for handle in handles:
+                self._wait(handle)
+
+        return complete
 
     def _start_packed(self, number: int) -> Complete:
         """Sums terms that lie apart as one message, and copies the sum over the terms."""
@@ -190,12 +210,16 @@ class GradientSums:
         for name in slot.unset:  # backward did not reach it
             slot.views[name].zero_()
         handle = self._run(number, slot.flats)
+        units = [self._units[span.unit] for span in self.sums[number].spans]
+        pairs = zip(units, slot.flats, strict=True)
+        shares = [(unit, flat[unit.start : unit.stop]) for unit, flat in pairs]
+        moves = [self._homes.add_gradient(*one, handle) for one in shares] if self._homes else []
 
         def complete() -> None:
-            self._wait(handle)
-            for span, flat in zip(self.sums[number].spans, slot.flats, strict=True):
-                unit = self._units[span.unit]
-                unit.summed.add_(flat[unit.start : unit.stop])
+            for one in (handle, *moves):
+                self._wait(one)
+            for unit, share in [] if moves else shares:
+                unit.summed.add_(share)
             self.window.free.append(slot.memory)
 
         return complete
@@ -213,7 +237,7 @@ class GradientSums:
         before = [self._handles[n] for n in row.after if not self.sums[n].moves_result]
         assert len(before) <= 1, "an operation follows one other"
         handle = before[0] if before else DONE
-        if number not in self.skipped:
+        if number not in self.skipped and len(row.ranks) > 1:
             operation = getattr(group, row.op)
             handle = operation(flats, dtype=self._sent_as, async_op=True, after=handle)
         self._handles[number] = handle
@@ -227,16 +251,28 @@ class GradientSums:
             wait()
 
 
-def gradient_sums(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> GradientSums:
+def gradient_sums(
+    plan: Plan,
+    mesh: Mesh,
+    units: Mapping[str, FlatUnit],
+    links: Links | None = None,
+    *,
+    homes: Homes | None = None,
+) -> GradientSums:
     """The sums of this rank of a plan. All ranks call together."""
     sums = sums_of(plan, mesh.rank)
     # Sorted, so that ranks with several groups in common join them in the same order.
-    several = sorted({(row.axis, tuple(row.ranks)) for row in sums})
+    sent = (row for row in sums if row.op != "push" and len(row.ranks) > 1)
+    several = sorted({(row.axis, tuple(row.ranks)) for row in sent})
     groups = {(label, ranks): mesh.group_of(ranks, label=label) for label, ranks in several}
-    window = Window(*window_of(plan, mesh.rank), like=next(iter(units.values())).summed)
-    own = [groups[row.axis, tuple(row.ranks)] for row in sums]
+    like = next(iter(units.values())).summed.new_empty(0, device=mesh.device)
+    window = Window(*window_of(plan, mesh.rank), like=like)
+    own = [groups.get((row.axis, tuple(row.ranks)), mesh.world) for row in sums]
     sent_as = torch.bfloat16 if plan.method.gradient_dtype == "bf16" else None
-    return GradientSums(sums, own, units, window, mesh.waited, sent_as=sent_as)
+    away = homes if plan.layout.gradients != "device" else None
+    return GradientSums(
+        sums, own, units, window, mesh.waited, sent_as=sent_as, links=links, homes=away
+    )
 
 
 def listen_to_parameters(model: nn.Module, sums: GradientSums) -> None:

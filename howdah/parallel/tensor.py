@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from howdah.model.attention import Attention
 from howdah.model.loss import add_product
 from howdah.model.region import Region
 from howdah.model.transformer import Block, Transformer
@@ -39,6 +40,7 @@ from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
 from howdah.parallel.tensor_border import TpRegion, TpVocabShards
 from howdah.plan.flat_buffers import share
+from howdah.plan.heads import heads
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import CUT_BY_TP, tokens
 from howdah.shapes.part import Part
@@ -62,14 +64,15 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
         for inside in (block, block.attention):
             if hasattr(inside, "region"):
                 inside.region = TpBorder(region)
+        if isinstance(block.attention, Attention):
+            block.attention.own = heads(plan.shape, region.group.size, region.group.rank)
     if hasattr(model, "embedding"):
         model.embedding = VocabEmbedding(  # type: ignore[assignment]
             Handle("embedding.weight", store), region, _first_row(plan, region)
         )
-    if region.sliced and hasattr(model, "positions"):
-        model.positions = SliceEmbedding(  # type: ignore[assignment]
-            Handle("positions.weight", store), region
-        )
+    for name in ("positions", "token_types"):
+        if region.sliced and hasattr(model, name):
+            setattr(model, name, SliceEmbedding(Handle(f"{name}.weight", store), region))
 
 
 def _split_module(

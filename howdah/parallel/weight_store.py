@@ -116,5 +116,5 @@ class UnitWeightStore:
 
 def whole_weights(units: dict[str, FlatUnit]) -> dict[str, Tensor]:
     """The weights, by name, of units that hold them whole."""
-    whole = (unit for unit in units.values() if not unit.shared_out)
+    whole = (unit for unit in units.values() if not unit.comes)
     return {name: view for unit in whole for name, view in unit.views(unit.weights).items()}

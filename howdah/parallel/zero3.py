@@ -20,6 +20,10 @@ tensor that `value` returns is valid until a weight of another unit is asked for
 again in backward, and keep nothing. With `release=step` the window has room for all units, and each
 is gathered once per step, when it is first asked for.
 
+Weights whose home is the host or the disk come the same way, also of a unit that one rank has
+whole: the rank's own range is fetched into the window first, and what other ranks have follows
+(https://arxiv.org/abs/2104.07857). So a model trains that does not fit its device, unit by unit.
+
 Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 """
 
@@ -32,8 +36,9 @@ from torch import Tensor
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
-from howdah.comm.handle import Handle
+from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.homes import Homes
 from howdah.parallel.weight_store import whole_weights
 
 
@@ -48,16 +53,17 @@ class _Whole:
 
 class ShardedWeights:
     """The weights of `units`. Each rank of `group` keeps a share of them, except of units that are
-    not sharded.
+    not sharded; in its memory, or in their home.
 
     waited  runs while computation waits for weights
     sharers  by unit, the ranks that share it out where they are not `group`: those of experts
     keep    whether gathered units stay whole until the pass is over (release=step)
     cast    whether each share is broadcast by its owner (gather=broadcast)
+    homes   of weights that are not on the device
     window  the tensor that holds whole units
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (facts that have nothing in common, all by keyword)
         self,
         units: dict[str, FlatUnit],
         group: Group,
@@ -66,9 +72,10 @@ class ShardedWeights:
         keep: bool,
         cast: bool = False,
         sharers: Mapping[str, Group] | None = None,
+        homes: Homes | None = None,
     ) -> None:
-        self._waited, self._cast = waited, cast
-        cut = {name: unit for name, unit in units.items() if unit.shared_out}
+        self._waited, self._cast, self._homes = waited, cast, homes
+        cut = {name: unit for name, unit in units.items() if unit.comes}
         self._units, self._group, self._sharers = cut, group, sharers or {}
         self._unit_of = {s.name: u for u, unit in cut.items() for s in unit.buffer.segments}
         self._stays = whole_weights(units)
@@ -77,7 +84,8 @@ class ShardedWeights:
         self._starts = dict(zip(cut, accumulate(lengths, initial=0), strict=False))
         # the unit in use and the next are two different ones
         size = sum(lengths if keep else sorted(lengths)[-2:])
-        self.window = next(iter(cut.values())).weights.new_zeros(size)
+        device = homes.device if homes else None
+        self.window = next(iter(cut.values())).weights.new_zeros(size, device=device)
         self._here: dict[str, dict[str, Tensor]] = {}  # views of the units that are whole
         self._coming: _Whole | None = None
         self._orders: dict[str, list[str]] = {}  # of units, by kind of pass
@@ -168,16 +176,25 @@ class ShardedWeights:
         else:
             flat = self.window[:length] if left else self.window[-length:]
         group = self._sharers.get(unit, self._group)
-        if self._cast:
-            handle = _broadcast(group, flat, one.weights)
-        else:
-            handle = group.all_gather(flat, one.weights, async_op=True)
+        own, handle = None if one.away else one.weights, DONE
+        if self._homes:
+            self._homes.settle(unit)
+        if one.away:
+            assert self._homes is not None
+            mine = group.own_shard(flat) if one.shared_out else flat
+            handle = self._homes.fetch_weights(one, mine)
+        if one.shared_out and self._cast:
+            handle.result()
+            handle = _broadcast(group, flat, own)
+        elif one.shared_out:
+            handle = group.all_gather(flat, own, async_op=True, after=handle)
         return _Whole(left, one.views(flat), handle)
 
 
-def _broadcast(group: Group, flat: Tensor, own: Tensor) -> Handle:
-    """Starts to broadcast every rank's share to all others."""
-    group.own_shard(flat).copy_(own)
+def _broadcast(group: Group, flat: Tensor, own: Tensor | None) -> Handle:
+    """Starts to broadcast every rank's share, which is `own` or in its place, to all others."""
+    if own is not None:
+        group.own_shard(flat).copy_(own)
     with group.together(async_op=True) as handle:
         for root in range(group.size):
             group.broadcast(group.own_shard(flat, root), root)

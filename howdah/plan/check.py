@@ -10,7 +10,8 @@ from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.chosen_blocks import missing_problem
 from howdah.plan.heads import held_heads
 from howdah.plan.layout import Layout
-from howdah.plan.method import Method, Routing
+from howdah.plan.method import Masking, Method, Routing
+from howdah.plan.servers import server_problems
 from howdah.shapes.check import check_shape
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
@@ -44,7 +45,14 @@ def check_plan(
             "method.gradient_dtype=bf16 would throw away what method.precision=float64 computes; "
             "use gradient_dtype=full, or precision=float32"
         )
-    problems += _check_routing(shape, method.routing)
+    problems += [f"layout '{layout}': {one}" for one in server_problems(shape, layout, method)]
+    problems += [*_check_routing(shape, method.routing), *_check_masking(shape, method.masking)]
+    if method.attention_dropout and (layout.cp > 1 or shape.latent):
+        what = "latent attention" if shape.latent else f"cp{layout.cp}"
+        problems.append(
+            f"method.attention_dropout drops probabilities of whole samples and heads, and {what} "
+            "has none; use method.dropout, which drops behind attention"
+        )
     return [*problems, *out_of_bounds(method, "method")]
 
 
@@ -65,6 +73,20 @@ def _check_routing(shape: ModelShape, routing: Routing) -> Iterator[str]:
             f"method.routing.capacity {routing.capacity:g} drops {1 - routing.capacity:.0%} of the "
             "choices even where all experts are equally busy; use at least 0.5, 1.25 is usual, or "
             "0 to drop none"
+        )
+
+
+def _check_masking(shape: ModelShape, masking: Masking) -> Iterator[str]:
+    """The problems of hiding tokens."""
+    if masking != Masking() and shape.family != "encoder":
+        yield (
+            f"method.masking hides tokens from an encoder, and model.family is {shape.family}; "
+            "leave it out"
+        )
+    if masking.masked + masking.random > 1:
+        yield (
+            f"method.masking.masked {masking.masked:g} and random {masking.random:g} are more than "
+            "all hidden tokens together; make their sum 1 at most"
         )
 
 
@@ -100,7 +122,7 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
         yield missing
     if problem := _head_problem(shape, layout.tp):
         yield f"tp{layout.tp} {problem}"
-    elif layout.context == "all-to-all":
+    elif layout.trading > 1:
         yield from _trade_problems(shape, layout)
     inner = shape.ffn_size if shape.experts is None else min(shape.ffn_size, shape.experts.ffn_size)
     for name, size in (("vocab", shape.vocab), ("ffn", inner)):
@@ -139,13 +161,14 @@ def _head_problem(shape: ModelShape, ways: int) -> str | None:
 
 
 def _trade_problems(shape: ModelShape, layout: Layout) -> Iterator[str]:
-    """The first tp rank whose heads the ranks of cp cannot trade for the sequence."""
+    """The first tp rank whose heads cannot be traded for the sequence."""
     for index in range(layout.tp):
         queries, keys = held_heads(shape, layout.tp, index)
         held = replace(shape, heads=queries, kv_heads=keys, latent=None)
-        if problem := _head_problem(held, layout.cp):
+        if problem := _head_problem(held, layout.trading):
             rank = f"on tp rank {index} " if layout.tp > 1 else ""
-            yield f"cp{layout.cp} context=all-to-all {rank}{problem}; or use context=ring"
+            how = f"both:{layout.inside}" if layout.inside else layout.context
+            yield f"cp{layout.cp} context={how} {rank}{problem}; or use context=ring"
             return
 
 

@@ -5,12 +5,16 @@
     [comm.algorithm]                              or each by itself, and by the size of its vector
     all_reduce = "recursive_doubling to 64 KiB, ring"
     reduce_scatter = "pairwise"
+    all_gather = "4x1: ring | 4x2: hierarchical"      by groups: hosts x ranks of each
+
+    comm.algorithm = "auto"                       what is cheapest between the hosts of a run
 
 It is neither layout nor method: it changes the bytes and the order of additions, and so the
 rounding alone. The texts are read by `collectives/choice.py`.
 """
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Algorithms:
     every other one directly.
 
     all_reduce      of `howdah draw collective`: NAME [OPTION=VALUE ...] [to SIZE], one after
-                    another with commas; `default` is the transport's own
+                    another with commas; `default` is the transport's own; `auto`: between hosts
+                    by price, as their links were measured
     reduce_scatter  the same; sizes are those of the whole vector
     all_gather      the same
     broadcast       the same
@@ -57,11 +62,37 @@ DIRECT = Algorithms()  # none is chosen
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """How ranks of several machines are connected; see the fields of `Comm`."""
+
+    wire: Literal["tcp", "gloo"] = "tcp"
+    trust: Literal["secret", "network"] = "secret"
+    interface: str = ""
+
+
+@dataclass(frozen=True)
 class Comm:
     """How messages travel, beside the layout.
 
-    sparse  whether the gradient of an embedding is summed over replicas by its rows that are not 0
+    sparse     whether the gradient of an embedding is summed over replicas by its rows that are not
+               0
+    wire       between machines: tcp, of howdah's own; gloo
+    trust      who may join: secret, who knows the one in HOWDAH_SECRET_FILE; network, anybody
+    interface  of each machine, at whose address ranks listen; empty: that which leads to the others
     """
 
     algorithm: Algorithms = field(default_factory=Algorithms)
     sparse: bool = False
+    wire: Literal["tcp", "gloo"] = "tcp"
+    trust: Literal["secret", "network"] = "secret"
+    interface: str = ""
+
+    @property
+    def hosts(self) -> Hosts:
+        """How ranks of several machines are connected."""
+        return Hosts(self.wire, self.trust, self.interface)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the bytes of collectives are others than without this table."""
+        return bool(self.algorithm) or self.sparse

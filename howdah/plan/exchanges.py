@@ -6,7 +6,8 @@ With A micro-batches a step, T tokens of a micro-batch on a rank, and width h:
            reduce-scatter each way, and the input gathered once more
     cp     ring: each rank sends on the keys and values of all but the next rank, and in the
            backward pass also the gradients of all but its own;
-           all-to-all: sequence traded for heads, and back
+           all-to-all: sequence traded for heads, and back; both: the one around the other;
+           of experts, how often each was chosen in the rank's chunks
     pp     T·h per boundary and direction
     ep     tokens to their experts and back, each way: exact with a capacity, and else counted for
            even routing, with the numbers of rows that the ranks tell each other
@@ -24,19 +25,19 @@ from typing import NamedTuple
 import numpy as np
 
 from howdah.plan.flat_buffers import share, shares
-from howdah.plan.heads import held_heads
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
-from howdah.plan.sharding import tokens, traded_heads
+from howdah.plan.sharding import fixed_capacity, tokens, traded_chunks, traded_heads
 from howdah.shapes.dims import expert_rows
 from howdah.shapes.part import Part
 
 Sizes = int | np.ndarray
+COUNT_BYTES = 4  # of how often an expert was chosen
 
 
 class Whole(NamedTuple):
-    """The tensor of a collective over tp.
+    """The tensor of a collective.
 
     elements  of the whole
     width     bytes of an element
@@ -60,7 +61,8 @@ class Exchange(NamedTuple):
     peers      the ranks that receive them; what the rank sends to itself does not count
     sizes      bytes to each peer: one number for all of them, or one for each
     times      how often the operation runs
-    whole      of a collective over tp: the tensor of one operation
+    whole      of a collective for which an algorithm can be chosen: the tensor of one operation
+    beside     whether half of it runs beside the shared expert
     """
 
     stage: int
@@ -71,6 +73,7 @@ class Exchange(NamedTuple):
     sizes: Sizes
     times: int
     whole: Whole | None = None
+    beside: bool = False
 
     @property
     def programs(self) -> int:
@@ -82,7 +85,7 @@ class Exchange(NamedTuple):
 def exchanges(plan: Plan, rank: int) -> Iterator[Exchange]:
     """The exchanges of `rank` in a step of the full batch."""
     for stage in stage_parts(plan, axis(plan.layout, "pp").index_of(rank)):
-        for form in (_tensor, _context, _pipeline, _experts):
+        for form in (_tensor, _context, _pipeline, _experts, _counts):
             yield from form(plan, rank, stage)
 
 
@@ -146,9 +149,10 @@ def _context(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     cores = {part: _sublayers(plan, part) - 1 for part in _blocks(plan, stage)}
     times = sum(cores.values()) * plan.micros
     again = sum(n for part, n in cores.items() if plan.recompute[part] != "none") * plan.micros
-    move = _ring if plan.layout.context == "ring" else _all_to_all
-    if times:
-        yield from move(plan, rank, stage, (times, again))
+    if times and plan.layout.trading > 1:
+        yield from _all_to_all(plan, rank, stage, (times, again))
+    if times and axis(plan.layout, "ring").size > 1:
+        yield from _ring(plan, rank, stage, (times, again))
 
 
 def _per_head(plan: Plan) -> tuple[int, int]:
@@ -157,7 +161,7 @@ def _per_head(plan: Plan) -> tuple[int, int]:
     return (
         (latent.qk_nope_size + latent.qk_rope_size, latent.v_size)
         if latent
-        else (plan.shape.d, plan.shape.d)
+        else (plan.shape.d_taken, plan.shape.d_taken)
     )
 
 
@@ -167,15 +171,15 @@ def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator
 
     times  forward passes, and those that backward passes repeat
     """
-    group, tp = axis(plan.layout, "cp"), axis(plan.layout, "tp")
+    group, traders = axis(plan.layout, "ring"), axis(plan.layout, "traders")
     ranks = list(group.group(rank))
     after = ranks[(group.index_of(rank) + 1) % group.size]
     seen, summed = (
-        sum(tokens(plan, other) for other in ranks if other != left_out)
+        sum(_traded_tokens(plan, other) for other in ranks if other != left_out)
         for left_out in (after, rank)
     )
-    _, held = held_heads(plan.shape, tp.size, tp.index_of(rank))
-    width = plan.micro_batch * held * sum(_per_head(plan))
+    _, (first, last) = traded_heads(plan, rank, traders.index_of(rank))
+    width = plan.micro_batch * (last - first) * sum(_per_head(plan))
     passes, again = times
     once, back = seen * plan.compute_bytes, summed * plan.master_bytes
     sent = once * passes, once * (passes + again) + back * passes
@@ -184,16 +188,21 @@ def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator
         yield Exchange(stage, backward, "cp", "send", [after], width * sent[backward], often)
 
 
+def _traded_tokens(plan: Plan, rank: int) -> int:
+    """Positions of a sample that `rank` has while it computes attention."""
+    return sum(stop - start for start, stop in traded_chunks(plan.layout, plan.sequence, rank))
+
+
 def _all_to_all(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
     """Trades sequence for heads: queries, keys, values out, results back; gradients in reverse.
 
     times  forward passes, and those that backward passes repeat
     """
-    group = axis(plan.layout, "cp")
+    group = axis(plan.layout, "traders")
     key, value = _per_head(plan)
 
     def numbers(index: int) -> tuple[int, int]:
-        """Elements of attention's inputs and output, for each token and one cp rank's heads."""
+        """Elements of attention's inputs and output, for each token and one rank's heads."""
         queries, keys = (stop - start for start, stop in traded_heads(plan, rank, index))
         return queries * key + keys * (key + value), queries * value
 
@@ -233,15 +242,33 @@ def _experts(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     layers = [part for part in _blocks(plan, stage) if plan.sparse(part)]
     if experts is None or group.size == 1 or not layers:
         return
-    held = shares(experts.count, group.size)
-    own, capacity = int(held[group.index_of(rank)]), plan.method.routing.capacity
-    rows = plan.micro_batch * expert_rows(plan.shape, tokens(plan, rank), capacity)
-    width = plan.shape.width * plan.compute_bytes
-    sizes = (rows * held // experts.count + rows * own // experts.count) * width
+    held, ranks = shares(experts.count, group.size), group.group(rank)
+    own, capacity = int(held[group.index_of(rank)]), fixed_capacity(plan)
+    rows = plan.micro_batch * np.array(
+        [expert_rows(plan.shape, tokens(plan, other), capacity) for other in ranks]
+    )
+    mine, width = rows[group.index_of(rank)], plan.shape.width * plan.compute_bytes
+    sizes = (mine * held // experts.count + rows * own // experts.count) * width
     passes = len(layers) * plan.micros
     again = sum(plan.recompute[part] == "full" for part in layers) * plan.micros
-    ranks = group.group(rank)
     for backward, times, routed in ((False, passes, passes), (True, again + passes, again)):
-        yield Exchange(stage, backward, "ep", "all_to_all", ranks, sizes * times, 2 * times)
+        sent = Exchange(stage, backward, "ep", "all_to_all", ranks, sizes * times, 2 * times)
+        yield sent._replace(beside=experts.shared > 0)
         if routed and not capacity:  # the numbers of rows
             yield Exchange(stage, backward, "ep", "all_to_all", ranks, held * 8 * routed, routed)
+
+
+def _counts(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
+    """How often each expert was chosen in each chunk of the sequences that ranks share."""
+    group, experts = axis(plan.layout, "cp"), plan.shape.experts
+    layers = [part for part in _blocks(plan, stage) if plan.sparse(part)]
+    if experts is None or group.size == 1 or not (layers and plan.method.routing.asks_sequences):
+        return
+    own = 2 * plan.micro_batch * experts.count
+    whole = Whole(own * group.size, COUNT_BYTES, own, False)
+    again = sum(plan.recompute[part] == "full" for part in layers)
+    for backward, layer in ((False, len(layers)), (True, again)):
+        times = layer * plan.micros
+        if times:
+            ranks, size = group.group(rank), own * COUNT_BYTES * times
+            yield Exchange(stage, backward, "cp", "all_gather", ranks, size, times, whole)

@@ -1,4 +1,5 @@
-"""The order in which a rank needs the weights of its units, which ZeRO-3 all-gathers.
+"""The order in which a rank needs the weights of its units, where they come to be used: because
+ZeRO-3 all-gathers them, or because they have their home on the host or the disk, or both.
 
     forward    tied  layers.0  layers.1  head  tied ┐         head: the norm behind the last block
     backward         layers.0  layers.1  head  tied ┘         ← read from the right
@@ -7,7 +8,7 @@ A unit that is needed twice in a row is gathered once, because its weights are s
 unit at which the forward pass turns into the backward pass is gathered once for both, here `tied`;
 and a recomputed block once for its second forward and its backward pass, unless its experts are
 gathered between the two. The backward pass of an embedding adds rows to a gradient, and needs no
-weights.
+weights, but for those of a norm behind it.
 """
 
 from collections import Counter
@@ -29,20 +30,25 @@ def gathered_by(layout: Layout) -> str:
     return "broadcast" if layout.gather == "broadcast" else "all_gather"
 
 
+def comes(layout: Layout, unit: str) -> bool:
+    """Whether the weights of a unit come to be used: from other ranks, or from their home."""
+    return layout.weights != "device" or shard_axes(layout, unit)[0].size > 1
+
+
 def gather_counts(plan: Plan, rank: int) -> Counter[str]:
-    """How often `rank` gathers each unit in a step; once under release=step, which keeps units."""
+    """How often each unit comes to `rank` in a step; once under release=step, which keeps units."""
     if plan.layout.release == "step":
         return Counter(set(_step(plan, rank)))
-    if plan.layout.pp == 1:  # no micro-batch starts with the unit with which the last one ended
+    if plan.layout.pp == 1 and not plan.shape.embedding_norm:
+        # no micro-batch starts with the unit with which the last one ended
         once = Counter(_runs(plan, _micro(plan)))
         return Counter({unit: count * plan.micros for unit, count in once.items()})
     return Counter(_runs(plan, _step(plan, rank)))
 
 
 def _runs(plan: Plan, units: Iterable[str]) -> Iterator[str]:
-    """Units without those needed twice in a row, nor those that every rank has whole."""
-    shared = (unit for unit in units if shard_axes(plan.layout, unit)[0].size > 1)
-    return (unit for unit, _ in groupby(shared))
+    """Units without those needed twice in a row, nor those that are always there."""
+    return (unit for unit, _ in groupby(unit for unit in units if comes(plan.layout, unit)))
 
 
 def _micro(plan: Plan) -> Iterator[str]:
@@ -82,6 +88,8 @@ def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
             if plan.recompute.get(part) == "full":
                 yield from units[:-1]  # the last is there for both
             yield from reversed(units)
+        elif part == "embedding" and plan.shape.embedding_norm:
+            yield "embedding"
 
 
 def units_at(plan: Plan, part: Part) -> list[str]:

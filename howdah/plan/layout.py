@@ -8,11 +8,11 @@ A layout has one short, strict spelling, on the command line, in logs and in tab
     pp2 dp4 tp2 zero1 1f1b x8     16 ranks: two stages, four replicas, matrices cut in two
     pp4 dp2 interleaved v3 x8     four ranks with three stages each
     dp8 ep4 zero2 shard4 x2       experts over 4 ranks, states over 4 of 8 replicas
+    dp4 server2                   four workers, and two parameter servers beside them
 
-Parsing reverses printing. An unknown word is refused, with the nearest known word as a suggestion;
-so is a field that is given twice. `dp*` is open until `resolve` gets the world size, and a missing
-`x` until `resolve_batch` gets the batch; everything that runs takes a resolved layout. A field that
-is left out has its default, and defaults are not printed: equal layouts have equal spellings.
+Parsing reverses printing. An unknown word is refused with the nearest known one, and a field that
+is given twice is refused. `dp*` is open until `resolve` gets the world size, a missing `x` until
+`resolve_batch` gets the batch. Defaults are not printed: equal layouts have equal spellings.
 """
 
 import re
@@ -24,14 +24,16 @@ from typing import Literal, get_args
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.their_words import answer_layout
 from howdah.machines.cluster import WORLD
+from howdah.plan.both import inside_problem, most_inside, read_inside
 from howdah.plan.chosen_blocks import Chosen, chosen_problem, read_chosen, spell_chosen, unread
+from howdah.plan.layout_numbers import MEANING, MOST
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.schedule.registry import Family
 from howdah.shapes.activations import Recompute
 
 Home = Literal["device", "host", "disk"]
 Accumulate = Literal["whole", "shard"]
-Context = Literal["ring", "all-to-all"]
+Context = Literal["ring", "all-to-all", "both"]
 Inputs = Literal["sliced", "gathered"]
 Release = Literal["use", "step"]
 Gather = Literal["all-gather", "broadcast"]
@@ -49,6 +51,7 @@ class Layout:
     ep          ranks over which the experts are divided; they are neighbours along dp×cp
     zero        what is sharded over dp×cp: 1 optimizer state, 2 also gradients, 3 also weights
     shard       ranks of dp×cp that shard one copy of the states; None: all of them
+    server      parameter servers: ranks behind the others, which keep the states, and update
     sp          whether the tp ranks divide norms and residuals along the sequence
     schedule    order of the pipeline's actions
     virtual     stages on each pipeline rank
@@ -58,7 +61,8 @@ class Layout:
                 each micro-batch, so that a rank keeps its share (the default from zero2 on)
     recompute   activations that the backward pass computes again
     recompute_blocks  which blocks: the first of each stage, or names; None: all of them
-    context     attention under cp: keys and values in a ring, or all-to-all of sequence for heads
+    context     attention under cp: keys and values in a ring, all-to-all of sequence for heads, or
+                both: all-to-all in groups of `inside` ranks, and a ring of the groups
     inputs      what linears save of their input under sp: the rank's slice, which is all-gathered
                 again in the backward pass, or the gathered input
     release     when zero3 frees the gathered weights of a unit: after each use, or after the step
@@ -73,6 +77,7 @@ class Layout:
     ep: int = 1
     zero: int = 0
     shard: int | None = None
+    server: int = 0
     sp: bool = False
     schedule: str | None = None
     virtual: int = 1
@@ -82,6 +87,7 @@ class Layout:
     recompute: Recompute = "none"
     recompute_blocks: Chosen | None = None
     context: Context = "ring"
+    inside: int | None = None
     inputs: Inputs = "sliced"
     release: Release = "use"
     gather: Gather = "all-gather"
@@ -114,9 +120,19 @@ class Layout:
         return self.replicas // self.cp
 
     @property
+    def workers(self) -> int:
+        """Number of ranks that compute; servers are behind them. The layout must be resolved."""
+        return self.pp * self.replicas * self.tp
+
+    @property
     def world(self) -> int:
         """World size: the processes that the layout needs; the layout must be resolved."""
-        return self.pp * self.replicas * self.tp
+        return self.workers + self.server
+
+    @property
+    def trading(self) -> int:
+        """Number of neighbours along cp that trade parts of the sequence for heads."""
+        return {"ring": 1, "all-to-all": self.cp, "both": self.inside or 1}[self.context]
 
     @property
     def sharers(self) -> int:
@@ -132,7 +148,8 @@ def has_whole_norm(layout: Layout) -> bool:
 def needs_own(layout: Layout) -> bool:
     """Whether the model's operations must access weights by handle (`parallel/ops.py`)."""
     axes = layout.tp > 1 or layout.pp > 1 or layout.cp > 1
-    return axes or layout.zero == 3 or layout.recompute != "none"
+    comes = layout.zero == 3 or layout.weights != "device"
+    return axes or comes or layout.recompute != "none"
 
 
 def family_of(layout: Layout) -> Family:
@@ -142,17 +159,10 @@ def family_of(layout: Layout) -> Family:
 
 # -- words ---------------------------------------------------------------------
 
+SHORT = {"v": "virtual", "x": "micros"}  # words that are not called as their fields
 NUMBERS = {
-    "pp": "pp",
-    "dp": "dp",
-    "cp": "cp",
-    "tp": "tp",
-    "ep": "ep",
-    "zero": "zero",
-    "shard": "shard",
-    "v": "virtual",
-    "x": "micros",
-    "slices": "slices",
+    word: SHORT.get(word, word)
+    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "server", "v", "x", "slices")
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "accumulate": get_args(Accumulate),
@@ -163,31 +173,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "gather": get_args(Gather),
     **{name: get_args(Home) for name in ("weights", "gradients", "optimizer", "activations")},
 }
-MEANING = {
-    "pp": "pipeline stages (pp4)",
-    "dp": "replicas (dp2, or dp* for the rest)",
-    "cp": "parts of each sequence (cp2)",
-    "tp": "parts of each matrix (tp2)",
-    "ep": "ranks that share out the experts (ep4)",
-    "zero": "what replicas share out (zero1: optimizer, zero2: gradients too, zero3: weights too)",
-    "shard": "replicas that share out one copy of the states (shard8)",
-    "v": "stages on each pipeline rank (v2)",
-    "x": "micro-batches per step (x4)",
-    "slices": "token slices of each micro-batch (slices4)",
-}
-# The largest allowed value of each number, above those of any real machine or run.
-MOST = {
-    "pp": 256,
-    "dp": WORLD,
-    "cp": 4096,
-    "tp": 1024,
-    "ep": 4096,
-    "zero": 3,
-    "shard": WORLD,
-    "v": 256,
-    "x": 1 << 14,
-    "slices": 1024,
-}
 LONGEST = 500  # characters of a spelling; about twice as many as one word for every field
 KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
 
@@ -196,14 +181,10 @@ def _words(layout: Layout) -> Iterator[str]:
     usual = {field.name: field.default for field in fields(Layout)}
     if layout.dp is not None and layout.world == 1:
         yield "single"
-    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard"):
-        number = getattr(layout, word)
-        if number != usual[word]:
+    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "server"):
+        if (number := getattr(layout, word)) != usual[word]:
             yield f"{word}{'*' if number is None else number}"
-    if layout.sp:
-        yield "sp"
-    if layout.schedule:
-        yield layout.schedule
+    yield from filter(None, ("sp" * layout.sp, layout.schedule))
     if layout.virtual != family_of(layout).stages:
         yield f"v{layout.virtual}"
     if layout.micros is not None:
@@ -215,7 +196,9 @@ def _words(layout: Layout) -> Iterator[str]:
         default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
         if value != default:
             some = layout.recompute_blocks if word == "recompute" else None
-            yield f"{word}={value}" + (f":{spell_chosen(some)}" if some is not None else "")
+            inside = layout.inside if word == "context" else None
+            groups = f":{inside}" if inside and inside != most_inside(layout.cp) else ""
+            yield f"{word}={value}{groups}" + (f":{spell_chosen(some)}" if some is not None else "")
 
 
 def parse_layout(text: str) -> Layout:
@@ -239,11 +222,9 @@ def _read(word: str, text: str) -> dict[str, object]:
     """The fields that one word of the spelling `text` sets."""
     name, equals, value = word.partition("=")
     says = f"layout {shown(text)}:"
-    if name == "recompute" and ":" in value:
-        how, _, blocks = value.partition(":")
-        if (chosen := read_chosen(blocks)) is None:
-            raise UserError(f"{says} {shown(word)} {unread(blocks)}")
-        return {**_read(f"recompute={how}", text), "recompute_blocks": chosen}
+    if name in ("recompute", "context") and ":" in value:
+        how, _, more = value.partition(":")
+        return {**_read(f"{name}={how}", text), **_read_more(word, more, says)}
     if equals and name in CHOICES:
         if value not in CHOICES[name]:
             raise UserError(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
@@ -269,6 +250,17 @@ def _read(word: str, text: str) -> dict[str, object]:
     return {NUMBERS[match[1]]: None if match[2] == "*" else int(match[2])}
 
 
+def _read_more(word: str, more: str, says: str) -> dict[str, object]:
+    """The field that is behind the colon of a word: blocks, or ranks of a group."""
+    if word.startswith("recompute"):
+        if (chosen := read_chosen(more)) is None:
+            raise UserError(f"{says} {shown(word)} {unread(more)}")
+        return {"recompute_blocks": chosen}
+    if not word.startswith("context=both:") or (inside := read_inside(more)) is None:
+        raise UserError(f"{says} {shown(word)} is no word; groups of ranks are context=both:2")
+    return {"inside": inside}
+
+
 # -- defaults and contradictions -------------------------------------------------
 
 
@@ -284,6 +276,8 @@ def _defaults(layout: Layout) -> dict[str, object]:
     if layout.schedule is None and layout.pp > 1:
         follows = {(True, False): "interleaved", (False, True): "terapipe"}
         values["schedule"] = follows.get((layout.virtual > 1, layout.slices > 1), "1f1b")
+    if (layout.context == "both") != (layout.inside is not None):
+        values["inside"] = most_inside(layout.cp) if layout.context == "both" else None
     if layout.virtual == 1:
         values["virtual"] = family_of(layout).stages
     if layout.shard is not None and layout.dp is not None and layout.shard == layout.dp * layout.cp:
@@ -293,12 +287,12 @@ def _defaults(layout: Layout) -> dict[str, object]:
 
 def _problems(layout: Layout) -> Iterator[str]:
     for word, name in NUMBERS.items():
-        number, least = getattr(layout, name), 0 if word == "zero" else 1
+        number, least = getattr(layout, name), int(word not in ("zero", "server"))
         if number is not None and number < least:
             yield f"{word}{number} must be at least {word}{least}"
         elif number is not None and number > MOST[word]:
             yield f"{word}{number} must be at most {word}{MOST[word]}"
-    ranks = layout.pp * layout.cp * layout.tp * (layout.dp or 1)
+    ranks = layout.pp * layout.cp * layout.tp * (layout.dp or 1) + layout.server
     if ranks > WORLD:
         yield f"it makes {ranks:,} ranks; at most {WORLD:,} are planned for"
     yield from _pipeline_problems(layout)
@@ -310,6 +304,9 @@ def _problems(layout: Layout) -> Iterator[str]:
         yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
     chosen = layout.recompute_blocks
     if chosen is not None and (problem := chosen_problem(layout.recompute, chosen)):
+        yield problem
+    inside = layout.inside
+    if inside and (problem := inside_problem(layout.cp, inside)):
         yield problem
     of_zero3 = "what zero3 gathers; add zero3, or drop it"
     for word, usual, there, problem in (
@@ -379,22 +376,22 @@ def resolve(layout: Layout, world: int | None) -> Layout:
             )
         return layout
     if layout.dp is None:
-        per_replica = layout.pp * layout.cp * layout.tp
-        if world % per_replica:
-            near = max(round(world / per_replica), 1) * per_replica
+        per_replica, there = layout.pp * layout.cp * layout.tp, world - layout.server
+        if there % per_replica or there < 1:
+            near = max(round(there / per_replica), 1) * per_replica + layout.server
+            more = f" and {layout.server}" if layout.server else ""
             raise UserError(
-                f"layout '{layout}' needs a multiple of {per_replica} processes but there are "
-                f"{world}; the nearest is {near}"
+                f"layout '{layout}' needs a multiple of {per_replica}{more} processes but there "
+                f"are {world}; the nearest is {near}"
             )
-        return replace(layout, dp=world // per_replica)
+        return replace(layout, dp=there // per_replica)
     if layout.world != world:
         raise UserError(_world_problem(layout, world))
     return layout
 
 
 def _world_problem(layout: Layout, world: int) -> str:
-    per_replica = layout.pp * layout.cp * layout.tp
-    copies, rest = divmod(world, per_replica)
-    use = f"use dp{copies} or dp*, or " if copies and not rest else ""
+    copies, rest = divmod(world - layout.server, layout.pp * layout.cp * layout.tp)
+    use = f"use dp{copies} or dp*, or " if copies > 0 and not rest else ""
     there = f"needs {layout.world} processes but there are {world}"
     return f"layout '{layout}' {there}; {use}start {layout.world} processes"

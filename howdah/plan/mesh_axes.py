@@ -8,6 +8,8 @@ Ranks are numbered with pp slowest and tp fastest, so that tp neighbours share t
     axis            size        stride       with pp2 dp2 tp2, the group of rank 5
     tp              TP          1            4 5
     cp              CP          TP           5
+    traders         N           TP           5            parts of a sequence, traded for heads
+    ring            CP/N        TP·N         5            groups of traders, or ranks of cp alone
     dp              DP          TP·CP        5 7
     pp              PP          TP·CP·DP     1 5
     replicas        DP·CP       TP           5 7       the same dense weights
@@ -31,6 +33,8 @@ from howdah.plan.layout import Layout
 Axis = Literal[
     "tp",
     "cp",
+    "traders",
+    "ring",
     "dp",
     "pp",
     "replicas",
@@ -68,6 +72,8 @@ def axis(layout: Layout, name: Axis) -> Stride:
     return {
         "tp": Stride(tp, 1),
         "cp": Stride(cp, tp),
+        "traders": Stride(layout.trading, tp),
+        "ring": Stride(cp // layout.trading, tp * layout.trading),
         "dp": Stride(replicas // cp, tp * cp),
         "pp": Stride(layout.pp, tp * replicas),
         "replicas": Stride(replicas, tp),

@@ -92,9 +92,47 @@ class Routing:
     capacity: NotNegative = 0.0
 
     @property
+    def asks_sequences(self) -> bool:
+        """Whether routers ask how often each expert was chosen in a whole sequence."""
+        return self.balance_loss > 0 or self.capacity > 0
+
+    @property
     def adds_loss(self) -> bool:
         """Whether the routers add to the loss."""
         return self.balance_loss > 0 or self.z_loss > 0
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Which tokens an encoder learns to predict (https://arxiv.org/abs/1810.04805, section 3.1).
+
+    share   of all tokens; which ones is a function of seed, sample and position
+    masked  of these, the share in whose place the mask token stands
+    random  of these, the share in whose place a random token stands; the others stay
+    """
+
+    share: Annotated[float, Bound(0, 1, above=True)] = 0.15
+    masked: Annotated[float, Bound(0, 1)] = 0.8
+    random: Annotated[float, Bound(0, 1)] = 0.1
+
+
+@dataclass(frozen=True)
+class Sync:
+    """How workers keep step with the parameter servers of the layout (`server/clocks.py`).
+
+    kind     bsp: a step awaits all workers; ssp: the fastest is at most bound + 1 steps ahead;
+             asp: nobody waits
+    bound    of ssp
+    workers  how many train; the layout describes one of them
+    rate     staleness: an update by weights that are τ versions old has the rate divided by 1 + τ
+    compensation  λ: adds λ·g²·(w - w at the pull) to a gradient g, which corrects for its delay
+    """
+
+    kind: Literal["bsp", "ssp", "asp"] = "bsp"
+    bound: Annotated[int, Bound(0, 1 << 16)] = 0
+    workers: Annotated[int, Bound(1, 1024)] = 1
+    rate: Literal["plain", "staleness"] = "plain"
+    compensation: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,13 +145,16 @@ class Method:
     lr         the learning rate
     grad_clip  the largest global gradient norm; 0: no clipping
     dropout    the fraction of activations set to zero, in the residual stream
+    attention_dropout  the fraction of attention's probabilities set to zero; they are all kept then
     label_smoothing   ε: the target distribution is 1 - ε on the label, plus ε spread evenly over
                       the V entries of the vocabulary. The loss of a token with logits x and their
                       log-sum-exp L is L - (1 - ε)·x_label - ε/V·Σⱼ xⱼ
     z_loss            z: adds z·L² to a token's loss, which keeps L near zero
     routing           of a mixture of experts
+    masking           of an encoder
     gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
                       rank's term and the sum; full: as they are kept
+    sync              how workers and parameter servers keep step; None: all ranks make one step
 
     Losses are summed over tokens and divided once, by the number of tokens of the global batch.
     """
@@ -123,12 +164,19 @@ class Method:
     lr: LearningRate = field(default_factory=LearningRate)
     grad_clip: NotNegative = 1.0
     dropout: Share = 0.0
+    attention_dropout: Share = 0.0
     label_smoothing: Share = 0.0
     z_loss: NotNegative = 0.0
     routing: Routing = field(default_factory=Routing)
+    masking: Masking = field(default_factory=Masking)
     gradient_dtype: Literal["full", "bf16"] = "full"
+    sync: Sync | None = None
 
     @property
     def compute(self) -> Precision:
         """The precision of what is no linear layer."""
         return "bf16" if self.precision in LOW else self.precision
+
+    def processes(self, ranks: int, servers: int) -> int:
+        """Number of processes of a run whose layout has so many ranks that compute, and servers."""
+        return (self.sync.workers if self.sync else 1) * ranks + servers

@@ -18,6 +18,7 @@ from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
+from howdah.plan.storage import Storage
 from howdah.shapes.activations import Recompute
 from howdah.shapes.part import Part
 from howdah.shapes.products import part_flops
@@ -37,6 +38,7 @@ class Plan:
     stages    the parts of the model on each stage, and the pipeline rank of each stage
     schedule  the user's own schedule, in place of the layout's (`plan/program.py`)
     comm      how messages travel
+    storage   how what is not on the device is kept and moved
     share_align  shares of flat buffers have one length, a multiple of so many elements; 1: they
               are cut at any element, and their lengths may differ by one
     """
@@ -50,6 +52,7 @@ class Plan:
     schedule: Schedule | None = None
     share_align: int = 1
     comm: Comm = field(default_factory=Comm)
+    storage: Storage = field(default_factory=Storage)
 
     @property
     def micro_batch(self) -> int:

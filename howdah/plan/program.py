@@ -10,6 +10,7 @@ A user's own schedule can replace the one that the layout names (`with_schedule`
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from howdah.base.errors import UserError, several
 from howdah.plan.layout import Layout, family_of
@@ -53,11 +54,15 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
 
     The all-gathers of ZeRO-3 are not listed: they run unit by unit inside the actions.
     """
-    return lower(
+    return _lowered(
         schedule_of(plan, micros),
-        reduce_each=plan.layout.accumulate == "shard" and plan.layout.sharers > 1,
+        reduce_each=plan.layout.gradients != "device"
+        or (plan.layout.accumulate == "shard" and plan.layout.sharers > 1),
         tied=tied_stages(plan),
     )
+
+
+_lowered = lru_cache(2)(lower)  # a search simulates many layouts of the same pipeline
 
 
 def with_schedule(plan: Plan, schedule: Schedule) -> Plan:

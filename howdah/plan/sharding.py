@@ -41,6 +41,7 @@ from howdah.plan.heads import Range, cut_heads, heads, held_heads, kv_heads
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
+from howdah.plan.servers import kept_range
 from howdah.shapes.dims import CHUNK, Per, RankSizes, expert_rows
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight
@@ -124,7 +125,11 @@ def shard_axes(layout: Layout, unit: str) -> tuple[Stride, Stride]:
 
 
 def own_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
-    """The range of a buffer that `rank` updates: all of it, or its share under ZeRO."""
+    """The range of a buffer that `rank` updates: all of it, or its share under ZeRO; with servers,
+    theirs.
+    """
+    if layout.server:
+        return kept_range(buffer.length, layout, rank)
     if layout.zero == 0:
         return 0, buffer.length
     inside, _ = shard_axes(layout, buffer.unit)
@@ -137,6 +142,9 @@ def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
     Each element of the model is counted by one rank: each replica counts its share, and of tp ranks
     or stages that hold the same box, the first counts it.
     """
+    if plan.layout.server:
+        yield own_range(buffer, plan.layout, rank)
+        return
     start, stop = 0, buffer.length
     for along in shard_axes(plan.layout, buffer.unit):
         first, last = share(stop - start, along.size, along.index_of(rank))
@@ -162,11 +170,11 @@ def _first(name: str, plan: Plan, rank: int) -> bool:
 
 
 def traded_heads(plan: Plan, rank: int, index: int) -> tuple[Range, Range]:
-    """The query and key-value heads that cp rank `index` of the group of `rank` computes under
-    context=all-to-all, among those that the group's tp rank has, counted from its first.
+    """The query and key-value heads that rank `index` of those with which `rank` trades computes,
+    among those that the group's tp rank has, counted from its first; in a ring all of them.
     """
     queries, keys = held_heads(plan.shape, plan.layout.tp, _tp(plan.layout, rank))
-    return cut_heads(queries, keys, plan.layout.cp, index)
+    return cut_heads(queries, keys, plan.layout.trading, index)
 
 
 def chunks(layout: Layout, sequence: int, rank: int) -> tuple[Range, ...]:
@@ -177,6 +185,15 @@ def chunks(layout: Layout, sequence: int, rank: int) -> tuple[Range, ...]:
     if ways == 1:
         return ((0, sequence),)
     return tuple(share(sequence, 2 * ways, i) for i in (index, 2 * ways - 1 - index))
+
+
+def traded_chunks(layout: Layout, sequence: int, rank: int) -> tuple[Range, ...]:
+    """The positions that `rank` has after it has traded heads for those of its neighbours, which
+    are next to its own: an early and a late range; without cp one.
+    """
+    group = axis(layout, "traders").group(rank)
+    first, last = (chunks(layout, sequence, other) for other in (group[0], group[-1]))
+    return tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(first, last, strict=True))
 
 
 def tokens(plan: Plan, rank: int) -> int:
@@ -192,7 +209,7 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
     positions = -(-tokens(plan, rank) // layout.slices)
     first, last = share(positions, layout.tp, _tp(layout, rank)) if layout.sp else (0, positions)
     own, cut, pairs = (samples * n for n in (positions, last - first, positions * plan.sequence))
-    rows = expert_rows(shape, positions, plan.method.routing.capacity)
+    rows = expert_rows(shape, positions, fixed_capacity(plan))
     most = shape.experts.count if shape.experts else 1
     source = 1 if shape.family == "encoder-decoder" else 0  # as long as the target, and cut like it
     counts: dict[Per, int] = {
@@ -205,7 +222,7 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
         "cross_pair": source * pairs,
         "expert_row": samples * rows,
         "taken_row": samples * rows * _held_experts(plan, rank) // most if shape.experts else 0,
-        "traded": samples * plan.sequence,
+        "traded": samples * sum(b - a for a, b in traded_chunks(layout, plan.sequence, rank)),
         "chunk": (own - 1) % CHUNK + 1,
         "once": 1,
     }
@@ -215,14 +232,22 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
 
 
 def _traded(plan: Plan, rank: int) -> dict[str, Fraction]:
-    """The fractions of heads for which `rank` computes attention under context=all-to-all."""
-    if plan.layout.context != "all-to-all":
+    """The fractions of heads for which `rank` computes attention, where heads are traded."""
+    if plan.layout.trading == 1:
         return {}
-    pairs = traded_heads(plan, rank, axis(plan.layout, "cp").index_of(rank))
+    pairs = traded_heads(plan, rank, axis(plan.layout, "traders").index_of(rank))
     queries, keys = (stop - start for start, stop in pairs)
     query = Fraction(queries, plan.shape.heads)
     key = query if plan.shape.latent else Fraction(keys, plan.shape.k)
     return {"traded heads": query, "traded query": query, "traded key": key}
+
+
+def fixed_capacity(plan: Plan) -> float:
+    """The capacity by which every expert has as many rows of each sequence on a rank; 0 where the
+    rows depend on the data: without a capacity, and where ranks share sequences, for one of them
+    may have all the tokens that an expert takes.
+    """
+    return plan.method.routing.capacity if plan.layout.cp == 1 else 0.0
 
 
 def _held_experts(plan: Plan, rank: int) -> int:

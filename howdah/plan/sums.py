@@ -40,7 +40,7 @@ BUCKET_BYTES = 4 << 20
 TABLE = "embedding.weight"  # whose gradient has few rows, where no head uses it
 ROW_NUMBER_BYTES = 4  # of the number of a row
 
-Operation = Literal["all_reduce", "reduce_scatter", "all_gather"]
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "push"]
 
 
 class Span(NamedTuple):
@@ -58,7 +58,8 @@ class Sum:
     stage   the stage whose backward pass completes these gradients; None: at the end of the step
     axis    the axis under which the message is counted
     ranks   the ranks that take part, in order
-    op      the operation; reduce-scatter and all-gather cut each span into the ranks' shares
+    op      the operation; reduce-scatter and all-gather cut each span into the ranks' shares, a
+            push into those of the servers, which are the last of the ranks (`plan/servers.py`)
     spans   the gradients
     packed  whether the spans are copied into one message; otherwise each is a message
     every_micro  whether it runs after every micro-batch, not only after the last of a step
@@ -106,6 +107,10 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
         for buffer in buffers:
             listed.over_tp(stage, buffer)
         buckets = _buckets(plan, buffers)
+        if plan.layout.server:
+            for bucket in buckets:
+                listed.to_servers(stage, bucket)
+            continue
         for bucket in buckets:
             listed.within_copy(stage, bucket)
         for bucket in buckets:
@@ -117,9 +122,12 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
 
 
 def keeps_shares(plan: Plan, unit: str) -> bool:
-    """Whether gradients of `unit` are reduced to shares after every micro-batch."""
+    """Whether gradients of `unit` are reduced to shares after every micro-batch, or added to those
+    that are at home on the host or the disk.
+    """
     inside, _ = shard_axes(plan.layout, unit)
-    return plan.layout.accumulate == "shard" and inside.size > 1
+    away = plan.layout.gradients != "device"
+    return away or (plan.layout.accumulate == "shard" and inside.size > 1)
 
 
 def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
@@ -221,13 +229,20 @@ class _SumList:
                 )
             )
 
+    def to_servers(self, stage: int, bucket: list[Buffer]) -> None:
+        """Sums a bucket on the servers, each of which gets its range of every unit."""
+        everyone = range(self.plan.layout.world)
+        spans = tuple(Span(buffer.unit, 0, buffer.length) for buffer in bucket)
+        self._append(Sum(stage, "dp", everyone, "push", spans, names=self._names(bucket)))
+
     def within_copy(self, stage: int, bucket: list[Buffer]) -> None:
         """Sums a bucket over the ranks among which one copy of the states is sharded. Each of them
-        gets its share or, where each replica updates everything, all of the sum.
+        gets its share or, where each replica updates everything, all of the sum. A rank that is
+        alone has the sum, and takes it home.
         """
         first, layout = bucket[0].unit, self.plan.layout
         inside, _ = shard_axes(layout, first)
-        if inside.size > 1:
+        if inside.size > 1 or keeps_shares(self.plan, first):
             whole = layout.zero == 0 and not _on_several(self.plan, first)
             tables = [(b.unit, s) for b in bucket for s in b.segments if self._by_rows(s)]
             apart, ranks = {segment.name for _, segment in tables}, inside.group(self.rank)

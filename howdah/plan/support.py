@@ -6,7 +6,8 @@ More can be planned, priced and drawn than can be run yet. Every command that ru
 
 from collections.abc import Iterator
 
-from howdah.plan.layout import Layout
+from howdah.plan.homes import away_problems
+from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import PLANNED, Precision
 from howdah.shapes.shape import ModelShape
 
@@ -14,17 +15,41 @@ EIGHT_BITS = 16  # sizes of matrices in fp8 are multiples of it, on GPUs
 
 
 def unsupported(
-    shape: ModelShape, layout: Layout, *, precision: Precision = "float32"
+    shape: ModelShape,
+    layout: Layout,
+    *,
+    precision: Precision = "float32",
+    on_gpus: bool = False,
+    compiled: bool = False,
 ) -> list[str]:
     """Why a model on a layout, in a precision, can be planned but not run; empty if it can be
     run.
+
+    compiled  blocks go through torch.compile
     """
     problems = [f"{what} can be planned, but not run yet" for what in _layout_words(layout)]
     if precision in PLANNED:
         problems.append(f"method.precision {precision} can be planned, but not run yet")
     if precision == "fp8":
         problems += _fp8_words(shape, layout)
-    problems += _expert_words(shape, layout, precision)
+    problems += _expert_words(shape, precision)
+    problems += away_problems(layout, on_gpus=on_gpus)
+    if compiled and layout.activations != "device":
+        problems.append(  # a compiled block keeps other tensors than those that are predicted
+            f"activations={layout.activations} with compile=true can be planned, but not run yet; "
+            "drop compile=true, or keep activations on the device"
+        )
+    apart = layout.pp > 1 and shape.tie_embeddings and not family_of(layout).folded
+    if apart and layout.gradients == "disk" and not on_gpus:
+        problems.append(
+            "gradients=disk with an embedding that is tied over stages can be planned, but not run "
+            "yet; use gradients=host"
+        )
+    if layout.cp > 1 and layout.context != "all-to-all" and not shape.causal:
+        problems.append(
+            f"cp{layout.cp} as a ring is built for causal attention, and an encoder looks both "
+            "ways; use context=all-to-all"
+        )
     return problems + [
         f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
     ]
@@ -46,11 +71,8 @@ def _fp8_words(shape: ModelShape, layout: Layout) -> Iterator[str]:
             )
 
 
-def _expert_words(shape: ModelShape, layout: Layout, precision: Precision) -> Iterator[str]:
+def _expert_words(shape: ModelShape, precision: Precision) -> Iterator[str]:
     experts, later = shape.experts, "can be planned, but not run yet"
-    if layout.cp > 1 and (experts or shape.latent):
-        what = "experts" if experts else "latent attention"
-        yield f"cp{layout.cp} with {what} {later}; use more dp in the place of cp{layout.cp}"
     if precision == "fp8" and (experts or shape.latent):
         what = "experts" if experts else "latent attention"
         yield f"method.precision=fp8 with {what} {later}; use method.precision=bf16"
@@ -64,18 +86,13 @@ def _expert_words(shape: ModelShape, layout: Layout, precision: Precision) -> It
 
 
 def _layout_words(layout: Layout) -> list[str]:
-    words = [f"terapipe slices{layout.slices}"] if layout.slices > 1 else []
-    homes = ("weights", "gradients", "optimizer", "activations")
-    return words + [f"{n}={home}" for n in homes if (home := getattr(layout, n)) != "device"]
+    return [f"terapipe slices{layout.slices}"] if layout.slices > 1 else []
 
 
 def _shape_words(shape: ModelShape) -> list[str]:
     said = {
-        f"family {shape.family}": shape.family != "decoder",
-        f"{shape.positions} positions": shape.positions not in ("rotary", "learned"),
+        f"family {shape.family}": shape.family == "encoder-decoder",
+        f"{shape.positions} positions": shape.positions == "relative",
         f"feedforward {shape.feedforward}": shape.feedforward == "geglu",
-        "a norm behind the embedding": shape.embedding_norm,
-        "token types": shape.token_types > 0,
-        "a transform in front of the head": shape.transform,
     }
     return [what for what, wanted in said.items() if wanted]

@@ -6,18 +6,20 @@ that runs out of memory kills processes, and not always those that used it. A ma
 ranks than cores becomes very slow.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from howdah.base.errors import UserError, several
+from howdah.base.errors import UserError, named, several
 from howdah.base.quantities import spell
+from howdah.plan.homes import pool_problem
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, beside, make_plan
 from howdah.plan.support import unsupported
 from howdah.search.closest import closest
 from howdah.shapes.parameters import parameters
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import Held, memory, peak
-from howdah.sim.predict import kernels_of
 
 PROCESS = 220 << 20  # bytes of a rank's process before its first weight
 SAVED = ("weights", "masters", "moments")  # components that a checkpoint copies while it is saved
@@ -32,12 +34,14 @@ class Room:
     cores   CPU cores that the run may use
     ranks   number of the run's ranks on this machine
     device  bytes of one accelerator, which then holds the tensors; 0 without an accelerator
+    disk    free bytes of the disk that is a home; None if no home is, or it is not known
     """
 
     memory: int | None
     cores: int
     ranks: int
     device: int = 0
+    disk: int | None = None
 
 
 def refuse_too_large(plan: Plan, room: Room) -> None:
@@ -68,7 +72,21 @@ def lacks(plan: Plan, room: Room) -> list[str]:
         ranks = "rank" if room.ranks == 1 else "ranks"
         where = f"this machine has free for {room.ranks} {ranks}"
         problems.append(_too_little(plan, each, room.memory // room.ranks, where))
-    return problems
+    return [*problems, *_lacks_of_homes(plan, room)]
+
+
+def _lacks_of_homes(plan: Plan, room: Room) -> Iterator[str]:
+    """Yields why the homes of a layout are too small: the pool of buffers, or the disk."""
+    ranks = _stages(plan)
+    yield from list(filter(None, (pool_problem(plan, rank) for rank in ranks)))[:1]
+    need = room.ranks * max(peak(memory(plan, rank, kernels_of(plan)), "disk") for rank in ranks)
+    if room.disk is not None and need > room.disk:
+        yield (
+            f"{plan.layout} keeps {spell(need, 'bytes')} on the disk of "
+            f"{named(plan.storage.folder)}, which has {spell(room.disk, 'bytes')} free, "
+            f"{spell(need - room.disk, 'bytes')} too little; name a folder with room by "
+            "storage.folder=PATH, or use the host for a part"
+        )
 
 
 def _stages(plan: Plan) -> list[int]:
@@ -89,7 +107,8 @@ def _with_batch(plan: Plan, layout: Layout) -> Plan | None:
         )
     except UserError:
         return None
-    return None if unsupported(other.shape, other.layout) else beside(plan, other)
+    runs = not unsupported(other.shape, other.layout, on_gpus=plan.on_gpus)
+    return beside(plan, other) if runs else None
 
 
 def _takes(plan: Plan, *, on_host: bool) -> int:
@@ -99,11 +118,12 @@ def _takes(plan: Plan, *, on_host: bool) -> int:
 
 def _rank_bytes(plan: Plan, rank: int, *, on_host: bool) -> int:
     held = memory(plan, rank, kernels_of(plan))
-    return peak(held) + (PROCESS + _copied(held) if on_host else 0)
+    return peak(held) + (peak(held, "host") + PROCESS + _copied(held) if on_host else 0)
 
 
 def _copied(held: list[Held]) -> int:
-    return sum(one.bytes for one in held if one.component in SAVED)
+    """What a save copies; states on the disk are not."""
+    return sum(one.bytes for one in held if one.component in SAVED and one.home != "disk")
 
 
 def _too_little(plan: Plan, each: int, there: int, where: str) -> str:

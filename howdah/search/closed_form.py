@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.search.part_tables import Numbers, PartTables, Shape
-from howdah.search.space import HOMES, NAMES, Question, Rows
+from howdah.search.space import HOMES, NAMES, Question, Rows, alike
 from howdah.sim.memory import WINDOW, width_of
 from howdah.sim.profile import Profile
 
 SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute", "context")
 GROUPS = ("tp", "cp", "ep", "dp", "pp", "shard", "zero")
+SPLIT = ("zb-h1", "zb-h2", "zb-v")
 
 
 class Closed(NamedTuple):
@@ -40,11 +41,19 @@ class Closed(NamedTuple):
 
 
 class _Wire(NamedTuple):
-    """Of a group of ranks: seconds for a byte of a reduce-scatter, those of a message, its size."""
+    """Of a collective: seconds for each byte of the vector, those of a message, its ranks."""
 
     byte: Numbers
     message: Numbers
     size: Numbers
+
+
+def _over_kinds(counts: Numbers, values: Numbers) -> Numbers:
+    """Counts [rank, kind] times values [..., kind, layout], over kinds: [..., rank, layout]. Not as
+    a product of matrices, whose last digits depend on how many layouts there are.
+    """
+    kinds = range(counts.shape[1])
+    return sum(counts[:, kind, None] * values[..., kind, None, :] for kind in kinds)
 
 
 class ClosedForm:
@@ -60,9 +69,23 @@ class ClosedForm:
         seconds, memory = np.zeros(len(rows)), np.zeros(len(rows))
         for chosen, one in self._pipelines(rows):
             seconds[chosen], memory[chosen] = one.seconds(), one.memory()
+        return Closed(self._stepped(seconds), memory)
+
+    def least(self, rows: Rows) -> Numbers:
+        """Seconds that no layout with these pipelines and micro-batches goes below, whatever its
+        states, homes and recomputation: those of its passes alone.
+        """
+        seconds = np.zeros(len(rows))
+        for chosen, one in self._pipelines(rows):
+            seconds[chosen] = one.passes()
+        return self._stepped(seconds)
+
+    def _stepped(self, seconds: Numbers) -> Numbers:
+        """Seconds of whole steps, with what many nodes lose."""
         nodes = -(-self.question.devices // self.question.cluster.devices_per_node)
-        seconds *= 1 + self.profile.straggling * np.log2(nodes)
-        return Closed(seconds + self.profile.step, memory)
+        several = self.question.devices > 1
+        lost = self.profile.straggling * np.log2(nodes) + self.profile.uneven * several
+        return seconds * (1 + lost) + self.profile.step
 
     def memory(self, rows: Rows) -> Numbers:
         """Bytes of layouts on the fullest device."""
@@ -73,8 +96,9 @@ class ClosedForm:
 
     def _pipelines(self, rows: Rows) -> Iterator[tuple[NDArray[np.intp], "_Pipeline"]]:
         """The pipelines of layouts, and the numbers of the layouts that have each."""
-        pipelines, number = np.unique(rows[["pp", "schedule", "virtual"]], return_inverse=True)
-        for index, (pp, schedule, virtual) in enumerate(pipelines.tolist()):
+        names = ["pp", "schedule", "virtual"]
+        pipelines, number = alike(rows, names)
+        for index, (pp, schedule, virtual) in enumerate(pipelines[names].tolist()):
             chosen = np.flatnonzero(number == index)
             yield chosen, _Pipeline(self, pp, NAMES[schedule], virtual, rows[chosen])
 
@@ -90,8 +114,8 @@ class _Pipeline:
         self.micros, self.zero = rows["micros"].astype(float), rows["zero"]
         self.counts, self.where = self.tables.stages(pp, schedule, virtual)
         self.of_rank = np.stack([self.counts[self.where == rank].sum(0) for rank in range(pp)])
-        shapes, number = np.unique(rows[list(SHAPE)], return_inverse=True)
-        found = [self.tables.parts(Shape(*one)) for one in shapes.tolist()]
+        shapes, number = alike(rows, SHAPE)
+        found = [self.tables.parts(Shape(*one)) for one in shapes[[*SHAPE]].tolist()]
         self.part_seconds = np.stack([one.seconds for one in found], -1)[..., number]
         self.kept = np.stack([one.kept for one in found], -1)[..., number]
         self.again = np.stack([one.again for one in found], -1)[..., number]
@@ -101,13 +125,13 @@ class _Pipeline:
 
     def _weigh(self) -> None:
         """Elements of each rank, and of its largest units."""
-        pairs, number = np.unique(self.rows[["tp", "ep"]], return_inverse=True)
-        found = [self.tables.weights(*one) for one in pairs.tolist()]
+        pairs, number = alike(self.rows, ["tp", "ep"])
+        found = [self.tables.weights(*one) for one in pairs[["tp", "ep"]].tolist()]
         self.unit = np.stack([one.dense for one in found], -1)[:, number]
         self.expert_unit = np.stack([one.experts for one in found], -1)[:, number]
         self.tied = np.array([one.tied for one in found])[number]
-        self.dense = self.of_rank @ self.unit
-        self.experts = self.of_rank @ self.expert_unit
+        self.dense = _over_kinds(self.of_rank, self.unit)
+        self.experts = _over_kinds(self.of_rank, self.expert_unit)
         kinds = [str(part) for part in self.tables.kinds]
         ends = self.of_rank[:, [kinds.index("embedding"), kinds.index("head")]]
         self.dense -= ends.prod(1)[:, None] * self.tied  # once, where a rank has both ends
@@ -115,20 +139,22 @@ class _Pipeline:
 
     def _wire(self) -> None:
         """The groups over which states are sharded, and those across their copies."""
-        groups, number = np.unique(self.rows[list(GROUPS)], return_inverse=True)
+        groups, number = alike(self.rows, GROUPS)
         found = []
-        for tp, cp, ep, dp, pp, shard, zero in groups.tolist():
+        for tp, cp, ep, dp, pp, shard, zero in groups[[*GROUPS]].tolist():
             layout = Layout(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp, zero=zero, shard=shard or None)
-            names = ("shard", "across", "expert_shard", "expert_across")
-            row = [
-                (*self.tables.path(*axis(layout, name)), axis(layout, name).size) for name in names
-            ]
+            summed = "reduce_scatter" if zero else "all_reduce"
+            row = []
+            for inside, outside in (("shard", "across"), ("expert_shard", "expert_across")):
+                calls = (inside, "all_gather"), (inside, summed), (outside, "all_reduce")
+                for name, operation in calls:
+                    group = axis(layout, name)
+                    row.append((*self.tables.wire(operation, group), group.size))
             found.append(row)
-        table = np.array(found, float)[number]  # [layout, group, 3]
-        self.shard, self.across, self.expert_shard, self.expert_across = (
-            _Wire((size - 1) / size / band, lat, size)
-            for band, lat, size in np.moveaxis(table, 0, -1)
-        )
+        table = np.array(found, float)[number]  # [layout, collective, 3]
+        wires = [_Wire(*columns) for columns in np.moveaxis(table, 0, -1)]
+        self.gathers, self.within, self.across = zip(wires[:3], wires[3:], strict=True)
+        self.shard, self.expert_shard = (wire.size for wire in self.gathers)
         rows, question = self.rows, self.tables.question
         tokens = question.sequence / rows["cp"] * rows["micro_batch"]
         tokens = tokens / np.where(rows["sp"] > 0, rows["tp"], 1)
@@ -139,11 +165,20 @@ class _Pipeline:
 
     # -- time
 
+    def _passes(self) -> Numbers:
+        """Seconds of forward, backward, its input half, its weight half, by rank."""
+        return _over_kinds(self.of_rank, self.part_seconds)
+
+    def passes(self) -> Numbers:
+        """Seconds of all passes without messages beside them: no more than with them."""
+        forward, backward, inner, weight = self._passes()
+        if self.schedule in SPLIT:
+            return self._split(forward, inner, weight, bound=True)
+        return self._whole(forward, backward)
+
     def seconds(self) -> Numbers:
         """Seconds from the first forward to the end of the update."""
-        forward, backward, inner, weight = np.tensordot(
-            self.of_rank, np.moveaxis(self.part_seconds, 1, 0), axes=1
-        ).swapaxes(0, 1)
+        forward, backward, inner, weight = self._passes()
         (gather, expert_gather), reduce = self._messages()
         each = np.where(self.zero >= 3, gather, 0)
         expert = np.where(self.zero >= 3, expert_gather, 0)
@@ -154,7 +189,7 @@ class _Pipeline:
         if self.virtual > 1 and self.expert_unit.any():
             tail = 0 * tail  # the last block's sums are several, of which one is most of them
         last = self._beside(backward, each, 0.0, expert)
-        if self.schedule in ("zb-h1", "zb-h2", "zb-v"):
+        if self.schedule in SPLIT:
             split = self._beside(inner, each, 0.0, expert), self._beside(weight, sums, tail)
             time = self._split(ahead, *split)
             back = sum(split)
@@ -184,11 +219,10 @@ class _Pipeline:
                 each.append(elements * width / part * wire.byte + units * wire.message)
             return sum(each), each[1]
 
-        inside, outside = (self.shard, self.expert_shard), (self.across, self.expert_across)
-        gather = once(inside, bytes_of["gather"], (1.0, 1.0))
-        within = once(inside, bytes_of["sum"], (1.0, 1.0))[0] * np.where(self.zero == 0, 2, 1)
-        shared = (self.shard.size, self.expert_shard.size)
-        return gather, (within, 2 * once(outside, bytes_of["sum"], shared)[0])
+        gather = once(self.gathers, bytes_of["gather"], (1.0, 1.0))
+        within = once(self.within, bytes_of["sum"], (1.0, 1.0))[0]
+        shared = (self.shard, self.expert_shard)
+        return gather, (within, once(self.across, bytes_of["sum"], shared)[0])
 
     def _beside(
         self,
@@ -223,18 +257,26 @@ class _Pipeline:
         fill = (work.sum(0) - slowest) / v + (v + 1) * between.sum(0)
         return np.maximum(m * period + fill, path + (m - 1) * period / v)
 
-    def _split(self, ahead: Numbers, inner: Numbers, weight: Numbers) -> Numbers:
-        """Seconds of all passes of a schedule with split backward passes."""
+    def _split(
+        self, ahead: Numbers, inner: Numbers, weight: Numbers, *, bound: bool = False
+    ) -> Numbers:
+        """Seconds of all passes of a schedule with split backward passes.
+
+        bound  those that no longer passes go below: in zb-h1 longer weight halves fill the bubble
+        """
         work, way, between = ahead + inner + weight, ahead + inner, self.send[:-1].sum(0)
         idle = {"zb-h1": way - weight, "zb-h2": ahead, "zb-v": ahead / 2}[self.schedule or ""]
         hops = {"zb-h1": 4, "zb-h2": 1.5, "zb-v": 4.5}[self.schedule or ""] * between
-        full = self.micros * work.max(0) + (idle.sum(0) - idle.min(0)).clip(0) + hops
+        bubble = (idle.sum(0) - idle.min(0)).clip(0)
+        if bound and self.schedule == "zb-h1":
+            bubble = 0 * bubble
+        full = self.micros * work.max(0) + bubble + hops
         few = way.sum(0) + (self.micros - 1) * way.max(0) + weight.max(0)
         return np.maximum(full, few + 2 * self.virtual * between)
 
     def _drain(self, back: Numbers) -> Numbers:
         """Seconds by which a rank's last backward pass ends before that of the first rank."""
-        if self.schedule in ("zb-h1", "zb-h2", "zb-v"):
+        if self.schedule in SPLIT:
             return 0 * back
         sent = self.send.cumsum(0) - self.send
         return (np.cumsum(back, 0) - back) / self.virtual + sent
@@ -281,17 +323,17 @@ class _Pipeline:
 
     def _own(self, shared: Numbers) -> Numbers:
         """Elements of a rank's share, where it is `shared`; else all."""
-        cut = self.dense / self.shard.size + self.experts / self.expert_shard.size
+        cut = self.dense / self.shard + self.experts / self.expert_shard
         return np.where(shared, cut, self.dense + self.experts)
 
     def _tie(self) -> Numbers:
         """Seconds in which both ends of the pipeline sum the gradients of a tied embedding."""
         if self.pp == 1 or self.schedule == "zb-v" or not self.tied.any():
             return np.zeros(len(self.rows))
-        bytes_ = self.tied / self.shard.size * self.tables.formats.sent_gradient_bytes
+        bytes_ = self.tied / self.shard * self.tables.formats.sent_gradient_bytes
         between, latency = self.tables.hops(self.pp)[-1]  # from the last rank to the first
         tied = bytes_ / between + 2 * latency
-        whole = self.tied * self.width.gathered * self.shard.byte + self.shard.message
+        whole = self.tied * self.width.gathered * self.gathers[0].byte + self.gathers[0].message
         return tied + np.where(self.zero == 0, whole, 0)
 
     # -- memory
@@ -308,13 +350,13 @@ class _Pipeline:
         count = np.concatenate([self.of_rank, self.of_rank], 1)[:, :, None]
         once, again = (np.where(count >= often, units, 0) for often in (1, 2))
         several = np.sort(np.concatenate([once, again], 1), 1)[:, ::-1]
-        cut = self.shard.size > 1
+        cut = self.shard > 1
         gathered = several[:, :WINDOW].sum(1)
         passes = np.where(((zero == 3) & cut) | weights, gathered * width.gathered, 0)
         sparse = self.expert_unit.any()
         slots = np.minimum(2 + (self.rows["tp"] > 1) + sparse, self.units * (1 + sparse))
         whole = several[:, 0]
-        largest = np.where(self.expert_shard.size > 1, whole, once[:, : len(self.unit)].max(1))
+        largest = np.where(self.expert_shard > 1, whole, once[:, : len(self.unit)].max(1))
         window = np.where((zero >= 2) & cut, slots * largest, np.where(gradients, whole, 0))
         passes = passes + window * width.reduced
         again = np.where(self.of_rank[:, :, None] > 0, self.again[None], 0).max(1)
@@ -323,7 +365,7 @@ class _Pipeline:
     def _activations(self) -> Numbers:
         """Bytes of the micro-batches in flight on each rank."""
         blocks = (self.counts @ self.tables.blocks > 0)[:, None]
-        stage = self.counts @ self.kept + blocks * self.once
+        stage = _over_kinds(self.counts, self.kept) + blocks * self.once
         rank = np.stack([stage[self.where == rank].sum(0) for rank in range(self.pp)])
         p, m, v = self.pp, self.micros, self.virtual
         index = np.arange(p)[:, None]

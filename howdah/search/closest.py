@@ -4,7 +4,7 @@ The number of devices stays the same. Up to three changes are combined; the chea
 are tried first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from howdah.base.errors import UserError
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, beside, make_plan
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 
 TRIES = 120  # most combinations of changes that are tried
 
@@ -30,10 +30,13 @@ class Change(NamedTuple):
     values: dict[str, object]
 
 
-def closest(plan: Plan, capacity: float) -> Layout | None:
+def closest(
+    plan: Plan, capacity: float, homeless: Callable[[Plan], object] = lambda plan: False
+) -> Layout | None:
     """The layout nearest to that of `plan`, on as many devices, that fits; None if none is found.
 
     capacity  bytes of device memory that one rank of any stage may need
+    homeless  whether there is no room for what a plan keeps off the device
     """
     found = list(_changes(plan.layout))
     sets = [chosen for count in range(1, 4) for chosen in combinations(found, count)]
@@ -41,7 +44,8 @@ def closest(plan: Plan, capacity: float) -> Layout | None:
         values = {name: value for change in chosen for name, value in change.values.items()}
         if len(values) < sum(len(change.values) for change in chosen):
             continue  # two of them change the same field
-        if (other := _changed(plan, values)) and _fits(other, capacity):
+        other = _changed(plan, values)
+        if other and _fits(other, capacity) and not homeless(other):
             return other.layout
     return None
 

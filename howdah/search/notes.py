@@ -23,6 +23,7 @@ from howdah.plan.support import unsupported
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.sim.chosen import choice_misfits
+from howdah.sim.servers import least_paying
 
 # (from how many parameters, the same in words, fewest and most tokens of a step)
 PUBLISHED = (
@@ -40,8 +41,9 @@ def notes_on(plan: Plan, cluster: Cluster | None, *, tuned: bool = False) -> lis
     tuned  whether it starts from trained weights, for which no batch of pre-training is advised
     """
     advice = [] if tuned else _batch(plan)
-    here = unsupported(plan.shape, plan.layout, precision=plan.method.precision)
-    return [*here, *choice_misfits(plan), *advice, *_memory(cluster)]
+    cards = plan.on_gpus or bool(cluster and cluster.device.cuda_names)
+    here = unsupported(plan.shape, plan.layout, precision=plan.method.precision, on_gpus=cards)
+    return [*here, *choice_misfits(plan), *advice, *_servers(plan), *_memory(cluster)]
 
 
 def _batch(plan: Plan) -> Iterator[str]:
@@ -56,6 +58,22 @@ def _batch(plan: Plan) -> Iterator[str]:
                 f"a step has {tokens:,} tokens; published pre-training runs of {words} took "
                 f"{published}; {change} x or the global batch to come nearer"
             )
+
+
+def _servers(plan: Plan) -> Iterator[str]:
+    """How many parameter servers would pay off."""
+    sync, servers = plan.method.sync, plan.layout.server
+    workers = sync.workers if sync else plan.layout.workers
+    least = least_paying(workers)
+    if servers > workers:
+        yield f"more servers than the {workers} workers wait for them: server{workers} is as fast"
+    elif servers and not least:
+        yield f"on links of one speed, {workers} workers are as fast without servers"
+    elif 0 < servers < least:
+        yield (
+            f"each server moves {workers / servers:.3g} times what a worker does: on links of one "
+            f"speed dp{workers} alone is faster, and server{least} the first that is faster still"
+        )
 
 
 def _memory(cluster: Cluster | None) -> Iterator[str]:

@@ -13,30 +13,35 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from howdah.collectives.choice import unusable
 from howdah.machines.cluster import attained
 from howdah.machines.network import axis_groups, path
 from howdah.plan.batch import Batch
 from howdah.plan.exchanges import exchanges
 from howdah.plan.layout import Layout, family_of
+from howdah.plan.mesh_axes import Stride
 from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_buffers, local_of
 from howdah.plan.stages import Stages, by_cost, looped, v_shaped
-from howdah.search.space import CONTEXTS, RECOMPUTE, Question
+from howdah.plan.sums import BUCKET_BYTES
+from howdah.search.space import RECOMPUTE, Question, context_words
 from howdah.shapes.activations import bytes_of, made_again, saved, shared
 from howdah.shapes.part import Part
 from howdah.shapes.products import part_flops
 from howdah.shapes.weights import parts
+from howdah.sim.chosen import Collective, ProgramTimes
+from howdah.sim.kernels import kernels_of
 from howdah.sim.message_times import MessageTimes
 from howdah.sim.operator_times import Speeds
-from howdah.sim.part_times import part_times
-from howdah.sim.predict import kernels_of
+from howdah.sim.part_times import part_times, waited
 from howdah.sim.profile import Profile
 from howdah.sim.step_time import wired
 
 Numbers = Any  # arrays of numbers: most functions of numpy say no more of what they return
 Counts = tuple[Numbers, NDArray[np.int64]]  # of parts [stage, kind], and each stage's rank
 KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+VECTORS = BUCKET_BYTES, 16 * BUCKET_BYTES  # bytes of sums, about
 
 
 class Shape(NamedTuple):
@@ -94,9 +99,10 @@ class PartTables:
         self.blocks = np.array([part.is_block for part in self.kinds])
         self._parts: dict[Shape, PartTable] = {}
         self._weights: dict[tuple[int, int], WeightTable] = {}
-        self._times: dict[tuple[int, int, int], MessageTimes] = {}
+        self._times: dict[tuple[int, int, int, int], MessageTimes] = {}
         self._paths: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._stages: dict[tuple[int, int, bool], Counts] = {}
+        self._programs = ProgramTimes(plan, self.counted)
 
     # -- stages
 
@@ -141,9 +147,25 @@ class PartTables:
             )
         return self._weights[tp, ep]
 
-    def path(self, size: int, stride: int) -> tuple[float, float]:
-        """Bytes/s and seconds of latency of a ring of `size` ranks, `stride` apart."""
-        return self._path((size, stride, -1))
+    def wire(self, operation: str, group: Stride) -> tuple[float, float]:
+        """Seconds of a collective for each byte of the whole vector, and for each message. Those of
+        a program that [comm] chooses are taken between two sizes, as if all vectors were such.
+        """
+        size, stride = group
+        bandwidth, latency = self._path((size, stride, -1))
+        halves = 2 if operation == "all_reduce" else 1
+        direct = halves * (size - 1) / size / bandwidth, halves * latency
+        chosen = self.question.comm.algorithm
+        if size == 1 or not chosen or any(unusable(chosen, operation, size)):
+            return direct
+        every = axis_groups(self.question.devices, size=size, stride=stride)
+        ranks = range(0, size * stride, stride)
+        calls = (Collective(operation, ranks, length, 1) for length in VECTORS)
+        short, long = (self._programs.seconds(call, every) for call in calls)
+        if short is None or long is None:
+            return direct
+        byte = (long - short) / (VECTORS[1] - VECTORS[0])
+        return byte, max(short - byte * VECTORS[0], 0.0)
 
     def hops(self, pp: int) -> list[tuple[float, float]]:
         """The same of the path from each pipeline rank to the next, and of the last to the first.
@@ -173,13 +195,13 @@ class PartTables:
         """
         q, tp, cp = self.question, shape.tp, shape.cp
         layout = Layout(tp=tp, cp=cp, ep=shape.ep, dp=q.devices // tp // cp, sp=bool(shape.sp))
-        again, context = RECOMPUTE[shape.recompute], CONTEXTS[shape.context]
-        layout = replace(layout, recompute=again, context=context, micros=1)
+        again, words = RECOMPUTE[shape.recompute], context_words(shape.context)
+        layout = replace(layout, recompute=again, micros=1, **words)
         batch = Batch(shape.micro_batch * q.devices // tp // cp, shape.micro_batch)
         stages = Stages((parts(q.shape),), (0,))
         if alone:
             stages = Stages(tuple((part,) for part in self.kinds), (0,) * len(self.kinds))
-        plan = Plan(q.shape, layout, batch, q.sequence, q.method, stages)
+        plan = Plan(q.shape, layout, batch, q.sequence, q.method, stages, comm=q.comm)
         return for_gpus(plan) if q.cluster.device.cuda_names else plan
 
     def _table(self, plan: Plan) -> PartTable:
@@ -201,13 +223,13 @@ class PartTables:
 
     def _blocking(self, plan: Plan) -> dict[tuple[int, bool], float]:
         """Seconds in which computation waits for the exchanges of a part, by stage and way."""
-        layout, profile = plan.layout, self.profile
-        hidden = {"tp": profile.tp, "cp": profile.cp, "ep": profile.ep}
-        key, found = (layout.tp, layout.cp, layout.ep), dict[tuple[int, bool], float]()
+        layout = plan.layout
+        key = layout.tp, layout.cp, layout.ep, layout.trading
+        found: dict[tuple[int, bool], float] = {}
         times = self._times.setdefault(key, MessageTimes(plan, self.counted))
         for row in exchanges(plan, 0):
             if row.axis != "pp":
-                once = times.of_exchange(row, 0) * (1 - hidden[row.axis])
+                once = waited(row, times.of_exchange(row, 0), plan, self.speeds, self.profile)
                 found[row.stage, row.back] = found.get((row.stage, row.back), 0.0) + once
         return found
 

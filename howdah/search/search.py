@@ -1,7 +1,8 @@
 """The search: every layout by closed form, the best by simulation.
 
     1. `space`        lists the layouts that are possible
-    2. `closed_form`  gives seconds and bytes of them all, within a few per cent
+    2. `closed_form`  gives seconds and bytes of them, within a few per cent; `shortlist` leaves out
+                      those whose passes alone are slower than the fastest
     3. here           the fastest that seem to fit are planned, their memory counted exactly and
                       their step simulated; the result is the best of these
 
@@ -13,20 +14,24 @@ that was counted exactly.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from sys import maxsize
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from howdah.base.errors import UserError
-from howdah.machines.cluster import Cluster, Grid, resized
+from howdah.machines.cluster import Cluster, Grid, resized, usable_memory
+from howdah.plan.layout import Home
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.search.closed_form import Closed, ClosedForm
-from howdah.search.part_tables import Numbers
-from howdah.search.space import PLANNED, RECOMPUTE, Question, Rows, layout_of, space
-from howdah.shapes.weights import parts
+from howdah.search.closed_form import ClosedForm
+from howdah.search.shortlist import Shortlist, blocks_of, shortlist
+from howdah.search.space import PLANNED, WRONG_COMM, Question, layout_of, space
+from howdah.sim.chosen import choice_misfits
+from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import profile_for
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 from howdah.sim.profile import Profile
 from howdah.sim.step_time import StepTime, step_time
 
@@ -34,11 +39,11 @@ BEST = 10  # layouts of an answer
 REFINED = 50  # layouts that are simulated
 TRIED = 200  # most that are planned, if their memory turns out not to fit
 TIME_ERROR = 1.1  # the closed form is this far off as a rule; tests hold it
-MEMORY_ERROR = 1.05
 MEMORY_DOUBT = 1.25  # nothing fits that takes so many times the memory by closed form
 ACTIONS = 1 << 18  # forwards that are simulated, once there are BEST layouts: about 20 seconds
 TRIES = 4  # numbers of recomputed blocks that are tried
 TOO_LARGE = "more memory than a device has"
+SLOWER = "passes alone that take longer than the fastest layouts"
 
 Watch = Callable[[Sequence[int]], Iterable[int]]  # shows progress over what it is given
 Refuse = Callable[[Plan], str]  # why a plan is no answer; empty if it may be one
@@ -74,7 +79,7 @@ class Found:
     """The answer to a question.
 
     best       the fastest layouts, in order
-    ruled_out  how many layouts cannot be, by the reason
+    ruled_out  how many layouts are none of the best, by the reason
     priced     layouts whose time the closed form gave
     simulated  layouts whose step was simulated
     """
@@ -84,6 +89,11 @@ class Found:
     ruled_out: Counter[str]
     priced: int
     simulated: int
+
+    @property
+    def compared(self) -> int:
+        """How many layouts were compared by their time, or by a bound of it."""
+        return self.priced + self.ruled_out[SLOWER]
 
     @property
     def alike(self) -> int:
@@ -110,67 +120,80 @@ def search(
 
     Raises UserError if the model, the sequence or the batch is wrong for every layout.
     """
-    profile, capacity = (
-        profile or profile_for(question.cluster, question.method),
-        room(question.cluster),
-    )
+    profile = profile or profile_for(question.cluster, question.method)
+    asked = _Asked(question, profile, room(question.cluster), refined, refuse, watch)
     rows, ruled_out = space(question)
     if not len(rows):
         return Found(question, (), ruled_out, 0, 0)
-    rows, closed = _with_blocks(question, rows, ClosedForm(question, profile).price(rows))
-    fitting = closed.memory <= capacity * MEMORY_ERROR
-    ruled_out[TOO_LARGE] += int((~fitting).sum())
-    quick = np.flatnonzero(fitting)
-    quick = quick[np.argsort(closed.seconds[quick], kind="stable")][: max(TRIED, refined)]
-    small = np.flatnonzero(closed.memory <= capacity * MEMORY_DOUBT)
-    small = np.setdiff1d(small, quick)
-    small = small[np.argsort(closed.memory[small], kind="stable")][:TRIED]
-    simulated, work, best = 0, 0, list[Choice]()
-    for order in (quick, small):
-        for number in watch(range(len(order))):
-            index = order[number]
-            worst = best[BEST - 1].seconds if len(best) >= BEST else np.inf
-            if simulated == refined or closed.seconds[index] > worst * TIME_ERROR:
-                break
-            if worst < np.inf and work > ACTIONS:
-                break
-            work += int(rows[index]["pp"]) * int(rows[index]["virtual"] * rows[index]["micros"])
-            choice = _choice(question, rows[index], profile, capacity, refuse)
-            if isinstance(choice, str):
-                ruled_out[choice] += int(fitting[index])
-                continue
-            ruled_out[TOO_LARGE] -= int(not fitting[index])
-            simulated += 1
-            best = _with(best, choice)
-        if best:
-            break
-    return Found(question, tuple(best[:BEST]), +ruled_out, len(rows), simulated)
+    form, most = ClosedForm(question, profile), max(TRIED, refined)
+    priced = shortlist(form, rows, most, asked.capacity)
+    best, simulated, out = _simulated(asked, priced, _fastest(priced, asked.capacity, most))
+    if not best:
+        if priced.slower:
+            priced = shortlist(form, rows, maxsize, asked.capacity)
+        order = _smallest(priced, asked.capacity, most)
+        best, simulated, others = _simulated(asked, priced, order)
+        out.update(others)
+    out[TOO_LARGE] += int((~priced.fitting(asked.capacity)).sum())
+    out[SLOWER] += priced.slower
+    out.update(ruled_out)
+    return Found(question, tuple(best[:BEST]), +out, len(priced.rows), simulated)
 
 
-def _with_blocks(question: Question, rows: Rows, closed: Closed) -> tuple[Rows, Closed]:
-    """The layouts, and those in between that recompute as few blocks as memory asks for, where a
-    layout fits with all of its blocks recomputed and not with none: time and memory are between
-    those of the two.
+class _Asked(NamedTuple):
+    """What `search` is asked."""
+
+    question: Question
+    profile: Profile
+    capacity: float
+    refined: int
+    refuse: Refuse
+    watch: Watch
+
+
+def _fastest(priced: Shortlist, capacity: float, most: int) -> NDArray[np.intp]:
+    """The numbers of the fastest layouts that seem to fit, in order."""
+    quick = np.flatnonzero(priced.fitting(capacity))
+    return quick[np.argsort(priced.closed.seconds[quick], kind="stable")][:most]
+
+
+def _smallest(priced: Shortlist, capacity: float, most: int) -> NDArray[np.intp]:
+    """The numbers of those that take least memory, without the fastest, in order."""
+    memory = priced.closed.memory
+    small = np.flatnonzero(memory <= capacity * MEMORY_DOUBT)
+    small = np.setdiff1d(small, _fastest(priced, capacity, most))
+    return small[np.argsort(memory[small], kind="stable")][:TRIED]
+
+
+def _simulated(
+    asked: _Asked, priced: Shortlist, order: NDArray[np.intp]
+) -> tuple[list[Choice], int, Counter[str]]:
+    """Layouts planned and simulated, one after the other: the best in order, how many there were,
+    and why others are none. Of those that did not seem to fit, one less is too large if it does.
     """
-    capacity, each = room(question.cluster), len(RECOMPUTE)
-    seconds, memory = closed.seconds.reshape(-1, each), closed.memory.reshape(-1, each)
-    blocks = _blocks(question, rows[::each])
-    none, full = memory[:, 0], memory[:, -1]
-    some = np.flatnonzero((none > capacity) & (full <= capacity) & (blocks > 1))
-    share = ((none - capacity) / (none - full).clip(1))[some]
-    count = np.minimum(np.ceil(share * blocks[some]), blocks[some] - 1)
-    between = rows[some * each + each - 1]
-    between["blocks"] = count
-    share = count / blocks[some]
-    time = seconds[some, 0] + share * (seconds[some, -1] - seconds[some, 0])
-    held = np.minimum(none[some] + share * (full - none)[some], capacity)
-    more = Closed(np.append(closed.seconds, time), np.append(closed.memory, held))
-    return np.append(rows, between), more
+    (rows, closed, _), fitting = priced, priced.fitting(asked.capacity)
+    simulated, work, best, out = 0, 0, list[Choice](), Counter[str]()
+    for number in asked.watch(range(len(order))):
+        index = order[number]
+        worst = best[BEST - 1].seconds if len(best) >= BEST else np.inf
+        if simulated == asked.refined or closed.seconds[index] > worst * TIME_ERROR:
+            break
+        if worst < np.inf and work > ACTIONS:
+            break
+        work += int(rows[index]["pp"]) * int(rows[index]["virtual"] * rows[index]["micros"])
+        choice = _choice(asked, rows[index])
+        if isinstance(choice, str):
+            out[choice] += int(fitting[index])
+            continue
+        out[TOO_LARGE] -= int(not fitting[index])
+        simulated += 1
+        best = _with(best, choice)
+    return best, simulated, out
 
 
 def room(cluster: Cluster) -> float:
     """Bytes of a device's memory that a run can use."""
-    return cluster.device.memory - cluster.device.reserved
+    return usable_memory(cluster)
 
 
 def _with(best: list[Choice], choice: Choice) -> list[Choice]:
@@ -181,12 +204,11 @@ def _with(best: list[Choice], choice: Choice) -> list[Choice]:
     return [*{(one.seconds, one.peak): one for one in reversed(every)}.values()][::-1]
 
 
-def _choice(
-    question: Question, row: np.void, profile: Profile, capacity: float, refuse: Refuse
-) -> Choice | str:
+def _choice(asked: _Asked, row: np.void) -> Choice | str:
     """A layout planned and simulated; why not, if it does not fit or is no answer."""
+    question, capacity = asked.question, asked.capacity
     layout, most, least = layout_of(row), float("inf"), int(row["blocks"])
-    enough = int(_blocks(question, row))
+    enough = int(blocks_of(question, row))
     for blocks in range(least, min(least + TRIES, enough)) if least else [None]:
         plan = question.plan(replace(layout, recompute_blocks=blocks), int(row["micro_batch"]))
         if (most := taken(plan, capacity)) <= capacity:
@@ -195,15 +217,11 @@ def _choice(
         return PLANNED
     if most > capacity:
         return TOO_LARGE
-    if reason := refuse(plan) or _homeless(plan, question.cluster):
+    if choice_misfits(plan):
+        return WRONG_COMM
+    if reason := asked.refuse(plan) or homeless(plan, question.cluster):
         return reason
-    return Choice(plan, step_time(plan, question.cluster, profile), int(most), capacity)
-
-
-def _blocks(question: Question, rows: Rows | np.void) -> Numbers:
-    """The blocks of the largest stage of layouts."""
-    count = sum(part.is_block for part in parts(question.shape))
-    return -(-count // (rows["pp"] * rows["virtual"]))
+    return Choice(plan, step_time(plan, question.cluster, asked.profile), int(most), capacity)
 
 
 def taken(plan: Plan, capacity: float) -> int:
@@ -218,14 +236,33 @@ def taken(plan: Plan, capacity: float) -> int:
     return most
 
 
-def _homeless(plan: Plan, cluster: Cluster) -> str:
+def homeless(plan: Plan, cluster: Cluster) -> str:
     """Why a node has no room for what its devices keep elsewhere; empty if it has."""
+    found = home_of(plan, cluster)
+    return f"more memory than the {found[0]} of a node has" if found else ""
+
+
+def home_of(plan: Plan, cluster: Cluster) -> tuple[Home, float, float] | None:
+    """The first home that is too small for what the devices of a node keep there, the bytes that a
+    device keeps, and those that there are for each device; None if none is too small.
+
+    Where the host's memory is the device's, a device keeps both in its own.
+    """
     held, host = memory(plan, 0, kernels_of(plan)), cluster.host
-    for home, there in (("host", host.memory), ("disk", host.disk)):
-        each = sum(row.bytes for row in held if row.home == home)
-        if each * cluster.devices_per_node > there:
-            return f"more memory than the {home} of a node has"
-    return ""
+    number = min(cluster.devices_per_node, plan.layout.world)
+    homes: tuple[tuple[Home, float], ...] = (("host", host.memory), ("disk", host.disk))
+    for home, there in homes:
+        each, room_there = float(peak(held, home)), there / number
+        if home == "host" and each and shared(cluster):
+            each, room_there = each + peak(held), min(room_there, usable_memory(cluster))
+        if each > room_there:
+            return home, each, room_there
+    return None
+
+
+def shared(cluster: Cluster) -> bool:
+    """Whether the host's memory is the device's."""
+    return cluster.host.link.name == "shared"
 
 
 # -- other questions -------------------------------------------------------------------

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from howdah.base.errors import UserError
+from howdah.plan.homes import homes
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, beside, make_plan
 from howdah.plan.support import unsupported
 from howdah.search.closest import closest
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 
 Ways = Iterator[Plan]
 
@@ -41,13 +42,21 @@ def smaller(plan: Plan, most: float) -> list[Smaller]:
     for way in WAYS:
         for other in way(plan, most):
             taken = _takes(other)
-            if taken <= most and not unsupported(other.shape, other.layout):
+            if taken <= most and _runs(other, plan):
                 here = Smaller(str(other.layout), other.micro_batch, taken)
                 found.setdefault(here.layout, here)
                 break
         if len(found) == 2:
             break
     return [*found.values()]
+
+
+def _runs(other: Plan, plan: Plan) -> bool:
+    """Whether `other` can run in place of `plan`, and saves memory: where homes run, on CPUs, the
+    host is the device.
+    """
+    more = homes(other.layout) - homes(plan.layout)
+    return "host" not in more and not unsupported(other.shape, other.layout, on_gpus=plan.on_gpus)
 
 
 def _micro_batches(plan: Plan, most: float) -> Ways:

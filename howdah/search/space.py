@@ -17,10 +17,11 @@ host (whose transfers have no time yet), cuts of gradients other than the defaul
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,9 @@ from howdah.base.errors import UserError
 from howdah.machines.cluster import Cluster
 from howdah.plan.batch import Batch, micro_steps
 from howdah.plan.check import check_plan
-from howdah.plan.layout import MOST, Context, Home, Layout
+from howdah.plan.comm import Comm
+from howdah.plan.layout import Context, Home, Layout
+from howdah.plan.layout_numbers import MOST
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.schedule.registry import MOST as FORWARDS
@@ -38,17 +41,21 @@ from howdah.plan.support import unsupported
 from howdah.shapes.activations import Recompute
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
+from howdah.sim.chosen import choice_misfits
 
 VIRTUAL = 8  # most stages on a rank
 MICRO_BATCH = 64  # largest micro-batch, in samples
 PLANNED = "can be planned, but not run yet (--all has them)"
+WRONG_COMM = "what [comm] says cannot be with so many ranks, or with this zero"
 NODES = (1, 2, 4, 8)  # nodes that a group of shard fills
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 NAMES = (None, "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")  # schedules, by number
-CONTEXTS: tuple[Context, ...] = ("ring", "all-to-all")  # by number
+CONTEXTS: tuple[Context, ...] = ("ring", "all-to-all")  # by number; both, by ranks of a group
 TOKENS = 512  # of a sequence that a rank has at least, where cp cuts it
 FIELDS = ("tp", "pp", "dp", "cp", "context", "ep", "zero", "shard", "sp", "schedule", "virtual")
 COLUMNS = (*FIELDS, "home", "micro_batch", "recompute", "blocks", "micros")
+KINDS = np.dtype([(name, np.int32) for name in COLUMNS])
+CARRIED = ("tp", "dp", "cp", "context", "ep", "zero", "shard", "sp")  # who sends what to whom
 HOMES: tuple[dict[str, Home], ...] = (  # of what is not on the device between uses, by number
     {},
     {"optimizer": "host"},
@@ -67,6 +74,7 @@ class Question:
     global_batch  samples of a step
     micro_batch   samples of a micro-batch; None: it is searched, too
     planned       also layouts that can be planned, but not run
+    comm          by which algorithms messages travel
     """
 
     shape: ModelShape
@@ -76,6 +84,7 @@ class Question:
     global_batch: int
     micro_batch: int | None = None
     planned: bool = False
+    comm: Comm = field(default_factory=Comm)
 
     @property
     def devices(self) -> int:
@@ -86,20 +95,22 @@ class Question:
         """The numbers of the homes to search, besides the device."""
         if not self.planned and self.only_planned(Layout(optimizer="host")):
             return []
-        host = self.cluster.host
-        there = {"host": host.memory, "disk": min(host.disk, host.disk_bandwidth)}
+        host, apart = self.cluster.host, self.planned or bool(self.cluster.device.cuda_names)
+        # the host of a CPU is the device itself, and has no memory besides
+        there = {"host": host.memory * apart, "disk": min(host.disk, host.disk_bandwidth)}
         return [n for n, one in enumerate(HOMES) if one and all(there[h] for h in one.values())]
 
     def only_planned(self, layout: Layout) -> bool:
         """Whether a layout can only be planned, where the model's other layouts can be run."""
-        precision = self.method.precision
-        alone = unsupported(self.shape, Layout(), precision=precision)
-        return len(unsupported(self.shape, layout, precision=precision)) > len(alone)
+        precision, cards = self.method.precision, bool(self.cluster.device.cuda_names)
+        ask = partial(unsupported, self.shape, precision=precision, on_gpus=cards)
+        return len(ask(layout)) > len(ask(Layout()))
 
     def plan(self, layout: Layout, micro_batch: int) -> Plan:
         """The plan of one layout. Raises UserError if it is not valid."""
         batch = Batch(global_batch=self.global_batch, micro_batch=micro_batch)
         plan = make_plan(self.shape, layout, batch, sequence=self.sequence, method=self.method)
+        plan = replace(plan, comm=self.comm)
         return for_gpus(plan) if self.cluster.device.cuda_names else plan
 
 
@@ -135,9 +146,39 @@ def space(question: Question, *, least: bool = False) -> Space:
     if wrong:
         raise UserError("; ".join(wrong))
     ruled_out: Counter[str] = Counter()
-    found = [row for axes in _axes(question) for row in _rows(question, axes, ruled_out, least)]
-    kinds = [(name, np.int32) for name in COLUMNS]
-    return Space(np.array(found, dtype=kinds), ruled_out)
+    found = [some for axes in _axes(question) for some in _rows(question, axes, ruled_out, least)]
+    rows: Rows = np.concatenate([np.zeros(0, KINDS), *found])
+    return Space(_carried(question, rows, ruled_out) if len(rows) else rows, ruled_out)
+
+
+def _carried(question: Question, rows: Rows, ruled_out: Counter[str]) -> Rows:
+    """The layouts whose messages can travel as [comm] says. Raises UserError if there is none."""
+    if not question.comm.is_chosen:
+        return rows
+    groups, number = alike(rows, CARRIED)
+    told = []
+    for tp, dp, cp, context, ep, zero, shard, sp in groups[[*CARRIED]].tolist():
+        layout = Layout(tp=tp, dp=dp, cp=cp, ep=ep, zero=zero, shard=shard or None, sp=bool(sp))
+        layout = replace(layout, **context_words(context))
+        told.append(choice_misfits(question.plan(layout, -(-question.global_batch // dp))))
+    kept = ~np.array([*map(bool, told)])[number]
+    if not kept.any():
+        raise UserError(told[0][0])
+    ruled_out[WRONG_COMM] += int((~kept).sum())
+    found: Rows = rows[kept]
+    return found
+
+
+def context_words(number: int) -> dict[str, Any]:
+    """The fields of a layout that a number of its column `context` stands for."""
+    if number < len(CONTEXTS):
+        return {"context": CONTEXTS[number]}
+    return {"context": "both", "inside": number}
+
+
+def context_number(layout: Layout) -> int:
+    """The inverse."""
+    return layout.inside or CONTEXTS.index(layout.context)
 
 
 def layout_of(row: np.void) -> Layout:
@@ -147,12 +188,24 @@ def layout_of(row: np.void) -> Layout:
         **sizes,  # type: ignore[arg-type]
         shard=int(row["shard"]) or None,
         sp=bool(row["sp"]),
-        context=CONTEXTS[row["context"]],
+        **context_words(int(row["context"])),
         recompute=RECOMPUTE[row["recompute"]],
         recompute_blocks=int(row["blocks"]) or None,
         schedule=NAMES[row["schedule"]],
         **HOMES[row["home"]],
     )
+
+
+def alike(rows: Rows, names: Sequence[str]) -> tuple[Rows, NDArray[np.intp]]:
+    """A layout for each combination of values of some columns, in their order, and the number of
+    the combination that each layout has.
+    """
+    code = np.zeros(len(rows), np.int64)
+    for name in names:
+        values, which = np.unique(rows[name], return_inverse=True)
+        code = code * len(values) + which
+    _, first, number = np.unique(code, return_index=True, return_inverse=True)
+    return rows[first], number
 
 
 def divisors(number: int) -> list[int]:
@@ -166,18 +219,18 @@ def _axes(question: Question) -> Iterator[_Axes]:
     every = divisors(question.devices)
     runs = question.planned or not question.only_planned(Layout(cp=2))
     cuts = [cp for cp in every if cp == 1 or question.sequence // cp >= TOKENS] if runs else [1]
-    contexts = [(cp, context) for cp in cuts for context in range(1 + (cp > 1))]
+    node = question.cluster.devices_per_node
     experts = question.shape.experts
-    for tp, pp, (cp, context) in product(every, every, contexts):
+    for tp, pp, cp in product(every, every, cuts):
         replicas, rest = divmod(question.devices, tp * pp)
         if not rest and replicas % cp == 0:
-            for ep in divisors(replicas) if experts else [1]:
+            contexts, inside = [*range(1 + (cp > 1))], node // tp
+            contexts += [inside] * (1 < inside < cp and cp % inside == 0)
+            for context, ep in product(contexts, divisors(replicas) if experts else [1]):
                 yield _Axes(tp, pp, cp, context, ep, replicas // cp)
 
 
-def _rows(
-    question: Question, axes: _Axes, ruled_out: Counter[str], least: bool
-) -> list[tuple[int, ...]]:
+def _rows(question: Question, axes: _Axes, ruled_out: Counter[str], least: bool) -> list[Rows]:
     """The layouts of one set of axes that nothing rules out."""
     schedules, states = _schedules(axes), _states(question, axes)
     sizes = _micro_batches(question, axes)
@@ -197,16 +250,22 @@ def _rows(
     if axes.tp > 1 and question.sequence // axes.cp < axes.tp:
         ruled_out["sp cuts the sequence into less than a token"] += count // 2
         slices = (0,)
-    each = len(states) * len(slices) * len(again)
-    found: list[tuple[int, ...]] = []
+    inner = [*product(states, slices, again)]
+    each = np.zeros(len(inner), KINDS)
+    for name in ("tp", "pp", "dp", "cp", "context", "ep"):
+        each[name] = getattr(axes, name)
+    each["zero"], each["shard"], each["home"] = np.array([one[0] for one in inner]).T
+    each["sp"], each["recompute"] = np.array([one[1:] for one in inner]).T
+    found = []
     for (schedule, virtual), size in product(schedules, sizes):
         micros = micro_steps(question.global_batch, micro=size, replicas=axes.dp)
         if reason := _too_long(question, axes, schedule, virtual, micros):
-            ruled_out[reason] += each
+            ruled_out[reason] += len(inner)
             continue
-        for (zero, shard, home), sp, recompute in product(states, slices, again):
-            of = (axes.tp, axes.pp, axes.dp, axes.cp, axes.context, axes.ep, zero, shard, sp)
-            found.append((*of, schedule, virtual, home, size, recompute, 0, micros))
+        some = each.copy()
+        some["schedule"], some["virtual"] = schedule, virtual
+        some["micro_batch"], some["micros"] = size, micros
+        found.append(some)
     return found
 
 
@@ -216,8 +275,8 @@ def _refused(question: Question, axes: _Axes) -> str:
         return "more than 256 parts along an axis"
     if axes.pp > len(parts(question.shape)):
         return "more stages than the model has parts"
-    context = CONTEXTS[axes.context]
-    layout = Layout(tp=axes.tp, cp=axes.cp, ep=axes.ep, dp=axes.dp, context=context)
+    words = context_words(axes.context)
+    layout = Layout(tp=axes.tp, cp=axes.cp, ep=axes.ep, dp=axes.dp, **words)
     batch = Batch(question.global_batch, -(-question.global_batch // axes.dp))
     shape, method, sequence = question.shape, question.method, question.sequence
     if axes.dp <= question.global_batch and check_plan(
@@ -252,7 +311,15 @@ def _states(question: Question, axes: _Axes) -> list[tuple[int, int, int]]:
     replicas, homes = axes.dp * axes.cp, question.homes
     if replicas == 1:
         return [(0, 0, home) for home in (0, *homes)]
-    found = [(0, 0, 0), *((zero, 0, home) for zero in (1, 2, 3) for home in homes)]
+    pairs = [(zero, home) for zero in (1, 2, 3) for home in homes]
+    if not question.planned:
+        two = (Layout(dp=2, zero=zero, **HOMES[n]) for zero, n in pairs)  # type: ignore[arg-type]
+        pairs = [
+            pair
+            for pair, layout in zip(pairs, two, strict=True)
+            if not question.only_planned(layout)
+        ]
+    found = [(0, 0, 0), *((zero, 0, home) for zero, home in pairs)]
     node = question.cluster.devices_per_node
     groups = {node * nodes // axes.tp for nodes in NODES}
     fitting = [n for n in sorted(groups) if 1 < n < replicas and replicas % n == 0]

@@ -17,7 +17,7 @@ from howdah.machines.cluster import attained
 from howdah.plan.stages import by_cost
 from howdah.search.part_tables import PartTables, Shape
 from howdah.search.search import Choice
-from howdah.search.space import CONTEXTS, RECOMPUTE, Question
+from howdah.search.space import RECOMPUTE, Question, context_number
 from howdah.search.stage_partition import Profile as Costs
 from howdah.search.stage_partition import pipedream
 from howdah.search.token_slices import best_slices, latency
@@ -35,7 +35,7 @@ WORKERS = 64  # most that PipeDream's programme is asked for: beyond, it takes s
 def part_seconds(question: Question, choice: Choice, profile: Profile) -> dict[Part, float]:
     """Seconds of every part of the model, forward and backward, for one micro-batch of a layout."""
     layout, tables = choice.plan.layout, PartTables(question, profile)
-    again, context = RECOMPUTE.index(layout.recompute), CONTEXTS.index(layout.context)
+    again, context = RECOMPUTE.index(layout.recompute), context_number(layout)
     sizes = layout.tp, layout.cp, layout.ep, int(layout.sp), choice.plan.micro_batch
     return tables.seconds_of(Shape(*sizes, again, context))
 

@@ -75,7 +75,8 @@ class Kernels:
     balanced    the routers add to the loss
     context     how attention spans ranks that share the tokens of a sample; "": they do not. In a
                 ring it keeps keys and values packed, as they are sent, and its output token after
-                token. After an all-to-all it keeps what it has of all tokens, for fewer heads
+                token. After an all-to-all it keeps what it has of all tokens, for fewer heads; with
+                both, of the tokens of those with which it traded, packed
     """
 
     logits: tuple[tuple[str, Kind], ...] = ()
@@ -88,12 +89,17 @@ class Kernels:
     packed: bool = False
     gathered: bool = False
     balanced: bool = False
-    context: Literal["", "ring", "all-to-all"] = ""
+    context: Literal["", "ring", "all-to-all", "both"] = ""
+
+    @property
+    def rings(self) -> bool:
+        """Whether keys and values go round."""
+        return self.context in ("ring", "both")
 
     @property
     def core(self) -> tuple[Per, str]:
         """What attention has one of something for, and how the dims of its heads are called."""
-        return ("traded", "traded ") if self.context == "all-to-all" else ("token", "")
+        return ("token", "") if self.context in ("", "ring") else ("traded", "traded ")
 
 
 CLASSIC = Kernels((("logits", "float32"),), flash=False, dropout=True, activated=True)
@@ -196,7 +202,7 @@ def _block(
     gathered = replace(kernels, gathered=kernels.gathered or shape.latent is not None)
     yield from _sublayer(shape, gathered, "attention")
     if shape.latent:
-        yield from _latent(shape, kernels)
+        yield from _latent(shape, kernels, selective=selective)
     else:
         yield from _attention(shape, kernels, selective=selective)
     if stack == "layers" and shape.family == "encoder-decoder":
@@ -232,18 +238,20 @@ def _attention(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Itera
     made again; queries that are traded too.
     """
     query, key = Dim("query", shape.heads * shape.d), Dim("key", shape.k * shape.d)
+    wide = shape.d_taken if kernels.small else shape.d  # ALiBi is inside of howdah's heads
     if shape.qk_norm:
         yield Saved("q norm input", "token", (query,))
         yield Saved("k norm input", "token", (key,))
         if kernels.small:
             yield Saved("q norm scale", "token", (Dim("heads", shape.heads),), "wide")
             yield Saved("k norm scale", "token", (Dim("kv_heads", shape.k),), "wide")
-    repeated = kernels.repeats and shape.k < shape.heads and kernels.context != "ring"
+    output, query, key = query, Dim("query", shape.heads * wide), Dim("key", shape.k * wide)
+    repeated = kernels.repeats and shape.k < shape.heads and not kernels.rings
     yield from _copied("q", query, query, kernels, kernels.core[1] != "", selective)
     for name in "kv":
         inside, copied = query if repeated else key, repeated or kernels.context != ""
         yield from _copied(name, key, inside, kernels, copied, selective)
-    yield from _core(shape, kernels, query)
+    yield from _core(shape, kernels, output, query)
 
 
 def _copied(  # noqa: PLR0917
@@ -266,7 +274,7 @@ def _cross(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[
         yield replace(one, name=f"cross {one.name}", per=elsewhere.get(one.per, one.per))
 
 
-def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
+def _latent(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
     """Keys and values unfolded; the latents pass a norm (https://arxiv.org/abs/2405.04434)."""
     latent = shape.latent
     assert latent is not None
@@ -282,35 +290,38 @@ def _latent(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
             yield Saved(f"{name} latent norm scale", "token", (), "wide")
     query, value = Dim("query", shape.heads * shape.d), Dim("query", shape.heads * latent.v_size)
     wide = query if kernels.small and shape.d > latent.v_size else value  # zeros behind values
-    yield Saved("q", "token", (query,))
-    yield Saved("k", "token", (query,))
-    yield Saved("v", "token", (wide,))
-    for one in _core(shape, kernels, wide):
-        if wide == value or not one.name.startswith("attention output"):
-            yield one
-        else:  # behind the kernel, a copy without the zeros
-            made = value if one.name == "attention output" else wide
-            yield replace(one, dims=(made,), copy=None)
+    # a ring sends what is there, and what is cut from the unfolded latent keeps all of it
+    unfolded = Dim("query", shape.heads * (latent.qk_nope_size + latent.v_size))
+    kernel = value if kernels.rings else wide
+    for name, given, inside in (("q", query, query), ("k", query, query), ("v", unfolded, kernel)):
+        copied = kernels.core[1] != "" or (kernels.context != "" and name != "q")
+        yield from _copied(name, given if copied else inside, inside, kernels, copied, selective)
+    for one in _core(shape, kernels, value, kernel):
+        # before heads are traded back, the zeros are dropped
+        traded = one.name == "attention output" and kernels.core[1] != ""
+        yield replace(one, again=True) if traded else one
 
 
-def _core(shape: ModelShape, kernels: Kernels, output: Dim) -> Iterator[Saved]:
-    per, of = kernels.core
+def _core(shape: ModelShape, kernels: Kernels, output: Dim, made: Dim) -> Iterator[Saved]:
+    """`made` is what the kernel puts out, `output` what is left of it behind it."""
+    (per, of), less = kernels.core, made.size > output.size
     heads = (Dim(f"{of}heads", shape.heads),)
     # torch's CPU kernel lays its output like q. Rotated and packed ones lie head by head, and the
-    # projection keeps a copy that is laid out token by token.
+    # projection keeps a copy that is laid out token by token; so does what is left of wider heads.
     by_head = kernels.by_head and (shape.positions == "rotary" or kernels.packed)
-    by_head = by_head and not kernels.context
+    by_head = (by_head and not kernels.context) or less
     if kernels.flash:
         if by_head or of:
             # documents are joined, and what is traded is brought back
-            one = None if kernels.packed or of else Dim("heads", shape.heads)
-            made = (Dim(of + output.name, output.size),)
-            yield Saved("attention output by head", per, made, core=True, copy=one)
+            one = None if kernels.packed or of or less else Dim("heads", shape.heads)
+            inside = (Dim(of + made.name, made.size),)
+            yield Saved("attention output by head", per, inside, core=True, copy=one)
         yield Saved("log-sum-exps", per, heads, "wide", core=True)
     else:
         yield Saved("probabilities", "pair", heads, core=True)
-        if kernels.dropout:
+        if kernels.dropout or kernels.small:  # howdah's are matrices where they are dropped alone
             yield Saved("probabilities dropout", "pair", heads, "byte", core=True)
+        if kernels.dropout and not kernels.small:
             yield Saved("probabilities dropped", "pair", heads, core=True)
     yield Saved("attention output", "token", (output,), again=kernels.flash and not by_head)
 
@@ -371,7 +382,8 @@ def _head(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
         yield from _norm(shape, kernels, "final norm")
     if shape.transform:
         yield Saved("transform input", "sp_token", (width,))
-        yield Saved("transform output", "sp_token", (width,))
+        if shape.feedforward != "relu":  # whose gradient needs its output, the norm's input
+            yield Saved("transform output", "sp_token", (width,))
         yield from _norm(shape, kernels, "transform norm")
     yield Saved("head input", "token" if kernels.gathered else "sp_token", (width,))
     for name, kind in kernels.logits:

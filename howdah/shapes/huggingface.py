@@ -2,7 +2,7 @@
 
     model_type                        what is read besides the usual sizes
     gpt2, opt, bloom                  positions: learned, learned, alibi
-    bert                              token types, transform in front of the head
+    bert, roberta                     token types, transform in front of the head
     t5                                two stacks; 1.0 with relu, 1.1 gated
     llama, mistral                    biases in all matrices (llama)
     qwen2, qwen3                      biases of query, key and value; norms of query and key
@@ -11,8 +11,7 @@
 
 A setting that would change what a ModelShape says, and that it cannot say, is refused with its
 name: a silent difference would only show as worse text, or as a plan for another model. What
-changes no size is not looked at in the families that are only planned: whether BERT's GELU is
-exact.
+changes no size is not looked at in the families that are only planned.
 
 `huggingface_names.py` has the names; here is how they are read, and what no name alone says.
 """
@@ -114,8 +113,7 @@ def shape_from_config(config: Config) -> ModelShape:
     found = config.get("model_type")
     if not isinstance(found, str) or found not in MODEL_TYPES:
         raise UserError(f"{_unknown(config)}: choose one of these models")
-    if found != "deepseek_v3":  # which was trained and given out in 8 bits
-        _require(config, "quantization_config", None)
+    _require_plain(config)
     family = MODEL_TYPES[found]
     for setting, value in family.fixed.items():
         _require(config, setting, value)
@@ -136,6 +134,18 @@ def shape_from_config(config: Config) -> ModelShape:
 
 
 # -- one setting ---------------------------------------------------------------
+
+
+def _require_plain(config: Config) -> None:
+    """Weights as they are, or in 8 bits with a number for each block (`model/hub_fp8.py`)."""
+    given = config.get("quantization_config")
+    if given is None or (isinstance(given, dict) and given.get("quant_method") == "fp8"):
+        return
+    method = given.get("quant_method") if isinstance(given, dict) else given
+    raise UserError(
+        f"config.json has a quantization_config of {shown(method)}, and howdah reads plain weights "
+        "and fp8 alone: choose another model, or its unquantised weights"
+    )
 
 
 def _require(config: Config, setting: str, value: object) -> None:
@@ -178,6 +188,8 @@ def _beyond_names(config: Config, sizes: Config, found: str) -> Config:
         return {"context": sizes["context"] + 2}  # rows before the first token's
     if found == "bloom":
         return {"ffn_size": 4 * sizes["width"]}
+    if found == "roberta":
+        return {"context": sizes["context"] - sizes["first_position"]}
     if found == "t5":
         # 1.1 unties the head; transformers 5 writes that as a head whose input is not scaled
         scaled = _get(config, Setting("scale_decoder_outputs", True, bool), sizes)

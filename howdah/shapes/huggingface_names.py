@@ -58,7 +58,12 @@ def _sizes(width: str, layers: str, heads: str, context: str) -> dict[str, Setti
 
 
 USUAL = _sizes("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-GELU = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+GELU = {
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "gelu": "gelu_exact",
+}
 GPT2 = _sizes("n_embd", "n_layer", "n_head", "n_positions") | {
     "ffn_size": Setting("n_inner", lambda sizes: 4 * sizes["width"]),
     "feedforward": Setting("activation_function", "gelu_new", str, words=GELU),
@@ -72,11 +77,20 @@ BLOOM = _sizes("n_embed", "n_layer", "n_head", "seq_length") | {
     "norm_eps": Setting("layer_norm_epsilon", 1e-5, float),
 }
 OPT = USUAL | {"ffn_size": Setting("ffn_dim")}
+ERF = {
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
 BERT = USUAL | {
     "ffn_size": Setting("intermediate_size"),
     "norm_eps": Setting("layer_norm_eps", 1e-12, float),
-    "token_types": Setting("type_vocab_size"),
+    "token_types": Setting("type_vocab_size", 2),
+    "feedforward": Setting("hidden_act", "gelu", str, words=ERF),
 }
+# Of its positions, two rows stand before that of the first token: `huggingface.py` subtracts them.
+ROBERTA = BERT | {"feedforward": Setting("hidden_act", "gelu", str, words={"gelu": "gelu_exact"})}
 GATED = {"relu": "relu", "gated-gelu": "geglu"}
 T5 = (
     {"encoder_layers": Setting("num_layers")}
@@ -159,6 +173,12 @@ GPT_ALWAYS = {"norm": "layernorm", "positions": "learned", "bias": True}
 SILU = {"hidden_act": "silu"}
 NO_WINDOW = {"use_sliding_window": False}
 NO_BIAS = {"attention_bias": False}
+ENCODING = {
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
 
 MODEL_TYPES = {
     "gpt2": ModelType(
@@ -189,9 +209,16 @@ MODEL_TYPES = {
     "bert": ModelType(
         BERT,
         always=GPT_ALWAYS
-        | {"family": "encoder", "feedforward": "gelu", "norm_at": "after"}
+        | {"family": "encoder", "norm_at": "after"}
         | {"embedding_norm": True, "transform": True},
-        fixed={"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False},
+        fixed=ENCODING,
+    ),
+    "roberta": ModelType(
+        ROBERTA,
+        always=GPT_ALWAYS
+        | {"family": "encoder", "norm_at": "after", "first_position": 2}
+        | {"embedding_norm": True, "transform": True},
+        fixed=ENCODING | {"pad_token_id": 1},
     ),
     "t5": ModelType(
         T5,

@@ -6,6 +6,9 @@ These of transformers' classes compute exactly what a ModelShape can describe:
     Qwen2ForCausalLM       the same, with biases of query, key and value alone
     Qwen3ForCausalLM       the same without biases, and a norm over each head of query and key
     GPT2LMHeadModel        learned positions, LayerNorm, GELU (tanh form) or ReLU, biases
+    BloomForCausalLM       ALiBi, LayerNorm also behind the embedding, GELU, biases
+    BertForMaskedLM        no mask of order, norms behind, token types, a transform before the head
+    RobertaForMaskedLM     the same, with two rows of positions in front
     MixtralForCausalLM     a Llama with experts as wide as its feed-forward would be
     Qwen2MoeForCausalLM    a Qwen2 with experts, and a shared one that is weighed by a gate
     Qwen3MoeForCausalLM    a Qwen3 with experts
@@ -16,8 +19,9 @@ A shape that none of them describes is refused with the name of the field: a sil
 would only show as worse text.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from howdah.base.errors import UserError
@@ -32,6 +36,9 @@ CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "bloom": "BloomForCausalLM",
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -42,6 +49,7 @@ CLASSES = {
 DECIDING = (
     *("positions", "norm", "norm_at", "feedforward", "bias", "qk_norm", "family"),
     *("qkv_bias", "embedding_norm", "token_types", "transform", "latent"),
+    *("first_position", "tie_embeddings"),
 )
 
 
@@ -62,19 +70,27 @@ def kind(shape: ModelShape) -> str:
             f"model.width {shape.width} is no multiple of {shape.heads} heads, which "
             f"{CLASSES[found]} demands: this model can be kept as a checkpoint but not exported"
         )
-    if found == "gpt2" and (shape.k != shape.heads or shape.d * shape.heads != shape.width):
+    plain = shape.k == shape.heads and shape.d * shape.heads == shape.width
+    if found in ("gpt2", "bloom", "bert", "roberta") and not plain:
         raise UserError(
-            "GPT2LMHeadModel has as many key-value heads as heads, and heads of width / heads "
+            f"{CLASSES[found]} has as many key-value heads as heads, and heads of width / heads "
             f"numbers, not model.kv_heads {shape.k} and model.head_size {shape.d}: this model "
             "can be kept as a checkpoint but not exported"
+        )
+    if found == "bloom" and shape.ffn_size != 4 * shape.width:
+        raise UserError(
+            f"model.ffn_size is {shape.ffn_size}, but BloomForCausalLM has 4 times the width, "
+            f"{4 * shape.width}: this model can be kept as a checkpoint but not exported"
         )
     return found
 
 
 def _nearest(shape: ModelShape) -> str:
     """The model type that comes closest to `shape`."""
-    if shape.positions == "learned":
-        return "gpt2"
+    if shape.family == "encoder":
+        return "roberta" if shape.first_position else "bert"
+    if shape.positions in ("learned", "alibi"):
+        return "gpt2" if shape.positions == "learned" else "bloom"
     experts = shape.experts
     if shape.latent:
         return "deepseek_v3" if experts and experts.scores == "sigmoid" else "deepseek_v2"
@@ -107,7 +123,8 @@ def _allowed(shape: ModelShape, found: str, field: str) -> tuple[object, ...]:
     if setting is None:
         default = getattr(Experts if "." in field else ModelShape, name)
         return (of.always.get(field, default),)
-    if "." in field and setting.name not in of.fixed:
+    sizes = setting.kind is int and not setting.words
+    if ("." in field or sizes) and setting.name not in of.fixed:
         return ()
     if setting.name in of.fixed:
         return (of.fixed[setting.name],)
@@ -138,13 +155,27 @@ def config(shape: ModelShape, *, end: int, dtype: str) -> Config:
             value //= shape.experts.ffn_size
         words = (word for word, ours in setting.words.items() if ours == value)
         sizes[setting.name] = next(words, value)
-    return common | sizes | (_gpt2(shape) if found == "gpt2" else _llama(shape, found))
+    beyond: dict[str, Callable[[ModelShape], Config]] = {
+        "gpt2": _gpt2,
+        "bloom": lambda _: {},
+        "bert": _bert,
+        "roberta": _bert,
+    }
+    return common | sizes | beyond.get(found, partial(_llama, found=found))(shape)
 
 
 def _gpt2(shape: ModelShape) -> Config:
     """What the table does not name: no dropout."""
     dropout = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     return {"n_ctx": shape.context, **dropout}
+
+
+def _bert(shape: ModelShape) -> Config:
+    """No dropout; and no token whose row of the embedding would not be trained."""
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    rows = shape.context + shape.first_position
+    pad = shape.first_position - 1 if shape.first_position else None
+    return {"max_position_embeddings": rows, "pad_token_id": pad, **dropout}
 
 
 def _llama(shape: ModelShape, found: str) -> Config:

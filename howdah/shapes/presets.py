@@ -53,12 +53,14 @@ _bert = partial(
     vocab=30522,
     context=512,
     family="encoder",
+    feedforward="gelu_exact",
     norm_at="after",
     norm_eps=1e-12,
     embedding_norm=True,
     token_types=2,
     transform=True,
 )
+_roberta = partial(_bert, vocab=50265, context=512, first_position=2, token_types=1, norm_eps=1e-5)
 # T5 1.0
 _t5 = partial(
     ModelShape,
@@ -168,6 +170,9 @@ PRESETS: dict[str, ModelShape] = {
     # https://arxiv.org/abs/1810.04805; cards google-bert/bert-base-uncased, bert-large-uncased
     "bert-base": _bert(12, 768, 12, 3072),
     "bert-large": _bert(24, 1024, 16, 4096),
+    # https://arxiv.org/abs/1907.11692; cards FacebookAI/roberta-base, roberta-large
+    "roberta-base": _roberta(12, 768, 12, 3072),
+    "roberta-large": _roberta(24, 1024, 16, 4096),
     # https://arxiv.org/abs/1910.10683, section 3.7; cards google-t5/t5-small to t5-11b
     "t5-small": _t5(6, 512, 8, 2048, encoder_layers=6),
     "t5-base": _t5(12, 768, 12, 3072, encoder_layers=12),

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from howdah.base.bounds import Bound, Positive, Size, Tokens
 
 Family = Literal["decoder", "encoder", "encoder-decoder"]
-FeedForward = Literal["swiglu", "geglu", "gelu", "relu"]
+FeedForward = Literal["swiglu", "geglu", "gelu", "gelu_exact", "relu"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
 
@@ -24,6 +24,8 @@ SomeLayers = Annotated[int, Bound(0, 1000)]
 Heads = Annotated[int, Bound(1, 4096)]
 InnerSize = Annotated[int, Bound(1, 1 << 20)]
 ManyExperts = Annotated[int, Bound(1, 1 << 14)]
+
+WIDER = 8  # numbers by which ALiBi makes heads wider: GPUs take multiples of 8
 
 RENAMED = {  # keys of older recipes and checkpoints, and their names now
     "model.ffn": "model.ffn_size",
@@ -161,7 +163,9 @@ class ModelShape:
     ffn_size        inner width of the feed-forward (f)
     vocab           rows of the embedding (V)
     context         the longest sequence; also the number of learned positions
-    feedforward     swiglu or geglu (gated, 3 matrices), gelu (tanh form) or relu (2 matrices)
+    first_position  rows of learned positions in front of that of the first token (RoBERTa: 2)
+    feedforward     swiglu or geglu (gated, 3 matrices), gelu (tanh form), gelu_exact (BERT) or relu
+                    (2 matrices)
     norm            rmsnorm or layernorm
     norm_at         before each sub-layer (and once at the end), or after each
     norm_eps        added to the variance
@@ -208,6 +212,7 @@ class ModelShape:
     latent: Latent | None = None
     experts: Experts | None = None
     relative_buckets: Size = 32
+    first_position: Annotated[int, Bound(0, 1 << 17)] = 0
 
     @property
     def k(self) -> int:
@@ -220,6 +225,16 @@ class ModelShape:
         if self.latent is not None:
             return self.latent.qk_nope_size + self.latent.qk_rope_size
         return self.width // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def d_taken(self) -> int:
+        """Size of a head as the kernels of attention take it; under ALiBi with the bias inside."""
+        return self.d + WIDER * (self.positions == "alibi")
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token of `layers` attends to earlier ones alone."""
+        return self.family != "encoder"
 
     @property
     def gated(self) -> bool:

@@ -139,7 +139,9 @@ def part_kinds(shape: ModelShape) -> dict[Part, int]:
 def _embedding(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
     tokens = "tied" if shape.tie_embeddings else "embedding"
-    yield from _unit(tokens, [_matrix("embedding.weight", vocab, width)])
+    # the head's bias comes with its matrix: one is asked for while the other is in use
+    bias = _head_bias(shape) if shape.tie_embeddings else ()
+    yield from _unit(tokens, [_matrix("embedding.weight", vocab, width), *bias])
     yield from _unit("embedding", _beside_tokens(shape))
     yield from _relative_table(shape, "encoder" if shape.encoder_layers else "layers")
 
@@ -147,7 +149,8 @@ def _embedding(shape: ModelShape) -> Iterator[Weight]:
 def _beside_tokens(shape: ModelShape) -> Iterator[Weight]:
     width = ("width", shape.width)
     if shape.positions == "learned":
-        yield _table("positions.weight", ("position", shape.context), width)
+        rows = shape.context + shape.first_position
+        yield _table("positions.weight", ("position", rows), width)
     if shape.token_types:
         yield _table("token_types.weight", ("token_type", shape.token_types), width)
     if shape.embedding_norm:
@@ -177,8 +180,12 @@ def _head(shape: ModelShape) -> Iterator[Weight]:
         yield from _norm(shape, "transform_norm")
     if not shape.tie_embeddings:
         yield _matrix("head.weight", vocab, width)
+        yield from _head_bias(shape)
+
+
+def _head_bias(shape: ModelShape) -> Iterator[Weight]:
     if shape.transform:
-        yield _vector("head.bias", vocab, 0.0)
+        yield _vector("head.bias", ("vocab", shape.vocab), 0.0)
 
 
 def _unit(unit: str, rows: Iterable[Weight], prefix: str = "") -> Iterator[Weight]:

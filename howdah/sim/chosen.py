@@ -5,12 +5,15 @@ is chosen for it (`collectives/choice.py`), a rank sends what its steps send, an
 of the program's rounds on the cluster (`sim/programs.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from howdah.collectives.choice import (
+    AUTO,
     DEFAULT,
     FORWARDING,
     chunk_sizes,
@@ -22,20 +25,30 @@ from howdah.collectives.choice import (
     unusable,
 )
 from howdah.collectives.program import Program
-from howdah.machines.cluster import Cluster
-from howdah.plan.comm import Algorithms
+from howdah.machines.cluster import Cluster, attained
+from howdah.plan.comm import Algorithms, Comm
 from howdah.plan.exchanges import Exchange, exchanges
 from howdah.plan.flat_buffers import Buffer, share, shares
 from howdah.plan.gather_order import gathered_by
+from howdah.plan.homes import homes
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import local_buffers, shard_axes
 from howdah.plan.sums import sums_of
 from howdah.sim.programs import price
+from howdah.sim.selector import Correction, Shape, is_auto, settle
 
 ON_CUDA = (
     "[comm] says how tensors of the CPU travel, and the device is cuda, where NCCL chooses itself: "
     "leave comm.algorithm and comm.sparse out, or use device=cpu"
+)
+HOMES_ON_CUDA = (
+    "the layout keeps some of a rank's tensors off its device, which runs on CPUs so far, and the "
+    "device is cuda: use device=cpu, or leave the homes out"
+)
+ON_SERVERS = (
+    "parameter servers keep states in memory of the host, and the device is cuda: use device=cpu, "
+    "or drop server from the layout"
 )
 LONG = 1 << 34  # bytes: so long that latencies do not count
 
@@ -110,7 +123,7 @@ def gathers_of(plan: Plan, rank: int, buffer: Buffer) -> Iterator[Collective]:
 
 def collectives_of(plan: Plan, rank: int) -> Iterator[Collective]:
     """Every collective of `rank` for which an algorithm can be chosen, once for each kind."""
-    for row in sums_of(plan, rank):  # rows of an embedding fall back to whole sums
+    for row in (r for r in sums_of(plan, rank) if r.op != "push"):  # rows fall back to whole sums
         for elements in row.messages:
             yield Collective(row.op, row.ranks, elements, plan.sent_gradient_bytes)
     for buffer in local_buffers(plan, rank) if plan.layout.zero else ():
@@ -128,7 +141,7 @@ def choice_problems(algorithms: Algorithms) -> list[str]:
     for op, text in algorithms.by_operation.items():
         if problem := problem_of(op, text):
             found.append(f"comm.algorithm: {problem}")
-        elif op == "all_to_all" and rules(op, text)[0].name in FORWARDING:
+        elif op == "all_to_all" and any(rule.name in FORWARDING for rule in rules(op, text)):
             found.append(
                 f"comm.algorithm.all_to_all is {text}, by which ranks pass on what others send, "
                 "whose sizes they do not know in training; use pairwise, or leave it out"
@@ -155,6 +168,8 @@ def choice_misfits(plan: Plan) -> list[str]:
     """Sentences about algorithms that cannot use as many ranks as a group of the plan has, and
     about sums by rows that cannot be.
     """
+    if plan.layout.server and (plan.comm.algorithm or plan.comm.sparse):
+        return ["[comm] is not for parameter servers, to which workers send directly; leave it out"]
     if problems := [*sparse_problems(plan)] if plan.comm.sparse else []:
         return [f"comm.sparse is true, but {problem}; leave it out" for problem in problems]
     chosen = plan.comm.algorithm
@@ -163,6 +178,13 @@ def choice_misfits(plan: Plan) -> list[str]:
     readable = [(op, size) for op, size in sizes if not problem_of(op, getattr(chosen, op))]
     found = {problem for op, size in readable for problem in unusable(chosen, op, size)}
     return [f"comm.algorithm: {problem}" for problem in sorted(found)]
+
+
+def cuda_problem(plan: Plan) -> str:
+    """Why a plan cannot run on GPUs; empty if it can."""
+    if homes(plan.layout) != {"device"}:
+        return HOMES_ON_CUDA
+    return ON_SERVERS if plan.layout.server else ON_CUDA if plan.comm.is_chosen else ""
 
 
 class ProgramTimes:
@@ -174,24 +196,99 @@ class ProgramTimes:
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         self._algorithms, self._cluster = plan.comm.algorithm, cluster
-        self._times: dict[tuple[int, tuple[int, ...]], tuple[float, float]] = {}
+        self._times: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]] = {}
 
-    def seconds(self, call: Collective, groups: np.ndarray) -> float | None:
+    def seconds(self, call: Collective, groups: np.ndarray, *others: Collective) -> float | None:
         """Seconds of a collective; None where no program is chosen for it.
 
         groups  ranks of all groups that make this call at the same time, one in a row
+        others  calls of the same group that start together with it
         """
         if not self._algorithms:
             return None
-        nodes = [rank // self._cluster.devices_per_node for rank in call.ranks]
-        if (program := call.program(self._algorithms, nodes)) is None:
+        calls, ranks = [call, *others], call.ranks
+        nodes = [rank // self._cluster.devices_per_node for rank in ranks]
+        found = [call.program(self._algorithms, nodes) for call in calls]
+        programs = [program for program in found if program]
+        if len(programs) < len(calls):
             return None
-        key = id(program), tuple(call.ranks)
+        key = tuple(map(id, programs)), tuple(ranks)
         if key not in self._times:
-            beside = [list(map(int, one)) for one in groups if int(one[0]) != call.ranks[0]]
+            beside = [list(map(int, one)) for one in groups if int(one[0]) != ranks[0]]
+            program = together(programs)
             self._times[key] = tuple(  # type: ignore[assignment]
-                price(program, self._cluster, size=n, places=call.ranks, beside=beside).seconds
+                price(program, self._cluster, size=n, places=ranks, beside=beside).seconds
                 for n in (0, LONG)
             )
         latency, whole = self._times[key]
-        return latency + (whole - latency) * call.elements * call.width / LONG
+        size = sum(call.elements * call.width for call in calls)
+        return latency + (whole - latency) * size / LONG
+
+
+def together(programs: Sequence[Program]) -> Program:
+    """Programs of one group as one, whose rounds start together; each has chunks of its own, an
+    equal part of the vector (`comm/rounds.py` runs them so).
+    """
+    if len(programs) == 1:
+        return programs[0]
+    starts = [0, *accumulate(program.chunks for program in programs)]
+    steps = [
+        sorted(
+            (
+                step._replace(spans=tuple((a + start, b + start) for a, b in step.spans))
+                for program, start in zip(programs, starts, strict=False)
+                for step in program.steps[rank]
+            ),
+            key=lambda step: step.turn,
+        )
+        for rank in range(programs[0].ranks)
+    ]
+    return replace(programs[0], chunks=starts[-1], steps=tuple(map(tuple, steps)))
+
+
+# -- auto ------------------------------------------------------------------------------
+
+
+def shapes_in(plan: Plan, per_node: int) -> set[Shape]:
+    """The shapes of the groups of a plan that could choose an algorithm.
+
+    per_node  ranks of a host
+    """
+    found = set()
+    for rank in axis(plan.layout, "pp").group(0):
+        for call in collectives_of(plan, rank):
+            size, each = len(call.ranks), ranks_per_node([r // per_node for r in call.ranks])
+            if size > 1 and each:
+                found.add(Shape(size // each, each))
+    return found
+
+
+def settled_plan(plan: Plan, cluster: Cluster | None) -> Plan:
+    """The plan with what is chosen on a cluster in place of `comm.algorithm = "auto"`; without a
+    cluster, nothing is.
+    """
+    if not is_auto(plan.comm.algorithm):
+        return plan
+    counted = attained(cluster) if cluster else None
+    shapes = shapes_in(plan, cluster.devices_per_node) if cluster else ()
+    return replace(plan, comm=settled_comm(plan.comm, counted, shapes))
+
+
+def settled_comm(
+    comm: Comm,
+    cluster: Cluster | None,
+    shapes: Iterable[Shape],
+    corrections: Sequence[Correction] = (),
+) -> Comm:
+    """The same of [comm] alone, on a cluster with attained rates. Rows of an embedding are
+    broadcast directly.
+    """
+    algorithms = comm.algorithm
+    if comm.sparse and algorithms.broadcast == AUTO:
+        algorithms = replace(algorithms, broadcast="")
+    there = [
+        shape
+        for shape in shapes
+        if cluster and shape.hosts <= cluster.nodes and shape.each <= cluster.devices_per_node
+    ]
+    return replace(comm, algorithm=settle(algorithms, cluster, there, corrections))

@@ -6,7 +6,8 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
 
     component    bytes                              moments
     weights      2Ψ   zero3: ÷N                     both
-    masters      4Ψ   from zero1 on ÷N              both     none if weights are in float32
+    masters      4Ψ   from zero1 on ÷N              both     none if weights are in float32, and
+                                                             have the same home
     gradients    4Ψ   accumulate=shard: ÷N          both
     moments      8Ψ   from zero1 on ÷N              both     of the optimizer, 4Ψ each
     gathered     2Ψ of two units, in zero3          passes   the unit in use and the next one
@@ -16,10 +17,13 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
                  are sent as bf16
     activations  micro-batches in flight            passes   by the schedule
     recomputed   activations of one block           passes   while its backward pass runs
+    staged       what an update moves at a time     both     in the host's memory, for states that
+                                                             are not on the device
 
 The home of a component is the device, the host or the disk. A unit that is not sharded (N = 1, or
 experts that are on one rank each) needs no all-gather. A component whose home is not the device
-needs the same windows ("gathered", "reduced") on the device as a sharded one.
+needs the same windows ("gathered", "reduced") on the device as a sharded one. Of activations, those
+of blocks have another home; two blocks have theirs on the device while they run.
 
 The lists of `shapes/activations.py` give the activations of a micro-batch, and the schedule gives
 the number of micro-batches in flight. Frameworks that keep other formats have another `Width`; the
@@ -31,16 +35,19 @@ of an allocator. `bench/memory/` lists how much those take in published runs.
 """
 
 from collections import Counter
+from itertools import chain
 from math import prod
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer, share
+from howdah.plan.homes import masters_apart, staged_bytes
 from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import BYTES, Plan
-from howdah.plan.program import steady_schedule
+from howdah.plan.program import stage_parts, steady_schedule
 from howdah.plan.schedule.held import peak_held
-from howdah.plan.sharding import local_buffers, local_of, shard_axes
+from howdah.plan.servers import serves
+from howdah.plan.sharding import local_buffers, local_of, own_range, shard_axes
 from howdah.plan.stages import stages_of
 from howdah.plan.sums import sums_of
 from howdah.plan.window import window_of
@@ -78,7 +85,7 @@ class Width(NamedTuple):
 def width_of(plan: Plan) -> Width:
     """The formats of howdah: weights in the compute format, all else in float32 or wider."""
     narrow, wide = plan.compute_bytes, plan.master_bytes
-    masters = 0 if narrow == wide else wide
+    masters = wide if masters_apart(plan) else 0
     moments = wide * len(plan.method.optimizer.states)
     return Width(narrow, masters, wide, moments, gathered=narrow, reduced=wide)
 
@@ -90,9 +97,11 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     width    the formats of another framework; None for howdah's own
     """
     width = width or width_of(plan)
-    cuts = [(b.length, _own(b, plan, rank)) for b in local_buffers(plan, rank)]
+    cuts = [_cut(b, plan, rank) for b in local_buffers(plan, rank)]
     rows = [row for whole, own in cuts for row in states(whole, own, plan.layout, width)]
-    rows += [*_windows(cuts, plan, rank, width), *_activations(plan, rank, kernels)]
+    rows += _windows(cuts, plan, rank, width)
+    rows.append(Held("staged", "host", BOTH, staged_bytes(plan, rank)))
+    rows += [] if serves(plan.layout, rank) else _activations(plan, rank, kernels)
     total: dict[tuple[str, Home, tuple[Moment, ...]], int] = {}
     for name, home, moments, count in rows:
         total[name, home, moments] = total.get((name, home, moments), 0) + count
@@ -101,7 +110,7 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
 
 def states(whole: int, own: int, layout: Layout, width: Width) -> list[Held]:
     """Weights, gradients and optimizer states of `whole` elements; the rank's share has `own`."""
-    sharded = own if layout.zero else whole
+    sharded = own if layout.zero or layout.server else whole
     parts = {
         "weights": (own if layout.zero == 3 else whole, layout.weights),
         "masters": (sharded, layout.optimizer),
@@ -125,11 +134,14 @@ def peak(held: list[Held], home: Home = "device") -> int:
 # -- shares and windows ------------------------------------------------------------
 
 
-def _own(buffer: Buffer, plan: Plan, rank: int) -> int:
-    """Number of elements in the rank's share of a unit's buffer."""
+def _cut(buffer: Buffer, plan: Plan, rank: int) -> tuple[int, int]:
+    """Elements of a unit's buffer, and of the rank's share; a server has no more than its range."""
+    if plan.layout.server:
+        start, stop = own_range(buffer, plan.layout, rank)
+        return stop - start if serves(plan.layout, rank) else buffer.length, stop - start
     inside, _ = shard_axes(plan.layout, buffer.unit)
     start, stop = share(buffer.length, inside.size, inside.index_of(rank))
-    return stop - start
+    return buffer.length, stop - start
 
 
 def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -> list[Held]:
@@ -156,7 +168,7 @@ def _narrowed(plan: Plan, rank: int) -> int:
     most: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for row in sums_of(plan, rank) if plan.method.gradient_dtype == "bf16" else ():
         group = row.axis, tuple(row.ranks)
-        most[group] = max(most[group], sum(row.messages))
+        most[group] = max(most[group], sum(row.messages) * (len(group[1]) > 1))
     return BYTES["bf16"] * most.total()
 
 
@@ -184,23 +196,41 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
             made_again(plan.shape, part, kernels, recompute), of, compute=plan.compute_bytes
         )
 
+    def goes(part: Part) -> bool:
+        return part.is_block and layout.activations != "device"
+
     once = bytes_of(shared(plan.shape, kernels), of, compute=plan.compute_bytes)
-    per_stage = [0] * len(plan.stages.where)
+    here, there = [0] * len(plan.stages.where), [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]
         blocks = any(part.is_block for part in parts)
-        per_stage[stage] = sum(kept(part) for part in parts) + blocks * once
+        here[stage] = sum(kept(part) for part in parts if not goes(part)) + blocks * once
+        there[stage] = sum(kept(part) for part in parts if goes(part))
 
-    elsewhere = layout.activations != "device"
     again = max(
-        recomputed(part) + elsewhere * kept(part)
+        recomputed(part) + goes(part) * WINDOW * kept(part)
         for stage in mine
         for part in plan.stages.parts[stage]
     )
     return [
-        Held("activations", layout.activations, PASSES, _in_flight(plan, rank, per_stage)),
+        Held("activations", "device", PASSES, _in_flight(plan, rank, here)),
+        Held("activations", layout.activations, PASSES, _in_flight(plan, rank, there)),
         Held("recomputed", "device", PASSES, again),
     ]
+
+
+def moved_activations(plan: Plan, rank: int, kernels: Kernels) -> int:
+    """Bytes of one micro-batch that the blocks of `rank` keep off the device."""
+    if plan.layout.activations == "device":
+        return 0
+    of, pp_index = local_of(plan, rank), axis(plan.layout, "pp").index_of(rank)
+    parts = chain(*stage_parts(plan, pp_index).values())
+    kept = (
+        saved(plan.shape, part, kernels, plan.recompute.get(part, "none"))
+        for part in parts
+        if part.is_block
+    )
+    return sum(bytes_of(one, of, compute=plan.compute_bytes) for one in kept)
 
 
 def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:

@@ -2,6 +2,7 @@
 
     reduce-scatter, all-gather   bytes that a rank sends / bandwidth  +  messages · latency
     all-reduce                   both, one after the other
+    push, pull                   bytes of the busier end, worker or server, / bandwidth  +  latency
 
 Bandwidth, messages and latency are those of the path between the row's own ranks, while all groups
 of the same kind communicate (`machines/network.py`). A path is looked up once for each kind:
@@ -27,6 +28,7 @@ from howdah.sim.traffic import HALVES, expected_rows
 
 TO_ALL = ("all_to_all", "counts")  # each member sends to every other; otherwise to the next
 AXES: dict[str, Axis] = {"tp": "tp", "cp": "cp", "ep": "ep", "dp": "replicas", "pp": "pp"}
+CONTEXT_AXES: dict[str, Axis] = {"send": "ring", "all_to_all": "traders"}  # of messages over cp
 
 
 class MessageTimes:
@@ -38,8 +40,12 @@ class MessageTimes:
         self._paths: dict[tuple[Stride, tuple[int, ...], Pattern], tuple[float, float]] = {}
 
     def of_sum(self, row: Sum) -> float:
-        """Seconds of a sum of gradients."""
+        """Seconds of a sum of gradients; none where a rank has all of it, and takes it home."""
+        if len(row.ranks) == 1:
+            return 0.0
         width, seconds, direct = self._plan.sent_gradient_bytes, 0.0, list[int]()
+        if row.op == "push":
+            return self._served(row.messages, width)
         rows, dense = expected_rows(self._plan, row.ranks[0]) if row.row else (0, 1)
         if not dense:
             bandwidth, latency = self._path(row.axis, row.ranks, "ring")
@@ -55,7 +61,11 @@ class MessageTimes:
 
     def of_gather(self, rank: int, buffer: Buffer) -> float:
         """Seconds in which the weights of a unit of `rank` are gathered."""
+        if self._plan.layout.server:
+            return self._served([buffer.length], self._plan.compute_bytes)
         calls = [*gathers_of(self._plan, rank, buffer)]
+        if (together := self._chosen("dp", *calls)) is not None:
+            return together
         times = [self._chosen("dp", call) for call in calls]
         chosen = sum(seconds for seconds in times if seconds is not None)
         direct = sum(call.elements for call, one in zip(calls, times, strict=True) if one is None)
@@ -64,7 +74,8 @@ class MessageTimes:
 
     def of_exchange(self, row: Exchange, rank: int) -> float:
         """Seconds of all exchanges of a row of `rank`."""
-        ranks: Sequence[int] = axis(self._plan.layout, AXES[row.axis]).group(rank)
+        name = CONTEXT_AXES.get(row.operation, "cp") if row.axis == "cp" else AXES[row.axis]
+        ranks: Sequence[int] = axis(self._plan.layout, name).group(rank)
         if row.axis == "pp":
             ranks = sorted({rank, *row.peers})
         call = of_exchange(row)
@@ -82,11 +93,20 @@ class MessageTimes:
         found = path(self._cluster, np.arange(world)[None])
         return 2 * found.messages * found.link.latency
 
-    def _chosen(self, label: str, call: Collective) -> float | None:
-        """Seconds of a chosen program; None where there is none."""
+    def _served(self, messages: Sequence[int], width: int) -> float:
+        """Seconds in which workers push gradients, or pull weights, of so many elements each: those
+        of the busier end, a worker with all of them or a server with its range for every worker.
+        """
+        layout = self._plan.layout
+        bandwidth, latency = self._path("dp", range(layout.world), "all")
+        busier = max(1.0, layout.workers / layout.server)
+        return sum(messages) * width * busier / bandwidth + len(messages) * latency
+
+    def _chosen(self, label: str, *calls: Collective) -> float | None:
+        """Seconds of chosen programs that start together; None where there is none for one."""
         if not self._plan.comm.algorithm:
             return None
-        return self._programs.seconds(call, self._groups(label, call.ranks))
+        return self._programs.seconds(calls[0], self._groups(label, calls[0].ranks), *calls[1:])
 
     def _gathered(
         self, label: str, ranks: Sequence[int], messages: Sequence[int], width: int
@@ -140,12 +160,15 @@ class RankMessages:
         sums: Sequence[Sum],
         held: Sequence[Buffer],
     ) -> None:
-        inside = {b.unit: shard_axes(plan.layout, b.unit)[0].group(rank) for b in held}
-        cut = [b for b in held if plan.layout.zero and len(inside[b.unit]) > 1]
+        layout = plan.layout
+        every = range(layout.world) if layout.server else None
+        inside = {b.unit: every or shard_axes(layout, b.unit)[0].group(rank) for b in held}
+        cut = [b for b in held if (layout.zero or every) and len(inside[b.unit]) > 1]
         groups = [*(row.ranks for row in sums), *(inside[b.unit] for b in cut)]
         lane = {ranks: number for number, ranks in enumerate(dict.fromkeys(groups))}
         self.lanes, self.sums = len(lane), sums
         self.of_sum = [(lane[row.ranks], times.of_sum(row)) for row in sums]
         self.of_gather = {b.unit: (lane[inside[b.unit]], times.of_gather(rank, b)) for b in cut}
-        filled = fill_buckets(cut, element_bytes=plan.compute_bytes)
+        least = 1 if every else None  # servers send unit by unit
+        filled = fill_buckets(cut, element_bytes=plan.compute_bytes, least_bytes=least)
         self.buckets = [[buffer.unit for buffer in bucket] for bucket in filled]

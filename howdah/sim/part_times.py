@@ -12,6 +12,7 @@ tp, cp, ep  the exchanges of the part's stage (`plan/exchanges.py`), spread over
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from howdah.plan.exchanges import Exchange
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
@@ -93,6 +94,29 @@ def part_times(
             least = times.least[0] + action, times.least[1] + action
             found[stage][part] = times._replace(ahead=ahead, back=back, least=least)
     return found
+
+
+def waited(row: Exchange, seconds: float, plan: Plan, speeds: Speeds, profile: Profile) -> float:
+    """Of the seconds of an exchange for one micro-batch, those in which nothing is computed.
+
+    A shared expert is computed while tokens go to the others, and its gradients while theirs come
+    back: each is half of what is exchanged.
+    """
+    hidden = {"tp": profile.tp, "cp": profile.cp, "ep": profile.ep}.get(row.axis, 0.0)
+    if not (row.beside and profile.beside):
+        return seconds * (1 - hidden)
+    forward = back = 0.0
+    rank = next(iter(row.peers))
+    of = local_of(plan, rank)
+    for part in plan.stages.parts[row.stage]:
+        if part.is_block and plan.sparse(part):
+            some = [one for one in operators(plan.shape, part) if one.name.startswith("shared")]
+            times = [speeds.operator(one, of) for one in some]
+            once = sum(time.forward for time in times)
+            forward += once
+            back += sum(sum(time) for time in times) - once
+            back += once * (plan.recompute.get(part, "none") == "full")
+    return seconds - max(min(back if row.back else forward, seconds / 2), seconds * hidden)
 
 
 def _kind(plan: Plan, part: Part) -> tuple[str, bool, str]:

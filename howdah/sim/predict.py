@@ -1,19 +1,19 @@
 """Everything that is predicted for a plan before it runs: what `howdah plan` prints.
 
-Memory and traffic are computed for one rank of every pipeline stage; the other ranks of the stage
+Memory and traffic are computed for one rank of every pipeline stage, and for one server; the others
 do the same work. It is the first rank: where sizes do not divide evenly, the others may hold or
 send a few elements less.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
-from howdah.machines.cluster import Cluster
+from howdah.machines.cluster import Cluster, usable_memory
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, for_gpus
 from howdah.plan.recording import Traffic, Wires
-from howdah.shapes.activations import Kernels, howdah
+from howdah.sim.chosen import settled_plan
 from howdah.sim.cost import Cost, hourly, run_cost
+from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import profile_for
 from howdah.sim.memory import Held, memory, peak
 from howdah.sim.profile import Profile
@@ -25,7 +25,7 @@ from howdah.sim.traffic import padding, step_traffic
 class Prediction:
     """A plan and everything that is predicted for it.
 
-    memory   what one rank of each pipeline stage holds
+    memory   what one rank of each pipeline stage holds; last what a parameter server does, if any
     traffic  bytes that the same ranks send in a step
     time     time of a step; None without a cluster
     cost     cost of the whole run; None without a cluster or without the tokens of the run
@@ -53,8 +53,7 @@ class Prediction:
     @property
     def capacity(self) -> float | None:
         """Bytes of a device's memory that a run can use; None without a cluster."""
-        device = self.cluster.device if self.cluster else None
-        return device.memory - device.reserved if device else None
+        return usable_memory(self.cluster) if self.cluster else None
 
 
 def predict(
@@ -76,7 +75,9 @@ def predict(
     """
     if cluster and cluster.device.cuda_names:
         plan = for_gpus(plan)
-    stages = axis(plan.layout, "pp").group(0)
+    plan = settled_plan(plan, cluster)
+    stages = [*axis(plan.layout, "pp").group(0)]
+    stages += [plan.layout.workers] if plan.layout.server else []
     wires = Wires()
     if cluster:
         wires = Wires(cluster.inside.name, cluster.between.name, cluster.devices_per_node)
@@ -95,14 +96,3 @@ def predict(
         time=time,
         cost=bill,
     )
-
-
-def kernels_of(plan: Plan) -> Kernels:
-    """What the operations of howdah's own model save for the backward pass under `plan`: those of a
-    GPU, if the plan is one for GPUs (`for_gpus`).
-    """
-    noise, card = plan.method.dropout > 0, plan.on_gpus
-    kept = howdah(compute=plan.compute_bytes, dropout=noise, packed=True, card=card)
-    gathered, balanced = plan.layout.inputs == "gathered", plan.method.routing.adds_loss
-    context: Literal["", "ring", "all-to-all"] = plan.layout.context if plan.layout.cp > 1 else ""
-    return replace(kept, gathered=gathered, balanced=balanced, context=context)

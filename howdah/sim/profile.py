@@ -98,6 +98,7 @@ class Profile:
     attention      factor on the speed of flash attention
     routed         seconds in which the host starts the routing of a block of experts, forward
     tp, cp, ep     fraction of the exchanges of an axis in which computation goes on
+    beside         whether a shared expert is computed while tokens go to the others
     pp             whether computation goes on while tensors travel between stages
     overlap        whether sums of gradients run beside the backward pass
     gather         whether weights are gathered beside computation
@@ -127,6 +128,9 @@ class Profile:
                    again; 0: all
     waits          exchanges of a few numbers in a step, for which all ranks wait
     crowd          ranks for each core, where there are more; those that wait give theirs up
+    meet           seconds of a message between ranks on one machine beyond its link's latency,
+                   because neither computes as evenly as it does alone
+    uneven         loss of a step of several ranks for the same reason, whatever they exchange
     """
 
     name: str = "plain"
@@ -148,6 +152,7 @@ class Profile:
     tp: float = 0.0
     cp: float = 0.0
     ep: float = 0.0
+    beside: bool = False
     pp: bool = True
     overlap: bool = True
     gather: bool = True
@@ -171,6 +176,8 @@ class Profile:
     chunk: int = 0
     waits: float = 0.0
     crowd: float = 1.0
+    meet: float = 0.0
+    uneven: float = 0.0
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """The time of a collective program on a cluster, round by round, with contention on every link.
 
-    T  =  Σ over rounds ( max over links ( bytes on the link / its bandwidth )  +  latency )
+    T  =  Σ over rounds ( max over links ( bytes on the link / its bandwidth )  +  latency
+                          +  max over ranks ( messages that it sends and receives · cost ) )
 
 A program has messages in rounds (`collectives/walk.py`). The bytes of a round are added up on every
 link that a message uses; the busiest link decides, and the longest way adds its latency. Links have
@@ -16,10 +17,11 @@ one direction each:
 So an algorithm that is the best on paper may lose: halving that begins with the farthest partner
 sends half of all vectors through the narrow uplinks of a spine-leaf network in one round.
 
-It knows no time for additions or for the processor's work per message, and rounds do not overlap.
+The cost of a message is a processor's work on it, which measured clusters know (`Link.message`); on
+others it is 0. There is no time for additions, and rounds do not overlap.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -44,20 +46,25 @@ class Price:
     rounds   seconds of each round
     busiest  the link that decides each round
     bytes    on each link, over all rounds
+    on_links seconds of `seconds` in which the busiest link is busy
     """
 
     seconds: float
     rounds: tuple[float, ...]
     busiest: tuple[LinkName, ...]
     bytes: dict[LinkName, float]
+    on_links: float = 0.0
 
 
 @dataclass(frozen=True)
 class Route:
-    """The links of a message, each with its bytes/s, and its seconds of latency."""
+    """The links of a message, each with its bytes/s, its seconds of latency, and those for which it
+    keeps the ranks at its ends busy.
+    """
 
     links: tuple[tuple[LinkName, float], ...]
     latency: float
+    message: float = 0.0
 
 
 def price(
@@ -88,22 +95,26 @@ def price(
     bounds = [0, *accumulate(split(whole, program.chunks))]
     groups = [devices, *beside]
     route = cache(lambda group, a, b: route_of(cluster, groups[group][a], groups[group][b]))
-    seconds, busiest, total = [], [], Counter[LinkName]()
+    seconds, wired, busiest, total = [], 0.0, [], Counter[LinkName]()
     for _, messages in groupby(walk(program).sent, key=lambda sent: sent.round):
         loads, rates, latency = Counter[LinkName](), dict[LinkName, float](), 0.0
+        work: defaultdict[tuple[int, int], float] = defaultdict(float)
         for _, source, target, spans in messages:
             moved = sum(bounds[stop] - bounds[start] for start, stop in spans)
             for group in range(len(groups)):
                 way = route(group, source, target)
                 latency = max(latency, way.latency)
+                work[group, source] += way.message
+                work[group, target] += way.message
                 for link, rate in way.links:
                     loads[link] += moved
                     rates[link] = rate
         slowest = max(loads, key=lambda link: loads[link] / rates[link])
-        seconds.append(loads[slowest] / rates[slowest] + latency)
+        wired += loads[slowest] / rates[slowest]
+        seconds.append(loads[slowest] / rates[slowest] + latency + max(work.values()))
         busiest.append(slowest)
         total.update(loads)
-    return Price(sum(seconds), tuple(seconds), tuple(busiest), dict(total))
+    return Price(sum(seconds), tuple(seconds), tuple(busiest), dict(total), wired)
 
 
 def cheapest(
@@ -150,13 +161,13 @@ def _in_tree(cluster: Cluster, tree: Tree, source: int, target: int) -> Route:
     if here == there:
         rate = cluster.inside.bandwidth
         ends = ((("device out", source), rate), (("device in", target), rate))
-        return Route(ends, cluster.inside.latency)
+        return Route(ends, cluster.inside.latency, cluster.inside.message)
     # A device has a share of the node's cards: one with others, or several of its own.
-    card = cluster.between.bandwidth * max(1, cluster.nics // per_node)
+    several = max(1, cluster.nics // per_node)
     cards = min(cluster.nics, per_node)
     links: list[tuple[LinkName, float]] = [
-        (("card out", here, i * cards // per_node), card),
-        (("card in", there, j * cards // per_node), card),
+        (("card out", here, i * cards // per_node), cluster.card(here) * several),
+        (("card in", there, j * cards // per_node), cluster.card(there) * several),
     ]
     capacity, nodes = cluster.nics * cluster.between.bandwidth, 1
     for level in tree.levels:
@@ -166,7 +177,7 @@ def _in_tree(cluster: Cluster, tree: Tree, source: int, target: int) -> Route:
             break
         links.append((("up", nodes, here // nodes), capacity))
         links.append((("down", nodes, there // nodes), capacity))
-    return Route(tuple(links), cluster.between.latency)
+    return Route(tuple(links), cluster.between.latency, cluster.between.message)
 
 
 def _in_grid(cluster: Cluster, grid: Grid, source: int, target: int) -> Route:
@@ -183,4 +194,5 @@ def _in_grid(cluster: Cluster, grid: Grid, source: int, target: int) -> Route:
             links.append((("wire", at, dim, step), cluster.between.bandwidth))
             here = at // stride % size
             at += ((here + step) % size - here) * stride
-    return Route(tuple(links), len(links) * cluster.between.latency)
+    latency = len(links) * cluster.between.latency
+    return Route(tuple(links), latency, cluster.between.message)

@@ -8,7 +8,8 @@ An action consists of *turns*: computation with one unit. A turn waits for the w
 where they are gathered. Gradients are complete at the end of the last turn of a part of the model.
 
     sums      the list of `plan/sums.py`, started and awaited as `sim/sum_events.py` finds
-    weights   zero1, zero2: gathered in the order of the forward pass, from the first forward on
+    weights   zero1, zero2: gathered in the order of the forward pass, from the first forward on;
+              so are those that come from servers
               zero3: the next unit in the order of use, while one is used
 
 Micro-batches repeat themselves: an action that begins with the same messages under way as an
@@ -119,7 +120,8 @@ class RankClock:
     def end(self, action: Action, now: float) -> float:
         """The end of the program's next action, if it starts at `now`."""
         self._number += 1
-        if self._number == 0 and self._plan.layout.zero in (1, 2):
+        layout = self._plan.layout
+        if self._number == 0 and (layout.zero in (1, 2) or layout.server):
             self._begin(now, self._messages.buckets)
         one, last = (action.kind, action.stage), self._last.get(action.stage) == action
         events = self._events_of(action, last=last)

@@ -7,7 +7,8 @@
                       of its own ranks; they start and are awaited as in a run, and hide behind
                       computation where that lets them (`sim/rank_clock.py`)
     update            bytes of gradients, masters, moments and weights / memory bandwidth
-    stragglers        the slowest of many nodes: 1 % more for every doubling of their number
+    stragglers        the slowest of many nodes: 1 % more for every doubling of their number; on a
+                      measured machine, the slowest of its ranks
 
 The event simulation runs the program of a step, action by action. Its result contains the bubbles
 and the communication that is not hidden. The cluster's numbers are `attained`: measured values
@@ -30,9 +31,10 @@ from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.sums import sums_of
 from howdah.shapes.products import conventions
+from howdah.sim.chosen import settled_plan
 from howdah.sim.message_times import MessageTimes, RankMessages
 from howdah.sim.operator_times import NAMES, Speeds
-from howdah.sim.part_times import part_times
+from howdah.sim.part_times import part_times, waited
 from howdah.sim.profile import PLAIN, Profile
 from howdah.sim.rank_clock import RankClock
 from howdah.sim.timeline import Timeline, simulate_lowered
@@ -73,6 +75,7 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
 
     Raises UserError if the device has no arithmetic in the plan's precision.
     """
+    plan = settled_plan(plan, cluster)
     counted, lowered = wired(attained(cluster), profile), program_of(plan)
     speeds = Speeds(cluster, counted, plan.method, profile)
     times, where = MessageTimes(plan, counted), plan.stages.where
@@ -94,9 +97,11 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
 
 
 def wired(counted: Cluster, profile: Profile) -> Cluster:
-    """The cluster with the bandwidths that the framework's collectives reach."""
+    """The cluster with the bandwidths that the framework's collectives reach, and what its messages
+    take besides.
+    """
     inside, between = (
-        replace(link, bandwidth=link.bandwidth * factor)
+        replace(link, bandwidth=link.bandwidth * factor, latency=link.latency + profile.meet)
         for link, factor in (
             (counted.inside, profile.inside),
             (counted.between, profile.inside if counted.alone else profile.between),
@@ -123,7 +128,6 @@ class _Rank:
         profile: Profile,
     ) -> None:
         runs, self._virtual = plan.micros * plan.layout.slices, plan.layout.virtual
-        hidden = {"tp": profile.tp, "cp": profile.cp, "ep": profile.ep}
         blocking: dict[tuple[int, bool], float] = defaultdict(float)
         self._sends: dict[tuple[int, bool], float] = {}
         for row in exchanges(plan, rank):
@@ -131,15 +135,16 @@ class _Rank:
             if row.axis == "pp":
                 self._sends[way] = once
             if row.axis != "pp" or not profile.pp:
-                blocking[way] += once * (1 - hidden.get(row.axis, 0.0))
+                blocking[way] += waited(row, once, plan, speeds, profile)
         sums, held = sums_of(plan, rank), local_buffers(plan, rank)
         stages = part_times(plan, speeds, rank, blocking, profile)
         self.parts = [part for parts in stages.values() for part in parts.values()]
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
         self._clock = RankClock(plan, program, messages, stages, profile)
-        self.update = profile.update * _update(plan, speeds.bandwidth, rank, held)
+        at = plan.layout.workers if plan.layout.server else rank  # who updates
+        self.update = profile.update * _update(plan, speeds.bandwidth, at, held)
         self.update += profile.waits * times.of_scalars()
-        self.update += _moved(plan, speeds.cluster, rank, held)
+        self.update += _moved(plan, speeds.cluster, at, held)
         self._tie = sum((times.of_sum(row) for row in sums if row.stage is None), 0.0)
         if not tied_stages(plan):
             self.update += self._tie
@@ -206,7 +211,8 @@ def _summed(
 ) -> StepTime:
     nodes = -(-plan.layout.world // cluster.devices_per_node)
     makespan = _lent(timeline, profile.crowd)
-    straggling = makespan * profile.straggling * log2(nodes)
+    lost = profile.straggling * log2(nodes) + profile.uneven * (plan.layout.world > 1)
+    straggling = makespan * lost
     times = plan.micros * plan.layout.slices
     seconds = makespan + straggling + profile.step
     busiest = ranks[max(range(plan.layout.pp), key=timeline.busy.__getitem__)]

@@ -16,17 +16,22 @@ What is sent is listed elsewhere; here the bytes are added up:
     weights       zero1, zero2: an all-gather of every unit after the update
                   zero3: one in every pass that uses the unit (`plan/gather_order.py`), or as
                   many broadcasts as there are shares (gather=broadcast), of as many bytes
+    servers       a worker sends each of them its range of a gradient (reduce), a server sends every
+                  worker its range of the weights (broadcast)
     activations   `plan/exchanges.py`
     experts       how many tokens each of them had: an all-reduce over all ranks after the step
     scalars       token count, stop flag, loss, and the squared gradient norm if no rank has the
                   full gradient, to all ranks
+    homes         what is kept on the host or the disk moves there and back (`plan/homes.py`), under
+                  an axis of its own: it is sent to no other rank
 
 Where `plan.comm` chooses an algorithm, a rank sends what its steps of the program send.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import numpy as np
 
@@ -35,12 +40,16 @@ from howdah.plan.comm import Algorithms
 from howdah.plan.exchanges import Sizes, exchanges
 from howdah.plan.flat_buffers import share, shares
 from howdah.plan.gather_order import gather_counts
+from howdah.plan.homes import AXIS, Way, moves
 from howdah.plan.layout import has_whole_norm
 from howdah.plan.plan import Plan
 from howdah.plan.recording import TCP, Traffic, Wires
-from howdah.plan.sharding import local_buffers, shard_axes, tokens
+from howdah.plan.servers import serves
+from howdah.plan.sharding import local_buffers, own_range, shard_axes, tokens
 from howdah.plan.sums import ROW_NUMBER_BYTES, Operation, Sum, sums_of
 from howdah.sim.chosen import Collective, gathers_of, of_exchange, sent_by
+from howdah.sim.kernels import kernels_of
+from howdah.sim.memory import moved_activations
 
 SCALAR_BYTES = 8
 COUNTS = 2  # of the scalars: token count and stop flag, which the hosts of GPUs exchange, too
@@ -49,6 +58,7 @@ HALVES: dict[Operation, tuple[str, ...]] = {
     "all_reduce": ("reduce_scatter", "all_gather"),
     "reduce_scatter": ("reduce_scatter",),
     "all_gather": ("all_gather",),
+    "push": (),  # reduces to servers
 }
 
 
@@ -132,8 +142,9 @@ def step_traffic(
 ) -> dict[Traffic, int]:
     """Bytes that `rank` sends in one step of the full batch, by axis, operation and link.
 
-    rows  with the rows of an embedding that are sent (comm.sparse), as if every token were another;
-          otherwise `rows_traffic` adds those that were
+    rows  with the rows of an embedding that are sent (comm.sparse), as if every token were another,
+          and with activations that move, as if all rows had several documents; otherwise
+          `rows_traffic` and `activation_traffic` add those that were and did
     """
     sender = Sender(rank, wires, Counter(), plan.comm.algorithm)
     _gradients(plan, rank, sender)
@@ -152,7 +163,25 @@ def step_traffic(
     call = Collective("all_reduce", everyone, counts, SCALAR_BYTES)
     if counts and not sender.runs(label, call):
         _halves(sender, label, "all_reduce", everyone, shares(counts, len(everyone)) * SCALAR_BYTES)
+    for move in moves(plan, rank):
+        if count := move.bytes * move.times:
+            sender.sent[Traffic(AXIS, move.operation, move.link)] += count
+    if rows:
+        sender.sent.update(activation_traffic(plan, rank, {True: plan.micros}))
     return dict(sender.sent)
+
+
+def activation_traffic(plan: Plan, rank: int, packed: Mapping[bool, int]) -> Counter[Traffic]:
+    """Bytes of activations that move to their home and back, for so many micro-batches whose rows
+    have several documents, and so many whose rows have one.
+    """
+    kernels, home = kernels_of(plan), plan.layout.activations
+    away = sum(
+        moved_activations(plan, rank, replace(kernels, packed=several)) * count
+        for several, count in packed.items()
+    )
+    ways = get_args(Way) if away else ()
+    return Counter({Traffic(AXIS, f"{way} activations", home): away for way in ways})
 
 
 def expected_rows(plan: Plan, rank: int) -> tuple[int, int]:
@@ -193,8 +222,11 @@ def padding(plan: Plan, rank: int) -> int:
     """How many of these bytes make shares equal (`plan/flat_buffers.py`): 0 on CPUs."""
     if plan.share_align == 1:
         return 0
-    uneven = step_traffic(replace(plan, share_align=1), rank)
-    return sum(step_traffic(plan, rank).values()) - sum(uneven.values())
+    padded, uneven = (
+        sum(n for row, n in step_traffic(one, rank).items() if row.axis != AXIS)
+        for one in (plan, replace(plan, share_align=1))
+    )
+    return padded - uneven
 
 
 def scalars(plan: Plan) -> int:
@@ -217,6 +249,9 @@ def expert_counts(plan: Plan) -> int:
 def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
     for row in sums_of(plan, rank):
         times, width = plan.micros if row.every_micro else 1, plan.sent_gradient_bytes
+        if row.op == "push":
+            _push(plan, row, sender)
+            continue
         if row.row:  # first all hear how many rows each has
             sender.send(row.axis, "scalars", row.ranks, SCALAR_BYTES)
             continue
@@ -224,9 +259,17 @@ def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
             _whole(sender, row, Collective(row.op, row.ranks, elements, width), times=times)
 
 
+def _push(plan: Plan, row: Sum, sender: Sender) -> None:
+    """Counts what a worker sends to each server."""
+    layout = plan.layout
+    for elements in row.messages if not serves(layout, sender.rank) else ():
+        sizes = shares(elements, layout.server) * plan.sent_gradient_bytes
+        sender.send(row.axis, "reduce", range(layout.workers, layout.world), sizes)
+
+
 def _whole(sender: Sender, row: Sum, call: Collective, *, times: int) -> None:
     """Counts a message of a sum, which is made so many times."""
-    if not sender.runs(row.axis, call, times=times):
+    if len(row.ranks) > 1 and not sender.runs(row.axis, call, times=times):
         sizes = shares(call.elements, len(row.ranks)) * call.width * times
         _halves(sender, row.axis, row.op, row.ranks, sizes)
 
@@ -241,7 +284,13 @@ def _halves(
 
 
 def _weights(plan: Plan, rank: int, sender: Sender) -> None:
-    """All-gathers of updated weights (zero1, zero2), or of each unit when it is used (zero3)."""
+    """Broadcasts by servers; or all-gathers of updated weights (zero1, zero2), or of each unit when
+    it is used (zero3).
+    """
+    width = plan.compute_bytes
+    for buffer in local_buffers(plan, rank) if plan.layout.server else ():
+        start, stop = own_range(buffer, plan.layout, rank)
+        sender.send("dp", "broadcast", range(plan.layout.workers), (stop - start) * width)
     if plan.layout.zero == 0:
         return
     gathers = gather_counts(plan, rank) if plan.layout.zero == 3 else None
@@ -249,8 +298,8 @@ def _weights(plan: Plan, rank: int, sender: Sender) -> None:
         inside, _ = shard_axes(plan.layout, buffer.unit)
         mine, times = inside.index_of(rank), 1 if gathers is None else gathers[buffer.unit]
         start, stop = share(buffer.length, inside.size, mine)
-        for call in gathers_of(plan, rank, buffer):
+        for call in gathers_of(plan, rank, buffer) if inside.size > 1 else ():
             sends = call.op == "all_gather" or call.root == mine
             if not sender.runs("dp", call, times=times) and sends:
-                size = (stop - start) * plan.compute_bytes * times
+                size = (stop - start) * width * times
                 sender.send("dp", call.op, inside.group(rank), size)

@@ -15,8 +15,8 @@ Labels are shifted here, before the sequence is cut into slices. Positions and d
 explicit arrays, so every pipeline stage and sequence slice has them without communication.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,7 @@ class Micro:
     positions  [b, s] int64: counted from 0 at each document, and at the start of the row
     documents  [b, s] int32: number of the document within the row, ascending from 0
     samples    [b] int64: number of the sample in the run; -1 for a row of padding
+    more       further arrays by name, [b, s] int64; of an encoder, token_types
     """
 
     tokens: Numbers
@@ -65,6 +66,7 @@ class Micro:
     positions: Numbers
     documents: npt.NDArray[np.int32]
     samples: Numbers
+    more: Mapping[str, Numbers] = field(default_factory=dict)
 
 
 def order_of(corpus: Corpus, *, sequence: int, seed: int) -> Order:
@@ -157,4 +159,5 @@ def _split(batch: Micro, micro: int) -> Iterator[Micro]:
             batch.positions[part],
             batch.documents[part],
             batch.samples[part],
+            {name: array[part] for name, array in batch.more.items()},
         )

@@ -47,14 +47,23 @@ def source_name(index: int) -> str:
 
 
 def build(
-    data: Data, folder: Path, *, vocab: int, say: Say, progress: Callable[[float], None]
+    data: Data,
+    folder: Path,
+    *,
+    vocab: int,
+    say: Say,
+    progress: Callable[[float], None],
+    pad: bool = False,
 ) -> None:
     """Writes a token cache into the empty `folder`; the arguments are those of `tokens.prepare`.
 
     Raises UserError when the sources or the tokenizer cannot be used.
     """
     if data.tokenizer is None:
-        tokenizers.require_room(vocab)  # checked here and in `_bring`, before all text is read
+        special = tokenizers.special_tokens(data.mask_token, pad=pad)
+        tokenizers.require_room(
+            vocab, special
+        )  # checked here and in `_bring`, before all text is read
     else:
         _bring(data, folder, vocab)
     if problems := unreadable(data):
@@ -71,7 +80,8 @@ def build(
             )
     if data.tokenizer is None:  # 3
         say(f"training a tokenizer of {vocab} entries")
-        learned = interruptible(lambda: tokenizers.train(_lesson(data, held), vocab))
+        lesson = _lesson(data, held)
+        learned = interruptible(lambda: tokenizers.train(lesson, vocab, data.mask_token, pad=pad))
         (folder / tokenizers.FILE).write_text(learned.to_str(), "utf-8")
     tokenizer = tokenizers.load(folder / tokenizers.FILE)
     facts = _facts(tokenizer, folder, survey, data.end_token)

@@ -101,6 +101,8 @@ class Data:
     validation_share  the fraction of documents kept for evaluation, never trained on
     tokenizer         a tokenizer.json or a folder that holds one; None trains one on the sources
     end_token         the token of `tokenizer` between documents; None: the usual ones are tried
+    mask_token        the token that hides others from an encoder; a tokenizer that is trained here
+                      gets it
     undecodable       how to treat a document that is not UTF-8 or UTF-16: skip and count, or stop
     """
 
@@ -110,6 +112,7 @@ class Data:
     validation_share: Annotated[float, Bound(0, 1, above=True, below=True)] = SHARE
     tokenizer: str | None = None
     end_token: str | None = None
+    mask_token: str | None = None
     undecodable: Undecodable = "skip"
 
 

@@ -9,7 +9,7 @@ One special token is put before each document. Its id is looked up by name, neve
 text is encoded as it: the characters <|end|> in a document are encoded as ordinary characters.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -23,24 +23,32 @@ ENDS = (
     *(END, "<|endoftext|>", "</s>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "[EOS]"),
     "[SEP]",  # of BERT
 )
-SMALLEST = 256 + 1  # entries: the bytes and the end token
+PAD = "<|pad|>"
+PADS = (PAD, "[PAD]", "<pad>")  # no text has it, and nothing is hidden by it
+MASKS = ("<|mask|>", "[MASK]", "<mask>")  # what hides others, in a tokenizer that has it
 FILE = "tokenizer.json"
 LARGEST = 128 << 20  # bytes; files of the largest vocabularies have 35 MB
 
 
-def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer of at most `vocab` entries on `texts`.
+def train(
+    texts: Iterable[str], vocab: int, mask: str | None = None, *, pad: bool = False
+) -> Tokenizer:
+    """Trains a byte-level BPE tokenizer of at most `vocab` entries on `texts`; one of them is
+    `mask`, if given.
+
+    pad  token 1 is `PAD`, which no text has: RoBERTa numbers positions past tokens of padding
 
     It has fewer entries when the text has no more pairs to merge.
-    Raises UserError when `vocab` is too small for the 256 bytes and the end token.
+    Raises UserError when `vocab` is too small for the 256 bytes and the special tokens.
     """
-    require_room(vocab)
+    special = special_tokens(mask, pad=pad)
+    require_room(vocab, special)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
-        special_tokens=[END],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -48,13 +56,31 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
     return _plain(tokenizer)
 
 
-def require_room(vocab: int) -> None:
-    """Raises UserError when `vocab` is too small for the 256 bytes and the end token."""
-    if vocab < SMALLEST:
+def special_tokens(mask: str | None, *, pad: bool) -> list[str]:
+    """The special tokens of a tokenizer that is trained here; their ids are their places."""
+    return [END, *((PAD,) if pad else ()), *((mask,) if mask is not None else ())]
+
+
+def require_room(vocab: int, special: Sequence[str] = (END,)) -> None:
+    """Raises UserError when `vocab` is too small for the 256 bytes and the special tokens."""
+    if vocab < (least := 256 + len(special)):
         raise UserError(
-            f"model.vocab is {vocab}, but 256 bytes and {END} need {SMALLEST} entries; "
-            f"make it at least {SMALLEST}"
+            f"model.vocab is {vocab}, but 256 bytes and {' and '.join(special)} need {least} "
+            f"entries; make it at least {least}"
         )
+
+
+def require_mask(mask: str, end: str | None) -> None:
+    """Raises UserError for a mask token that a text could hold, or that means something else."""
+    if len(mask) < 2:
+        what = "one character, which a text can hold" if mask else "empty"
+    elif mask in (END, end, *PADS):
+        what = "padding" if mask in PADS else "the token that ends a document"
+    else:
+        return
+    raise UserError(
+        f"data.mask_token is {shown(mask)}, {what}; name a token of its own, such as {MASKS[0]}"
+    )
 
 
 def find(name: str) -> Path:
@@ -148,6 +174,20 @@ def end_of(tokenizer: Tokenizer, name: str, wanted: str | None = None) -> int:
         f"data.tokenizer: {name} has no token that ends a document; name one of its tokens in "
         f"data.end_token, or add one of {', '.join(ENDS)}"
     )
+
+
+def mask_of(tokenizer: Tokenizer, name: str, wanted: str) -> int:
+    """The id of the mask token `wanted`.
+
+    Raises UserError, naming the tokenizer `name`, when the tokenizer does not have it.
+    """
+    if (token := tokenizer.token_to_id(wanted)) is None:
+        added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
+        raise UserError(
+            f"data.mask_token is {shown(wanted)}, which {name} does not have"
+            f"{nearest(wanted, added)}"
+        )
+    return int(token)
 
 
 def entries(tokenizer: Tokenizer) -> int:

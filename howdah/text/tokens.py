@@ -79,6 +79,7 @@ class Corpus:
     held_out_bytes, held_out_gzip, held_out_xz   size of the held-out text in bytes:
                     uncompressed, after gzip -9, after xz -9
     checksums       CRC-32 of the tokens of each source, and of the held-out ones
+    mask            id of the mask token; None: the run has none
     """
 
     folder: Path
@@ -96,6 +97,7 @@ class Corpus:
     held_out_gzip: int
     held_out_xz: int
     checksums: tuple[int, ...] = ()
+    mask: int | None = None
 
     @property
     def tokenizer_path(self) -> Path:
@@ -107,7 +109,7 @@ class Corpus:
         return tokenizers.load(self.tokenizer_path)
 
 
-def prepare(
+def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     data: Data,
     *,
     vocab: int,
@@ -115,6 +117,7 @@ def prepare(
     say: Say,
     progress: Callable[[float], None] | None = None,
     check: bool = False,
+    pad: bool = False,
 ) -> Corpus:
     """Returns the tokens of `data`, from the cache or tokenised now. Many processes may call it.
 
@@ -122,13 +125,14 @@ def prepare(
     cache     the folder of all token caches
     say       is called with a sentence about each stage of the work
     progress  is called with the fraction of the text that is encoded, up to 1
+    pad       a tokenizer trained here has a token of padding, of id 1, which no text has
     check     read every byte of the cache, and build a damaged cache again; one process of a
               machine does so at the start of a run
 
     Raises UserError about sources, tokenizer or cache; then nothing of the attempt is kept.
     """
     shares([source.weight for source in data.sources])  # check weights before hours of tokenising
-    folder = cache / _key(data, vocab)
+    folder = cache / _key(data, vocab, pad=pad)
     try:
         if fault := _fault(folder, check):
             if folder.is_dir():
@@ -137,7 +141,7 @@ def prepare(
             with _alone(folder.with_suffix(".lock"), say):
                 if _fault(folder, check):  # another process may have built it by now
                     _put_away(folder)
-                    _build(data, folder, vocab=vocab, say=say, progress=progress)
+                    _build(data, folder, vocab=vocab, say=say, progress=progress, pad=pad)
         corpus = _open(data, folder)
     except OSError as error:
         raise UserError(
@@ -148,10 +152,10 @@ def prepare(
     return corpus
 
 
-def _key(data: Data, vocab: int) -> str:
+def _key(data: Data, vocab: int, *, pad: bool) -> str:
     """The cache key: a hash of all that the tokens depend on (not weights, not sequence)."""
     if data.tokenizer is None:
-        tokenizer = f"trained {vocab}"
+        tokenizer = f"trained {vocab}{' padded' if pad else ''}"
     else:
         tokenizer = tokenizers.fingerprint(tokenizers.find(data.tokenizer))
     words = [
@@ -163,6 +167,8 @@ def _key(data: Data, vocab: int) -> str:
         len(data.validation),
         *of_each(data, contents),
     ]
+    if data.mask_token is not None:
+        words.append(f"mask {data.mask_token}")
     return blake2b("\x1f".join(map(str, words)).encode(), digest_size=12).hexdigest()
 
 
@@ -203,6 +209,7 @@ def _build(
     vocab: int,
     say: Say,
     progress: Callable[[float], None] | None,
+    pad: bool,
 ) -> None:
     """Builds the cache in a folder next to `folder`, renamed at the end. The caller holds the
     lock.
@@ -213,7 +220,8 @@ def _build(
         shutil.rmtree(unfinished)
     unfinished.mkdir()
     try:
-        build(data, unfinished, vocab=vocab, say=say, progress=progress or (lambda share: None))
+        tell = progress or (lambda share: None)
+        build(data, unfinished, vocab=vocab, say=say, progress=tell, pad=pad)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -228,7 +236,12 @@ def _open(data: Data, folder: Path) -> Corpus:
         counts = index["tokens"]
         names = [*map(source_name, range(len(data.sources))), HELD_OUT]
         parts = [_map(folder, name, counts[name]) for name in names]
-        facts = index["facts"]
+        facts, mask = index["facts"], None
+        if data.mask_token is not None:
+            path = folder / tokenizers.FILE
+            mask = tokenizers.mask_of(
+                tokenizers.load(path), data.tokenizer or str(path), data.mask_token
+            )
         return Corpus(
             folder=folder,
             sources=tuple(parts[:-1]),
@@ -236,6 +249,7 @@ def _open(data: Data, folder: Path) -> Corpus:
             names=tuple(source.path for source in data.sources),
             held_out=parts[-1],
             checksums=tuple(counts[name]["ids_crc32"] for name in names),
+            mask=mask,
             **facts,
         )
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:

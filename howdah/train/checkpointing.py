@@ -166,10 +166,9 @@ class Checkpointer:
             )
         there = self.corpus.held_out.windows(length)
         part = f"{limit} of {there:,} samples" if 0 < limit < there else "all of it"
-        self.say(
-            f"held-out at step {step}, {part}: loss {held_out.loss:.4f}, "
-            f"{held_out.bits_per_byte:.3f} bits per byte"
-        )
+        hidden = self.corpus.mask is not None  # whose bits are not those of a text
+        bits = "" if hidden else f", {held_out.bits_per_byte:.3f} bits per byte"
+        self.say(f"held-out at step {step}, {part}: loss {held_out.loss:.4f}{bits}")
         return held_out
 
     def _save(self, step: int, samples: int, held_out: HeldOut | None, *, beside: bool) -> None:
@@ -182,20 +181,28 @@ class Checkpointer:
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:
             self._best = held_out.loss
-        order = order_of(self.corpus, sequence=job.data.sequence_length, seed=job.seed)
-        meta = {
-            "model": as_plain(stated(job.shape)),
-            "tokenizer": self.corpus.fingerprint,
-            "end": self.corpus.end,
-            "optimizer": job.method.optimizer.name,
-            "precision": job.method.precision,
-            "order": as_plain(order),
-            "best_loss": self._best,
-            "text": list(self.corpus.checksums),
-        }
-        about = About(job.name, str(job.layout), samples, meta)
+        about = about_run(job, self.corpus, samples=samples, best=self._best)
         given = entries(self.context.placed)
         self._saver.save(step=step, entries=given, about=about, best=best, beside=beside)
+
+
+def about_run(job: Job, corpus: Corpus, *, samples: int, best: float | None) -> About:
+    """What a checkpoint says of its run.
+
+    samples  used so far; best: the lowest held-out loss so far
+    """
+    order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
+    meta = {
+        "model": as_plain(stated(job.shape)),
+        "tokenizer": corpus.fingerprint,
+        "end": corpus.end,
+        "optimizer": job.method.optimizer.name,
+        "precision": job.method.precision,
+        "order": as_plain(order),
+        "best_loss": best,
+        "text": list(corpus.checksums),
+    }
+    return About(job.name, str(job.layout), samples, meta)
 
 
 def remove_drafts(run: Path) -> None:

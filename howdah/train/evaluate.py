@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from howdah.text.batches import held_out_micros, rows_of
+from howdah.text.masking import task_of
 from howdah.text.tokens import Corpus
 from howdah.train.step import StepContext, held_out_loss
 
@@ -43,8 +44,11 @@ def evaluate(
     """
     mesh = context.mesh
     rows = rows_of(mesh.layout, mesh.rank, micro=micro)
-    loss, tokens = held_out_loss(
-        context, held_out_micros(corpus, rows, sequence=sequence, limit=limit)
+    plan, micros = (
+        context.placed.plan,
+        held_out_micros(corpus, rows, sequence=sequence, limit=limit),
     )
+    task = task_of(plan.shape, plan.method.masking, corpus, seed=context.seed, held_out=True)
+    loss, tokens = held_out_loss(context, map(task, micros))
     bytes_per_token = corpus.held_out_bytes / max(len(corpus.held_out.ids) - 1, 1)
     return HeldOut(loss, tokens, loss / log(2) / bytes_per_token)

@@ -30,6 +30,7 @@ from howdah.model.noise import Noise
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
 from howdah.parallel.tensor_border import TpRegion
+from howdah.plan.batch import MASKED
 from howdah.plan.layout import Layout
 from howdah.plan.sharding import chunks
 from howdah.text.batches import Micro
@@ -63,7 +64,7 @@ class Columns:
     @property
     def asks_host(self) -> bool:
         """Whether attention asks the host where documents end (`parallel/context_ring.py`)."""
-        return not self.all and self.layout.context == "ring"
+        return not self.all and self.layout.context != "all-to-all"
 
     def of(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rank's columns of `array` [b, S]: the array itself, if these are all."""
@@ -149,8 +150,8 @@ class Feeder:
 
 
 def on_device(micro: Micro, device: torch.device, columns: Columns = ALL) -> OnDevice:
-    """A micro-batch as tensors on `device`; copies are made by the current stream. Of tokens,
-    labels and positions a rank takes its columns; documents stay those of whole samples.
+    """A micro-batch as tensors on `device`; copies are made by the current stream. Of what
+    there is one of for each token a rank takes its columns; documents stay those of whole samples.
     """
 
     def there(array: npt.NDArray[Any]) -> Tensor:
@@ -166,8 +167,12 @@ def on_device(micro: Micro, device: torch.device, columns: Columns = ALL) -> OnD
         there(columns.of(array)) for array in (micro.tokens, micro.labels, micro.positions)
     )
     length = micro.tokens.shape[1]
-    places = None if columns.all else there(columns.of(np.arange(length)[None])[0])
-    given = Given(tokens, labels, positions, documents, None)
+    places, labelled = None, None
+    if not columns.all:
+        places = there(columns.of(np.arange(length)[None])[0])
+        labelled = there((micro.labels != MASKED).sum(1))
+    more = {name: there(columns.of(array)) for name, array in micro.more.items()}
+    given = Given(tokens, labels, positions, documents, None, labelled, more)
     return OnDevice(given, there(micro.samples), places, length)
 
 

@@ -17,8 +17,10 @@ from howdah.parallel.apply import ParallelModel
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh
 from howdah.plan.batch import micro_steps
+from howdah.plan.homes import AXIS
 from howdah.plan.recording import Traffic
-from howdah.sim.traffic import rows_traffic, step_traffic
+from howdah.plan.sharding import fixed_capacity
+from howdah.sim.traffic import activation_traffic, rows_traffic, step_traffic
 from howdah.text.tokens import Corpus
 from howdah.train.apart import bring_home
 from howdah.train.checkpointing import Checkpointer
@@ -99,7 +101,8 @@ def _optional(
 def export(job: Job, opened: FinishedRun) -> list[str]:
     """Writes the Hugging Face folder of the run."""
     opened.export(job.folder / EXPORT)
-    return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelForCausalLM.from_pretrained"]
+    kind = "CausalLM" if job.shape.causal else "MaskedLM"
+    return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelFor{kind}.from_pretrained"]
 
 
 def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
@@ -108,6 +111,9 @@ def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
         "gzip -9": 8 * corpus.held_out_gzip / corpus.held_out_bytes,
         "xz -9": 8 * corpus.held_out_xz / corpus.held_out_bytes,
     }
+    if corpus.mask is not None:  # bits of hidden tokens are not those of a text
+        loss = f"loss {held_out.loss:.4f}, perplexity {held_out.perplexity:.2f}"
+        return [f"held-out    {loss} of {held_out.tokens:,} hidden tokens"]
     others = ", ".join(f"{name} {bits:.3f}" for name, bits in per_byte.items())
     size = corpus.held_out_bytes
     compared = f" ({others})" if size >= COMPARABLE else ""
@@ -129,19 +135,31 @@ def speed(job: Job, mesh: Mesh, monitor: SpeedMonitor) -> list[str]:
         f"mfu {monitor.last.mfu:.1%} of {monitor.peak / 1e9:,.0f} Gflop/s per rank "
         f"({monitor.peak_source}; full attention square, {monitor.last.mfu_causal:.1%} causal)"
     ]
-    predicted, counted = predicted_bytes(job, mesh, monitor.steps), counted_bytes(mesh)
-    but = "ep" if mesh.layout.ep > 1 and not job.method.routing.capacity else ""
+    predicted = predicted_bytes(job, mesh, monitor.steps, monitor.packed)
+    counted = counted_bytes(mesh)
+    but = "ep" if mesh.layout.ep > 1 and not fixed_capacity(job.plan) else ""
+    if but:  # nor is it known how many rows at experts leave the device
+        for rows in (predicted, counted):
+            for row in [row for row in rows if row.axis == AXIS and "activations" in row.operation]:
+                del rows[row]
     if not predicted and not counted:
         return lines
-    return [*lines, sent(predicted, counted, monitor.steps, but=but)]
+    away = any(row.axis == AXIS for row in predicted)
+    return [*lines, sent(predicted, counted, monitor.steps, but=but, away=away)]
 
 
 def sent(
-    predicted: Mapping[Traffic, int], counted: Mapping[Traffic, int], steps: int, *, but: str = ""
+    predicted: Mapping[Traffic, int],
+    counted: Mapping[Traffic, int],
+    steps: int,
+    *,
+    but: str = "",
+    away: bool = False,
 ) -> str:
     """The total bytes predicted and counted, and the first row in which they differ.
 
-    but  an axis whose bytes depend on the data: they were predicted for evenly busy experts
+    but   an axis whose bytes depend on the data: they were predicted for evenly busy experts
+    away  whether there are bytes from and to homes among them
     """
     sums = sum(predicted.values()), sum(counted.values())
     rows = (row for row in {*predicted, *counted} if row.axis != but)
@@ -153,8 +171,9 @@ def sent(
             f"NOT EQUAL in {row.axis} {row.operation} over {row.link}, {told:,} and {found:,}: "
             "please report this"
         )
+    who = "rank 0 and its homes" if away else "rank 0"
     return (
-        f"sent        {sums[1] / MIB:,.1f} MiB by rank 0 in {steps} steps; "
+        f"sent        {sums[1] / MIB:,.1f} MiB by {who} in {steps} steps; "
         f"predicted {sums[0]:,} bytes, counted {sums[1]:,}: {verdict}"
     )
 
@@ -167,9 +186,13 @@ def counted_bytes(mesh: Mesh) -> dict[Traffic, int]:
     return {row: count for row, count in rows if row.operation != SCALARS}
 
 
-def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
+def predicted_bytes(
+    job: Job, mesh: Mesh, steps: int, packed: Mapping[bool, int]
+) -> dict[Traffic, int]:
     """The bytes that this rank sends in the run's last `steps` steps, as the simulator predicts
     them. Where the batch grows, each step is predicted with its own number of micro-batches.
+
+    packed  how many of them had rows of several documents, and how many not
     """
     plan, predicted = job.plan, Counter[Traffic]()
     sizes = (job.batch.size(step) for step in range(job.train.steps - steps, job.train.steps))
@@ -181,6 +204,7 @@ def predicted_bytes(job: Job, mesh: Mesh, steps: int) -> dict[Traffic, int]:
             if row.operation != SCALARS:
                 predicted[row] += count * times
     rows = mesh.counters.rows_sent, mesh.counters.dense_sums
+    predicted += activation_traffic(plan, mesh.rank, packed)
     return predicted + rows_traffic(plan, mesh.rank, mesh.wires, *rows)
 
 
@@ -207,6 +231,8 @@ def paths(job: Job, opened: FinishedRun) -> list[str]:
         f"checkpoint  {_short(opened.checkpoint.path)}",
         f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
     ]
+    if not job.shape.causal:
+        return lines
     return [*lines, f'go on       howdah sample {run} "{job.train.prompt or "def "}"']
 
 

@@ -78,11 +78,12 @@ class FinishedRun:
         )
 
 
-def open_run(folder: Path, *, say: Say, best: bool = False) -> FinishedRun:
+def open_run(folder: Path | str, *, say: Say, best: bool = False) -> FinishedRun:
     """Opens a run folder at its newest complete checkpoint, or at its best one.
 
     Raises UserError when there is none.
     """
+    folder = Path(folder)
     checkpoints = folder / "checkpoints"
     checkpoint = load.best(checkpoints) if best else newest(checkpoints, say)
     if checkpoint is None:

@@ -13,8 +13,10 @@ from howdah.base.files import kind_of
 from howdah.checkpoint.folders import steps
 from howdah.shapes.shape import ModelShape
 from howdah.text import tokenizer as tokenizers
+from howdah.text.masking import LACKING, NO_TASK
 from howdah.text.sources import Data
 
+NO_TEXT = "an encoder finds hidden tokens and does not write text"
 WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)  # of a tokenizer that is trained here
 
 
@@ -27,6 +29,10 @@ def input_problems(
     Only their headers are read; torch is loaded for that alone.
     """
     problems = [*_told(lambda: _check_prompt(data, shape, prompt))]
+    if shape.family == "encoder" and data.mask_token is None:
+        problems.append(LACKING)
+    if shape.family == "decoder" and data.mask_token is not None:
+        problems.append(NO_TASK)
     if init_from is not None and not steps(folder / "checkpoints"):
         from howdah.train.resume import read_folder
 
@@ -44,10 +50,19 @@ def _told(check: Callable[[], object]) -> Iterator[str]:
 def _check_prompt(data: Data, shape: ModelShape, prompt: str) -> None:
     """Raises UserError for a tokenizer that cannot be used, or a prompt that is too long."""
     tokenizer = None
+    if prompt and not shape.causal:
+        raise UserError(f"train.prompt is to be continued, and {NO_TEXT}; leave it out")
+    if data.mask_token is not None:
+        tokenizers.require_mask(data.mask_token, data.end_token)
     if data.tokenizer is None:
-        tokenizers.require_room(shape.vocab)
+        special = tokenizers.special_tokens(data.mask_token, pad=shape.first_position > 0)
+        tokenizers.require_room(shape.vocab, special)
     else:
         tokenizer = tokenizers.usable(data.tokenizer, shape.vocab, data.end_token)
+        if data.mask_token is not None:
+            tokenizers.mask_of(tokenizer, data.tokenizer, data.mask_token)
+            end = tokenizers.end_of(tokenizer, data.tokenizer, data.end_token)
+            tokenizers.require_mask(data.mask_token, tokenizer.id_to_token(end))
     require_prompt(prompt, tokenizer, context=shape.context)
 
 

@@ -84,6 +84,11 @@ class Job:
         return self.plan.layout
 
     @property
+    def processes(self) -> int:
+        """Number of processes of the run."""
+        return self.method.processes(self.layout.workers, self.layout.server)
+
+    @property
     def batch(self) -> Batch:
         """The batch sizes, in samples."""
         return self.plan.batch

@@ -26,6 +26,7 @@ from howdah.parallel.compile import compile_model
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.text.batches import micros, order_of, rows_of
+from howdah.text.masking import task_of
 from howdah.text.order import Order
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokens import Corpus, prepare
@@ -123,7 +124,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     if mesh.rank == 0:
         stack.enter_context(lock(job.folder))
     say = RunConsole(mesh.rank).say
-    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say)
+    pad = job.shape.first_position > 0
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say, pad=pad)
     require_same_text(mesh, corpus, job.data)
     require_same_algorithms(mesh, job)
     team = team_of(job, mesh, stack, say)
@@ -282,9 +284,11 @@ def read_batches(
     assert job.batch.micro_batch is not None
     rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
     feed = feeder_of(mesh.device, columns_of(mesh))
+    task = task_of(job.shape, job.method.masking, corpus, seed=job.seed)
 
     def read(step: int) -> Fed:  # ahead of its use: may be past the last step
-        return feed(micros(corpus, order, rows, first=first(step), size=job.batch.size(step)))
+        found = micros(corpus, order, rows, first=first(step), size=job.batch.size(step))
+        return feed([task(micro) for micro in found])
 
     return Prefetch(read, step=start.step)
 

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from howdah.host.measured import peak_memory, reset_peak
+from howdah.plan.homes import AXIS
 from howdah.shapes.products import train_flops
 from howdah.text.prefetch import Prefetch
 from howdah.train.console import RunConsole
@@ -36,6 +37,7 @@ class SpeedMonitor:
 
     peak     peak flop/s per rank, and the source of the number
     records  None on ranks other than 0
+    packed   how many micro-batches had rows of several documents, and how many not
 
     `steps`, `tokens` and `seconds` are totals of all stretches so far: of training alone, without
     saves and evaluations. `paces` are the seconds of a step in each stretch, and `most` is the
@@ -53,6 +55,8 @@ class SpeedMonitor:
         records: MetricsWriter | None,
     ) -> None:
         self._job, self._mesh = job, context.mesh
+        self.packed = context.placed.executor.packed
+        self._homes = context.placed.homes
         self._batches, self._console, self._records = batches, console, records
         self.peak, self.peak_source = peak
         sequence = job.data.sequence_length
@@ -70,14 +74,15 @@ class SpeedMonitor:
         return _Mark(
             clock=perf_counter(),
             sent=self.sent,
-            exposed=self._mesh.waited.seconds,
+            exposed=self._mesh.waited.seconds + (self._homes.waited.seconds if self._homes else 0),
             waited=self._batches.waited.seconds,
         )
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank has sent so far."""
-        return sum(self._mesh.counters.bytes.values())
+        """Bytes that this rank has sent so far, without those from and to homes."""
+        rows = self._mesh.counters.bytes.items()
+        return sum(count for row, count in rows if row.axis != AXIS)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -95,7 +100,8 @@ class SpeedMonitor:
         """
         self._steps += 1
         self._done += 1
-        self._tokens += result.tokens
+        every = self._job.batch.size(step - 1) * self._job.data.sequence_length
+        self._tokens += result.tokens if self._job.shape.causal else every  # hidden ones are few
         self._console.step(step)
         if step % self._job.train.log_every == 0 or step == self._job.train.steps:
             left = (perf_counter() - self._began) / self._done * (self._job.train.steps - step)

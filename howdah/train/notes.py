@@ -4,10 +4,14 @@ run starts.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from howdah.base.errors import named
 from howdah.collectives.choice import DEFAULT
+from howdah.host.scratch import memory_behind
 from howdah.optim.learning_rate import learning_rate
+from howdah.plan.homes import homes
 from howdah.plan.method import LearningRate
 from howdah.plan.plan import Plan
 from howdah.train.job import Training
@@ -22,6 +26,11 @@ def notes_of(plan: Plan, train: Training) -> Iterator[str]:
         yield from _rate_notes(rate, train.steps)
     if layout.zero and layout.sharers == 1:
         yield f"zero{layout.zero} shards nothing: each copy of the states is on one rank"
+    if "disk" in homes(layout) and (kind := memory_behind(Path(plan.storage.folder))):
+        yield (
+            f"the home on the disk, {named(plan.storage.folder)}, is on {kind}, which is memory of "
+            "this machine; storage.folder=PATH names another"
+        )
     assert batch.global_batch is not None
     places = layout.readers * plan.micros * plan.micro_batch
     if empty := places - batch.global_batch:

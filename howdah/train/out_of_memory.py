@@ -18,8 +18,8 @@ from howdah.host.measured import Capacity, capacity
 from howdah.parallel.mesh import Mesh
 from howdah.plan.plan import Plan
 from howdah.search.smaller import Smaller, smaller
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 from howdah.train.job import Job
 
 ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]?i?B)")

@@ -20,12 +20,14 @@ from howdah.parallel.apply import ParallelModel
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.parallel.stages import Given
+from howdah.plan.homes import AXIS
+from howdah.plan.layout import Home
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of
 from howdah.plan.schedule.held import peak_held
+from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import read_measured
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 from howdah.sim.step_time import step_time
 from howdah.sim.timeline import simulate
 from howdah.sim.traffic import step_traffic
@@ -43,10 +45,12 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
     """
     held = predicted_memory(plan, mesh.rank)
     parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
-    sent = sum(step_traffic(plan, mesh.rank, mesh.wires).values())
+    rows = step_traffic(plan, mesh.rank, mesh.wires)
+    moved = sum(count for row, count in rows.items() if row.axis == AXIS)
+    homes = f", moves {moved / MIB:,.1f} MiB from and to homes" if moved else ""
     lines = [
         f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
-        f"sends {sent / MIB:,.1f} MiB a step"
+        f"sends {(sum(rows.values()) - moved) / MIB:,.1f} MiB a step{homes}"
     ]
     if plan.comm.algorithm:
         lines.append(f"algorithms  {plan.comm.algorithm}")
@@ -65,14 +69,19 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
 
 
 def predicted_memory(plan: Plan, rank: int, *, packed: bool = True) -> Bytes:
-    """The bytes of a rank by component, as the simulator predicts them.
+    """The bytes of a rank by component, as the simulator predicts them; off the device, with the
+    home behind the component's name.
 
     packed  whether some row of the micro-batch has several documents
     """
     rows: Counter[str] = Counter()
     for held in memory(plan, rank, replace(kernels_of(plan), packed=packed)):
-        rows[held.component] += held.bytes
+        rows[_named(held.component, held.home)] += held.bytes
     return rows
+
+
+def _named(component: str, home: Home) -> str:
+    return component if home == "device" else f"{component} at {home}"
 
 
 def measured_memory(context: StepContext, micro: Micro) -> Bytes:
@@ -84,39 +93,53 @@ def measured_memory(context: StepContext, micro: Micro) -> Bytes:
     """
     placed, given = context.placed, to_device(context, micro, step=0)
     with context.mesh.counters.aside():
-        activations = _in_flight(placed, given)
+        activations, away = _in_flight(placed, given)
     if placed.store:
         placed.store.clear()
-    return {**_tensors(placed), "activations": activations}
+    moved = {_named("activations", placed.plan.layout.activations): away} if away else {}
+    return {**_tensors(placed), "activations": activations, **moved}
 
 
 def _tensors(placed: ParallelModel) -> dict[str, int]:
-    units = placed.units.values()
+    units, layout, update = placed.units.values(), placed.plan.layout, placed.update
+    states = placed.homes.states if placed.homes else {}
     found = {
-        "weights": sum(unit.weights.nbytes for unit in units),
+        _named("weights", layout.weights): sum(unit.weights.nbytes for unit in units),
         "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
         - sum(unit.weights.nbytes for unit in units),
-        "masters": sum(u.masters.nbytes for u in units if u.masters.dtype != u.weights.dtype),
+        _named("masters", layout.optimizer): sum(u.masters.nbytes for u in units if u.apart),
         "reduced": placed.sums.window.memory.nbytes + placed.sums.narrow_bytes,
-        "gradients": sum((u.summed if u.gradients is None else u.gradients).nbytes for u in units),
-        "moments": sum(
+        _named("gradients", layout.gradients): sum(
+            (u.summed if u.gradients is None else u.gradients).nbytes for u in units
+        ),
+        _named("moments", layout.optimizer): sum(
             value.nbytes
-            for states in placed.optimizer.state.values()
-            for value in states.values()
+            for some in (*placed.optimizer.state.values(), *states.values())
+            for value in some.values()
             if value.ndim  # a scalar is the number of updates
         ),
+        _named("staged", "host"): update.staged_bytes if update else 0,
     }
     return {name: count for name, count in found.items() if count}
 
 
-def _in_flight(placed: ParallelModel, given: Given) -> int:
-    plan, executor = placed.plan, placed.executor
-    sizes = [0] * len(plan.stages.parts)
+def _in_flight(placed: ParallelModel, given: Given) -> tuple[int, int]:
+    """Bytes of activations on the device, and in their home if that is another."""
+    plan, executor, shelf = placed.plan, placed.executor, placed.executor.shelf
+    here, there = [0] * len(plan.stages.parts), [0] * len(plan.stages.parts)
     for stage in executor.parts:
+        before = shelf.held if shelf else 0
         with SavedTensorMeter([*placed.model.parameters(), *placed.multiplied]) as kept:
             outputs = executor.alone(stage, given, placed.loss)
-        sizes[stage] = kept.count(*outputs.values())
-    return peak_held(schedule_of(plan), placed.mesh.index_of("pp"), sizes=sizes)
+        here[stage] = kept.count(*outputs.values())
+        if shelf:
+            here[stage] += sum(shelf.shared.values())
+            there[stage] = shelf.held - before
+            shelf.shared.clear()
+        del outputs  # before the next stage keeps more
+    schedule, pp_index = schedule_of(plan), placed.mesh.index_of("pp")
+    most = [peak_held(schedule, pp_index, sizes=sizes) for sizes in (here, there)]
+    return most[0], most[1]
 
 
 def predicted_seconds(job: Job) -> tuple[float, str]:

@@ -24,6 +24,7 @@ from howdah.base.seeds import key, mix
 from howdah.model.attention import Cache
 from howdah.model.transformer import Transformer
 from howdah.text.tokenizer import prompt_ids
+from howdah.train.inputs import NO_TEXT
 
 UNFINISHED = "\ufffd"  # what a decoder shows for the first bytes of a character
 
@@ -68,6 +69,8 @@ def generate(
     vocabulary.
     """
     check_draw(draw)
+    if not model.shape.causal:
+        raise UserError(f"this model cannot continue a text: {NO_TEXT}; sample from a decoder")
     if length < 0:
         raise UserError(f"length is {length}; it must be at least 0")
     shape = model.shape

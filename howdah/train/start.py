@@ -53,6 +53,7 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
             say=say,
             progress=progress,
             check=check,
+            pad=job.shape.first_position > 0,
         )
     order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     require_samples(

@@ -11,17 +11,17 @@ it holds now; any layout may have written them.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from howdah.checkpoint.load import Checkpoint
+from howdah.checkpoint.snapshot import Elsewhere, Entry
 from howdah.optim.optimizers import Range
 from howdah.parallel.apply import ParallelModel
-from howdah.plan.boxes import Piece
+from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.flat_buffers import pieces
-
-Entry = tuple[str, Piece, Tensor]
 
 
 def entries(placed: ParallelModel) -> Iterator[Entry]:
@@ -32,7 +32,13 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
     counted = list(placed.counted())
     for unit, first, last in counted:
         for piece, start, stop in pieces(unit.buffer, first, last):
-            yield "weight", piece, unit.masters[start - unit.start : stop - unit.start]
+            yield "weight", piece, _kept(placed, unit, "masters", start, stop)
+    if placed.update:
+        for state in placed.plan.method.optimizer.states:
+            for unit, first, last in counted:
+                for piece, start, stop in pieces(unit.buffer, first, last):
+                    yield state, piece, _kept(placed, unit, state, start, stop)
+        return
     for part, state, flat in _states(placed):
         for unit, first, last in counted:
             if unit.buffer.unit == part.unit:
@@ -43,12 +49,38 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
 
 def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     """Fills this rank's optimizer states from a checkpoint of the same optimizer."""
+    if placed.update:
+        placed.update.turns.updates = checkpoint.step
+        for state in placed.plan.method.optimizer.states:
+            for unit in placed.units.values():
+                _restore(placed, unit, state, checkpoint)
+        return
     for part, state, flat in _states(placed):
         for piece, start, stop in pieces(placed.units[part.unit].buffer, part.start, part.stop):
             checkpoint.read(state, piece, flat[start - part.start : stop - part.start])
     for state in placed.optimizer.state.values():
         if "step" in state:
             state["step"] = torch.full_like(state["step"], float(checkpoint.step))
+
+
+def _kept(
+    placed: ParallelModel, unit: FlatUnit, kind: str, start: int, stop: int
+) -> Tensor | Elsewhere:
+    """The elements [start, stop) of a unit's buffer, of one kind; those on the disk stay there."""
+    first, last = start - unit.start, stop - unit.start
+    if placed.homes is None or placed.plan.layout.optimizer != "disk":
+        return placed.own(unit, kind, first, last)
+    read = partial(placed.own, unit, kind, first, last)
+    return Elsewhere((last - first,), unit.masters.dtype, read)
+
+
+def _restore(placed: ParallelModel, unit: FlatUnit, state: str, checkpoint: Checkpoint) -> None:
+    """Fills one state of one unit, which may be off the device."""
+    assert placed.homes is not None
+    flat = torch.zeros(len(unit.masters), dtype=unit.masters.dtype)
+    for piece, start, stop in pieces(unit.buffer, unit.start, unit.stop):
+        checkpoint.read(state, piece, flat[start - unit.start : stop - unit.start])
+    placed.homes.put(unit, state, flat)
 
 
 def _states(placed: ParallelModel) -> Iterator[tuple[Range, str, Tensor]]:

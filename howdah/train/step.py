@@ -19,6 +19,7 @@ what 1 needs is there before the step begins (`feed.py`).
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from math import sqrt
 
@@ -31,7 +32,7 @@ from howdah.optim.clip import clipped_update, squared_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import ParallelModel
 from howdah.parallel.expert_counts import expert_counts, move_biases
-from howdah.parallel.flat_params import publish
+from howdah.parallel.flat_params import FlatUnit, publish
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.stages import Given
 from howdah.plan.batch import MASKED
@@ -54,6 +55,11 @@ def counted(context: "StepContext", micros: Sequence[Micro]) -> int:
     rank of each replica that counts the batch.
     """
     return context.count(micros) if context.mesh.counts_batch else 0
+
+
+def has_packed_rows(micro: Micro) -> bool:
+    """Whether some row of a micro-batch has several documents."""
+    return bool((micro.documents[:, 0] != micro.documents[:, -1]).any())
 
 
 @dataclass(frozen=True)
@@ -138,11 +144,14 @@ def train_step(
             context.snapshots.settle()
             set_rate(placed.optimizer, rate)
             limit = context.method.grad_clip
-            clipped_update(placed.optimizer, placed.gradients(), square=square, limit=limit)
-            if placed.plan.shape.experts:
-                most = context.method.routing.bias_rate * square.isfinite()
-                move_biases(placed.units.values(), counts, rate=most)
-            publish(placed.units.values())
+            most = context.method.routing.bias_rate * square.isfinite().double()
+            biases = partial(move_biases, counts=counts, rate=most)
+            if placed.update:
+                placed.update.run(square=square, limit=limit, beside=biases)
+            else:
+                clipped_update(placed.optimizer, placed.gradients(), square=square, limit=limit)
+                biases(placed.units.values())
+                publish(placed.units.values())
             if placed.gatherer:
                 placed.gatherer.updated()
         numbers = torch.cat([torch.stack([loss, square]), *counts.values()])
@@ -172,16 +181,31 @@ def _sums(context: StepContext, total: Tensor) -> tuple[Tensor, Tensor]:
     if mesh.index_of("tp") > 0:
         loss = torch.zeros_like(loss)
     if has_whole_norm(placed.plan.layout):
-        square = context.square(placed.gradients())
+        square = _square(context, [(u, u.start, u.stop) for u in placed.units.values()])
         (loss,) = over_ranks(mesh.world, loss.view(1)).unbind()
     else:
-        counted = (
-            unit.summed[start - unit.start : stop - unit.start]
-            for unit, start, stop in placed.counted()
-        )
-        both = torch.stack([loss, context.square(counted)])
+        both = torch.stack([loss, _square(context, [*placed.counted()])])
         loss, square = over_ranks(mesh.world, both).unbind()
     return loss, square
+
+
+def _square(context: StepContext, ranges: Sequence[tuple[FlatUnit, int, int]]) -> Tensor:
+    """The sum of the squares of this rank's gradients in some ranges of units. Those on the disk
+    come one unit after the other.
+    """
+    placed = context.placed
+    if placed.plan.layout.gradients != "disk":
+        return context.square(
+            u.summed[start - u.start : stop - u.start] for u, start, stop in ranges
+        )
+    assert placed.homes is not None
+    total = torch.zeros((), dtype=torch.float64)
+    for unit in placed.units.values():
+        flat = placed.homes.fetch_gradient(unit)
+        for one, start, stop in ranges:
+            if one is unit:
+                total = total + context.square([flat[start - unit.start : stop - unit.start]])
+    return total
 
 
 def accumulate(
@@ -194,9 +218,15 @@ def accumulate(
     """
     placed = context.placed
     units = placed.units.values()
-    torch._foreach_zero_([u.summed if u.gradients is None else u.gradients for u in units])
+    kept = (unit.summed if unit.gradients is None else unit.gradients for unit in units)
+    if flats := [flat for flat in kept if not flat.is_meta]:
+        torch._foreach_zero_(flats)
+    if placed.homes:
+        placed.homes.clear_gradients(units)
     with placed.in_pass(f"a step of {len(micros)} micro-batches"):
-        given = [_given(context, one, step=step) for one in _fed(context, micros).tensors]
+        fed = _fed(context, micros)
+        placed.executor.packed.update(map(has_packed_rows, fed.micros))
+        given = [_given(context, one, step=step) for one in fed.tensors]
         return placed.executor.train(given, placed.loss, tokens=tokens)
 
 

@@ -35,7 +35,7 @@ def own_model(placed: ParallelModel) -> Transformer | None:
 
 def _is_whole(unit: FlatUnit) -> bool:
     cut = any(segment.box != whole(segment.shape) for segment in unit.buffer.segments)
-    return not (cut or unit.shared_out)
+    return not (cut or unit.comes)
 
 
 def loaded_model(

@@ -98,8 +98,10 @@ def full_case(job: Job, *, precision: Precision, steps: int, device: str = "cpu"
 
 
 def _exact(job: Job, precision: Precision) -> Method:
-    """The run's method in another precision, with gradients that are sent as they are."""
-    return replace(job.method, precision=precision, gradient_dtype="full")
+    """The run's method in another precision, with gradients that are sent as they are, and a step
+    that all ranks make together.
+    """
+    return replace(job.method, precision=precision, gradient_dtype="full", sync=None)
 
 
 def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu") -> Case:
@@ -109,8 +111,8 @@ def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu"
     rows = micro * layout.readers * (layout.micros or 1)
     shape = small_shape(job.shape, context=sequence)
     layout = replace(layout, tp=small_parts(job.layout.tp, job.shape, shape))
-    if layout.context == "all-to-all" and shape.k < layout.tp * layout.cp:
-        shape = small_shape(job.shape, context=sequence, times=layout.cp)
+    if shape.k < layout.tp * layout.trading:
+        shape = small_shape(job.shape, context=sequence, times=layout.trading)
     return Case(
         shape=replace(shape, layers=max(shape.layers, layout.pp * layout.virtual)),
         layout=layout,
@@ -135,11 +137,13 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
         pp, micros = shrink(pp), shrink(micros)
     virtual = shrink(layout.virtual)
     shard = layout.shard and shrink(layout.shard)
-    tp, cp, dp = shrink(layout.tp), shrink(layout.cp), shrink(layout.readers)
+    server = shrink(layout.server)
+    cp = 4 if layout.context == "both" else shrink(layout.cp)  # two groups of two
+    tp, dp = shrink(layout.tp), shrink(layout.readers)
     if shard and layout.shard:
         dp = lcm(shard * shrink(layout.replicas // layout.shard), cp) // cp
     if layout.ep > 1:  # and several ranks hold the same expert if some of the run do
-        dp = 2 * min(layout.replicas // layout.ep, 2)
+        dp = lcm(2 * min(layout.replicas // layout.ep, 2), cp) // cp
     # of a miniature's two blocks, the first is recomputed and the second is not
     first = None if layout.recompute_blocks is None else (block("layers", 0),)
     return replace(
@@ -147,9 +151,11 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
         pp=pp,
         dp=dp,
         cp=cp,
+        inside=layout.inside and 2,
         tp=tp,
         ep=min(layout.ep, 2),
         shard=shard,
+        server=server,
         virtual=virtual,
         micros=micros,
         recompute_blocks=first,
@@ -222,7 +228,8 @@ def corpus_of(case: Case) -> Corpus:
     """The tokens of a case."""
     if case.text is not None:
         data, cache = case.text
-        return prepare(data, vocab=case.shape.vocab, cache=cache, say=lambda _: None)
+        pad = case.shape.first_position > 0
+        return prepare(data, vocab=case.shape.vocab, cache=cache, say=lambda _: None, pad=pad)
     samples = case.samples * (case.steps + 1)
     tokens = made_up(case.shape.vocab, length=samples * case.sequence + 1)
     return Corpus(
@@ -240,6 +247,7 @@ def corpus_of(case: Case) -> Corpus:
         held_out_bytes=1,
         held_out_gzip=1,
         held_out_xz=1,
+        mask=case.shape.vocab - 1,
     )
 
 

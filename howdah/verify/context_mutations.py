@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from howdah.model.documents import Blocks, Mask
-from howdah.parallel.context import Ring
+from howdah.parallel.context import Ring, Trade
 from howdah.parallel.executor import Loss
 from howdah.parallel.stages import Given
 from howdah.plan.plan import Plan
@@ -30,7 +30,7 @@ def breaks_of(plan: Plan) -> dict[str, Mutate]:
         "a chunk out of order": swap_chunks,
         "a document across its border": join_documents,
     }
-    return found | {"a wrong merge": merge_evenly} if plan.layout.context == "ring" else found
+    return found | {"a wrong merge": merge_evenly} if plan.layout.context != "all-to-all" else found
 
 
 def scale_the_loss(context: StepContext) -> StepContext:
@@ -86,6 +86,7 @@ def merge_evenly(context: StepContext) -> StepContext:
         sums.copy_(torch.logaddexp(sums, part_sums))
 
     core = context.placed.core
+    core = core.ring if isinstance(core, Trade) else core
     assert isinstance(core, Ring)
     core.merge = mean
     return context

@@ -26,8 +26,10 @@ from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.shapes.weights import weights
 from howdah.text.batches import Micro, Rows, micros, order_of, rows_of
+from howdah.text.masking import Task, task_of
+from howdah.text.tokens import Corpus
 from howdah.train.report import Bytes, measured_memory
-from howdah.train.step import StepContext, accumulate, counted, train_step
+from howdah.train.step import StepContext, accumulate, counted, has_packed_rows, train_step
 from howdah.verify.case import Case, corpus_of
 
 Arrays = dict[str, npt.NDArray[np.float64]]
@@ -45,6 +47,7 @@ class Evidence:
     sent           bytes that this rank sent in the steps, by axis, operation and link
     held           bytes that this rank held, by component; activations are those of the first pass
     packed         whether some row of that pass had several documents
+    documents      how many micro-batches of the steps had such rows, and how many had not
     checksums      of the boxes of weights after the last step, by name
     wires          the classes of link between the ranks
     rows           rows of an embedding that this rank sent in the steps, and dense sums of it
@@ -58,6 +61,7 @@ class Evidence:
     sent: dict[Traffic, int] = field(default_factory=dict)
     held: Bytes = field(default_factory=dict)
     packed: bool = True
+    documents: dict[bool, int] = field(default_factory=dict)
     checksums: dict[str, int] = field(default_factory=dict)
     wires: Wires = TCP
     rows: tuple[int, int] = (0, 0)
@@ -94,6 +98,7 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
 
     before, rows = mesh.counters.sent(), (mesh.counters.rows_sent, mesh.counters.dense_sums)
+    placed.executor.packed.clear()
     routed = _routed(placed)
     results = [
         train_step(context, batch, step=step, rate=rate_of(case, step))
@@ -116,7 +121,8 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
         parameters=parameters if keep else {},
         sent={traffic: count - before.get(traffic, 0) for traffic, count in after.items()},
         held=held,
-        packed=bool((first.documents[:, 0] != first.documents[:, -1]).any()),
+        packed=has_packed_rows(first),
+        documents=dict(placed.executor.packed),
         checksums=checksums,
         wires=mesh.wires,
         rows=rows,
@@ -147,14 +153,19 @@ def global_batch(case: Case, step: int) -> Micro:
     (whole,) = micros(
         corpus, order, Rows(case.samples), first=step * case.samples, size=case.samples
     )
-    return whole
+    return _task(case, corpus)(whole)
 
 
 def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
     corpus = corpus_of(case)
     order = order_of(corpus, sequence=case.sequence, seed=case.seed)
     rows = rows_of(case.layout, rank, micro=case.plan.micro_batch)
-    return micros(corpus, order, rows, first=step * case.samples, size=case.samples)
+    found = micros(corpus, order, rows, first=step * case.samples, size=case.samples)
+    return [_task(case, corpus)(micro) for micro in found]
+
+
+def _task(case: Case, corpus: Corpus) -> Task:
+    return task_of(case.shape, case.method.masking, corpus, seed=case.seed)
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -4,6 +4,7 @@ a router's loss averaged   each micro-batch divides by its own tokens; the means
 experts' rows shifted      in one block, each row is that of the token before
 experts counted twice      with ep, their squares enter the global norm twice
 an expert's sum skipped    with ep, the ranks that hold the same experts keep their own terms
+other chunks not heard     with cp, a rank knows its own chunks of a sequence alone
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from howdah.model.grouped import Sizes
 from howdah.model.moe import Balancing
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
+from howdah.parallel.context_counts import SharedSequences
 from howdah.parallel.stages import Given
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
@@ -34,6 +36,8 @@ def breaks_of(plan: Plan) -> dict[str, Mutate]:
         found["experts counted twice"] = count_experts_twice
         if axis(plan.layout, "expert_replicas").size > 1:
             found["an expert's sum skipped"] = skip_sums
+    if plan.layout.cp > 1 and plan.method.routing.asks_sequences:
+        found["other chunks not heard"] = hear_nobody
     if plan.method.routing.adds_loss and _short(plan):
         found["a router's loss averaged"] = average_losses
     return found
@@ -74,6 +78,19 @@ def skip_sums(context: StepContext) -> StepContext:
         if any(span.unit.endswith(".experts") for span in row.spans)
     }
     return context
+
+
+def hear_nobody(context: StepContext) -> StepContext:
+    """Balance and capacity are those of each rank's chunks."""
+    placed = context.placed
+    placed.executor.sequences = _OwnChunks(placed.plan, context.mesh)
+    return context
+
+
+class _OwnChunks(SharedSequences):
+    def hear(self, runs: Tensor) -> tuple[Tensor, Tensor]:
+        before = runs.cumsum(0, dtype=runs.dtype) - runs
+        return before, runs.sum(0, dtype=runs.dtype)
 
 
 def average_losses(context: StepContext) -> StepContext:

@@ -4,6 +4,7 @@
     zero2         zero2                                         dp2
     tensor        tp2
     interleaved   pp2 interleaved v2                            more micro-batches
+    ep            dp2 ep2                                       a model with experts
 
 A cell is the smallest layout that has both forms. Either `verify` proves that it works, or it is
 refused with a sentence before anything starts. There is no third case.
@@ -12,18 +13,20 @@ refused with a sentence before anything starts. There is no third case.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement
+from random import Random
 
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import SCHEDULES, parse_layout
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Routing
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape
 from howdah.verify.case import Case, small_shape
 
-SEQUENCE = 19
+SEQUENCE, MODEL = 19, "model="
 # Schedules of token slices are left out: they cannot run yet.
 PIPES = tuple(name for name in SCHEDULES if FAMILIES[name].takes != "slices")
 FORMS = {
@@ -34,21 +37,36 @@ FORMS = {
     "zero3": "dp2 zero3",
     "zero3 kept": "dp2 zero3 release=step",
     "hybrid": "dp4 zero2 shard2",
+    "servers": "dp2 server2",
     "tensor": "tp2",
     "sequence": "tp2 sp",
     "sequence kept": "tp2 sp inputs=gathered",
     "ring": "cp2",
     "all-to-all": "cp2 context=all-to-all",
+    "both": "cp4 context=both",
     **{name: f"pp2 {name}{' v2' * (FAMILIES[name].takes == 'virtual')}" for name in PIPES},
     "recompute": "recompute=full",
     "selective": "recompute=selective",
     "one block": "recompute=full:1",
     "accumulation": "x3",
+    "host": "weights=host gradients=host optimizer=host",
+    "disk": "optimizer=disk",
+    "activations": "activations=host",
+    "experts": "model=experts",
+    "ep": "model=experts dp2 ep2",
+    "capacity": "model=capacity dp2 ep2",
+    "bloom": "model=bloom",
+    "encoder": "model=encoder",
 }
 STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # exclusive
 SLICES = ("tensor", "sequence", "sequence kept")
 AGAIN = ("recompute", "selective", "one block")
-CONTEXTS = ("ring", "all-to-all")
+CONTEXTS = ("ring", "all-to-all", "both")
+EXPERTS = ("experts", "ep", "capacity")
+MODELS = (*EXPERTS, "bloom", "encoder")
+AWAY = ("host", "disk")
+AXES = ("dp", "cp", "tp", "pp", "ep")
+KINDS = (STAGES, SLICES, PIPES, AGAIN, CONTEXTS, MODELS, AWAY)  # of each, a layout has one at most
 
 
 @dataclass(frozen=True)
@@ -69,12 +87,26 @@ def pairs() -> Iterator[Cell]:
 
 def triples() -> Iterator[Cell]:
     """Yields every three forms of three different kinds: ZeRO, tensor parallelism, pipeline
-    schedule, recomputation.
+    schedule, recomputation. Those of context parallelism and experts are drawn (`drawn`).
     """
     for forms in combinations(FORMS, 3):
         kinds = [any(form in kind for form in forms) for kind in (STAGES, SLICES, PIPES, AGAIN)]
         if sum(kinds) == len(forms) and not _exclude(forms):
             yield Cell(forms, together(forms))
+
+
+def drawn_triples(count: int, *, seed: int, most: int = 8) -> list[Cell]:
+    """So many triples at random with context parallelism or experts among them, on at most `most`
+    ranks.
+    """
+    draw, names, found = Random(seed), [*FORMS], dict[tuple[str, ...], Cell]()
+    while len(found) < count:
+        forms = tuple(sorted(draw.sample(names, 3), key=names.index))
+        words = together(forms)
+        asked = {*forms} & {*CONTEXTS, *MODELS} and not _exclude(forms)
+        if asked and parse_layout(split_model(words)[0]).world <= most:
+            found[forms] = Cell(forms, words)
+    return [*found.values()]
 
 
 def _size(word: str) -> int:
@@ -84,8 +116,7 @@ def _size(word: str) -> int:
 
 def _exclude(forms: tuple[str, ...]) -> bool:
     """Whether two of the forms are choices of the same kind."""
-    kinds = (STAGES, SLICES, PIPES, AGAIN, CONTEXTS)
-    return any(sum(form in kind for form in forms) > 1 for kind in kinds)
+    return any(sum(form in kind for form in forms) > 1 for kind in KINDS)
 
 
 def together(forms: tuple[str, ...]) -> str:
@@ -97,25 +128,62 @@ def together(forms: tuple[str, ...]) -> str:
     words: dict[str, str] = {}
     for form in forms:
         for word in FORMS[form].split():
-            axis = word.rstrip("0123456789") if word[:2] in ("dp", "cp", "tp", "pp") else word
+            axis = word.rstrip("0123456789") if word[:2] in AXES else word
             words[axis] = max(words.get(axis, word), word, key=_size)
     words.setdefault("x", "x4" if "pp" in words else "x2")
     if "accumulation" in forms:
         words["x"] = words.pop("x3")
-    return " ".join(words.values())
+    return " ".join(sorted(words.values(), key=lambda word: not word.startswith(MODEL)))
+
+
+def split_model(words: str) -> tuple[str, str]:
+    """The layout's words without that of the model, and the model's name.
+
+    >>> split_model("model=experts dp2 ep2")
+    ('dp2 ep2', 'experts')
+    """
+    named = [word for word in words.split() if word.startswith(MODEL)]
+    layout = " ".join(word for word in words.split() if word not in named)
+    return layout, named[0].removeprefix(MODEL) if named else "dense"
+
+
+def model_of(name: str) -> tuple[ModelShape, Routing]:
+    """A small model whose sizes do not divide, and what its routers are asked for.
+
+    dense     grouped queries, tied embeddings
+    experts   DeepSeek-V3's forms: latent attention, a dense first layer, groups of experts, a
+              shared one, biases; all losses of routers
+    capacity  Mixtral's: five experts, of which each takes no more than its even share
+    bloom     ALiBi, a norm behind the embedding
+    encoder   BERT's forms: both ways, norms behind, a transform and a bias of the head
+    """
+    balanced = Routing(balance_loss=0.3, z_loss=0.1)
+    shape, routing = {
+        "dense": (small_shape(preset("laptop"), context=SEQUENCE), Routing()),
+        "experts": (
+            small_shape(preset("deepseek-v3"), context=SEQUENCE, times=2),
+            replace(balanced, bias_rate=0.01),
+        ),
+        "capacity": (
+            small_shape(preset("mixtral-8x7b"), context=SEQUENCE),
+            replace(balanced, capacity=1.0),
+        ),
+        "bloom": (small_shape(preset("bloom-176b"), context=SEQUENCE), Routing()),
+        "encoder": (small_shape(preset("bert-base"), context=SEQUENCE), Routing()),
+    }[name]
+    return replace(shape, layers=4, vocab=67, ffn_size=28), routing
 
 
 def case_of(words: str) -> Case:
-    """A case on the layout `words`, in float64; its last micro-batch is one sample short.
+    """A case on the layout `words`, in float64; its last micro-batch is one sample short. A word
+    `model=` chooses the model.
 
     Raises UserError when the layout is refused.
     """
-    layout = parse_layout(words)
-    shape = replace(
-        small_shape(preset("laptop"), context=SEQUENCE), layers=4, vocab=67, ffn_size=28
-    )
+    spelled, model = split_model(words)
+    layout, (shape, routing) = parse_layout(spelled), model_of(model)
     samples = max(2 * layout.readers * (layout.micros or 1) - 1, 2)
-    method = Method("float64")
+    method = Method("float64", routing=routing)
     batch = Batch(global_batch=samples, micro_batch=2)
     problems = check_plan(shape, layout, batch, method, sequence=SEQUENCE)
     problems += unsupported(shape, layout)

@@ -15,6 +15,11 @@ where states are sharded, and where blocks are recomputed:
     a unit from before the update    zero3 keeps the weights that it first gathered of one unit
     another second run               one block's attention is masked differently when recomputed
 
+where parameter servers keep the states:
+
+    a push skipped    the servers get nothing of one bucket of gradients
+    a pull skipped    the workers keep one block from before the update
+
 where the model is cut into stages:
 
     a gradient lost between stages   of one micro-batch, zeros arrive at one boundary
@@ -44,6 +49,7 @@ from howdah.model.documents import Blocks, Mask, Spans
 from howdah.model.loss import Add
 from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
+from howdah.parallel.served import PulledWeights
 from howdah.parallel.tensor import Column, Columns, TpBorder
 from howdah.parallel.tensor_border import Pending, TpRegion
 from howdah.parallel.weight_store import UnitWeightStore
@@ -82,6 +88,10 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
         Mutation("a shifted micro-batch", shift=shift_first_micro),
         *_of_shares(plan, steps),
     ]
+    if plan.layout.server:
+        found.append(Mutation("a push skipped", mutate=skip_a_push))
+        if steps > 1 and plan.method.precision == "float64":
+            found.append(Mutation("a pull skipped", mutate=skip_a_pull))
     if plan.layout.recompute != "none":
         found.append(Mutation("another second run", mutate=run_otherwise_again))
     if plan.layout.pp > 1:
@@ -101,12 +111,14 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
 
 
 def _of_shares(plan: Plan, steps: int) -> Iterator[Mutation]:
-    """Yields the mutations for plans whose states are sharded over several ranks."""
-    if axis(plan.layout, "shard").size == 1:
-        return
-    if axis(plan.layout, "across").size > 1:
+    """Yields the mutations for plans whose states are sharded over several ranks, or whose weights
+    come from another home.
+    """
+    shared = axis(plan.layout, "shard").size > 1
+    if shared and axis(plan.layout, "across").size > 1:
         yield Mutation("a sum across groups skipped", mutate=skip_the_sum_across)
-    if plan.layout.zero == 3 and steps > 1 and plan.method.precision == "float64":
+    comes = plan.layout.weights != "device" or (shared and plan.layout.zero == 3)
+    if comes and steps > 1 and plan.method.precision == "float64":
         # in other precisions an update may change the loss by less than rounding does
         yield Mutation("a unit from before the update", mutate=keep_a_unit)
 
@@ -161,6 +173,19 @@ def _skip(context: StepContext, chosen: Callable[[Sum], bool]) -> StepContext:
     """
     sums = context.placed.sums
     sums.skipped |= {number for number, row in enumerate(sums.sums) if chosen(row)}
+    return context
+
+
+def skip_a_push(context: StepContext) -> StepContext:
+    """The first bucket of gradients is not summed on the servers."""
+    return _skip(context, lambda row: row.op == "push" and row is context.placed.sums.sums[0])
+
+
+def skip_a_pull(context: StepContext) -> StepContext:
+    """The workers keep the weights that they first had of the first block."""
+    gatherer = context.placed.gatherer
+    assert isinstance(gatherer, PulledWeights)
+    gatherer.units = [unit for unit in gatherer.units if unit != "layers.0"]
     return context
 
 

@@ -34,7 +34,8 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
     """
     dtype = DTYPES[case.method.precision]
     dtype = promoted(dtype) if wide else dtype
-    model = Transformer(case.shape, dropout=case.method.dropout).to(dtype)
+    drops = {name: getattr(case.method, name) for name in ("dropout", "attention_dropout")}
+    model = Transformer(case.shape, **drops).to(dtype)
     masters, routers = _fill(model, case), HeardRouters(model, case.method.routing)
     optimizer = _optimizer(case, masters)
     losses, norms, gradients = [], [], {}
@@ -102,7 +103,7 @@ def _sample_loss(
     noise, labelled = Noise(case.seed, step, samples), int((labels != MASKED).sum())
     asked = routers.balancing(labelled)
     hidden = model(tokens, positions, documents, noise=noise, balancing=asked)
-    logits = model.logits(hidden)[0]
+    logits = model.logits(hidden)[0]  # with the bias of the head, if it has one
     wide = logits.to(promoted(logits.dtype))
     smoothing, z = case.method.label_smoothing, case.method.z_loss
     sizes = wide.logsumexp(-1).square()[labels[0] != MASKED]

@@ -54,7 +54,7 @@ class HeardRouters:
             of, wide = router.experts, promoted(x.dtype)
             logits = F.linear(x[0].to(wide), router.weight.to(wide))
             scores = logits.softmax(-1) if of.scores == "softmax" else logits.sigmoid()
-            chosen = F.one_hot(choice.numbers[0], of.count).sum((0, 1))
+            chosen = F.one_hot(choice.numbers[0], of.count).sum((0, 1)).to(wide)
             often = chosen * of.count / choice.numbers[0].numel()
             mean = (scores / scores.sum(-1, keepdim=True)).mean(0)
             balance = self.how.balance_loss * (often * mean).sum()

@@ -16,9 +16,9 @@ from howdah.comm.meeting import Kind
 from howdah.comm.spawn import Workers
 from howdah.plan.boxes import Box
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import held
+from howdah.plan.sharding import fixed_capacity, held
 from howdah.shapes.weights import weights
-from howdah.sim.traffic import rows_traffic, step_traffic
+from howdah.sim.traffic import activation_traffic, rows_traffic, step_traffic
 from howdah.train.report import predicted_memory
 from howdah.verify.case import Case
 from howdah.verify.compare import Difference, compare
@@ -127,14 +127,16 @@ def _bytes(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     for rank, evidence in enumerate(ranks):
         expected = step_traffic(case.plan, rank, evidence.wires, rows=False)
         every = {row: count * case.steps for row, count in expected.items() if count}
-        predicted = dict(
-            rows_traffic(case.plan, rank, evidence.wires, *evidence.rows) + Counter(every)
-        )
-        if evidence.routed and not case.method.routing.capacity:
+        given = rows_traffic(case.plan, rank, evidence.wires, *evidence.rows)
+        given += activation_traffic(case.plan, rank, evidence.documents)
+        predicted = dict(given + Counter(every))
+        counted = {row: count for row, count in evidence.sent.items() if count}
+        if evidence.routed and not fixed_capacity(case.plan):
             routed = routed_bytes(case, rank, [one.routed for one in ranks])
             for row in [row for row in predicted if row.axis == "ep"]:
                 predicted[row] = routed
-        counted = {row: count for row, count in evidence.sent.items() if count}
+            for row in [row for row in counted if "activations" in row.operation]:
+                predicted[row] = counted[row]  # rows at experts depend on the data
         if predicted != counted:
             yield f"rank {rank} was predicted to send {dict(predicted)} and sent {counted}"
 
@@ -144,12 +146,12 @@ def _memory(case: Case, ranks: list[Evidence]) -> Iterator[str]:
     activations of a GPU, and of a plan for GPUs, are left out: their list is that of 16 bits.
     """
     left_out = () if case.device == "cpu" and not case.plan.on_gpus else ("activations",)
-    if case.layout.ep > 1 and not case.method.routing.capacity:
+    if case.layout.ep > 1 and not fixed_capacity(case.plan):
         left_out = ("activations",)  # rows at experts depend on the data
     for rank, evidence in enumerate(ranks):
         predicted = predicted_memory(case.plan, rank, packed=evidence.packed)
         for component, count in evidence.held.items():
-            if count != predicted[component] and component not in left_out:
+            if count != predicted[component] and component.partition(" at ")[0] not in left_out:
                 yield (
                     f"rank {rank} was predicted to hold {predicted[component]:,} bytes of "
                     f"{component}, and held {count:,}"

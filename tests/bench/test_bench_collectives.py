@@ -199,7 +199,7 @@ def test_numbers_tell_ranks_and_places_apart():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_operation_of_every_transport_is_right(workers, kind, ranks):
     asked = request(ranks=ranks, repeats=2, sizes="4,40,200K")
     first, *others = workers.run(measure, asked, ranks=ranks, transport=kind)

@@ -17,6 +17,7 @@ from howdah.model.hub import names, read_hub
 from howdah.model.transformer import Transformer
 from howdah.shapes.shape import ModelShape, RopeScaling
 from howdah.shapes.weights import weights
+from howdah.text import tokenizer as tokenizers
 
 LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=300, context=32)
 GPT2 = replace(
@@ -309,3 +310,51 @@ def test_the_written_config_is_json_a_person_can_read(tmp_path, tokenizer):
     text = (tmp_path / "out" / "config.json").read_text()
     assert json.loads(text)["architectures"] == ["LlamaForCausalLM"]
     assert text.count("\n") > 10
+
+
+BERT = replace(
+    GPT2,
+    family="encoder",
+    norm_at="after",
+    feedforward="gelu_exact",
+    norm_eps=1e-5,
+    tie_embeddings=True,
+    token_types=1,
+    embedding_norm=True,
+    transform=True,
+    first_position=2,
+)
+MASK = "<|mask|>"
+
+
+def roberta_tokenizer(folder, *, pad):
+    path = folder / "tokenizer.json"
+    made = tokenizers.train(["the quick brown fox, 12 foxes\n\n"] * 3, 300, MASK, pad=pad)
+    path.write_text(made.to_str())
+    return path
+
+
+def test_a_mask_token_moves_no_position_of_an_exported_roberta(transformers, tmp_path):
+    """The mask token was token 1, which transformers takes for padding."""
+    path = roberta_tokenizer(tmp_path, pad=True)
+    tensors = export_to(tmp_path / "out", path, shape=BERT)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (loaded.pad_token, loaded.pad_token_id, loaded.mask_token) == ("<|pad|>", 1, MASK)
+    ids = tokenizers.load(path).encode("the quick <|pad|> fox, 12").ids
+    assert 1 not in ids and loaded.mask_token_id not in ids
+    tokens = torch.tensor([[0, *ids]])
+    tokens[0, 2] = loaded.mask_token_id
+    model = Transformer(BERT)
+    model.load_state_dict(tensors)
+    with torch.no_grad():
+        mine = model.logits(model(tokens, torch.arange(tokens.shape[1])[None]))
+        expected = theirs(tokens).logits
+    assert (mine - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_roberta_whose_padding_could_be_text_is_not_exported(tmp_path, tokenizer):
+    for path in (roberta_tokenizer(tmp_path, pad=False), tokenizer):
+        with pytest.raises(UserError, match=r"token 1 of .* takes token 1 for padding, .*<\|pad\|"):
+            export_to(tmp_path / "out", path, shape=BERT)
+        assert not (tmp_path / "out").exists()

@@ -54,6 +54,32 @@ def test_a_device_that_is_not_there(refused, recipe):
 
 
 @pytest.mark.parametrize("command", ["check", "train"])
+def test_a_home_on_a_disk_that_is_not_there(refused, recipe, tmp_path, command):
+    """`check` did not look at the disk, and `train` failed while it opened its file."""
+    (tmp_path / "file").touch()
+    words = (recipe, "layout=single x1 optimizer=disk", f"folder={tmp_path / 'a'}")
+    told = refused(command, *words, f"storage.folder={tmp_path / 'file'}")
+    assert "cannot hold the home on the disk: it is no folder; name a folder" in told
+    told = refused(command, *words, f"storage.folder={tmp_path / 'file' / 'below'}")
+    assert f"cannot hold the home on the disk: {tmp_path / 'file'} is no folder" in told
+
+
+def test_check_looks_at_the_room_of_the_disk(refused, recipe, monkeypatch):
+    monkeypatch.setattr("howdah.cli.check.free_bytes", lambda folder: 1000)
+    told = refused("check", recipe, "layout=single x1 optimizer=disk")
+    assert "on the disk of " in told and " too little; name a folder with room" in told
+
+
+@pytest.mark.parametrize("away", ["host", "disk"])
+def test_activations_away_are_not_compiled(refused, recipe, away):
+    """The run ended with NOT EQUAL bytes."""
+    words = ("check", recipe, f"layout=single x1 activations={away}")
+    told = refused(*words, "compile=true")
+    assert told.startswith(f"activations={away} with compile=true can be planned, but not run yet")
+    assert "drop compile=true" in told
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
 def test_weights_that_are_not_there(refused, recipe, tmp_path, command):
     """`check` called the recipe sound, and `train` said it when all text was encoded."""
     told = refused(command, recipe, "init_from=gone", f"folder={tmp_path / 'a'}")
@@ -258,7 +284,7 @@ def test_the_layout_that_would_fit_passes_when_it_is_written(run, refused, text,
 
 
 def test_a_recipe_that_is_not_there_and_a_text_in_its_place(refused, tmp_path):
-    known = "; known are: fine-tune, gpt2-124m, "
+    known = "; known are: bloom-176b, fine-tune, gpt2-124m, "
     assert known in refused("train", "nosuch.toml", "--resume")
     assert refused("train", "labtop.toml").endswith("; did you mean 'laptop'?")
     assert "; it is a model: " in refused("check", "qwen3-0.6b")

@@ -220,6 +220,7 @@ def test_a_new_cluster_file(howdah, tmp_path, monkeypatch):
     [
         (("--cluster", "h100x8", "--fewest", "--largest"), "are questions of their own"),
         (("--cluster", "h100x8", "--plot", "nowhere/a.svg"), "nowhere does not exist"),
+        (("--cluster", "h100x8", "--plot", "time.png"), "drawings are SVG; name it time.svg"),
         (("--cluster", "h100x8", "--write", "nowhere/a.toml"), "nowhere does not exist"),
         (
             ("--cluster", "h100x8", "--micro-batch", "9", "--global-batch", "4"),
@@ -248,7 +249,7 @@ def test_mfu_over_100_percent_is_not_printed(howdah):
     assert data["mfu_causal"] < 1 < data["mfu"]
 
 
-def test_a_hint_that_cannot_be_run_says_so(howdah, tmp_path):
+def test_a_hint_that_cannot_be_run_on_gpus_says_so(howdah, tmp_path):
     small = tmp_path / "small.toml"
     small.write_text(
         'name = "small"\nnode.devices = 2\ninside.link = "pcie4"\nhost.link = "pcie4"\n'
@@ -259,16 +260,44 @@ def test_a_hint_that_cannot_be_run_says_so(howdah, tmp_path):
     assert code == 2 and "memory  80.9 MB a device of 35: DOES NOT FIT" in out
     assert err == (
         f"howdah: layout 'dp2 x1' needs 80.9 MB a device, and {small} has 35 MB; 'dp2 x1 "
-        "recompute=full optimizer=host' fits (optimizer=host can be planned, but not run yet)\n"
+        "recompute=full optimizer=host' fits\n"
     )
+    card = small.read_text() + 'device.cuda_names = ["chip"]\n'
+    small.write_text(card)
+    err = howdah("plan", "model.preset=laptop", "--cluster", small, "--layout", "dp*")[2]
+    assert err.endswith("fits (optimizer=host can be planned, but not run on GPUs yet)\n")
+
+
+def test_homes_that_are_too_small_do_not_fit(howdah, tmp_path):
+    """Only the device's peak was looked at."""
+    small = tmp_path / "small.toml"
+    text = (
+        'name = "small"\nnode.devices = 2\ninside.link = "pcie4"\nhost.link = "pcie4"\n'
+        'host.memory = "64 MB"\nhost.disk = "64 MB"\ndevice.name = "chip"\n'
+        'device.memory = "90 MB"\ndevice.bandwidth = "1 TB/s"\n'
+        'device.flops.bf16 = "1 TFLOP/s"\n'
+    )
+    small.write_text(text)
+    words = ("plan", "model.preset=laptop", "--cluster", small, "--layout")
+    for home in ("host", "disk"):
+        if home == "disk":  # an update goes through buffers of the host
+            small.write_text(text.replace('memory = "64 MB"', 'memory = "64 GB"'))
+        code, _, err = howdah(*words, f"dp2 x1 optimizer={home}")
+        assert code == 2 and f" a device on the {home}, and {small} has 32 MB of it a d" in err
+        assert " too little: use another home" in err
+    assert howdah(*words, "dp2 x1")[0] == 0
+    shared = text.replace('host.link = "pcie4"', 'host.link = "shared"\nhost.bandwidth = "1 GB/s"')
+    small.write_text(shared.replace('"64 MB"', '"64 GB"') + 'host.latency = "1 us"\n')
+    code, _, err = howdah(*words, "dp2 x1 optimizer=host")
+    assert code == 2 and "on the host, device and host in one memory, and" in err
+    assert howdah(*words, "dp2 x1")[0] == 0
 
 
 def test_what_can_only_be_planned_is_noted(howdah):
-    words = ("mixtral-8x7b", "--layout", "cp2")
-    out = howdah("plan", *words)[1]
-    sentence = "cp2 with experts can be planned, but not run yet; use more dp in the place of cp2"
-    assert f"{sentence}\n" in out
-    assert len(json.loads(howdah("plan", *words, "--json")[1])["notes"]) == 2  # and the batch
+    words = ("t5-small", "--layout", "single")
+    sentence = "a model with family encoder-decoder can be planned, but not built yet"
+    assert f"{sentence}\n" in howdah("plan", *words)[1]
+    assert sentence in json.loads(howdah("plan", *words, "--json")[1])["notes"]
 
 
 def test_a_config_json_with_longrope_is_planned_with_a_note(howdah, tmp_path):
@@ -425,8 +454,8 @@ def test_check_says_that_a_recipe_is_sound_or_everything_that_is_wrong(howdah):
     )
     assert code == 2
     assert all(word in err for word in ("tp3", "method.dropout", "data.sequence_length 300"))
-    told = howdah("check", RECIPE, "layout=single optimizer=host")[2]
-    assert "optimizer=host can be planned, but not run yet" in told
+    told = howdah("check", RECIPE, "layout=single weights=host")[2]
+    assert "weights=host with optimizer=device can be planned, but not run yet" in told
     code, _, told = howdah("check", RECIPE, "method.precision=fp16")
     assert (code, "method.precision fp16 can be planned, but not run yet" in told) == (2, True)
     code, _, err = howdah("check", RECIPE, "data.sources=nowhere", "data.validation=/none.txt")
@@ -479,6 +508,7 @@ def test_a_schedule_goes_to_a_file_and_comes_back(howdah, tmp_path):
             "have 9,999,800,001 forwards, and 131,072",
         ),
         (["1f1b", "--text", "--svg", "a.svg"], "give one of the two"),
+        (["1f1b", "--svg", "a.png"], "drawings are SVG; name it a.svg"),
         (
             ["{file}", "--pp", "4"],
             "says its own sizes; drop --pp, --micros, --virtual and --slices",

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from howdah.base.errors import UserError
 from howdah.cli.commands import app
-from howdah.cli.draw import draw_collective
+from howdah.cli.draw import draw_collective, draw_experts
 from howdah.collectives.check import problems
 from howdah.collectives.one_to_all import linear
 from howdah.collectives.registry import ALGORITHMS, Algorithm, build
@@ -94,3 +94,8 @@ def test_what_is_refused(words, sentence, capsys):
         return
     with pytest.raises(UserError, match=sentence):
         draw_collective(**words)
+
+
+def test_experts_of_a_negative_number_of_steps(tmp_path):
+    with pytest.raises(UserError, match=r"--steps is -2; it must be at least 0, which is all"):
+        draw_experts(tmp_path, steps=-2)

@@ -20,6 +20,7 @@ from howdah.comm import rendezvous, spawn
 from howdah.comm.transport import SingleRank
 from howdah.host import devices
 from howdah.host.devices import Cards
+from howdah.plan.comm import Comm
 from howdah.train import loop
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -158,7 +159,8 @@ def order(monkeypatch):
 
 
 def job_of(**more):
-    return SimpleNamespace(device="cuda", layout=SimpleNamespace(world=2), **more)
+    plan = SimpleNamespace(comm=Comm())
+    return SimpleNamespace(device="cuda", layout=SimpleNamespace(world=2), plan=plan, **more)
 
 
 def test_a_rank_has_its_card_before_it_meets_the_others(order, monkeypatch):
@@ -195,7 +197,8 @@ def test_a_worker_has_its_card_before_it_meets_the_others(monkeypatch):
     monkeypatch.setattr(
         spawn, "choose", lambda *_, device, **__: made.append(device) or SingleRank()
     )
-    assert spawn._serve(Pipe(), None, torch.get_num_threads(), "cuda") == 0
+    store = SimpleNamespace(secret=b"")
+    assert spawn._serve(Pipe(), store, torch.get_num_threads(), "cuda") == 0
     assert made == [("cuda", 3), card, "run"]
 
 

@@ -23,6 +23,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="
 OF_ITEMS = {
     *("data.sources.path", "data.sources.field", "data.sources.weight"),
     *("data.validation.path", "data.validation.field"),
+    "method.sync",  # a table that may be absent
 }
 
 

@@ -55,7 +55,7 @@ def run(monkeypatch, capsys):
         ("draw mesh laptop --tp 2", "draw mesh has no option --tp; write layout=tp2"),
         ("sample a b --lenght 3", "sample has no option --lenght; did you mean '--length'?"),
         ("sample a b --tokens 3", "sample has no option --tokens; write --length"),
-        ("doctor --walrus", "doctor has no option --walrus; known are: --measure"),
+        ("doctor --walrus", "doctor has no option --walrus; known are: --hosts, --measure"),
         ("recipes --walrus", "recipes has no option --walrus; known are: --help"),
         ("train laptop --restarts -1", "--restarts is -1; it must be at least 0"),
         ("trian laptop", "howdah has no command 'trian'; did you mean 'train'?"),

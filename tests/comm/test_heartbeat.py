@@ -191,8 +191,10 @@ import sys
 import torch
 from howdah.comm.rendezvous import join
 from howdah.comm.transport import PeerLost
+from howdah.plan.comm import Hosts
 
-transport = join(os.environ.get("CARRIER"))
+hosts = Hosts(os.environ.get("WIRE", "tcp"), "network")
+transport = join(os.environ.get("CARRIER"), hosts=hosts)
 try:
     transport.barrier()
     print("going", flush=True)
@@ -296,20 +298,24 @@ def stop_the_second(ranks):
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0 or not which("ip"), reason="needs root and ip")
-def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network):
+@pytest.mark.parametrize("wire", ["tcp", "gloo"])
+def test_a_rank_that_is_stopped_is_told_to_the_other_machine(network, wire):
     """Its kernel goes on answering: only its pulse is missing, for some 20 s."""
-    where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
+    where = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "WIRE": wire}
     ranks = [start(network[rank], STOPPED, RANK=str(rank), **where) for rank in range(2)]
     stop_the_second(ranks)
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_is_told_on_one_machine_too():
+@pytest.mark.parametrize("carrier", ["tcp", "torch"])
+def test_a_rank_that_is_stopped_is_told_on_one_machine_too(carrier):
     """Without the engine, and without a launcher of ours, nothing else looks at it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "CARRIER": "torch"}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"} | {
+        "CARRIER": carrier
+    }
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", STOPPED]
     ranks = [

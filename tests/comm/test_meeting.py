@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from socket import socket
 
 import numpy as np
 import pytest
@@ -14,13 +15,16 @@ import torch.distributed as dist
 
 from howdah.base.errors import UserError
 from howdah.comm import connect
+from howdah.comm.agreement import agree, wires_of
 from howdah.comm.engine import RANKS
 from howdah.comm.meeting import Hello, meet, own_hello
-from howdah.comm.rendezvous import agree, choose, wires_of
+from howdah.comm.rendezvous import choose
 from howdah.plan.recording import Wires
 
-HERE, THERE = Hello("a", 1), Hello("b", 1)
-BARE = Hello("a", 1, why_not="there is no C compiler")
+HERE, THERE = Hello("a", 1, secret=True), Hello("b", 1, host="b", secret=True)
+BARE = replace(HERE, why_not="there is no C compiler")
+GLOO = [replace(one, wire="gloo", trust="network") for one in (HERE, THERE)]
+TRUSTING = [replace(one, secret=False, trust="network") for one in (HERE, THERE)]
 
 
 def wishing(wanted, hello=HERE):
@@ -31,8 +35,11 @@ def wishing(wanted, hello=HERE):
     ("words", "kind", "said"),
     [
         ([HERE, HERE], "engine", ""),
-        ([HERE, THERE], "torch", ""),
-        ([BARE, THERE], "torch", "no C compiler; until then"),
+        ([HERE, THERE], "tcp", ""),
+        (GLOO, "torch", ""),
+        (TRUSTING, "tcp", ""),
+        ([wishing("tcp")] * 2, "tcp", ""),
+        ([BARE, THERE], "tcp", "no C compiler; until then TCP carries all messages"),
         (
             [HERE, BARE],
             "torch",
@@ -47,7 +54,7 @@ def wishing(wanted, hello=HERE):
             "64 ranks of a machine, not 65: start fewer; until then messages go",
         ),
         ([wishing("torch")] * (RANKS + 1), "torch", ""),
-        ([HERE] * RANKS + [THERE], "torch", ""),
+        ([HERE] * RANKS + [THERE], "tcp", ""),
     ],
 )
 def test_what_the_ranks_agree_on(words, kind, said):
@@ -66,6 +73,23 @@ def test_what_the_ranks_agree_on(words, kind, said):
             [wishing("engine")] * (RANKS + 1),
             "64 ranks of a machine, not 65: start fewer; or take",
         ),
+        ([HERE, GLOO[1]], "rank 0 has comm.wire=tcp and comm.trust=secret, and rank 1 gloo and"),
+        (
+            [HERE, replace(THERE, secret=False)],
+            "rank 0 on  has a secret .*, and rank 1 on b has none",
+        ),
+        (
+            [replace(HERE, secret=False), THERE],
+            "rank 1 on b has a secret .*, and rank 0 on  has none",
+        ),
+        (
+            [replace(one, secret=False) for one in (HERE, THERE)],
+            "several machines join by a secret",
+        ),
+        ([replace(wishing("tcp"), secret=False)] * 2, "join by a secret"),
+        ([replace(one, wire="gloo") for one in (HERE, THERE)], "gloo lets anybody join"),
+        ([wishing("torch"), wishing("torch", THERE)], "gloo lets anybody join"),
+        ([HERE, replace(THERE, problem="it has no eth9")], "rank 1 on b: it has no eth9"),
     ],
 )
 def test_what_the_ranks_cannot_agree_on(words, sentence):
@@ -80,6 +104,7 @@ def test_what_the_ranks_cannot_agree_on(words, sentence):
         ([THERE, HERE, THERE], Wires("shared", "tcp", nodes=(0, 1, 0))),
         ([BARE, HERE], Wires("tcp", "tcp", nodes=(0, 0))),
         ([wishing("torch")] * 2, Wires("tcp", "tcp", nodes=(0, 0))),
+        ([wishing("tcp")] * 2, Wires("tcp", "tcp", nodes=(0, 0))),
     ],
 )
 def test_what_carries_the_messages_of_some_ranks(words, wires):
@@ -137,7 +162,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_meeting import alone, np
-rank, size, found = alone(["engine", "torch", None])
+rank, size, found = alone(["engine", "torch", "tcp", None])
 np.savez({folder!r} + f"/{{rank}} of {{size}}.npz", *[array for each in found for array in each])
 """
 
@@ -146,15 +171,54 @@ def test_a_launched_program_connects_by_itself(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    subprocess.run([sys.executable, *torchrun, program], check=True, capture_output=True)
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_bytes(b"s" * 32)
+    env = os.environ | {"HOWDAH_SECRET_FILE": str(secret)}
+    subprocess.run([sys.executable, *torchrun, program], check=True, capture_output=True, env=env)
     for rank in range(2):
         with np.load(tmp_path / f"{rank} of 2.npz") as found:
-            arrays = [found[f"arr_{number}"] for number in range(12)]
+            arrays = [found[f"arr_{number}"] for number in range(16)]
         for summed, gathered, turned, cast in zip(*[iter(arrays)] * 4, strict=True):
             np.testing.assert_array_equal(summed, np.full((3, 2), 3.0))
             np.testing.assert_array_equal(gathered, 2 * np.arange(8.0).reshape(4, 2))
             np.testing.assert_array_equal(turned, [2 * rank + n for n in (0, 1, 10, 11)])
             np.testing.assert_array_equal(cast, [[8, 10], [12, 14]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ["interface", "secret"])
+def test_a_mistake_of_one_rank_is_told_to_all(tmp_path, mistake):
+    """The others waited for it until their timeout."""
+    program = (
+        "import sys; from howdah.comm import connect; from howdah.plan.comm import Hosts\n"
+        "try: connect(hosts=Hosts(interface=sys.argv[1]))\n"
+        "except Exception as error: print(error)"
+    )
+    open_to_all = tmp_path / "secret"
+    open_to_all.write_bytes(b"s" * 32)
+    open_to_all.chmod(0o644)
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in range(2):
+        env = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+        }
+        env |= {"HOWDAH_SECRET_FILE": str(open_to_all)} if rank and mistake == "secret" else {}
+        name = "eth99" if rank and mistake == "interface" else ""
+        command = [sys.executable, "-c", program, name]
+        ranks.append(
+            subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True)
+        )
+    told = [one.communicate(timeout=120)[0] for one in ranks]
+    assert told[0] == told[1]
+    assert told[0].startswith("rank 1 on ")
+    assert ("'eth99'" if mistake == "interface" else "has mode 0644") in told[0]
 
 
 @pytest.mark.parametrize(

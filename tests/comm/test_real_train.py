@@ -18,7 +18,7 @@ from real_train import (
 )
 
 from howdah.checkpoint.folders import steps
-from howdah.comm.rendezvous import PORTS
+from howdah.comm.agreement import PORTS
 
 
 def test_without_the_engine_a_run_says_so_and_trains(recipe, cache, tmp_path):

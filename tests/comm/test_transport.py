@@ -1,6 +1,6 @@
 """Transports: every operation of every kind against plain torch, bit for bit, and its bytes.
 
-kinds    engine, torch      ranks   1 to 4
+kinds    engine, tcp, torch      ranks   1 to 4
 sizes    empty, one element, fewer than ranks, not divisible, more than fits in one turn
 """
 
@@ -18,7 +18,7 @@ from howdah.comm.reduction import REDUCIBLE
 from howdah.comm.signature import Disagreement
 from howdah.comm.transport import SingleRank, shares
 
-KINDS = ["engine", "torch"]
+KINDS = ["engine", "tcp", "torch"]
 SIZES = [1, 2, 3, 4]
 LENGTHS = [0, 1, 2, 5, 1000, 300_001]  # the last: several turns through shared memory
 OPS = ["sum", "mean", "min", "max", "product"]

@@ -9,22 +9,17 @@ controls  those of every layout, and those of sequences that are shared
 from dataclasses import replace
 
 import pytest
-from small_cases import FORMS, case_of
+from small_cases import FORMS, case_of, prove
 from small_runs import losses, samples_of, train_watched
 
+from howdah.comm.spawn import Workers
 from howdah.verify.evidence import gather
 from howdah.verify.mutations import mutations
 from howdah.verify.verify import report, verify
 
 BREAKS = ["a loss scaled by cp", "a chunk out of order", "a document across its border"]
-TRADE = "context=all-to-all"
+TRADE, BOTH = "context=all-to-all", "context=both"
 slow = pytest.mark.slow
-
-
-def prove(case, workers, **how):
-    """Raises with the whole report if the layout is not proved."""
-    verdict = verify(case, workers, controls=False, **how)
-    assert verdict.proved, "\n".join(report(verdict))
 
 
 def uneven(layout, **sizes):
@@ -39,7 +34,9 @@ def uneven(layout, **sizes):
     [
         ("cp2 x2", [*BREAKS, "a wrong merge"]),
         (f"cp2 x2 {TRADE}", BREAKS),
-        pytest.param("cp2 tp2 sp x1", [*BREAKS, "a wrong merge"], marks=slow),
+        (f"cp4 x2 {BOTH}", [*BREAKS, "a wrong merge"]),
+        # x2: the one sample of x1 has one document, and no border that could be crossed
+        pytest.param("cp2 tp2 sp x2", [*BREAKS, "a wrong merge"], marks=slow),
         pytest.param(f"dp2 cp2 zero2 recompute=full x1 {TRADE}", BREAKS, marks=slow),
         pytest.param("cp2 pp2 recompute=selective x2", [*BREAKS, "a wrong merge"], marks=slow),
     ],
@@ -59,7 +56,7 @@ def test_every_form_equals_one_device(workers, layout, form):
     prove(case_of(layout, form=form), workers)
 
 
-@pytest.mark.parametrize("layout", ["cp3 x1", f"cp3 x2 {TRADE}"])
+@pytest.mark.parametrize("layout", ["cp3 x1", f"cp3 x2 {TRADE}", f"cp4 x1 {BOTH}"])
 def test_nothing_needs_to_divide(workers, layout):
     """Neither tokens nor, between the ranks, heads: 19 positions, 8 heads of 4 key-value heads."""
     prove(uneven(layout, heads=8, kv_heads=4, width=40, head_size=8), workers)
@@ -69,6 +66,7 @@ def test_nothing_needs_to_divide(workers, layout):
     ("layout", "heads", "kv_heads"),
     [
         (f"cp2 {TRADE}", 3, 1),  # one has two query heads, the other one
+        (f"cp4 {BOTH}", 3, 1),
         pytest.param(f"cp4 {TRADE}", 8, 2, marks=slow),
         pytest.param(f"cp2 tp2 {TRADE}", 6, 3, marks=slow),  # tp ranks with two and one of them
         pytest.param(f"cp2 tp2 sp {TRADE}", 4, 1, marks=slow),
@@ -82,7 +80,7 @@ def test_key_value_heads_are_shared_by_more_ranks_than_there_are_heads(
 
 @slow
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("layout", ["cp2 x2", "cp4 x1", f"cp2 tp2 sp x2 {TRADE}"])
+@pytest.mark.parametrize("layout", ["cp2 x2", "cp4 x1", f"cp2 tp2 sp x2 {TRADE}", f"cp4 x2 {BOTH}"])
 def test_lower_precisions_equal_one_device_within_their_rounding(workers, layout, precision):
     prove(case_of(layout, form="qwen3", precision=precision), workers)
 
@@ -122,3 +120,26 @@ def test_a_run_on_any_layout_goes_on_as_one_device_would(workers, make_job, tmp_
         changing |= samples_of(workers.run(train_watched, [job], ranks=job.layout.world))
     assert changing == read
     assert losses(tmp_path / "always") == pytest.approx(losses(tmp_path / "never"), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def eight():
+    found = Workers(8)
+    yield found
+    found.close(kill=True)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("layout", "heads", "kv_heads"),
+    [
+        (f"cp4 tp2 sp x1 {BOTH}", 8, 4),
+        (f"dp2 cp4 zero3 recompute=full x1 {BOTH}", 6, 2),
+        (f"cp4 pp2 1f1b recompute=selective x2 {BOTH}", 6, 2),
+        (f"cp8 x1 {BOTH}", 4, 4),  # two groups of four
+        (f"cp8 x1 {BOTH}:2", 4, 2),
+        (f"cp6 x1 {BOTH}:2", 4, 2),
+    ],
+)
+def test_groups_that_trade_in_a_ring(eight, layout, heads, kv_heads):
+    prove(uneven(layout, heads=heads, kv_heads=kv_heads, width=8 * heads), eight)

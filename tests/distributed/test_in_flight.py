@@ -56,6 +56,16 @@ QUICK = {
     ("zero2", "ring"): "two messages on their way",
     # heads are traded for tokens
     ("zero1", "all-to-all"): "parts of one message",
+    ("both", "recompute"): "a ring of groups that trade",
+    # tokens at the experts of other ranks, and weights that come and go for them
+    ("zero3", "ep"): "two units of a block",
+    ("recompute", "capacity"): "sent again",
+    ("zero1", "experts"): "units of their own",
+    # gradients that servers update, weights that they send back
+    ("servers", "bloom"): "pushes and pulls",
+    # what comes from home and goes there
+    ("zero3", "host", "activations"): "units that come from elsewhere",
+    ("zero2", "disk", "encoder"): "states that come for the update",
     # all of it
     ("zero3", "sequence", "selective"): "three of them",
 }

@@ -20,13 +20,15 @@ from howdah.verify.compare import compare
 from howdah.verify.evidence import gather
 from howdah.verify.reference import reference
 
+SECRET = b"s" * 32
+
 
 def gather_on(transport, case, machines):
     """`gather`, on ranks that say they are on these machines."""
     rank, store = transport.rank, dist.PrefixStore("machines", transport.among.store)
     with (
         patch("howdah.comm.meeting.this_machine", lambda: machines[rank]),
-        closing(choose(store, rank=rank, size=transport.size, seconds=600)) as wire,
+        closing(choose(store, rank=rank, size=transport.size, seconds=600, secret=SECRET)) as wire,
     ):
         evidence = gather(wire, case)
     return evidence

@@ -6,8 +6,20 @@
 import pytest
 
 from howdah.base.errors import UserError
+from howdah.comm.spawn import Workers
 from howdah.plan.layout import parse_layout
-from howdah.verify.matrix import FORMS, case_of, pairs, together, triples
+from howdah.verify.matrix import (
+    CONTEXTS,
+    EXPERTS,
+    FORMS,
+    MODELS,
+    case_of,
+    drawn_triples,
+    pairs,
+    split_model,
+    together,
+    triples,
+)
 from howdah.verify.verify import report, verify
 
 QUICK = [
@@ -30,6 +42,12 @@ QUICK = [
     ("ring", "zb-v"),
     ("all-to-all", "recompute"),
     ("interleaved", "accumulation"),  # as many micro-batches as no multiple of the ranks
+    ("zero3", "ep"),
+    ("all-to-all", "ep"),
+    ("both", "selective"),
+    ("ring", "capacity"),
+    ("1f1b", "experts"),
+    ("sequence", "recompute", "capacity"),
 ]
 
 
@@ -52,10 +70,41 @@ def test_every_cell_is_a_layout_or_a_sentence():
     cells = [*pairs(), *triples()]
     assert len({cell.forms for cell in cells}) == len(cells)
     for cell in cells:
-        assert str(parse_layout(cell.words))
+        assert str(parse_layout(split_model(cell.words)[0]))
         try:
             case_of(cell.words)
         except UserError as sentence:
             assert len(str(sentence).split()) > 5
     alone = {cell.forms[0] for cell in cells if len(cell.forms) == 1}
     assert alone == set(FORMS)
+
+
+DRAWN = drawn_triples(24, seed=7)
+
+
+@pytest.fixture(scope="module")
+def eight():
+    found = Workers(8)
+    yield found
+    found.close(kill=True)
+
+
+def test_drawn_triples_are_different_small_and_have_cp_or_experts():
+    assert len({cell.forms for cell in DRAWN}) == 24 and drawn_triples(24, seed=7) == DRAWN
+    for cell in DRAWN:
+        assert parse_layout(split_model(cell.words)[0]).world <= 8
+        assert set(cell.forms) & {*CONTEXTS, *MODELS}
+    forms = {form for cell in DRAWN for form in cell.forms}
+    assert {*CONTEXTS, *EXPERTS} <= forms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", DRAWN, ids=lambda cell: "+".join(cell.forms))
+def test_drawn_triples_equal_one_device(eight, cell):
+    try:
+        case = case_of(cell.words)
+    except UserError as sentence:
+        assert len(str(sentence).split()) > 5
+        return
+    verdict = verify(case, eight, controls=False)
+    assert verdict.proved, "\n".join(report(verdict))

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from small_cases import FORMS, case_of
+from small_cases import FORMS, case_of, prove
 from small_runs import copy_until, losses, metrics, train_on
 
 from howdah.base.errors import UserError
@@ -27,7 +27,7 @@ from howdah.plan.sum_order import SumOrder
 from howdah.train.finished_run import open_run
 from howdah.verify.case import miniature
 from howdah.verify.evidence import gather
-from howdah.verify.verify import report, verify
+from howdah.verify.verify import verify
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved v2", "zb-h1", "zb-h2", "zb-v")
 DP = ("zero0", "zero1", "zero2", "zero2 accumulate=whole")
@@ -36,12 +36,6 @@ DP = ("zero0", "zero1", "zero2", "zero2 accumulate=whole")
 def pipeline_case(layout, *, layers=3, **settings):
     case = case_of(layout, **settings)
     return replace(case, shape=replace(case.shape, layers=layers))
-
-
-def prove(case, workers, *, controls=False, transport=None):
-    """Raises with the whole report if the layout is not proved, or a control not noticed."""
-    verdict = verify(case, workers, controls=controls, transport="torch")
-    assert verdict.proved, "\n".join(report(verdict))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

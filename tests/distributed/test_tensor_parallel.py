@@ -10,11 +10,10 @@ controls  those of every layout, and two of tensor parallelism: a verification t
 from dataclasses import replace
 
 import pytest
-from small_cases import FORMS, case_of
+from small_cases import FORMS, case_of, prove
 
 from howdah.verify.evidence import gather
 from howdah.verify.mutations import mutations
-from howdah.verify.verify import report, verify
 
 # Nothing divides by three: 3 and 2 groups of heads, 29 columns, 67 tokens, slices of 16 positions.
 UNEVEN = {
@@ -26,15 +25,6 @@ UNEVEN = {
     ),
     "shared": replace(FORMS["laptop"], heads=3, kv_heads=1, width=24, ffn_size=29, vocab=67),
 }
-
-
-def prove(case, workers, *, controls=False):
-    """Raises with the whole report if the layout is not proved, or a control not noticed."""
-    verdict = verify(case, workers, controls=controls)
-    assert verdict.proved, "\n".join(report(verdict))
-    if controls:
-        names = [name for name, failing in verdict.controls if failing]
-        assert names == [mutation.name for mutation in mutations(case.plan)]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +84,7 @@ def test_dropout_of_a_slice_drops_what_one_device_drops(workers, form):
 
 
 def test_gloo_carries_it(workers):
-    verdict = verify(case_of("tp2 sp x2"), workers, controls=False, transport="torch")
-    assert verdict.proved, "\n".join(report(verdict))
+    prove(case_of("tp2 sp x2"), workers, transport="torch")
 
 
 def test_the_same_run_twice_gives_the_same_bits(workers):

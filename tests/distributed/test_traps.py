@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_cases import FORMS, case_of
+from small_cases import FORMS, case_of, prove
 from small_runs import losses, samples_of, train_watched
 
 from howdah.optim.clip import squared_norm
@@ -24,16 +24,9 @@ from howdah.plan.sharding import summed_over_tp
 from howdah.verify.compare import compare
 from howdah.verify.evidence import gather, global_batch
 from howdah.verify.reference import reference
-from howdah.verify.verify import report, verify
 
 # Neither two nor three divides the vocabulary; three divides no heads.
 ODD = replace(FORMS["qwen3"], heads=8, kv_heads=4, width=40, head_size=8, vocab=67)
-
-
-def prove(case, workers):
-    """Raises with the whole report if the layout is not proved."""
-    verdict = verify(case, workers, controls=False)
-    assert verdict.proved, "\n".join(report(verdict))
 
 
 # -- the loss ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from small_cases import FORMS, case_of
+from small_cases import FORMS, case_of, prove
 from small_runs import copy_until, losses, metrics, opened, train_on
 
 from howdah.comm.handle import DONE
@@ -20,14 +20,7 @@ from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.comm import Algorithms, Comm
 from howdah.sim.traffic import step_traffic
 from howdah.verify.evidence import gather
-from howdah.verify.verify import report, verify
-
-
-def prove(case, workers, *, controls=False, transport=None):
-    """Raises with the whole report if the layout is not proved, or a control not noticed."""
-    verdict = verify(case, workers, controls=controls, transport="torch")
-    assert verdict.proved, "\n".join(report(verdict))
-    assert all(failing for _, failing in verdict.controls)
+from howdah.verify.verify import verify
 
 
 @pytest.mark.parametrize("words", ["zero3", "zero3 accumulate=whole"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.draw.pictures import put, require_place
+from howdah.draw.pictures import put, require_place, require_svg
 
 
 def test_without_a_file_it_is_printed(capsys):
@@ -54,6 +54,15 @@ def test_a_folder_that_may_not_be_written_is_known_before(tmp_path):
 def test_a_disk_that_refuses_is_a_sentence(path, reason):
     with pytest.raises(UserError, match=f"^cannot write {path}: {reason}; name a file elsewhere$"):
         put("x", Path(path))
+
+
+def test_a_drawing_is_not_written_under_the_name_of_another_format(tmp_path):
+    for name in ("a.svg", "a.SVG", "a", ".hidden"):
+        require_svg(tmp_path / name)
+    require_svg(None)
+    for name in ("a.png", "a.b.PDF", "a.svg.gz"):
+        with pytest.raises(UserError, match=r"drawings are SVG; name it .*\.svg$"):
+            require_svg(tmp_path / name)
 
 
 def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path):

@@ -14,10 +14,13 @@ def made(**answers):
 
 @pytest.mark.parametrize("device", [*known_devices()])
 def test_a_shipped_device_brings_its_own_numbers(device):
-    cluster = made(device=device, devices=2, inside=usual(device)["inside"] or "100 GB/s")
+    """Its links, too: MI300X was asked for one, because no other device has its link."""
+    links = {key: usual(device)[key] for key in ("inside", "between")}
+    cluster = made(device=device, devices=2, nodes=3, nics=4, **links)
     shipped = load_cluster(cluster_like(device))
-    assert cluster.device == shipped.device and cluster.devices == 2
-    assert cluster.efficiency == shipped.efficiency
+    assert cluster.device == shipped.device and cluster.devices == 6
+    assert cluster.efficiency == shipped.efficiency and cluster.inside == shipped.inside
+    assert cluster.between.name == links["between"] and cluster.nics == 4
 
 
 def test_another_device_is_what_is_said_of_it():
@@ -38,8 +41,9 @@ def test_a_price_is_of_a_node():
     [
         ({"device": "RTX 4091"}, "does not ship; did you mean 'RTX 4090'"),
         ({"device": "h100", "inside": "nvlink"}, "--inside must be a known link"),
-        ({"device": "h100", "nodes": 2}, "--between must be a known link"),
+        ({"device": "h100", "nodes": 2, "between": "fast"}, "--between must be a known link"),
         ({"device": "h100", "price_per_hour": "lots"}, "price_per_hour"),
+        ({"device": "h100", "price_per_hour": "0"}, "price_per_hour is .0 USD/h.; it must be from"),
         ({"device": "h100", "host_memory": "0 W"}, "host.memory"),
     ],
 )

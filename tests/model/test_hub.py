@@ -3,11 +3,14 @@
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from random_model import (
+    BERT,
+    BLOOM,
     GPT2,
     LATENT,
     LLAMA,
@@ -20,7 +23,8 @@ from random_model import (
 from safetensors.torch import load_file, save_file
 
 from howdah.base.errors import UserError
-from howdah.model.hub import names, read_hub
+from howdah.model.hub import read_hub
+from howdah.model.hub_names import names
 from howdah.shapes.huggingface import shape_from_config
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import Experts, RopeScaling
@@ -52,6 +56,12 @@ SHAPES = {
     ),
     "gpt2": GPT2,
     "gpt2 with relu": replace(GPT2, feedforward="relu", tie_embeddings=False, ffn_size=20),
+    "bloom": BLOOM,
+    "bloom untied": replace(BLOOM, tie_embeddings=False, heads=6),
+    "bert": BERT,
+    "bert with relu": replace(BERT, feedforward="relu", token_types=1),
+    "bert with tanh": replace(BERT, feedforward="gelu", norm_eps=1e-5),
+    "roberta": replace(BERT, first_position=2, token_types=1, norm_eps=1e-5),
     "qwen3": QWEN3,
     "qwen3 tied": replace(
         QWEN3, tie_embeddings=True, heads=3, kv_heads=None, rope_scaling=STRETCHED
@@ -104,6 +114,9 @@ def widened(monkeypatch):
     for name in ("float", "float32"):
         monkeypatch.setattr(torch, name, torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    bloom = transformers.models.bloom.modeling_bloom  # its constant of GELU has 8 digits
+    exact = partial(torch.nn.functional.gelu, approximate="tanh")
+    monkeypatch.setattr(bloom, "bloom_gelu_forward", exact)
 
 
 def their_tensors(shape, tensors):
@@ -113,6 +126,9 @@ def their_tensors(shape, tensors):
         whole = torch.cat([tensors[name] for name in theirs.ours])
         if theirs.expert is not None:
             whole = whole[theirs.expert]
+        if theirs.heads:  # q, k and v of the first head, then of the second
+            parts = [tensors[name].chunk(theirs.heads) for name in theirs.ours]
+            whole = torch.cat([part for head in zip(*parts, strict=True) for part in head])
         found[theirs.name] = (whole.T if theirs.transposed else whole).contiguous()
     return found
 
@@ -123,7 +139,9 @@ def their_model(shape, *, dtype):
     made = transformers.AutoConfig.for_model(**sizes)
     torch.manual_seed(0)
     made._experts_implementation = "eager"  # the grouped product refuses float64
-    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="sdpa")
+    auto = transformers.AutoModelForCausalLM if shape.causal else transformers.AutoModelForMaskedLM
+    kernel = "eager" if shape.positions == "alibi" else "sdpa"
+    model = auto.from_config(made, attn_implementation=kernel)
     model = model.to(dtype).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -131,9 +149,9 @@ def their_model(shape, *, dtype):
     return model
 
 
-def logits_of(shape, tensors, tokens, positions):
+def logits_of(shape, tensors, tokens, positions, types):
     model = model_of(shape, tensors)
-    return model.logits(model(tokens, positions))
+    return model.logits(model(tokens, positions, types=types))
 
 
 @every_shape
@@ -156,10 +174,13 @@ def assert_equal_logits(theirs, folder, shape, *, bound):
     found, tensor = read_hub(folder)
     assert found == shape
     tokens, positions = random_tokens(shape, 2, shape.context)
+    tokens, types = tokens.clamp(min=2), None  # RoBERTa takes a 1 for padding
+    if shape.token_types:
+        types = random_tokens(replace(shape, vocab=shape.token_types), 2, shape.context)[0]
     tensors = {weight.name: tensor(weight.name) for weight in weights(shape)}
-    mine = logits_of(shape, tensors, tokens, positions)
+    mine = logits_of(shape, tensors, tokens, positions, types)
     with torch.no_grad():
-        expected = theirs(tokens).logits
+        expected = theirs(tokens, **({} if types is None else {"token_type_ids": types})).logits
     assert mine.dtype == expected.dtype
     assert (mine - expected).abs().max() < bound * max(1, expected.abs().max())
 
@@ -196,6 +217,35 @@ def test_gpt2_keeps_query_key_and_value_side_by_side_and_transposed():
     assert joint.shape == (16, 48) and joint.transposed
     (table,) = (t for t in names(GPT2) if t.name == "transformer.wte.weight")
     assert not table.transposed
+
+
+def test_bloom_keeps_query_key_and_value_head_by_head():
+    (joint,) = (t for t in names(BLOOM) if "layers.1.attention.k.bias" in t.ours)
+    assert joint.name == "transformer.h.1.self_attention.query_key_value.bias"
+    assert joint.shape == (54,) and joint.heads == 3 and not joint.transposed
+
+
+def test_what_bert_has_beside_its_masked_language_model_is_left_out(tmp_path):
+    """As in the folders of the hub: old names of norms, a pooler, next-sentence head, copies."""
+    tensors = random_weights(BERT)
+    stored = their_tensors(BERT, tensors)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for now, then in old.items():
+        stored = {name.replace(now, then): value for name, value in stored.items()}
+    stored |= {
+        "bert.pooler.dense.weight": torch.ones(16, 16),
+        "cls.seq_relationship.bias": torch.ones(2),
+        "bert.embeddings.position_ids": torch.arange(32)[None],
+        "cls.predictions.decoder.weight": tensors["embedding.weight"].clone(),
+        "cls.predictions.decoder.bias": tensors["head.bias"].clone(),
+    }
+    write_folder(tmp_path, BERT, tensors=stored)
+    _, tensor = read_hub(tmp_path)
+    assert all(torch.equal(tensor(name), value) for name, value in tensors.items())
+    stored["cls.predictions.decoder.bias"] += 1
+    write_folder(tmp_path, BERT, tensors=stored)
+    with pytest.raises(UserError, match=r"decoder\.bias of its own, but config\.json ties it"):
+        read_hub(tmp_path)
 
 
 def test_each_weight_has_one_place():

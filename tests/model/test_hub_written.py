@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from random_model import GPT2, LATENT, LLAMA, QWEN3
+from random_model import BERT, BLOOM, GPT2, LATENT, LLAMA, QWEN3
 
 from howdah.base.errors import UserError
 from howdah.shapes.huggingface import shape_from_config
@@ -15,6 +15,9 @@ CLASS = {
     "laptop": "llama",
     "gpt2-124m": "gpt2",
     "gpt3-175b": "gpt2",
+    "bloom-176b": "bloom",
+    "bert-base": "bert",
+    "roberta-base": "roberta",
     "llama2-70b": "llama",
     "llama3-8b": "llama",
     "qwen3-8b": "qwen3",
@@ -56,6 +59,14 @@ def test_a_preset_has_a_class_and_comes_back(name):
         (replace(QWEN3, experts=Experts(4, 2, ffn_size=24, scale=2.0)), "experts.scale"),
         (replace(LATENT, experts=Experts(4, 2, ffn_size=24, shared=30)), "experts.shared"),
         (replace(GPT2, qkv_bias=True, bias=False), "bias"),
+        (replace(GPT2, first_position=2), "first_position"),
+        (replace(BLOOM, ffn_size=48), "ffn_size"),
+        (replace(BLOOM, embedding_norm=False), "embedding_norm"),
+        (replace(BERT, transform=False), "transform"),
+        (replace(BERT, tie_embeddings=False), "tie_embeddings"),
+        (replace(BERT, positions="rotary"), "positions"),
+        (replace(BERT, first_position=1), "first_position"),
+        (replace(BERT, first_position=2, feedforward="relu"), "feedforward"),
     ],
 )
 def test_a_shape_without_a_class_is_refused_by_its_field(shape, field):

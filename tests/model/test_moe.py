@@ -10,7 +10,8 @@ from random_model import LATENT, LLAMA, random_model, random_tokens
 
 from howdah.model.attention import Cache
 from howdah.model.grouped import grouped
-from howdah.model.moe import Balancing, Router, choose, places
+from howdah.model.moe import Balancing, Router, choose
+from howdah.model.places import places
 from howdah.plan.method import Routing
 from howdah.shapes.dims import expert_places
 from howdah.shapes.shape import Experts

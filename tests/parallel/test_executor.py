@@ -37,8 +37,8 @@ from howdah.plan.schedule.held import peak_held
 from howdah.plan.schedule.lowering import Verb, lower
 from howdah.plan.schedule.text import parse_schedule
 from howdah.shapes.weights import weights
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
-from howdah.sim.predict import kernels_of
 from howdah.train.report import measured_memory
 from howdah.train.step import StepContext, accumulate, held_out_loss
 

@@ -21,8 +21,8 @@ from howdah.plan.method import Method
 from howdah.plan.sharding import local_of
 from howdah.shapes.activations import bytes_of, made_again
 from howdah.shapes.weights import parts, weights
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
-from howdah.sim.predict import kernels_of
 from howdah.text.batches import Micro
 from howdah.train.feed import arrays_of
 

@@ -41,7 +41,7 @@ from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method
 from howdah.plan.plan import for_gpus, make_plan
 from howdah.shapes.presets import preset
-from howdah.verify.matrix import FORMS, case_of, pairs
+from howdah.verify.matrix import FORMS, MODEL, case_of, pairs
 
 EVEN = 20  # tokens: chunks of cp2, and slices of tp2 of them, are equal
 QUICK = [
@@ -82,6 +82,7 @@ LARGE = [
     "dp8 pp4 tp2 zero2 shard4 zb-v x4",
     "dp8 pp4 tp2 naive x2",
 ]
+CPU_ONLY = ("servers", "host", "disk", "activations")  # forms that do not run on GPUs
 
 
 def plan_of(words, *, shape=None, length=16, precision="float32"):
@@ -131,11 +132,13 @@ def test_large_layouts(words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in CPU_ONLY])
 def test_every_form_with_every_other(form):
     tried = 0
     for cell in pairs():
-        if cell.forms[0] != form:
+        if cell.forms[0] != form or cell.words.startswith(MODEL):  # experts need data
+            continue
+        if {*CPU_ONLY} & {*cell.forms}:
             continue
         try:
             case = case_of(cell.words)
@@ -145,7 +148,7 @@ def test_every_form_with_every_other(form):
             tried += 1
             with message_for_each_unit():
                 check(record(for_gpus(replace(case.plan, sequence=EVEN))))
-    assert tried or FORMS[form].startswith(("recompute", "x"))
+    assert tried or FORMS[form].startswith(("recompute", "x", MODEL))
 
 
 @pytest.mark.slow

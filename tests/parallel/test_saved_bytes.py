@@ -38,7 +38,7 @@ def forward(model, rows, length, *, dropout=False, documents=None):
     tokens, positions = random_tokens(model.shape, rows, length)
     noise = Noise(0, 0, torch.arange(rows)) if dropout else None
     hidden = model(tokens, positions.contiguous(), documents, noise=noise)
-    return cross_entropy_sum(hidden, model.head_weight, tokens.clone())
+    return cross_entropy_sum(hidden, model.head_weight, tokens.clone(), bias=model.head_bias)
 
 
 def measured(shape, rows, length, *, dtype, dropout=False, documents=None):
@@ -69,10 +69,15 @@ shapes = st.builds(
     feedforward=st.sampled_from(["swiglu", "gelu", "relu"]),
     norm=st.sampled_from(["rmsnorm", "layernorm"]),
     norm_at=st.sampled_from(["before", "after"]),
-    positions=st.sampled_from(["rotary", "learned"]),
+    positions=st.sampled_from(["rotary", "learned", "alibi"]),
     bias=st.booleans(),
     tie_embeddings=st.booleans(),
     qk_norm=st.booleans(),
+    family=st.sampled_from(["decoder", "encoder"]),
+    embedding_norm=st.booleans(),
+    token_types=st.sampled_from([0, 2]),
+    transform=st.booleans(),
+    first_position=st.sampled_from([0, 2]),
 )
 
 
@@ -133,7 +138,7 @@ def test_experts_and_latent_attention(shape, of, latent, **how):
     model, (tokens, positions) = random_model(shape, dtype=dtype), random_tokens(shape, 3, 8)
     with SavedTensorMeter(model.parameters()) as kept:
         hidden = model(tokens, positions.contiguous(), documents, balancing=asked)
-        total = cross_entropy_sum(hidden, model.head_weight, tokens.clone())
+        total = cross_entropy_sum(hidden, model.head_weight, tokens.clone(), bias=model.head_bias)
     kernels = replace(howdah(compute=dtype.itemsize, packed=packed), balanced=balanced)
     lists = [shared(shape, kernels), *(saved(shape, part, kernels) for part in parts(shape))]
     of_rank = local(shape, Tokens(3, 8))

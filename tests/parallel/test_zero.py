@@ -19,8 +19,8 @@ from howdah.plan.flat_buffers import share
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.shapes.weights import weights
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
-from howdah.sim.predict import kernels_of
 from howdah.train.step import StepContext, accumulate, train_step
 
 ZERO = ["zero1", "zero2 accumulate=whole", "zero2"]

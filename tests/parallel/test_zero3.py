@@ -25,8 +25,8 @@ from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.gather_order import backward_units, forward_units, gather_counts
 from howdah.plan.method import Method
 from howdah.shapes.weights import parts, weights
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
-from howdah.sim.predict import kernels_of
 from howdah.train.report import measured_memory
 from howdah.train.step import StepContext, held_out_loss, train_step
 

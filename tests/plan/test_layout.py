@@ -54,6 +54,12 @@ def test_the_order_of_words_and_the_spaces_do_not_matter(layout):
         ("pp2 zb-v", Layout(pp=2, virtual=2, schedule="zb-v"), "pp2 zb-v"),
         ("dp4 zero2 accumulate=shard", Layout(dp=4, zero=2), "dp4 zero2"),
         ("dp4 zero3 shard4", Layout(dp=4, zero=3), "dp4 zero3"),
+        ("server2 dp4", Layout(dp=4, server=2), "dp4 server2"),
+        ("single server1", Layout(server=1), "server1"),
+        ("dp2 server0", Layout(dp=2), "dp2"),
+        ("cp8 context=both", Layout(cp=8, context="both", inside=4), "cp8 context=both"),
+        ("cp8 context=both:4", Layout(cp=8, context="both"), "cp8 context=both"),
+        ("cp8 context=both:2", Layout(cp=8, context="both", inside=2), "cp8 context=both:2"),
         *(
             (
                 f"dp2 recompute=full:{names}",
@@ -103,10 +109,16 @@ def test_spellings(text, layout, printed):
         ("cp2 ep8", "ep8 takes 8 ranks of dp×cp, and the layout has 2; use dp4"),
         ("dp3 ep2", "ep2 does not divide the 3 ranks of dp×cp; use ep3"),
         ("dp4 zero1 shard3", "shard3 does not divide the 4 ranks of dp×cp; use shard2"),
+        ("dp2 server", "'server' needs a number: parameter servers beside the replicas (server2)"),
+        ("dp2 servers2", "unknown word 'servers2'; did you mean 'server'?"),
         ("dp4 shard2", "shard2 shares out nothing; add zero1, zero2 or zero3"),
         ("dp2 zero1 accumulate=shard", "which begins with zero2"),
         ("dp2 sp", "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"),
         ("dp2 context=all-to-all", "add cp2 or more"),
+        ("cp3 context=both", "cp3 has none; use cp4 or a ring"),
+        ("cp8 context=both:3", "use context=both:2"),
+        ("cp8 context=ring:2", "groups of ranks are context=both:2"),
+        ("cp8 context=both:x", "groups of ranks are context=both:2"),
         ("dp2 recompute=none:2", "recompute=none:2 recomputes nothing; use recompute=full:2"),
         ("dp2 recompute=full:0", "recompute=full:0 must have at least 1 and at most 1,000 blocks"),
         ("dp2 recompute=none:layers.1", "recomputes nothing; use recompute=full:layers.1"),
@@ -149,7 +161,7 @@ def test_no_text_at_all_gives_a_traceback(text):
 def test_every_word_is_explained_and_every_field_has_a_word():
     assert MEANING.keys() == NUMBERS.keys()
     assert all(MEANING.values())
-    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_blocks"}
+    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_blocks", "inside"}
     assert named == {field.name for field in fields(Layout)}
 
 
@@ -205,3 +217,17 @@ def test_the_world_of_a_layout_is_its_number_of_ranks():
     assert Layout(dp=4, micros=2).world == 4
     assert parse_layout("pp2 dp3 cp5 tp7").world == 2 * 3 * 5 * 7
     assert resolve(parse_layout("pp2 dp* tp2"), 16).dp == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cp4 context=both:4", "would be one group, all-to-all alone; use context=both:2 or"),
+        ("cp4 context=both:1", "would be a ring alone; use context=both:2, or"),
+        ("cp4 context=both:3", "context=both:3 does not divide the 4 ranks of cp; use"),
+    ],
+)
+def test_groups_of_ranks_that_are_no_groups(text, told):
+    with pytest.raises(UserError) as refused:
+        parse_layout(text)
+    assert told in str(refused.value)

@@ -108,7 +108,8 @@ def test_every_name_is_awaited_once_and_every_sum_by_later_ones(plan, data):
     assert len(names) == len(set(names))
     for number, one in enumerate(found):
         assert all(before < number for before in one.after)
-        assert rank in one.ranks and len(one.ranks) > 1
+        assert rank in one.ranks
+        assert len(one.ranks) > 1 or plan.layout.gradients != "device"  # alone, it takes them home
         assert list(one.ranks) == sorted(set(one.ranks))
 
 

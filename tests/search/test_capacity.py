@@ -73,3 +73,18 @@ def test_ranks_without_cores_and_an_accelerator_that_is_too_small():
     (sentence,) = lacks(plan("single x1"), card)
     assert ", and its accelerator has 1 GB each; " in sentence
     assert lacks(plan("single x1"), replace(card, device=80 * 10**9)) == []
+
+
+def test_homes_without_room_are_told_with_what_is_missing():
+    """Moments and masters of gpt2-124m on the disk; on a CPU, its host's memory is the device's."""
+    away = plan("dp2 x1 optimizer=disk")
+    away = replace(away, storage=replace(away.storage, folder="/there/scratch"))
+    assert lacks(away, LARGE) == lacks(away, replace(LARGE, disk=10**10)) == []
+    (sentence,) = lacks(away, replace(LARGE, disk=10**9))
+    assert " on the disk of /there/scratch, which has 1 GB free, 1.98" in sentence
+    small = replace(away, storage=replace(away.storage, pool=1000))
+    (sentence,) = lacks(small, LARGE)
+    assert "storage.pool 1,000 bytes is too small for the largest unit, tied" in sentence
+    states = 124_439_808 * (16 + 12)
+    (sentence,) = lacks(plan("dp2 x1 optimizer=host"), replace(LARGE, memory=2 * states))
+    assert "takes about" in sentence

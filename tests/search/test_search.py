@@ -24,8 +24,9 @@ from howdah.search.search import BEST, REFINED, TOO_LARGE, on_each, pareto, room
 from howdah.search.space import COLUMNS, HOMES, Question, layout_of, space
 from howdah.shapes.presets import PRESETS, preset
 from howdah.sim.cost import hourly
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of, predict
+from howdah.sim.predict import predict
 from howdah.sim.profile import own_profile
 from howdah.sim.step_time import step_time
 
@@ -73,7 +74,10 @@ def drawn(question, count, seed):
         yield (closed.seconds[index], closed.memory[index]), exact
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("node", "slow wire")  # the others are among the thousand layouts of the slow test
+
+
+@pytest.mark.parametrize("case", QUICK)
 def test_the_closed_form_is_near_the_simulation(case):
     """Four of five are within 10 % in time, and within 5 % in memory."""
     errors = [
@@ -105,7 +109,13 @@ def test_the_best_of_the_simulation_is_among_the_first_of_the_closed_form():
     assert json.loads((BENCH / "search" / "results.json").read_text())["first"]["searches"] == 60
 
 
-@pytest.mark.parametrize("question", [small(), small(devices=2, layers=6), small(devices=6)])
+@pytest.mark.parametrize(
+    "question",
+    [
+        small(devices=2, layers=6),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (small(), small(devices=6))),
+    ],
+)
 def test_no_plan_is_better_than_the_one_that_is_found(question):
     """Against brute force: every layout planned, its memory counted, its step simulated."""
     rows, _ = space(question)
@@ -196,7 +206,7 @@ def test_what_other_homes_take_and_save_is_what_the_simulation_says():
 
 def test_that_nothing_fits_is_said_of_memory_that_was_counted(monkeypatch):
     """The fastest layouts seem to fit by closed form, and do not; the smallest one does."""
-    question = small(devices=4, layers=6)
+    question = small(devices=2, layers=6)
     rows, _ = space(question)
     held = sorted(simulated(question, row)[1] for row in rows)
     monkeypatch.setattr(search_file, "TRIED", 1)
@@ -218,12 +228,12 @@ def test_every_layout_of_a_space_can_be_planned():
 
 
 def test_more_devices_are_kept_only_where_they_are_faster():
-    question = question_of("llama3-8b", "h100x32", 64, 4096)
+    question = question_of("llama3-8b", "h100x32", 64, 4096, micro_batch=1)
     counts = sizes(question.cluster, 4, 32)
     assert counts == [4, 6, 8, 16, 24, 32]
-    kept = pareto(on_each(question, [8, 16, 32], None, iter))
+    kept = pareto(on_each(question, [8, 16], None, iter))
     seconds = [one.seconds for one in kept]
-    assert [one.devices for one in kept] == [8, 16, 32] and seconds == sorted(seconds)[::-1]
+    assert [one.devices for one in kept] == [8, 16] and seconds == sorted(seconds)[::-1]
 
 
 # -- budgets -----------------------------------------------------------------------------
@@ -313,13 +323,13 @@ def any_answer(number):
 
 
 def test_any_question_has_an_answer_or_a_sentence():
-    for number in range(40):
+    for number in range(20):
         any_answer(number)
 
 
 @pytest.mark.slow
 def test_many_questions_have_an_answer_or_a_sentence():
-    for number in range(40, 10_000):
+    for number in range(20, 10_000):
         any_answer(number)
 
 

@@ -12,8 +12,8 @@ from howdah.plan.plan import make_plan
 from howdah.plan.support import unsupported
 from howdah.search.smaller import smaller
 from howdah.shapes.presets import preset
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 
 SHAPE = replace(preset("gpt2-124m"), layers=4)
 

@@ -19,7 +19,7 @@ from howdah.shapes.part import Part
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.shapes.weights import parts
-from howdah.sim.predict import kernels_of
+from howdah.sim.kernels import kernels_of
 
 LLAMA = ModelShape(layers=2, width=16, heads=4, kv_heads=2, ffn_size=24, vocab=40, context=32)
 GPT = replace(

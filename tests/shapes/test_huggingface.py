@@ -99,6 +99,19 @@ RELEASED = {
         "layer_norm_eps": 1e-12,
         "position_embedding_type": "absolute",
     },
+    "roberta-base": {
+        "model_type": "roberta",
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 50265,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": 1,
+    },
     "t5-small": T5 | {"num_layers": 6, "d_model": 512, "num_heads": 8, "d_ff": 2048},
     "flan-t5-xl": T5
     | {
@@ -281,6 +294,7 @@ CASES = {
     "opt": SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "bloom": {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 70},
     "bert": SMALL | {"type_vocab_size": 3},
+    "roberta": SMALL,
     "t5": {
         "d_model": 32,
         "d_kv": 16,
@@ -320,7 +334,8 @@ def test_transformers_builds_as_many_parameters_and_has_the_same_defaults(kind):
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     full = transformers.AutoConfig.for_model(kind, **CASES[kind])
-    classes = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    classes = {"t5": "AutoModelForSeq2SeqLM"}
+    classes |= dict.fromkeys(("bert", "roberta"), "AutoModelForMaskedLM")
     with torch.device("meta"):
         model = getattr(transformers, classes.get(kind, "AutoModelForCausalLM")).from_config(full)
     shape = shape_from_config(full.to_dict())
@@ -384,7 +399,7 @@ def test_yarn_sharpens_by_its_factor_or_as_deepseek_says():
 
 
 def test_activations_have_other_words():
-    words = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+    words = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu", "gelu": "gelu_exact"}
     for theirs, ours in words.items():
         config = RELEASED["gpt2-124m"] | {"activation_function": theirs}
         assert model_of(config).feedforward == ours
@@ -399,13 +414,19 @@ def test_whole_numbers_may_stand_for_fractions():
     [
         ("gpt2-124m", {"model_type": "mamba"}, "model_type 'mamba'; howdah reads gpt2, opt"),
         ("gpt2-124m", {"model_type": None}, "model_type None"),
-        ("gpt2-124m", {"activation_function": "gelu"}, "activation_function 'gelu'"),
+        ("gpt2-124m", {"activation_function": "silu"}, "activation_function 'silu'"),
         ("gpt2-124m", {"add_cross_attention": True}, "add_cross_attention True"),
         ("opt-125m", {"do_layer_norm_before": False}, "do_layer_norm_before False"),
         ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim 512"),
         ("bloom-176b", {"n_embed": None}, "no n_embed"),
         ("bert-base", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert-base", {"type_vocab_size": -1}, "model.token_types is -1"),
+        ("bert-base", {"hidden_act": "silu"}, "hidden_act 'silu'"),
+        ("bert-base", {"is_decoder": True}, "is_decoder True"),
+        ("bert-base", {"tie_word_embeddings": False}, "tie_word_embeddings False"),
+        ("roberta-base", {"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ("roberta-base", {"pad_token_id": 0}, "pad_token_id 0"),
+        ("bloom-176b", {"apply_residual_connection_post_layernorm": True}, "post_layernorm True"),
         ("t5-small", {"feed_forward_proj": "gated-silu"}, "feed_forward_proj 'gated-silu'"),
         ("t5-small", {"num_layers": 0}, "model.layers is 0"),
         ("llama3-1b", {"attention_bias": True}, "mlp_bias False"),

@@ -113,7 +113,7 @@ def closed_form(shape):
             inner * experts.ffn_size * experts.top_k,
         )
     tables = shape.token_types * h
-    tables += shape.context * h if shape.positions == "learned" else 0
+    tables += (shape.context + shape.first_position) * h if shape.positions == "learned" else 0
     tables += stacks * shape.relative_buckets * shape.heads if shape.positions == "relative" else 0
     ends = stacks * (shape.norm_at == "before") + shape.embedding_norm
     head = 0 if shape.tie_embeddings else shape.vocab * h

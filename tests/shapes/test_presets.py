@@ -26,6 +26,8 @@ PUBLISHED = {
     "bloom-176b": 176_247_271_424,
     "bert-base": 109_514_298,
     "bert-large": 335_174_458,
+    "roberta-base": 124_697_433,
+    "roberta-large": 355_412_057,
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
@@ -151,5 +153,5 @@ def test_llama_3_stretches_rotary_positions_of_8192():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UserError, match=r"^model.preset 'llama3-7b' .*did you mean 'llama3-70b'"):
         preset("llama3-7b")
-    with pytest.raises(UserError, match=r"of 66 that are known the nearest are: "):
+    with pytest.raises(UserError, match=r"of 68 that are known the nearest are: "):
         preset("elephant")

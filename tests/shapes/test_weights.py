@@ -71,6 +71,7 @@ def test_the_ends_of_bert_have_no_pooler():
     )
     assert drawn(bert, "tied", "embedding", "head") == rows("""
         embedding.weight       vocab,width       50,12  yes
+        head.bias              vocab             50     no
         positions.weight       position,width    8,12   no
         token_types.weight     token_type,width  2,12   no
         embedding_norm.weight  width             12     no
@@ -79,7 +80,6 @@ def test_the_ends_of_bert_have_no_pooler():
         transform.bias         width             12     no
         transform_norm.weight  width             12     no
         transform_norm.bias    width             12     no
-        head.bias              vocab             50     no
     """)
 
 

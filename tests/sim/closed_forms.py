@@ -36,11 +36,12 @@ def gradients_and_weights(plan, rank):
         kind = "expert_" if replicas_of(buffer.unit) == "expert_replicas" else ""
         inside, across = axis(layout, f"{kind}shard"), axis(layout, f"{kind}across")
         here = inside.index_of(rank)
-        reduces = plan.micros if layout.accumulate == "shard" and inside.size > 1 else 1
+        shared = layout.accumulate == "shard" and inside.size > 1
+        reduces = plan.micros if shared or layout.gradients != "device" else 1
         # the sum over replicas, and the weights or gradients that come back
         add("dp", buffer.length, inside.size, here, scatter=wide * reduces)
         if layout.zero == 0:
-            add("dp", buffer.length, inside.size, here, gather=wide)
+            add("dp", buffer.length, inside.size, here, gather=wide * reduces)
         else:
             times = 1 if gathers is None else gathers[buffer.unit]
             add("dp", buffer.length, inside.size, here, gather=narrow * times)

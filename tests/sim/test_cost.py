@@ -14,8 +14,8 @@ from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
 from howdah.shapes.products import conventions
 from howdah.sim.cost import Cost, Rates, cost, hourly, run_cost
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
-from howdah.sim.predict import kernels_of
 
 
 def rates(watts, *, rent=None):

@@ -19,8 +19,8 @@ from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import preset
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 from howdah.sim.step_time import step_time
 from howdah.sim.traffic import step_traffic
 

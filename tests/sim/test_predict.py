@@ -97,3 +97,11 @@ def test_ten_thousand_random_questions_get_a_plan_or_a_sentence(part):
     answered = sum(try_one(draw) for _ in range(10_000 // 8))
     print(f"{answered} plans, {10_000 // 8 - answered} sentences")
     assert answered > 125
+
+
+def test_memory_that_was_measured_counts():
+    """A B200 has 180 of the 192 GB of its data sheet."""
+    b200 = load_cluster("b200x8")
+    layout, batch = resolve(parse_layout("dp8 zero3"), None), Batch(micro_batch=1)
+    plan = make_plan(preset("laptop"), layout, batch, sequence=64, method=Method())
+    assert predict(plan, b200).capacity == 180e9 - b200.device.reserved

@@ -42,6 +42,15 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
     assert tokenizers.entries(tokenizers.train(TEXTS, 257)) == 257
     with pytest.raises(UserError, match=r"vocab is 256.* at least 257"):
         tokenizers.train(TEXTS, 256)
+    with pytest.raises(UserError, match=r"<\|end\|> and <\|pad\|> and <m> need 259 entries"):
+        tokenizers.train(TEXTS, 258, "<m>", pad=True)
+
+
+def test_padding_is_token_1_and_no_text():
+    made = tokenizers.train(TEXTS, 280, "<m>", pad=True)
+    assert [made.token_to_id(name) for name in ("<|end|>", "<|pad|>", "<m>")] == [0, 1, 2]
+    assert 1 not in made.encode("a <|pad|> b").ids
+    assert tokenizers.train(TEXTS, 280, "<m>").token_to_id("<m>") == 1  # as it was for BERT
 
 
 def word_level(*words, special=()):

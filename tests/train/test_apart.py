@@ -42,7 +42,7 @@ def train_apart(transport, job, machines, name, shared):
         patch("howdah.comm.meeting.this_machine", lambda: machine),
         patch("platform.node", lambda: f"host-{machine}"),
         patch.object(RunConsole, "say", lambda self, line: said.append(line)),
-        closing(choose(store, rank=transport.rank, size=transport.size)) as wire,
+        closing(choose(store, rank=transport.rank, size=transport.size, secret=b"s" * 32)) as wire,
     ):
         sources = tuple(
             replace(source, path=source.path.replace("MACHINE", machine))

@@ -15,7 +15,7 @@ from howdah.train.loop import train
 @pytest.fixture
 def run(make_job, tmp_path):
     train(make_job("a", "train.steps=1"), SingleRank())
-    return open_run(tmp_path / "a", say=print)
+    return open_run(str(tmp_path / "a"), say=print)  # as a notebook would
 
 
 def test_a_model_that_memory_has_no_room_for_is_refused(run, monkeypatch):

@@ -54,7 +54,13 @@ def test_another_seed_gives_other_bits(workers, make_job, tmp_path):
     assert losses(tmp_path / "a") != losses(tmp_path / "b")
 
 
-@pytest.mark.parametrize("layout", ["single x1", "single x3", "dp2 x1", "dp2 x2", "dp4 x2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *("single x3", "dp2 x2"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("single x1", "dp2 x1", "dp4 x2")),
+    ],
+)
 def test_every_layout_has_the_losses_of_one_process(workers, make_job, tmp_path, layout):
     """At dp4 x2 two of eight rows are padding, which must count for nothing."""
     micro = {"dp4 x2": 1, "dp2 x2": 2}.get(layout)
@@ -189,6 +195,19 @@ def test_compiled_islands_compute_the_same_on_layouts_with_own_operations(
 ):
     for name, compiles in (("a", "false"), ("b", "true")):
         settings = f"compile={compiles}", f"layout={layout}", "method.dropout=0.1", "train.steps=3"
+        train_on(workers, make_job(name, *settings))
+    assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["dp2 ep2", "cp2 ep2"])
+def test_compiled_runs_with_experts_compute_the_same(workers, make_job, tmp_path, layout):
+    """Of replicas the dense block is compiled whole, and everywhere the islands of both."""
+    experts = [
+        f"model.experts.{one}" for one in ("count=5", "top_k=2", "ffn_size=11", "first_dense=1")
+    ]
+    for name, compiles in (("a", "false"), ("b", "true")):
+        settings = f"compile={compiles}", f"layout={layout}", "train.steps=3", *experts
         train_on(workers, make_job(name, *settings))
     assert relative(losses(tmp_path / "a"), losses(tmp_path / "b")) < 1e-5
 

@@ -1,5 +1,7 @@
 """Notes: what is allowed and perhaps not meant is said, and nothing else."""
 
+from pathlib import Path
+
 import pytest
 
 from howdah.config.recipe import parse_run, plan_of
@@ -72,3 +74,11 @@ def test_a_model_that_no_gpu_holds_gets_no_sample():
     assert sample_note(plan, "once", room=needed) == sample_note(plan, "", room=0) == ""
     said = sample_note(plan, "once", room=needed - 1)
     assert said.startswith("no sample at the end: one GPU of ")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no file system in memory")
+def test_a_home_on_the_disk_that_is_memory_is_noted():
+    away, storage = "single optimizer=disk", {"storage": {"folder": "/dev/shm/howdah"}}
+    (note,) = notes(away, **storage, **EIGHT)
+    assert note.startswith("the home on the disk, /dev/shm/howdah, is on tmpfs, which is memory")
+    assert notes("single optimizer=host", **storage, **EIGHT) == []

@@ -6,8 +6,8 @@ from howdah.plan.method import Method
 from howdah.plan.plan import for_gpus, make_plan
 from howdah.search.closest import closest
 from howdah.shapes.presets import preset
+from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
-from howdah.sim.predict import kernels_of
 from howdah.train.report import allocated
 
 

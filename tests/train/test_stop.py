@@ -73,7 +73,7 @@ def train_and_ask_at(transport, job, asked, moment):
             return "lost"
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_before_the_first_step_a_rank_leaves_at_once(make_job, tmp_path, asked):
     """The others miss it; the launcher tells them why."""
     job = make_job("a", "layout=dp2")

@@ -1,0 +1,177 @@
+"""Times of every algorithm between hosts, beside its price and gloo's own collectives.
+
+    python bench/collectives/hosts.py                   every cell; writes hosts.md and hosts.json
+    python bench/collectives/hosts.py --minutes 9       ends after so many; the next call goes on
+    python bench/collectives/hosts.py --grid selector   the selector's cells, to selector.md, .json
+    python bench/collectives/hosts.py --tiny            a few small ones; writes nothing
+    python bench/collectives/hosts.py --only "flat-1g 4x1 broadcast"     writes nothing
+
+The hosts are those of ../cluster, each with processes and a network of its own. What is measured is
+kept in build/collectives, cell by cell; --anew forgets it. README.md says what is compared.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
+
+import quiet
+from box import Box
+from host_cases import BLOCKS, GRIDS, Cell
+from host_prices import Row, cluster_for, priced
+from host_tables import report, verdicts
+from machine import machine
+from profiles import profile_named
+
+from howdah.base.errors import UserError
+from howdah.sim.selector import Shape
+
+HERE = Path(__file__).resolve().parent
+PORT = 29730
+BLOCK, MOST_CALLS = 0.05, 50  # seconds, and calls, of a block
+FEW = 3.0  # prices above this many times the best are left out of the selector's cells
+STORE = HERE.parents[1] / "build" / "collectives"
+
+
+class Ranks:
+    """Ranks of howdah on the hosts of a box, which do what they are told."""
+
+    def __init__(self, box: Box, shape: Shape, wire: str) -> None:
+        self.box, world = box, shape.hosts * shape.each
+        self._runs = []
+        for rank in range(world):
+            host, local = divmod(rank, shape.each)
+            facts = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local}
+            facts |= {"LOCAL_WORLD_SIZE": shape.each, "MASTER_ADDR": "host0", "MASTER_PORT": PORT}
+            facts |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0"}
+            facts |= {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            env = {name: str(value) for name, value in facts.items()}
+            command = [sys.executable, HERE / "host_ranks.py", wire]
+            self._runs.append(box.start(host, command, env, text=True, **pipes))
+
+    def tell(self, do: str, **words: Any) -> Any:
+        """What rank 0 answers."""
+        for run in self._runs:
+            run.stdin.write(json.dumps({"do": do, **words}) + "\n")
+            run.stdin.flush()
+        answer = self._runs[0].stdout.readline()
+        if not answer:
+            raise UserError("the ranks of the box have failed; their own words are above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        for run in self._runs:
+            with suppress(OSError):
+                run.stdin.close()
+        for run in self._runs:
+            run.wait(60)
+
+
+def measured(cell: Cell, ranks: Ranks, probe: str) -> Row:
+    """A row of the store: five blocks of each contestant in turn, and bytes that cards sent."""
+    row: Row = {**asdict(cell), "shape": str(cell.shape), "key": cell.key, "probe": probe}
+    texts = [*cell.texts]
+    if cell.grid == "selector":
+        cluster = cluster_for(row)
+        prices = {text: priced(row, text, cluster)[0] for text in texts}
+        texts = [text for text in texts if prices[text] <= FEW * min(prices.values())]
+    ranks.tell("cell", op=cell.op, size=cell.bytes, texts=texts)
+    rows: Row = {}
+    for text in texts:
+        before = [ranks.box.sent(host) for host in range(cell.shape.hosts)]
+        wrong = ranks.tell("check", text=text)
+        sent = [ranks.box.sent(h) - was for h, was in enumerate(before)]
+        rows[text] = {"sent": sent, "wrong": wrong, "blocks": []}
+    calls = {
+        text: max(1, min(MOST_CALLS, int(BLOCK / ranks.tell("block", text=text, calls=1))))
+        for text in texts
+    }
+    for turn in range(BLOCKS):
+        at = turn % len(texts)
+        for text in texts[at:] + texts[:at]:
+            took = ranks.tell("block", text=text, calls=calls[text])
+            rows[text]["blocks"].append(took)
+    for one in rows.values():
+        one["seconds"] = median(one["blocks"])
+    return {**row, "contestants": rows}
+
+
+def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Iterator[Row]:
+    """Measures the cells that the store lacks, until the minutes are over."""
+    until = monotonic() + 60 * minutes
+    place = lambda cell: (cell.profile, cell.shape)  # noqa: E731
+    for (name, shape), group in groupby(sorted(cells, key=place), key=place):
+        left = [cell for cell in group if not (store / f"{cell.key}.json").is_file()]
+        if not left or monotonic() > until:
+            continue
+        profile = profile_named(name, shape.hosts)
+        with Box(profile, shape.hosts) as box:
+            ranks = Ranks(box, shape, wire)
+            try:
+                probe = ranks.tell("measure")
+                for cell in left:
+                    if monotonic() > until:
+                        break
+                    began = monotonic()
+                    row = {**measured(cell, ranks, probe), "wire": wire}
+                    store.mkdir(parents=True, exist_ok=True)
+                    (store / f"{cell.key}.json").write_text(json.dumps(row), "utf-8")
+                    took = monotonic() - began
+                    print(f"{cell.key}: {took:.1f} s", file=sys.stderr, flush=True)
+                    yield row
+            finally:
+                ranks.close()
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words.add_argument("--grid", choices=GRIDS, default="link", help="link has the sweep with it")
+    words.add_argument("--wire", choices=("tcp", "gloo"), default="gloo", help="of howdah")
+    words.add_argument("--only", default="", help="cells whose name holds this; writes nothing")
+    words.add_argument("--tiny", action="store_true", help="a few small cells; writes nothing")
+    words.add_argument("--minutes", type=float, default=25.0)
+    words.add_argument("--anew", action="store_true", help="forget what is kept of earlier calls")
+    quiet.add_option(words)
+    asked = words.parse_args()
+    grids = ["tiny"] if asked.tiny else ["link", "sweep"] if asked.grid == "link" else [asked.grid]
+    cells = [cell for grid in grids for cell in GRIDS[grid]() if asked.only in cell.key]
+    store, alone = STORE / asked.wire, asked.tiny or asked.only
+    for cell in cells if asked.anew or asked.tiny else ():
+        (store / f"{cell.key}.json").unlink(missing_ok=True)
+    try:
+        watch = quiet.Watch(writes=not alone, loaded=asked.loaded)
+        for _ in take(cells, asked.wire, store, asked.minutes):
+            pass
+    except UserError as problem:
+        print(f"collectives: {problem}", file=sys.stderr)
+        return 2
+    noise = watch.end()
+    files = [store / f"{cell.key}.json" for cell in cells]
+    rows = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
+    told = verdicts(rows)
+    text = report(f"{machine()} {quiet.sentence(noise)}", rows, told)
+    print(text)
+    if missing := len(cells) - len(rows):
+        print(f"{missing} of {len(cells)} cells are still to be measured", file=sys.stderr)
+    elif watch.writes:
+        name = "selector" if asked.grid == "selector" else "hosts"
+        kept = {"machine": machine(), "noise": noise, "goals": told, "cells": rows}
+        (HERE / f"{name}.md").write_text(text + "\n", "utf-8")
+        (HERE / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Sequences shared by two ranks, as plain torch and as DeepSpeed does it.
+
+    all-gather            each rank has an early and a late chunk, gathers the keys and values of
+                          all tokens in each block, and sums up their gradients again
+    DeepSpeed Ulysses     `deepspeed.sequence.layer.DistributedAttention` around torch's attention;
+                          each rank has one run of neighbouring tokens
+
+Both are howdah's Transformer with another attention core, and one all-reduce of all gradients.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from cases import method
+from howdahs import Place
+from layouts import Form
+from peers import MeanLoss, Step, adamw, filled, launched
+from torch import Tensor, nn
+
+from howdah.plan.flat_buffers import share
+from howdah.plan.sharding import chunks
+from howdah.text.batches import Micro
+
+Runs = list[tuple[int, int]]  # the positions of a rank
+
+
+class _Gathered(torch.autograd.Function):
+    """Keys or values of all ranks, side by side along the tokens; equally many on each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        every = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, x.contiguous())
+        return torch.cat(every, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(dist.get_world_size(), 2)[dist.get_rank()]
+
+
+def gathering(runs: list[Runs]) -> Any:
+    """An attention core; `runs` are the positions of each rank."""
+    mine = runs[dist.get_rank()]
+    at = torch.tensor([p for some in runs for start, stop in some for p in range(start, stop)])
+    order = at.argsort()
+
+    def core(q: Tensor, k: Tensor, v: Tensor, mask: object) -> Tensor:
+        keys, values = (_Gathered.apply(x).index_select(2, order) for x in (k, v))
+        outs, place = [], 0
+        for start, stop in mine:
+            queries = q[:, :, place : place + stop - start]
+            place += stop - start
+            seen = torch.ones(stop - start, stop, dtype=torch.bool).tril(start)
+            outs.append(
+                F.scaled_dot_product_attention(
+                    queries, keys[:, :, :stop], values[:, :, :stop], seen, enable_gqa=True
+                )
+            )
+        return torch.cat(outs, 2)
+
+    return core
+
+
+def all_gather(case: Form, place: Place) -> Step:
+    runs = [[*chunks(case.parsed, case.sequence, rank)] for rank in range(place.size)]
+    module = filled(case)
+    for block in module.model.layers.values():
+        block.attention.core = gathering(runs)
+    return _step(case, module, runs[place.rank])
+
+
+def ulysses(case: Form, place: Place) -> Step:
+    launched(place)
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(place.size)}
+    import deepspeed
+    from deepspeed.sequence.layer import DistributedAttention
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+
+    class Local(nn.Module):
+        """Attention of a rank's heads, [b, s, heads, d]."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+            by_head = (x.transpose(1, 2) for x in (q, k, v))
+            out = F.scaled_dot_product_attention(*by_head, is_causal=True, enable_gqa=True)
+            return out.transpose(1, 2)
+
+    attention = DistributedAttention(Local(), dist.group.WORLD, scatter_idx=2, gather_idx=1)
+
+    def core(q: Tensor, k: Tensor, v: Tensor, mask: object) -> Tensor:
+        by_token = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+        return attention(*by_token, 0).transpose(1, 2)
+
+    module = filled(case)
+    for block in module.model.layers.values():
+        block.attention.core = core
+    return _step(case, module, [share(case.sequence, place.size, place.rank)])
+
+
+def _step(case: Form, module: MeanLoss, runs: Runs) -> Step:
+    """The step of a rank that has these positions of every row."""
+    optimizer, limit = adamw(case, module.model), method(case).grad_clip
+    parameters = [*module.parameters()]
+
+    def mine(array: Any) -> Tensor:
+        x = torch.from_numpy(array)
+        return torch.cat([x[:, start:stop] for start, stop in runs], 1)
+
+    def step(micros: Sequence[Micro]) -> float:
+        total = 0.0
+        for micro in micros:
+            arrays = micro.tokens, micro.positions, micro.documents, micro.labels
+            share_of = sum(stop - start for start, stop in runs) / case.sequence
+            loss = module(*map(mine, arrays)) * share_of / len(micros)
+            loss.backward()
+            total += loss.item()
+        flat = torch.cat([p.grad.view(-1) for p in parameters if p.grad is not None])
+        dist.all_reduce(flat)
+        parts = flat.split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        nn.utils.clip_grad_norm_(parameters, limit)
+        optimizer.step()
+        optimizer.zero_grad()
+        told = torch.tensor(total)
+        dist.all_reduce(told)
+        return float(told)
+
+    return step

@@ -1,0 +1,82 @@
+"""The hosts of a run, measured by the ranks that torchrun has started: `howdah doctor --hosts`, and
+`comm.algorithm = "auto"`.
+"""
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+
+from howdah.base.errors import UserError
+from howdah.cli.environment import launched
+from howdah.cli.errors import in_words
+from howdah.config.recipe import Machine, Run, plan_of, problems_of
+from howdah.machines.topology import cluster_of
+from howdah.plan.comm import DIRECT
+from howdah.plan.layout import parse_layout, resolve
+from howdah.sim.chosen import settled_comm, shapes_in
+from howdah.sim.selector import is_auto
+
+WAIT = 60.0  # seconds for ranks that do not come
+
+
+def doctor_hosts(*, tune: bool) -> int:
+    """Measures the links between the hosts, keeps them for `comm.algorithm=auto`, and prints what
+    is wrong; the exit code is 1 if something is.
+
+    tune  also time algorithms, and keep how far their prices are off
+    """
+    if not launched():
+        raise UserError(
+            "--hosts measures between hosts: start it on each of them by torchrun, as a run "
+            "(torchrun --nnodes N ... -m howdah doctor --hosts)"
+        )
+    from howdah.bench.tuning import tuned
+    from howdah.comm.rendezvous import join
+    from howdah.comm.selection import file_of, keep, topology_of
+    from howdah.comm.topology import hosts_of
+    from howdah.host.hosts import judge_hosts
+
+    with in_words(), closing(join(seconds=WAIT)) as transport:
+        seen = hosts_of(transport)
+        kept = topology_of(transport, again=True)
+        if tune:
+            kept = tuned(transport, kept)
+        if transport.rank:
+            return 0
+        if tune:
+            keep(kept, file_of(seen))
+    findings = judge_hosts(kept.topology, seen.clocks)
+    for finding in findings:
+        print(f"{finding.name:16s} {finding.value}")
+        if finding.lack:
+            print(f"{'':16s} {finding.lack}")
+    if tune:
+        print(f"{'corrections':16s} {len(kept.corrections)} prices of algorithms, as measured")
+    sys.stdout.flush()
+    return 1 if any(finding.lack for finding in findings) else 0
+
+
+def with_algorithms(run: Run, machine: Machine) -> tuple[Run, str]:
+    """The run with what is chosen between its hosts in place of `comm.algorithm = "auto"`, and a
+    line that says so; empty where nothing was left open. The ranks of several hosts call together.
+    """
+    if not is_auto(run.comm.algorithm):
+        return run, ""
+    if machine.world == machine.local_world:
+        return replace(
+            run, comm=settled_comm(run.comm, None, ())
+        ), "the transport's own, on one host"
+    undecided = replace(run, comm=replace(run.comm, algorithm=DIRECT, sparse=False))
+    if problems_of(undecided, machine.world):
+        return run, ""  # `resolve_run` tells them
+    layout = resolve(parse_layout(run.layout), machine.world)
+    shapes = shapes_in(plan_of(undecided, layout), machine.local_world or layout.world)
+    from howdah.comm.rendezvous import join
+    from howdah.comm.selection import topology_of
+
+    with in_words(), closing(join(seconds=WAIT, hosts=run.comm.hosts)) as transport:
+        kept = topology_of(transport)
+    found = kept.topology
+    comm = settled_comm(run.comm, cluster_of(found), shapes, kept.corrections)
+    links = f"{len(found.hosts)} hosts, measured {found.date}"
+    return replace(run, comm=comm), f"{comm.algorithm or 'none'}, chosen for {links}"

@@ -1,0 +1,255 @@
+"""Collectives in which every rank sends to every other one directly, as rounds of messages.
+
+An operation is a list of rounds. Operations that are started together send their rounds together:
+
+    all_reduce    round 1  every share to its owner; the owner adds
+                  round 2  the own share to all other ranks
+
+What carries the messages, gloo (`torch_transport.py`) or TCP (`tcp.py`), runs the rounds. With the
+first round it sends a record of the call (`signature.py`) to every peer in the operation, and no
+payload of a call is taken before the records were found equal. Records need no round trip of their
+own; their bytes are counted separately.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from howdah.base.errors import UserError
+from howdah.comm.checks import Checks, flat, reduction
+from howdah.comm.pulse import Pulse
+from howdah.comm.reduction import reduce_in_order
+from howdah.comm.rounds import Calls, Message, Round, bytes_sent
+from howdah.comm.signature import (
+    both_ways,
+    caller,
+    in_one_order,
+    is_message,
+    number,
+    pack,
+    spell,
+)
+from howdah.comm.transport import Counts, OneLink, SubgroupFactory, copy_own, shares
+
+ALIGN = 64  # bytes: a cache line
+RECEIVED = {"send": "receive", "signal": "wait"}
+
+Started = tuple[dict[int, str], list[Round]]  # calls by peer, and the rounds of one operation
+
+
+class Spelled(NamedTuple):
+    """Operations that start together, as each peer compares them: by peer, text and record."""
+
+    texts: dict[int, str]
+    records: dict[int, bytes]
+
+
+class Direct(OneLink, ABC):
+    """A transport over messages between all pairs; see `transport.Transport` for the operations."""
+
+    link = "tcp"
+    among: SubgroupFactory
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.site = rank, size, ""
+        self._checks = Checks(rank, size)
+        self._closed = self._gave_up = False
+        self._why = ""  # the reason of an abort that came from the pulse
+        self.pulse: Pulse | None = None  # of all ranks; closed with this transport
+        self._said = ""  # the running call, and the line that made it
+        self.record_bytes = 0  # bytes of records sent, besides the payload
+        self._peers = [(rank + hop) % size for hop in range(1, size)]
+        self._calls = [0] * size  # number of calls so far with each peer
+        self._together: list[Started] | None = None
+        self._room, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends all waits of all ranks for this one, and its own; see `transport.Transport`."""
+
+    @abstractmethod
+    def _carry(self, spelled: Spelled, started: Sequence[Started]) -> None:
+        """Compares the calls with all peers, and runs the rounds. Raises Disagreement, PeerLost."""
+
+    def lose(self, said: str) -> None:
+        """Ends all waits with the error `said`. Called by the pulse when a rank is lost."""
+        self._why = said
+        self.abort()
+
+    def close(self) -> None:
+        """Ends the transport."""
+        self._closed = True
+        if self.pulse is not None:
+            self.pulse.close()
+
+    # -- operations: each is a list of rounds
+
+    def all_reduce(self, x: Tensor, op: str = "sum") -> int:
+        x = self._reducible(x, op)
+        counts = shares(x.numel(), self.size)
+        own = x.split(counts)[self.rank]
+        rounds = [self._scatter_round(own, x, counts, op), self._gather_round(x, own, counts)]
+        return self._do(spell("all_reduce", x.dtype, [x.numel()], op), rounds)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
+        x, (counts, *_) = self._reducible(x, op), self._checks.cut(x, out, counts)
+        out, call = flat(out), spell("reduce_scatter", x.dtype, counts, op)
+        return self._do(call, [self._scatter_round(out, x, counts, op)])
+
+    def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
+        out, x, (counts, *_) = flat(out), flat(x), self._checks.cut(out, x, counts)
+        return self._do(spell("all_gather", x.dtype, counts), [self._gather_round(out, x, counts)])
+
+    def broadcast(self, x: Tensor, root: int) -> int:
+        x, root = flat(x), self._checks.peer(root)
+        one = Round([], [(x, root)])
+        if self.rank == root:
+            one = Round([(x, peer) for peer in self._peers])
+        return self._do(spell("broadcast", x.dtype, [x.numel()], f"root {root}"), [one])
+
+    def reduce(self, x: Tensor, root: int, op: str = "sum") -> int:
+        x, root = self._reducible(x, op), self._checks.peer(root)
+        one = Round([(x, root)])
+        if self.rank == root:
+            parts = self._land(x, root)
+            one = Round([], self._from(parts), partial(reduce_in_order, x, parts, op))
+        return self._do(spell("reduce", x.dtype, [x.numel()], f"{op}, root {root}"), [one])
+
+    def gather(self, out: Tensor | None, x: Tensor, root: int, counts: Counts) -> int:
+        root = self._checks.peer(root)
+        out = self._checks.on_root(root, "out", out)
+        (counts, *_), x = self._checks.cut(out, x, counts), flat(x)
+        one = Round([(x, root)])
+        if out is not None:
+            parts = flat(out).split(list(counts))
+            one = Round([], self._from(parts), partial(copy_own, parts[root], x))
+        return self._do(spell("gather", x.dtype, counts, f"root {root}"), [one])
+
+    def scatter(self, out: Tensor, x: Tensor | None, root: int, counts: Counts) -> int:
+        root = self._checks.peer(root)
+        x = self._checks.on_root(root, "x", x)
+        (counts, *_), out = self._checks.cut(x, out, counts), flat(out)
+        one = Round([], [(out, root)])
+        if x is not None:
+            parts = flat(x).split(list(counts))
+            one = Round(self._from(parts), [], partial(copy_own, out, parts[root]))
+        return self._do(spell("scatter", out.dtype, counts, f"root {root}"), [one])
+
+    def all_to_all(self, out: Tensor, x: Tensor, sent: Counts, received: Counts) -> int:
+        out, x = flat(out), flat(x)
+        sent, received = self._checks.exchange(out, x, sent, received)
+        outgoing, incoming = x.split(list(sent)), out.split(list(received))
+        own = partial(copy_own, incoming[self.rank], outgoing[self.rank])
+        calls = {}
+        for peer in self._peers:
+            pair = both_ways(self.rank, peer, [sent[peer], received[peer]])
+            calls[peer] = spell("all_to_all", x.dtype, *pair)
+        return self._do(calls, [Round(self._from(outgoing), self._from(incoming), own)])
+
+    def barrier(self) -> None:
+        self._do("barrier", [])
+
+    def send(self, x: Tensor, to: int) -> int:
+        x, to = flat(x), self._checks.peer(to, other=True)
+        call = spell("send", x.dtype, [x.numel()], f"{self.rank} to {to}")
+        return self._do({to: call}, [Round([(x, to)])])
+
+    def receive(self, x: Tensor, source: int) -> None:
+        x, source = flat(x), self._checks.peer(source, other=True)
+        call = spell("send", x.dtype, [x.numel()], f"{source} to {self.rank}")
+        self._do({source: call}, [Round([], [(x, source)])])
+
+    def signal(self, to: int) -> None:
+        to = self._checks.peer(to, other=True)
+        self._do({to: f"signal({self.rank} to {to})"}, [])
+
+    def wait(self, source: int) -> None:
+        source = self._checks.peer(source, other=True)
+        self._do({source: f"signal({source} to {self.rank})"}, [])
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        if self._together is not None:
+            raise UserError("a group is open already: groups are not nested")
+        together: list[Started] = []
+        self._together = together
+        try:
+            yield
+        finally:
+            self._together = None
+        self._run(
+            sorted(together, key=lambda started: not all(map(is_message, started[0].values())))
+        )
+
+    # -- the rounds
+
+    def _reducible(self, x: Tensor, op: str) -> Tensor:
+        x = flat(x)
+        reduction(x, op)
+        return x
+
+    def _scatter_round(self, out: Tensor, x: Tensor, counts: Counts, op: str) -> Round:
+        pieces = x.split(list(counts))
+        parts = self._land(pieces[self.rank], self.rank)
+        add = partial(reduce_in_order, out, parts, op)
+        return Round(self._from(pieces), self._from(parts), add)
+
+    def _gather_round(self, out: Tensor, x: Tensor, counts: Counts) -> Round:
+        pieces = out.split(list(counts))
+        own = partial(copy_own, pieces[self.rank], x)
+        return Round([(x, peer) for peer in self._peers], self._from(pieces), own)
+
+    def _from(self, pieces: Sequence[Tensor]) -> list[Message]:
+        """Every piece but this rank's, as messages to or from the rank that it belongs to."""
+        return [(pieces[peer], peer) for peer in self._peers]
+
+    def _land(self, own: Tensor, rank: int) -> list[Tensor]:
+        """For each rank a buffer of the size of `own`; at index `rank` it is `own` itself.
+
+        The next call uses the same buffers again: new memory would be mapped page by page.
+        """
+        step = -(-own.nbytes // ALIGN) * ALIGN
+        start, self._used = self._used, self._used + step * self.size
+        if self._used > self._room.numel():
+            self._room = torch.empty(self._used, dtype=torch.uint8)
+        room = self._room[start : self._used].view(own.dtype).view(self.size, -1)
+        return [own if r == rank else room[r, : own.numel()] for r in range(self.size)]
+
+    # -- running rounds
+
+    def exchange(self, call: Calls, rounds: Sequence[Round]) -> int:
+        """Runs the rounds of a program (`rounds.py`)."""
+        return self._do(call, [*rounds])
+
+    def _do(self, calls: Calls, rounds: list[Round]) -> int:
+        if isinstance(calls, str):
+            calls = dict.fromkeys(self._peers, calls)
+        if self._together is None:
+            self._run([(calls, rounds)])
+        else:
+            self._together.append((calls, rounds))
+        return bytes_sent(rounds)
+
+    def _run(self, started: list[Started]) -> None:
+        if self._closed:
+            raise UserError("this transport is closed")
+        peers = sorted({peer for calls, _ in started for peer in calls})
+        site, texts, records = self.site or caller(), {}, {}
+        for peer in peers:
+            self._calls[peer] += 1
+            words = in_one_order(
+                [calls[peer] for calls, _ in started if peer in calls], {self.rank, peer}
+            )
+            self._said = f"{words[0]} at {site}"
+            if words[0].endswith(f" to {self.rank})"):  # both ends compare one name
+                name, rest = self._said.split("(", 1)
+                self._said = f"{RECEIVED[name]}({rest}"
+            texts[peer] = number(self._calls[peer], "; ".join(words))
+            records[peer] = pack(texts[peer], site)
+        self._carry(Spelled(texts, records), started)
+        self._used = 0

@@ -1,0 +1,383 @@
+"""Lines: the TCP connections of one rank, over which frames of many peers go at the same time.
+
+    line 0 with rank 1   ── CALL #17, its record, segment 0 ── PART #17 segment 2 ── ...
+    line 1 with rank 1   ── PART #17 segment 1 ── PART #17 segment 3 ── ...
+
+The first frame of a call goes over line 0 of each peer and has the record of the call
+(`signature.py`). What a round sends to one peer is cut into segments, dealt to its lines in turn; a
+small round is one segment, which the CALL brings along. Both ends know from the call which frames
+follow in which order on which line: nothing is taken that is not expected, and no payload of a call
+before its records were found equal. A frame that is damaged, or another one than expected, ends the
+transport: nothing is sent twice, and no line is opened again.
+
+Sockets do not block. `Lines.pump` sends and receives what it can, and waits for all lines at once.
+"""
+
+import errno
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from time import monotonic
+from typing import NamedTuple
+
+from howdah.comm import frames
+from howdah.comm.frames import HEADER, Buffers, FrameError, Head
+from howdah.comm.signature import RECORD
+from howdah.comm.watch import Patience
+
+CALL, PART, BYE, GAVE_UP = range(1, 5)  # kinds of frames
+TAG = struct.Struct("<III")  # fields of a PART: call, round, segment
+SEGMENT = 1 << 18  # bytes
+TOLD = 1000  # bytes of the reason of a rank that gives up
+LOOK = 1.0  # seconds between two looks at the time
+GRACE = 3.0  # in which a call ends, of which a peer has sent its part before it left
+HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+AGAIN = (BlockingIOError, InterruptedError)
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+
+class Lost(Exception):
+    """A peer is lost: `rank`, and what happened to it as the end of a sentence.
+
+    relayed  the peer has said so itself: it lives, and another one may be the cause
+    """
+
+    def __init__(self, rank: int, why: str, *, relayed: bool = False) -> None:
+        super().__init__(f"rank {rank} {why}")
+        self.relayed = relayed
+
+
+class Segment(NamedTuple):
+    """A frame to send, or one that is expected.
+
+    fields  all of them; of an expected CALL its record, which is compared by `heard`
+    heard   called with the fields of an expected CALL before its payload is taken; may raise
+    """
+
+    kind: int
+    fields: bytes
+    buffers: Buffers = ()
+    heard: Callable[[bytes], None] | None = None
+
+
+class Line:
+    """One connection: what is still to be sent on it, and what is expected."""
+
+    def __init__(self, sock: socket.socket, peer: int) -> None:
+        sock.setblocking(False)
+        self.sock, self.peer, self.name = sock, peer, f"rank {peer}"
+        self.out: deque[Segment] = deque()
+        self.due: deque[Segment] = deque()
+        self.failed: OSError | None = None  # of a send: what the peer has sent is read first
+        self.left = False  # the peer has ended this connection, with bytes that are not due
+        self.ended = 0.0  # when that was noticed
+        self._left: list[memoryview] = []  # of the frame that is being sent
+        self._sent = self._received = 0  # frames
+        self._head: Head | None = None  # of the frame whose payload is being received
+        self._buffer, self._filled = memoryview(bytearray(0)), 0  # header and fields
+        self._rest: list[memoryview] = []  # of the payload that is being received
+
+    @property
+    def sends(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._left or self.out)
+
+    def send(self) -> bool:
+        """Sends what the kernel takes; whether that was anything."""
+        some = False
+        try:
+            while self._left or self.out:
+                if not self._left:
+                    kind, fields, buffers, _ = self.out.popleft()
+                    head, _ = frames.pack(kind, fields, buffers, number=self._sent)
+                    self._sent += 1
+                    self._left = [memoryview(head), *buffers]
+                done = self.sock.sendmsg(islice(self._left, frames.VECTOR))
+                self._left = frames.after(self._left, done)
+                some = True
+        except AGAIN:
+            pass
+        except OSError as error:
+            self.failed = error
+            self._left, some = [], True
+            self.out.clear()
+        return some
+
+    def receive(self) -> bool:
+        """Takes what has come of the frames that are due; whether that was anything.
+
+        Raises Lost, FrameError, and what `heard` raises.
+        """
+        some = False
+        try:
+            while self.due:
+                if self._head is None:
+                    some |= self._read_head(self.due[0])
+                if self._rest:
+                    count = self.sock.recv_into(self._rest[0])
+                    self._require(count)
+                    self._rest = frames.after(self._rest, count)
+                    some = True
+                if self._head is not None and not self._rest:
+                    frames.require_whole(self._head, self.due.popleft().buffers, self.name)
+                    self._head = None
+                    self._received += 1
+        except AGAIN:
+            pass
+        except OSError as error:
+            raise self.lost(error) from None
+        return some
+
+    def _read_head(self, due: Segment) -> bool:
+        """Reads a header and its fields, as far as they have come, and compares them."""
+        if not self._buffer:
+            least = RECORD if due.kind == CALL else TAG.size
+            self._buffer, self._filled = memoryview(bytearray(HEADER.size + least)), 0
+        some = False
+        while self._filled < len(self._buffer):
+            count = self.sock.recv_into(self._buffer[self._filled :])
+            self._require(count)
+            self._filled += count
+            some = True
+            if self._filled == len(self._buffer):
+                self._buffer = self._longer(due)
+        header, fields = bytes(self._buffer[: HEADER.size]), bytes(self._buffer[HEADER.size :])
+        head = frames.unpack(header, fields, self.name, number=self._received)
+        if head.kind == BYE:
+            raise Lost(self.peer, "left the group")
+        if head.kind == GAVE_UP:
+            told = fields.decode(errors="replace").rstrip()
+            raise Lost(self.peer, f"gave up: {told}", relayed=True)
+        if due.heard is not None:
+            due.heard(fields)
+        size = sum(part.nbytes for part in due.buffers)
+        if (head.kind, head.size) != (due.kind, size) or (
+            due.heard is None and fields != due.fields
+        ):
+            raise FrameError(
+                f"{self.name} sent frame {head.number} of {head.size} bytes for segment "
+                f"{_spelled(fields)}; {size} bytes of segment {_spelled(due.fields)} were next"
+            )
+        self._head, self._buffer = head, memoryview(bytearray(0))
+        self._rest = [part for part in due.buffers if part.nbytes]
+        return some
+
+    def _longer(self, due: Segment) -> memoryview:
+        """Room for a header and all of its fields, of which those that were read are in it."""
+        header = bytes(self._buffer[: HEADER.size])
+        kind, length = frames.kind_of(header), frames.fields_bytes(header, self.name)
+        least = len(self._buffer) - HEADER.size
+        if (
+            kind not in (due.kind, BYE, GAVE_UP)
+            or length < least
+            or (length > least and kind == PART)
+        ):
+            raise FrameError(
+                f"{self.name} sent a frame of kind {kind} with {length} bytes of fields where one "
+                f"of kind {due.kind} was next"
+            )
+        if length == least:
+            return self._buffer
+        longer = memoryview(bytearray(HEADER.size + length))
+        longer[: len(self._buffer)] = self._buffer
+        return longer
+
+    def note_end(self) -> None:
+        """Notes that the peer has ended the connection, on which nothing is due. With bytes that
+        are left to read it has said that it leaves, or what the next call will read.
+        """
+        self.left, self.ended = True, monotonic()
+        try:
+            if not self.sock.recv(1, socket.MSG_PEEK):
+                self.failed = self.failed or ConnectionResetError()
+        except AGAIN:
+            return
+        except OSError as error:
+            self.failed = self.failed or error
+
+    def lost(self, error: OSError) -> Lost:
+        """What an error of the connection says about the peer."""
+        if error.errno in UNREACHABLE:
+            return Lost(self.peer, "does not answer: its link is down, or its machine is")
+        return Lost(self.peer, "ended, or its link is down")
+
+    def _require(self, count: int) -> None:
+        if count == 0:
+            raise self.lost(self.failed or ConnectionResetError())
+
+    def farewell(self, kind: int, said: str = "") -> None:
+        """Ends what this end sends with a last frame, if the socket takes it at once."""
+        head, _ = frames.pack(kind, said.encode()[:TOLD].ljust(RECORD), (), number=self._sent)
+        try:
+            if not self._left:
+                self.sock.send(head)
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:  # the peer is gone
+            return
+
+
+def _spelled(fields: bytes) -> str:
+    if len(fields) != TAG.size:
+        return "of a call"
+    call, turn, number = TAG.unpack(fields)
+    return f"{number} in round {turn} of call #{call}"
+
+
+def segments(
+    call: int, turn: int, buffers: Sequence[memoryview], first: bytes = b""
+) -> Iterator[Segment]:
+    """The frames of what one round sends to one peer.
+
+    first  the fields of a CALL, which goes first, alone if there is nothing to send
+    """
+    part: list[memoryview] = []
+    number, room = 0, SEGMENT
+    for buffer in buffers:
+        at = 0
+        while at < buffer.nbytes:
+            take = min(room, buffer.nbytes - at)
+            part.append(buffer[at : at + take])
+            at, room = at + take, room - take
+            if not room:
+                yield _segment(call, turn, number, part, first)
+                part, number, room = [], number + 1, SEGMENT
+    if part or (first and number == 0):
+        yield _segment(call, turn, number, part, first)
+
+
+def _segment(call: int, turn: int, number: int, part: Buffers, first: bytes) -> Segment:
+    if first and number == 0:
+        return Segment(CALL, first, part)
+    return Segment(PART, TAG.pack(call & 0xFFFFFFFF, turn, number), part)
+
+
+class Lines:
+    """All lines of a rank.
+
+    by_peer  the lines with each peer, in the order of their numbers
+    seconds  after which a peer counts as lost that sends nothing while it is waited for
+    """
+
+    def __init__(self, by_peer: dict[int, list[socket.socket]], *, seconds: float) -> None:
+        self.by_peer = {
+            peer: [Line(sock, peer) for sock in socks] for peer, socks in by_peer.items()
+        }
+        self._all = [line for lines in self.by_peer.values() for line in lines]
+        self._seconds = seconds
+        self._of = {line.sock.fileno(): line for line in self._all}
+        self._poll, self._wanted = select.poll(), dict[int, int]()
+
+    def post(self, peer: int, found: Sequence[Segment]) -> None:
+        """Sends frames to a peer, dealt to its lines in turn; `pump` does it."""
+        lines = self.by_peer[peer]
+        for number, segment in enumerate(found):
+            lines[number % len(lines)].out.append(segment)
+
+    def expect(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:
+        """Expects frames of a peer, dealt alike; `first` is the number of the first of them."""
+        lines = self.by_peer[peer]
+        for number, segment in enumerate(found, first):
+            lines[number % len(lines)].due.append(segment)
+
+    def start(self) -> None:
+        """Sends what the kernel takes at once."""
+        for line in self._all:
+            if line.sends:
+                line.send()
+
+    def pump(self, enough: Callable[[], bool] = lambda: False) -> None:
+        """Sends and receives until nothing is left of either, or until `enough`.
+
+        Raises Lost, FrameError, TimeoutError with the rank that is waited for, and what the frames'
+        `heard` raises.
+        """
+        patience, ready = Patience(self._seconds, every=LOOK), self._busy()
+        while True:
+            if self._move(ready):
+                patience = Patience(self._seconds, every=LOOK)
+            elif (gone := self._gone()) is not None:
+                raise gone
+            elif not patience.look():
+                late = self._busy()
+                raise TimeoutError(next((line for line in late if line.due), late[0]).peer)
+            if not self._busy() or enough():
+                return
+            ready = self._wait(patience.left)
+
+    def _busy(self) -> list[Line]:
+        return [line for line in self._all if line.sends or line.due]
+
+    def _move(self, lines: Sequence[Line]) -> bool:
+        """Sends and receives what can be; whether that was anything. A lost peer is told when all
+        that others have sent was read, which may say more.
+        """
+        some = False
+        lost: Lost | None = None
+        for line in lines:
+            if line.sends:
+                some |= line.send()
+        for line in lines:
+            try:
+                if line.due:
+                    some |= line.receive()
+            except Lost as error:
+                lost = error if lost is None or lost.relayed else lost
+        if lost is not None:
+            raise lost
+        return some
+
+    def _gone(self) -> Lost | None:
+        """The loss of a peer that has ended its connections a while ago, and owes nothing: others
+        may wait for it. A peer that has sent its part of a call, and then failed by itself, ends
+        them too, but the call is soon over.
+        """
+        for line in self._all:
+            mine = self.by_peer[line.peer]
+            late = monotonic() - line.ended > GRACE
+            if line.failed and late and not any(other.due for other in mine):
+                return line.lost(line.failed)
+        return None
+
+    def _wait(self, seconds: float) -> list[Line]:
+        """Waits for the lines; those where something can be done."""
+        for number, line in self._of.items():
+            wanted = select.POLLIN * bool(line.due) | select.POLLOUT * line.sends
+            if not line.left:
+                wanted |= select.POLLRDHUP
+            if self._wanted.get(number, 0) != wanted:
+                (self._poll.register(number, wanted) if wanted else self._poll.unregister(number))
+                self._wanted[number] = wanted
+        found = []
+        for number, event in self._poll.poll(min(seconds, LOOK) * 1000):
+            line = self._of[number]
+            found.append(line)
+            if event & HUNG_UP and not line.due:
+                line.note_end()
+        return found
+
+    def hang_up(self) -> None:
+        """Ends all connections, also for threads that wait for them."""
+        for line in self._all:
+            try:
+                line.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+    def give_up(self, why: str) -> None:
+        """Tells all peers, at once, why this rank takes no further part."""
+        for line in self._all:
+            if not line.failed:
+                line.farewell(GAVE_UP, why)
+
+    def close(self, *, farewell: bool) -> None:
+        """Closes the sockets.
+
+        farewell  tell the peers that this rank leaves, and is not lost
+        """
+        for line in self._all:
+            if farewell:
+                line.farewell(BYE)
+            line.sock.close()

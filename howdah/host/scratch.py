@@ -1,0 +1,237 @@
+"""Scratch: a file in which a rank keeps what has its home on the disk, for as long as it runs.
+
+    file     | layers.0 masters   | layers.0 exp_avg   | ...     ranges, each in blocks of 1 MiB
+    blocks   |....|....|....|..|  a CRC-32 of each, made when it is written, compared at each read
+
+The file loses its name as soon as it is open. So nothing is left of it when the process ends,
+however it ends, and nothing is ever resumed from it: checkpoints are what counts.
+
+A block that was never written reads as zeros. Threads write and read the blocks with positions of
+their own (`os.pwrite`, `os.preadv`), which gives the disk several requests at a time. With
+`direct`, transfers go past the page cache (O_DIRECT), which a control group would count as memory
+of the run; they take memory, positions and lengths in whole pages, so each thread has a block of
+its own that is aligned.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from tempfile import mkstemp
+from threading import Lock, local
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from howdah.base.errors import Unfinished, UserError, named
+from howdah.base.quantities import spell
+
+BLOCK, PAGE = 1 << 20, 4096
+IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}  # f_type of linux/magic.h
+
+
+class Range(NamedTuple):
+    """The bytes [start, start + length) of the file."""
+
+    start: int
+    length: int
+
+
+class Pace:
+    """Lets bytes pass at `bandwidth` bytes/s, as a slower link would; 0: as fast as they can."""
+
+    def __init__(self, bandwidth: float) -> None:
+        self.bandwidth, self._free, self._lock = bandwidth, 0.0, Lock()
+
+    def wait(self, size: int) -> None:
+        """Sleeps until `size` bytes have passed behind those before."""
+        if self.bandwidth:
+            with self._lock:
+                self._free = end = max(monotonic(), self._free) + size / self.bandwidth
+            sleep(max(end - monotonic(), 0.0))
+
+
+class Scratch:
+    """A nameless file in `folder`, which is made if it is missing.
+
+    threads  that read and write at the same time
+    direct   past the page cache
+    pace     of all of its bytes
+    """
+
+    def __init__(self, folder: Path, *, threads: int, direct: bool, pace: Pace) -> None:
+        self.folder, self._direct, self._pace = folder, direct, pace
+        self._file = _open(folder, direct)
+        self._end = 0
+        self._sums: dict[int, int] = {}  # CRC-32 of a block, by its position in the file
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
+        self._own = local()  # an aligned block of each thread
+
+    @property
+    def size(self) -> int:
+        """Bytes of all ranges."""
+        return self._end
+
+    def allocate(self, length: int) -> Range:
+        """A new range of `length` bytes, for which the disk has set room aside.
+
+        Raises UserError if it has none.
+        """
+        start, whole = self._end, -(-length // PAGE) * PAGE
+        try:
+            if whole:
+                os.posix_fallocate(self._file, start, whole)
+        except OSError as error:
+            raise UserError(
+                f"the disk of {named(self.folder)} has no room for {spell(length, 'bytes')} more "
+                f"({error.strerror}; {spell(free_bytes(self.folder), 'bytes')} are free); name a "
+                "folder with room by storage.folder=PATH, or another home"
+            ) from error
+        self._end += whole
+        return Range(start, length)
+
+    def write(self, to: Range, data: memoryview) -> list[Future[None]]:
+        """Starts to write all bytes of a range, which must not change until the futures end."""
+        return [
+            self._pool.submit(self._write, to.start + at, data[at : at + BLOCK])
+            for at in range(0, to.length, BLOCK)
+        ]
+
+    def read(self, source: Range, out: memoryview, at: int = 0) -> list[Future[None]]:
+        """Starts to read the bytes [at, at + len(out)) of a range into `out`."""
+        jobs = []
+        for block in range(at // BLOCK * BLOCK, at + len(out), BLOCK):
+            first, last = max(at, block), min(at + len(out), block + BLOCK)
+            length = min(BLOCK, source.length - block)
+            part = out[first - at : last - at]
+            jobs.append(
+                self._pool.submit(self._read, source.start + block, length, part, first - block)
+            )
+        return jobs
+
+    def close(self) -> None:
+        """Ends the threads, and lets go of the file and its bytes."""
+        self._pool.shutdown()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, at: int, data: memoryview) -> None:
+        self._pace.wait(len(data))
+        self._sums[at] = zlib.crc32(data)
+        if self._direct:
+            data = self._aligned(len(data), data)
+        self._whole(lambda done: os.pwrite(self._file, data[done:], at + done), len(data), "write")
+
+    def _read(self, at: int, length: int, out: memoryview, first: int) -> None:
+        self._pace.wait(length)
+        if at not in self._sums:
+            out[:] = bytes(len(out))
+            return
+        straight = not self._direct and len(out) == length
+        block = out if straight else self._aligned(length)
+        self._whole(
+            lambda done: os.preadv(self._file, [block[done:]], at + done), len(block), "read"
+        )
+        if zlib.crc32(block[:length]) != self._sums[at]:
+            raise Unfinished(
+                f"the disk of {named(self.folder)} gave back other bytes than were written to it; "
+                "the last checkpoint stands: go on from it with storage.folder=PATH on another disk"
+            )
+        if not straight:
+            out[:] = block[first : first + len(out)]
+
+    def _aligned(self, length: int, data: memoryview | None = None) -> memoryview:
+        """The first whole pages of this thread's own block, with `data` in them."""
+        if not hasattr(self._own, "block"):
+            self._own.block = memoryview(mmap.mmap(-1, BLOCK))
+        block: memoryview = self._own.block[: -(-length // PAGE) * PAGE]
+        if data is not None:
+            block[:length] = data
+        return block
+
+    def _whole(self, move: Callable[[int], int], length: int, verb: str) -> None:
+        """Calls `move`, which returns how many bytes it has moved, until all have."""
+        done = 0
+        try:
+            while done < length:
+                moved = move(done)
+                if not moved:
+                    raise OSError(0, "the file is shorter than it was")
+                done += moved
+        except OSError as error:
+            raise Unfinished(
+                f"cannot {verb} the states that have their home on the disk, in "
+                f"{named(self.folder)}: {error.strerror}; the last checkpoint stands: mend that, "
+                "and go on with the same command"
+            ) from error
+
+
+def ended(jobs: Sequence[Future[None]]) -> None:
+    """Waits for all jobs. Raises the error of the first that failed."""
+    for job in jobs:
+        job.result()
+
+
+def _open(folder: Path, direct: bool) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made, path = mkstemp(prefix=".home-", dir=folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the home on the disk, {named(folder)}: {error.strerror}; name another "
+            "folder by storage.folder=PATH"
+        ) from error
+    try:
+        if not direct:
+            return made
+        os.close(made)
+        return os.open(path, os.O_RDWR | os.O_DIRECT)
+    except OSError as error:
+        raise UserError(
+            f"the file system of {named(folder)} does not take O_DIRECT ({error.strerror}); use "
+            "storage.direct=false, or name another folder by storage.folder=PATH"
+        ) from error
+    finally:
+        os.unlink(path)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that a user may still write to the disk of `folder`, which may not be there yet."""
+    found = os.statvfs(_there(folder))
+    return found.f_bavail * found.f_frsize
+
+
+def require_folder(folder: Path) -> None:
+    """Raises UserError for a folder in which no file can be made; nothing is written."""
+    there = _there(folder)
+    if not there.is_dir():
+        why = f"{named(there)} is no folder" if there != folder else "it is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        why = f"{named(there)} cannot be written"
+    else:
+        return
+    raise UserError(
+        f"storage.folder: {named(folder)} cannot hold the home on the disk: {why}; name a folder "
+        "that can be written"
+    )
+
+
+def memory_behind(folder: Path) -> str | None:
+    """The name of a file system that keeps its files in memory, if `folder` is on one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found = ctypes.create_string_buffer(
+        256
+    )  # struct statfs has 120 bytes; f_type is its first word
+    if ctypes.CDLL(None).statfs(os.fsencode(_there(folder)), found):
+        return None
+    return IN_MEMORY.get(int.from_bytes(found.raw[:8], sys.byteorder) & 0xFFFFFFFF)
+
+
+def _there(folder: Path) -> Path:
+    """`folder`, or the nearest folder above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

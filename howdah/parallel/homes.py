@@ -1,0 +1,278 @@
+"""Homes: where a rank keeps what is not on its device, and the moves between there and here.
+
+    fetch lane   | layers.1 weights | layers.2 weights | …        host → device, ahead of their use
+    evict lane   | layers.3 gradient | layers.2 gradient | …      device → host, behind it
+    disk         threads of its own (`host/scratch.py`)
+
+`plan/homes.py` lists the moves of a step; this file makes and counts them. A lane is a thread that
+makes the moves of one direction in their order. On the CPU, where device and host are one memory,
+what has its home on the host is copied all the same, at a limited bandwidth if the run asks for it:
+so what a link costs, and what hides it, shows without a GPU.
+
+A tensor whose home is the disk is a tensor of the meta device; `own` reads it, `put` writes it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from howdah.base.errors import UserError
+from howdah.base.stopwatch import HOST, Interval, Stopwatch
+from howdah.comm.counters import add
+from howdah.comm.handle import DONE, Handle, Note, OnThread
+from howdah.host.scratch import Pace, Range, Scratch, ended
+from howdah.parallel.flat_params import FlatUnit, Put
+from howdah.parallel.mesh import Mesh
+from howdah.plan.homes import AXIS, Way, homes, longest_share, pool_problem
+from howdah.plan.plan import Plan
+from howdah.plan.recording import Traffic
+
+NO_RUN = "/var/tmp"  # where there is no run folder; /tmp is often memory
+
+
+class Jobs:
+    """The handle of several jobs; `note` is called when the last has ended."""
+
+    def __init__(self, jobs: Sequence[Future[None]], note: Callable[[], None]) -> None:
+        self._jobs, self._left, self._note = jobs, len(jobs), note
+        for job in jobs:
+            job.add_done_callback(self._ended)
+
+    def _ended(self, _: Future[None]) -> None:
+        self._left -= 1  # by several threads, so it may end late; only what is recorded needs it
+        if not self._left:
+            self._note()
+
+    def result(self) -> None:
+        """Waits for all jobs. Raises the error of the first that failed."""
+        ended(self._jobs)
+
+    def then(self, note: Note) -> None:
+        """Calls `note` when the last job has ended."""
+        if self._jobs:
+            self._jobs[-1].add_done_callback(lambda _: note(HOST.mark()))
+        else:
+            note(HOST.mark())
+
+    def done(self) -> bool:
+        """Whether all jobs have ended."""
+        return all(job.done() for job in self._jobs)
+
+
+class Homes:
+    """The homes of one rank.
+
+    waited   runs while the rank waits for a move
+    states   by unit, the optimizer's states of its own range, by name
+    leaving  by unit, the moves behind its last update, which may not have ended
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+        storage = plan.storage
+        if problem := pool_problem(plan, mesh.rank):
+            raise UserError(problem)
+        self.plan, self.layout, self.rank, self.device = plan, plan.layout, mesh.rank, mesh.device
+        self.waited, self.states = Stopwatch(), dict[str, dict[str, Tensor]]()
+        self.leaving: dict[str, list[Handle]] = {}
+        self._counters, self._table = mesh.counters, mesh.counters.table()
+        self._pace = {"fetch": Pace(storage.host_bandwidth), "evict": Pace(storage.host_bandwidth)}
+        self._lanes = {way: ThreadPoolExecutor(1, thread_name_prefix=way) for way in self._pace}
+        self._ranges: dict[tuple[str, str], Range] = {}
+        self._scratch: Scratch | None = None
+        if "disk" in homes(plan.layout):
+            folder, pace = Path(storage.folder or NO_RUN), Pace(storage.disk_bandwidth)
+            self._scratch = Scratch(
+                folder, threads=storage.threads, direct=storage.direct, pace=pace
+            )
+        longest = 0 if self.layout.gradients != "disk" else longest_share(plan, mesh.rank)
+        self.adding = torch.empty(longest, dtype=_wide(plan))  # a gradient on the disk, meanwhile
+        self._fresh: set[str] = set()  # units to whose gradient on the disk nothing was added
+        mesh.at_close.append(self.close)
+
+    @property
+    def scratch(self) -> Scratch:
+        """The file on the disk."""
+        assert self._scratch is not None, "no home is the disk"
+        return self._scratch
+
+    def close(self) -> None:
+        """Ends the threads, and lets go of the file."""
+        for lane in self._lanes.values():
+            lane.shutdown(cancel_futures=True)
+        if self._scratch is not None:
+            self._scratch.close()
+
+    def adopt(self, units: Iterable[FlatUnit]) -> Put:
+        """Makes the optimizer's states, zeros, and finds room on the disk for what is kept there.
+        Returns `put`, which fills it.
+        """
+        for unit in units:
+            name, masters = unit.buffer.unit, unit.masters
+            tensors = {"weights": unit.weights, "summed": unit.summed}
+            tensors |= {"masters": masters} if unit.apart else {}
+            if self.layout.optimizer != "device":
+                names = self.plan.method.optimizer.states
+                self.states[name] = {state: torch.zeros_like(masters) for state in names}
+                tensors |= self.states[name]
+            for kind, tensor in tensors.items():
+                if tensor.is_meta:
+                    self._ranges[name, kind] = self.scratch.allocate(tensor.nbytes)
+            if not unit.apart and masters.is_meta:
+                self._ranges[name, "masters"] = self._ranges[name, "weights"]
+        return self.put
+
+    # -- the own range of a unit, by kind: weights, masters, summed, or a state
+
+    def own(self, unit: FlatUnit, kind: str, first: int = 0, last: int | None = None) -> Tensor:
+        """The elements [first, last) of the own range: a view of memory, or read from the disk. It
+        is not counted.
+        """
+        self.settle(unit.buffer.unit)
+        there = self._tensor(unit, kind)[first:last]
+        if not there.is_meta:
+            return there
+        out = torch.empty(len(there), dtype=there.dtype)
+        source, at = self._ranges[unit.buffer.unit, kind], first * there.element_size()
+        ended(self.scratch.read(source, bytes_of(out), at))
+        return out
+
+    def put(self, unit: FlatUnit, kind: str, values: Tensor) -> None:
+        """Writes the whole own range. It is not counted."""
+        self.settle(unit.buffer.unit)
+        there = self._tensor(unit, kind)
+        if there.is_meta:
+            to = self._ranges[unit.buffer.unit, kind]
+            ended(self.scratch.write(to, bytes_of(values.contiguous())))
+        else:
+            there.copy_(values)
+
+    def _tensor(self, unit: FlatUnit, kind: str) -> Tensor:
+        if kind in ("masters", "summed"):
+            return unit.masters if kind == "masters" else unit.summed
+        return unit.own_weights if kind == "weights" else self.states[unit.buffer.unit][kind]
+
+    # -- moves
+
+    def copy(
+        self, what: str, way: Way, out: Tensor, source: Tensor, after: Handle = DONE
+    ) -> Handle:
+        """Starts to copy between device and host, on the lane of the direction, behind `after`."""
+        return self._on_lane(what, way, out.nbytes, lambda: out.copy_(source), after)
+
+    def read(self, what: str, unit: str, kind: str, out: Tensor) -> Handle:
+        """Starts to read the own range of a unit from the disk."""
+        return self.read_range(what, self._ranges[unit, kind], out)
+
+    def write(self, what: str, unit: str, kind: str, values: Tensor) -> Handle:
+        """Starts to write the own range of a unit, which must not change meanwhile, to the disk."""
+        return self.write_range(what, self._ranges[unit, kind], values)
+
+    def read_range(self, what: str, source: Range, out: Tensor) -> Handle:
+        """Starts to read a range of the file."""
+        note = self._counted(what, "fetch", "disk", out.nbytes)
+        return Jobs(self.scratch.read(source, bytes_of(out)), note)
+
+    def write_range(self, what: str, to: Range, values: Tensor) -> Handle:
+        """Starts to write a range of the file."""
+        note = self._counted(what, "evict", "disk", values.nbytes)
+        return Jobs(self.scratch.write(to, bytes_of(values)), note)
+
+    def fetch_weights(self, unit: FlatUnit, out: Tensor) -> Handle:
+        """Starts to bring the weights of a unit, or its share of them, to `out` on the device."""
+        if self.layout.weights == "host":
+            return self.copy("weights", "fetch", out, unit.weights)
+        return self.read("weights", unit.buffer.unit, "weights", out)
+
+    def fetch_gradient(self, unit: FlatUnit) -> Tensor:
+        """The own range of a gradient on the disk; valid until the next one is asked for."""
+        mine = self.adding[: len(unit.summed)]
+        if len(mine):
+            self.wait(self.read("gradients", unit.buffer.unit, "summed", mine))
+        return mine
+
+    def clear_gradients(self, units: Iterable[FlatUnit]) -> None:
+        """Sets the gradients on the disk to zero, before a step."""
+        self._fresh = {unit.buffer.unit for unit in units if unit.summed.is_meta}
+
+    def add_gradient(self, unit: FlatUnit, share: Tensor, after: Handle) -> Handle:
+        """Starts to add a share to the gradient of a unit in its home, behind `after`."""
+        if not unit.summed.is_meta:
+            return self._on_lane(
+                "gradients", "evict", share.nbytes, lambda: unit.summed.add_(share), after
+            )
+        name, mine = unit.buffer.unit, self.adding[: len(share)]
+        first = name in self._fresh
+        self._fresh.discard(name)
+        notes = [self._counted("gradients", "evict", "disk", share.nbytes)]
+        notes += [] if first else [self._counted("gradients", "fetch", "disk", share.nbytes)]
+
+        def work() -> None:
+            after.result()
+            if first:
+                mine.zero_()
+            else:
+                ended(self.scratch.read(self._ranges[name, "summed"], bytes_of(mine)))
+            mine.add_(share)
+            ended(self.scratch.write(self._ranges[name, "summed"], bytes_of(mine)))
+            for note in notes:
+                note()
+
+        return OnThread(self._lanes["evict"].submit(work))
+
+    def _on_lane(
+        self, what: str, way: Way, size: int, work: Callable[[], object], after: Handle
+    ) -> Handle:
+        note = self._counted(what, way, "host", size)
+
+        def move() -> None:
+            after.result()
+            began = HOST.mark()
+            self._pace[way].wait(size)
+            work()
+            note(began)
+
+        return OnThread(self._lanes[way].submit(move))
+
+    def _counted(self, what: str, way: Way, link: str, size: int) -> Callable[..., None]:
+        """Counts a move. Returns a function that records its end, and when it `began` if not now;
+        any thread may call it.
+        """
+        row, now = Traffic(AXIS, f"{way} {what}", link), HOST.mark()
+        if size:
+            add(self._table, {row: size}, 0.0)
+
+        def note(began: float = now) -> None:
+            took = Interval(HOST, began, HOST.mark())
+            self._counters.time_later(self._table, {row: size}, took)
+            self._counters.recorder.call(AXIS, row.operation, size, took)
+
+        return note
+
+    def settle(self, *units: str) -> None:
+        """Waits for the moves behind the last update of some units; of all when none is named."""
+        for unit in units or tuple(self.leaving):
+            self.wait(*self.leaving.pop(unit, ()))
+
+    def wait(self, *handles: Handle) -> None:
+        """Waits for moves."""
+        with self.waited:
+            for handle in handles:
+                handle.result()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in the memory of the host."""
+    data: memoryview = tensor.detach().view(torch.uint8).numpy().data
+    return data
+
+
+def _wide(plan: Plan) -> torch.dtype:
+    return torch.float64 if plan.master_bytes == 8 else torch.float32
+
+
+def homes_of(plan: Plan, mesh: Mesh) -> Homes | None:
+    """The homes of this rank; None where everything is on its device."""
+    return Homes(plan, mesh) if homes(plan.layout) != {"device"} else None

@@ -1,0 +1,115 @@
+"""Parameter servers by collectives: a push is a reduce to each server, a pull a broadcast from it.
+
+    worker    backward  head ── layers.1 ── layers.0           forward  embedding ── layers.0
+              push         [head][layers.1][layers.0]          pull     [embedding][layers.0]…
+    server k  its range of each    sum over the workers → norm → update → its range of each
+
+A worker has no masters and no moments; a server has those of its range of every unit, and computes
+nothing else. The order of additions is that of the ranks, so a run repeats bit for bit. It is the
+form of the lecture, exact on any transport; the asynchronous server is on the floor `server/`.
+
+Pulls start with the forward pass that needs them, as the all-gathers of zero1 do (`zero.py`), and
+each server's messages run in its own group, beside those of the others.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from howdah.base.stopwatch import Stopwatch
+from howdah.comm.group import Group
+from howdah.comm.handle import Handle
+from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.mesh import Mesh
+from howdah.plan.flat_buffers import share
+from howdah.plan.servers import server_groups
+
+
+class Links(Protocol):
+    """What pushes to servers and pulls from them: collectives, or a client of `server/`."""
+
+    def push(self, unit: str) -> list[Handle]:
+        """Starts to bring the gradients of a unit to the servers."""
+        ...
+
+    def pull(self, unit: str) -> list[Handle]:
+        """Starts to bring the weights of a unit to the workers."""
+        ...
+
+
+Connect = Callable[[Mapping[str, FlatUnit]], Links]
+
+
+class ServerLinks:
+    """The groups of the workers and each server, the server last; a server has its own alone. All
+    ranks of the mesh make it together.
+    """
+
+    def __init__(self, mesh: Mesh, units: Mapping[str, FlatUnit]) -> None:
+        self._units, self._servers = units, mesh.layout.server
+        self._groups = {
+            number: mesh.join(ranks, label="dp")
+            for number, ranks in enumerate(server_groups(mesh.layout))
+            if mesh.rank in ranks
+        }
+
+    def push(self, unit: str) -> list[Handle]:
+        """Starts to sum the workers' gradients of a unit into the servers' ranges, which are zeros
+        before; those of the workers stay as they are.
+        """
+        one = self._units[unit]
+        flat = one.summed if one.gradients is None else one.gradients
+        return self._each(one, flat, lambda to, x: to.reduce(x, to.size - 1, async_op=True))
+
+    def pull(self, unit: str) -> list[Handle]:
+        """Starts to bring the servers' ranges of a unit's weights to the workers."""
+        one = self._units[unit]
+        return self._each(
+            one, one.weights, lambda by, x: by.broadcast(x, by.size - 1, async_op=True)
+        )
+
+    def _each(
+        self, unit: FlatUnit, flat: Tensor, start: Callable[[Group, Tensor], Handle]
+    ) -> list[Handle]:
+        """Starts an operation for each server's range of `flat`, whose first element is that of the
+        rank's own range.
+        """
+        handles = []
+        for number, group in self._groups.items():
+            first, last = share(unit.buffer.length, self._servers, number)
+            if first < last:
+                handles.append(start(group, flat[first - unit.start : last - unit.start]))
+        return handles
+
+
+class PulledWeights:
+    """Brings the servers' updated weights to the workers, while the next forward already runs.
+
+    units  in forward order
+    """
+
+    def __init__(self, units: Iterable[str], links: Links, waited: Stopwatch) -> None:
+        self.units, self._links, self._waited = list(units), links, waited
+        self._stale = False
+        self._coming: dict[str, list[Handle]] = {}
+
+    def updated(self) -> None:
+        """Records that the servers have updated their ranges."""
+        self._stale = True
+
+    def start(self) -> None:
+        """Starts the pulls after an update, in forward order."""
+        if self._stale:
+            self._stale = False
+            self._coming = {unit: self._links.pull(unit) for unit in self.units}
+
+    def wait(self, *units: str) -> None:
+        """Waits until the weights of `units` are those of the last update; of all units when none
+        is named.
+        """
+        self.start()
+        with self._waited:
+            for unit in units or tuple(self._coming):
+                for handle in self._coming.pop(unit, ()):
+                    handle.result()

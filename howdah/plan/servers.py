@@ -1,0 +1,87 @@
+"""Parameter servers: which ranks they are, and which range of every unit each of them keeps.
+
+    layout dp3 server2     rank 0 1 2   workers: weights and gradients whole, nothing else
+                           rank 3       server 0: the first half of every unit, and its states
+                           rank 4       server 1: the second half of every unit
+
+    push   a bucket of gradients is summed on the servers: a reduce to each of them, of its ranges
+    pull   updated weights come back: a broadcast from each server, of its ranges
+
+(Li et al. 2014, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu).
+Each server has a range of *every* unit, so that all of them are busy from the first bucket of a
+backward pass to the last, and hold equally many bytes. The groups of a push are the workers and
+one server, which is last.
+"""
+
+from collections.abc import Iterator
+
+from howdah.plan.flat_buffers import share
+from howdah.plan.layout import Layout
+from howdah.plan.method import Method, Sync
+from howdah.shapes.shape import ModelShape
+
+Ranks = tuple[int, ...]
+
+
+def serves(layout: Layout, rank: int) -> bool:
+    """Whether `rank` is a server; servers are behind all workers."""
+    return rank >= layout.workers
+
+
+def server_groups(layout: Layout) -> list[Ranks]:
+    """For each server, the workers and the server, which is last."""
+    workers = range(layout.workers)
+    return [(*workers, server) for server in range(layout.workers, layout.world)]
+
+
+def kept_range(length: int, layout: Layout, rank: int) -> tuple[int, int]:
+    """The range of a unit of `length` elements that `rank` keeps and updates; a worker keeps
+    none.
+    """
+    number = rank - layout.workers
+    return share(length, layout.server, number) if number >= 0 else (0, 0)
+
+
+def server_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterator[str]:
+    """Why servers cannot keep the states of a model on this layout, as sentences."""
+    if method.sync:
+        yield from _sync_problems(layout, method, method.sync)
+    if not layout.server:
+        return
+    says = f"server{layout.server}"
+    if layout.zero:
+        yield f"{says} and zero{layout.zero} both share out the states; drop one of them"
+    for word in ("pp", "cp", "tp", "ep"):
+        if (size := getattr(layout, word)) > 1:
+            yield f"the workers of {says} have a rank each so far; drop {word}{size}, or {says}"
+    for name in ("weights", "gradients", "optimizer"):
+        if (home := getattr(layout, name)) != "device":
+            yield f"{says} keeps states in the memory of its ranks; drop {name}={home}, or {says}"
+    if shape.experts:
+        yield f"{says} keeps dense models so far, and this one has experts; drop {says}"
+    if method.gradient_dtype != "full":
+        yield (
+            f"{says} sums gradients as they are, and method.gradient_dtype is "
+            f"{method.gradient_dtype}; use gradient_dtype=full, or drop {says}"
+        )
+
+
+def _sync_problems(layout: Layout, method: Method, sync: Sync) -> Iterator[str]:
+    if not layout.server:
+        yield f"method.sync.kind={sync.kind} needs parameter servers; add server1"
+    if layout.dp != 1:
+        yield (
+            f"under method.sync the layout describes one worker; drop dp{layout.dp}, and use "
+            f"method.sync.workers={layout.dp}"
+        )
+    if sync.bound and sync.kind != "ssp":
+        yield (
+            f"method.sync.bound={sync.bound} bounds how far workers are apart, which "
+            f"{sync.kind} does not ask; use kind=ssp, or drop bound"
+        )
+    if method.grad_clip:
+        yield (
+            f"method.grad_clip={method.grad_clip:g} needs the norm of all gradients of a step, and "
+            f"{sync.kind} updates each part of the weights when its gradients arrive; use "
+            "method.grad_clip=0, or a layout such as dp4 server1, whose servers clip"
+        )

@@ -1,0 +1,40 @@
+"""Storage: how what is not on the device is kept and moved. It changes no number of a run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from howdah.base.bounds import Bound
+from howdah.plan.layout import Layout
+
+SETS = 3  # of buffers for an update: one comes, one is worked on, one goes
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The table [storage] of a recipe.
+
+    folder          of the file of states that have their home on the disk; empty: scratch/ in the
+                    run folder
+    direct          whether the file is read and written past the page cache (O_DIRECT)
+    threads         that read and write it at the same time
+    pool            bytes of the buffers through which an update moves states; 0: as many as are
+                    useful, which is three times the largest unit
+    host_bandwidth  bytes/s between device and host, to try a slower link; 0: as fast as it is
+    disk_bandwidth  bytes/s of the disk, likewise
+    """
+
+    folder: str = ""
+    direct: bool = False
+    threads: Annotated[int, Bound(1, 64)] = 4
+    pool: Annotated[int, Bound(0, 1 << 50)] = 0
+    host_bandwidth: Annotated[float, Bound(0, 1e15)] = 0.0
+    disk_bandwidth: Annotated[float, Bound(0, 1e15)] = 0.0
+
+
+def settled(storage: Storage, layout: Layout, run: Path) -> Storage:
+    """The storage of a run whose folder is `run`; it is as it was where no home is the disk."""
+    homes = layout.weights, layout.gradients, layout.optimizer, layout.activations
+    if "disk" not in homes:
+        return storage
+    return replace(storage, folder=str(Path(storage.folder or run / "scratch").absolute()))

@@ -1,0 +1,391 @@
+"""A worker's end of the connections to its servers: what `parallel/` calls to push and to pull.
+
+    backward     head ── layers.1 ── layers.0        push: a copy of each chunk goes to the outbox,
+    outbox       [head][head][layers.1]…             and the most urgent one is sent first
+    forward           embedding ── layers.0 ──       waits for its own chunks alone
+
+Each server has a connection with two threads: one sends from the outbox, one reads, and writes what
+comes straight into the weights. A connection that ends is made again, until `patience` is over:
+the worker joins with its incarnation, asks again for what has not come, and pushes again what was
+not acknowledged, which the server applies once.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Condition, Thread
+from time import monotonic, sleep
+
+from torch import Tensor
+
+from howdah.base.errors import UserError
+from howdah.comm.frames import FrameError, Frames, Gone, Head
+from howdah.comm.handle import DONE, Handle, Note
+from howdah.comm.handshake import CALLER, Stranger, greet
+from howdah.parallel.flat_params import FlatUnit
+from howdah.server.chunks import Chunk
+from howdah.server.messages import (
+    ACK,
+    BEGIN,
+    BYE,
+    JOIN,
+    JOINED,
+    PULL,
+    PUSH,
+    REFUSED,
+    SILENCE,
+    WEIGHTS,
+    Fields,
+    bytes_of,
+    fields_of,
+)
+from howdah.server.outbox import WINDOW, Outbox
+
+Address = str | tuple[str, int]  # of a Unix socket, or host and port
+PATIENCE = 20.0  # seconds until a server that does not answer is given up
+STILL = 6 * SILENCE  # a server that waits for its disk may read nothing for a while
+AGAIN = 0.05  # seconds between attempts
+
+
+class ServerGone(FrameError):
+    """A server does not want this worker any more, or cannot be reached; the message says which."""
+
+
+class ServerAway(ServerGone):
+    """A server cannot be reached; the message says for how long, and what to check."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a worker reaches its servers.
+
+    addresses  of the servers, in order
+    secret     of the run
+    hello      what the servers must be told: see `Host`
+    patience   seconds until a server that does not answer is given up
+    silence    seconds without a byte, after which a connection is made again
+    window     bytes of pushes under way to each server
+    fifo       whether chunks are sent in the order in which they come, not by urgency
+    """
+
+    addresses: Sequence[Address]
+    secret: bytes
+    hello: Mapping[str, object]
+    patience: float = PATIENCE
+    silence: float = STILL
+    window: int = WINDOW
+    fifo: bool = False
+
+
+class Client:
+    """The links of one worker to all its servers; it is the `links` of `parallel/served.py`.
+
+    clock   of the step that is computed
+    tokens  by which the step's gradients will be divided on the servers
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        place: int,
+        chunks: Sequence[Sequence[Chunk]],
+        units: Mapping[str, FlatUnit],
+    ) -> None:
+        self.clock, self.tokens, self._units = 0, 0.0, units
+        self._links = [_Link(way, number, place, mine, units) for number, mine in enumerate(chunks)]
+
+    def join(self) -> int:
+        """Connects to all servers. Returns the clock at which the worker begins. Raises UserError
+        for a server that refuses it, ServerGone for one that cannot be reached.
+        """
+        self.clock = max(link.join() for link in self._links)
+        for link in self._links:
+            link.begin(self.clock)
+        return self.clock
+
+    def push(self, unit: str) -> list[Handle]:
+        """Posts the gradients of a unit, as they are now."""
+        one = self._units[unit]
+        assert one.gradients is not None
+        for link in self._links:
+            link.push(unit, one.gradients, self.clock, self.tokens)
+        return []
+
+    def pull(self, unit: str) -> list[Handle]:
+        """Asks for the weights of a unit. The handle is done when they are in their places."""
+        for link in self._links:
+            link.pull(unit, self.clock)
+        return [_Pulled(self._links, unit)]
+
+    def drain(self) -> None:
+        """Waits until all servers have acknowledged all pushes."""
+        for link in self._links:
+            link.drain()
+
+    def close(self) -> None:
+        """Leaves: the servers no longer wait for this worker."""
+        for link in self._links:
+            link.close()
+
+    @property
+    def deepest(self) -> int:
+        """The most chunks that waited to be sent to one server."""
+        return max(link.outbox.deepest for link in self._links)
+
+    @property
+    def came_back(self) -> int:
+        """How often a connection was made again."""
+        return sum(link.came_back for link in self._links)
+
+
+class _Pulled:
+    """The handle of a unit's weights."""
+
+    def __init__(self, links: Sequence["_Link"], unit: str) -> None:
+        self._links, self._unit = links, unit
+
+    def result(self) -> None:
+        """Waits until they are here."""
+        for link in self._links:
+            link.wait(self._unit)
+
+    def then(self, note: Note) -> None:
+        """Calls `note` when they are here."""
+        self.result()
+        DONE.then(note)
+
+    def done(self) -> bool:
+        """Whether they are here."""
+        return all(link.has(self._unit) for link in self._links)
+
+
+class _Link:
+    """The connection to one server, over all its sockets.
+
+    wanted  by key, the clock of a pull whose weights have not come
+    unacked by key, the push that was not acknowledged, and its clock and tokens
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        number: int,
+        place: int,
+        chunks: Sequence[Chunk],
+        units: Mapping[str, FlatUnit],
+    ) -> None:
+        self._way, self._number, self._place = way, number, place
+        self._chunks = chunks
+        self._keys: dict[str, list[int]] = {}
+        for key, chunk in enumerate(chunks):
+            self._keys.setdefault(chunk.unit, []).append(key)
+        self._weights = [units[c.unit].weights[c.start : c.stop] for c in chunks]
+        wide = next(iter(units.values())).masters.element_size()
+        self._sizes = [chunk.length * wide for chunk in chunks]  # of pushes
+        self._changed = Condition()
+        self._wanted: dict[int, int] = {}
+        self._unacked: dict[tuple[int, int], tuple[Tensor, float]] = {}  # by clock and key
+        self._incarnation, self._told, self._began = 0, -1, 0
+        self._failed: Exception | None = None
+        self._ends = False
+        self.came_back = 0
+        self.outbox = Outbox(window=way.window, fifo=way.fifo)
+        self._frames: Frames | None = None
+        self._thread: Thread | None = None
+
+    # -- what the worker asks
+
+    def join(self) -> int:
+        """Connects and joins; returns the clock that the server tells."""
+        self._connect()
+        self._thread = Thread(target=self._run, daemon=True, name=f"server {self._number}")
+        self._thread.start()
+        self._await(lambda: self._told >= 0)
+        return self._told
+
+    def begin(self, clock: int) -> None:
+        """Says at which clock the worker begins."""
+        self._began = clock
+        self.outbox.post(BEGIN, Fields(clock).packed, urgency=-1)
+
+    def push(self, unit: str, flat: Tensor, clock: int, tokens: float) -> None:
+        """Posts copies of the server's chunks of a unit."""
+        for key in self._keys.get(unit, ()):
+            chunk = self._chunks[key]
+            copy = flat[chunk.start : chunk.stop].clone()
+            with self._changed:
+                self._unacked[clock, key] = copy, tokens
+            self._post(clock, key, copy, tokens)
+
+    def _post(self, clock: int, key: int, copy: Tensor, tokens: float) -> None:
+        fields = Fields(clock, key, tokens).packed
+        urgency = clock * len(self._chunks) + key  # or late keys of a step would never be sent
+        self.outbox.post(PUSH, fields, bytes_of(copy), urgency=urgency, size=copy.nbytes)
+
+    def pull(self, unit: str, clock: int) -> None:
+        """Asks for the server's chunks of a unit, when it has all pushes but those of the latest
+        step: a worker whose network is slower than it computes does not run away from the servers.
+        """
+        self._await(lambda: not any(pushed <= clock - 2 for pushed, _ in self._unacked))
+        for key in self._keys.get(unit, ()):
+            with self._changed:
+                self._wanted[key] = clock
+            self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
+
+    def has(self, unit: str) -> bool:
+        """Whether the chunks of a unit that were asked for are here."""
+        return not any(key in self._wanted for key in self._keys.get(unit, ()))
+
+    def wait(self, unit: str) -> None:
+        """Waits until they are."""
+        self._await(lambda: self.has(unit))
+
+    def drain(self) -> None:
+        """Waits until every push was acknowledged."""
+        self._await(lambda: not self._unacked)
+
+    def close(self) -> None:
+        """Leaves."""
+        self._ends = True
+        self.outbox.post(BYE, Fields().packed, urgency=1 << 40)
+        if self._thread:
+            self._thread.join(2.0)
+        self.outbox.close()
+        if self._frames:
+            self._frames.close()
+
+    def _await(self, met: Callable[[], bool]) -> None:
+        with self._changed:
+            while not met():
+                if self._failed:
+                    raise self._failed
+                self._changed.wait(1.0)
+
+    # -- the connection
+
+    def _connect(self) -> None:
+        """Connects and greets, again and again until it succeeds. Raises ServerAway."""
+        address, until = self._way.addresses[self._number], monotonic() + self._way.patience
+        why = ""
+        while monotonic() < until:
+            try:
+                sock = _connected(address)
+                try:
+                    hello = {**self._way.hello, "place": self._place}
+                    greet(sock, self._way.secret, json.dumps(hello).encode(), role=CALLER)
+                except BaseException:
+                    sock.close()
+                    raise
+                name = f"server {self._number}"
+                self._frames = Frames(sock, name, seconds=self._way.silence, most=1 << 32)
+                self._frames.send(JOIN, Fields(key=self._incarnation).packed)
+                return
+            except (OSError, Stranger, FrameError) as error:
+                why = str(error)
+                sleep(AGAIN)
+        raise ServerAway(
+            f"server {self._number} at {_spell(address)} did not answer for "
+            f"{self._way.patience:g} s ({why}); check that it runs there, that this machine "
+            "reaches it, and that both have the same secret"
+        )
+
+    def _run(self) -> None:
+        """Sends and reads, and connects again, until the worker leaves."""
+        try:
+            while not self._ends:
+                frames = self._frames
+                assert frames is not None
+                sender = Thread(target=self._send, args=(frames,), daemon=True, name="push")
+                sender.start()
+                self._listen(frames)
+                self.outbox.close()
+                frames.close()
+                sender.join()
+                if not self._ends:
+                    self._come_back()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self.outbox.close()
+            if self._frames:
+                self._frames.close()
+
+    def _listen(self, frames: Frames) -> None:
+        """Reads until the connection ends. Raises what cannot be mended by another one."""
+        try:
+            self._hear(frames)
+        except ServerGone:
+            raise
+        except (FrameError, OSError):
+            return
+
+    def _come_back(self) -> None:
+        self._connect()
+        self.came_back += 1
+        self.outbox = Outbox(window=self._way.window, fifo=self._way.fifo)
+        with self._changed:
+            again, wanted = [*self._unacked.items()], [*self._wanted.items()]
+        self.begin(self._began)
+        for (clock, key), (copy, tokens) in again:
+            self._post(clock, key, copy, tokens)
+        for key, clock in wanted:
+            self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
+
+    def _send(self, frames: Frames) -> None:
+        outbox = self.outbox
+        with suppress(FrameError, OSError):
+            while (letter := outbox.take()) is not None:
+                frames.send(letter.kind, letter.fields, letter.buffers)
+        with suppress(OSError):
+            frames.sock.shutdown(socket.SHUT_RDWR)
+
+    def _hear(self, frames: Frames) -> None:
+        while True:
+            frame = frames.receive(self._room)
+            if frame.kind == REFUSED:
+                why = f"server {self._number} refuses: {frame.fields.decode()}"
+                raise ServerGone(why) if self._told >= 0 else UserError(why)
+            clock, key, _ = fields_of(frame.fields)
+            with self._changed:
+                if frame.kind == JOINED:
+                    self._told, self._incarnation = max(self._told, clock), key
+                elif frame.kind == ACK:
+                    self._unacked.pop((clock, key), None)
+                    self.outbox.landed(self._sizes[key])
+                elif frame.kind == WEIGHTS:
+                    self._wanted.pop(key, None)
+                self._changed.notify_all()
+
+    def _room(self, head: Head) -> list[memoryview]:
+        """Where weights land: in their place. Nobody uses them, for they were asked for."""
+        if head.kind != WEIGHTS:
+            return []
+        clock, key, _ = fields_of(head.fields)
+        if self._wanted.get(key) != clock:
+            raise Gone(f"server {self._number} sends key {key} of clock {clock}, not asked for")
+        return bytes_of(self._weights[key])
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failed = error
+            self._changed.notify_all()
+
+
+def _connected(address: Address) -> socket.socket:
+    if isinstance(address, str):
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(address)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection(address, timeout=5.0)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _spell(address: Address) -> str:
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"

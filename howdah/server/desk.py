@@ -1,0 +1,139 @@
+"""The desk of a server: what comes in, what is applied, and what goes out, without a wire.
+
+    push ──> clocks ──> rounds ──> shard      weights of one server
+    pull ──> queue  ──> clocks ──> answers    the most urgent first, those that wait stay
+
+A transport calls it from one thread. Every update that is applied and every pull that is answered
+is a line of its ledger, in that order.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from howdah.server.clocks import Clocks, Refused, Round, Update
+from howdah.server.ledger import Event
+from howdah.server.shard import Shard, Term
+
+
+class Wish(NamedTuple):
+    """A pull that has not been answered; in the order in which pulls are: the most urgent first."""
+
+    key: int
+    arrived: int
+    worker: int
+    incarnation: int
+    clock: int
+
+
+class Answer(NamedTuple):
+    """The weights of a key for a worker, valid until the next update of the key."""
+
+    worker: int
+    key: int
+    clock: int
+    version: int
+    weights: Tensor
+
+
+class Desk:
+    """The state of one server.
+
+    clocks   what is applied when
+    shard    weights and optimizer states
+    wishes   pulls that wait
+    ledger   what was done so far
+    fifo     whether pulls are answered in the order in which they came, not by urgency
+    after    called with the latest clock of rounds that were applied; with None when a worker has
+             joined, begun or left
+    """
+
+    def __init__(self, clocks: Clocks, shard: Shard, *, fifo: bool = False) -> None:
+        self.clocks, self.shard, self.fifo = clocks, shard, fifo
+        self.wishes: list[Wish] = []
+        self.after: Callable[[int | None], None] = lambda clock: None
+        self.ledger: list[Event] = []
+        self._terms: dict[Update, Term] = {}  # of rounds that wait
+        self._arrived = 0
+
+    def push(self, update: Update, term: Term) -> bool:
+        """Takes an update; whether it was new. Raises Refused."""
+        repeated = self.clocks.repeated
+        rounds = self.clocks.push(update)
+        if new := self.clocks.repeated == repeated:
+            self._terms[update] = term
+        self._apply(rounds)
+        return new
+
+    def pull(self, worker: int, incarnation: int, *, clock: int, key: int) -> None:
+        """Takes a pull, which `answers` answers when it may. Raises Refused."""
+        self.clocks.may_pull(worker, incarnation, clock=clock, key=key)
+        self._arrived += 1
+        wish = Wish(key, self._arrived, worker, incarnation, clock)
+        if self.fifo:
+            self.wishes.append(wish)
+        else:
+            insort(self.wishes, wish)
+
+    def join(self, worker: int, incarnation: int = 0) -> tuple[int, int]:
+        """A process takes a place; see `Clocks.join`. What its predecessor wanted is forgotten."""
+        found = self.clocks.join(worker, incarnation)
+        self._forget(worker)
+        self.after(None)
+        return found
+
+    def begin(self, worker: int, incarnation: int, clock: int) -> None:
+        """See `Clocks.begin`."""
+        self._apply(self.clocks.begin(worker, incarnation, clock))
+        self.after(None)
+
+    def hang_up(self, worker: int) -> None:
+        """The connection of a worker has ended: it will ask again for what it waits for."""
+        self.wishes = [wish for wish in self.wishes if wish.worker != worker]
+
+    def leave(self, worker: int, incarnation: int, *, finished: bool = False) -> None:
+        """The process of a place has ended; see `Clocks.leave`."""
+        one = self.clocks.members.get(worker)
+        if one and one.live and one.incarnation == incarnation:
+            self.hang_up(worker)
+            if not finished:
+                self._forget(worker)
+            self._apply(self.clocks.leave(worker, incarnation, finished=finished))
+            self.after(None)
+
+    def answers(self) -> Iterator[Answer]:
+        """Yields the pulls that may be answered now. Each must have been sent, or copied, before
+        the next message is taken.
+        """
+        rest, self.wishes = iter(self.wishes), []
+        try:
+            for wish in rest:
+                key, _, worker, incarnation, clock = wish
+                try:
+                    may = self.clocks.may_pull(worker, incarnation, clock=clock, key=key)
+                except Refused:
+                    continue  # it has gone
+                if not may:
+                    self.wishes.append(wish)
+                    continue
+                version = self.clocks.pulled(worker, key)
+                update = Update(worker, incarnation, clock, key)
+                self.ledger.append(Event("pull", update, version))
+                yield Answer(worker, key, clock, version, self.shard.pulled(worker, key))
+        finally:
+            self.wishes += rest
+
+    def _apply(self, rounds: list[Round]) -> None:
+        for one in rounds:
+            terms = {update.worker: self._terms.pop(update) for update in one.updates}
+            self.shard.apply(one, terms)
+            version = self.clocks.versions[one.updates[0].key]
+            self.ledger += [Event("push", update, version) for update in one.updates]
+        if rounds:  # only now the weights are those of the clocks
+            self.after(max(one.updates[0].clock for one in rounds))
+
+    def _forget(self, worker: int) -> None:
+        self.wishes = [wish for wish in self.wishes if wish.worker != worker]
+        self._terms = {one: term for one, term in self._terms.items() if one.worker != worker}

@@ -1,0 +1,276 @@
+"""The host of a server: its desk, behind a door that opens for those who know the run's secret.
+
+    door          one thread: greets all who connect, at once; strangers hear nothing
+    each worker   one thread reads its frames and works at the desk, one sends from its outbox
+
+The desk has one lock. A worker that reads slowly, or sends half a frame and no more, keeps its own
+two threads busy and nobody else's. A frame that is damaged, cut, too long, or comes twice, and a
+message that no sound worker sends, end its connection and are counted. A worker whose connection
+has ended has `grace` seconds to come back with its incarnation; then its place is free.
+"""
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from threading import Lock, Thread
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from howdah.comm.frames import FrameError, Frames, Head
+from howdah.comm.handshake import Door
+from howdah.server.clocks import Refused, Update
+from howdah.server.desk import Desk
+from howdah.server.messages import (
+    ACK,
+    BEGIN,
+    BYE,
+    JOIN,
+    JOINED,
+    PING,
+    PULL,
+    PUSH,
+    REFUSED,
+    SILENCE,
+    WEIGHTS,
+    Fields,
+    bytes_of,
+    fields_of,
+)
+from howdah.server.outbox import Outbox
+from howdah.server.shard import Term
+
+GRACE = 2.0  # seconds in which it can come back
+GLANCE = 0.05  # seconds between looks at the door
+
+
+class Guest:
+    """A connected worker.
+
+    place        that it asked for in its hello
+    incarnation  once it has joined
+    landing      where the payload of its latest push landed
+    last         what it is told before its connection is ended
+    sender       the thread that sends to it
+    """
+
+    def __init__(self, frames: Frames, place: int, *, fifo: bool) -> None:
+        self.frames, self.place, self.incarnation = frames, place, 0
+        self.outbox = Outbox(window=1 << 62, fifo=fifo)  # it asked for all that it gets
+        self.landing: Tensor | None = None
+        self.last = ""
+        self.sender = Thread(target=self.send, daemon=True, name=f"to worker {place}")
+
+    def send(self) -> None:
+        """Sends what is posted until the outbox is closed, or the connection ends."""
+        with suppress(FrameError, OSError):
+            while (letter := self.outbox.take()) is not None:
+                self.frames.send(letter.kind, letter.fields, letter.buffers)
+        with suppress(FrameError, OSError):
+            if self.last:
+                self.frames.send(REFUSED, self.last.encode()[: 1 << 12])
+            self.frames.sock.shutdown(socket.SHUT_RDWR)
+
+
+class Host:
+    """One server.
+
+    door    of a listening socket, which the caller closes
+    hello   what a worker must say too: the run, as both ends must have it
+    dtype   of the weights that are sent
+    grace   seconds that a worker has to come back
+    counts  by name: what happened, for metrics
+    why     of the last connection that was ended: the reason
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        door: Door,
+        hello: Mapping[str, object],
+        *,
+        dtype: torch.dtype,
+        grace: float = GRACE,
+    ) -> None:
+        self.desk, self._door, self._hello, self._dtype = desk, door, hello, dtype
+        self._grace = grace
+        self._lock = Lock()
+        self._guests: dict[int, Guest] = {}  # by place
+        self._threads: list[Thread] = []
+        self._lost: dict[int, tuple[int, float]] = {}  # by place: its incarnation, and when
+        self.counts: Counter[str] = Counter()
+        self.why = ""
+
+    def look(self, seconds: float = GLANCE) -> None:
+        """Lets in who is at the door, and frees the places of those who did not come back."""
+        for sock, hello in self._door.look(seconds):
+            self._let_in(sock, hello)
+        with self._lock:
+            for place, (incarnation, since) in [*self._lost.items()]:
+                if monotonic() - since >= self._grace:
+                    del self._lost[place]
+                    self.counts["left"] += 1
+                    self.desk.leave(place, incarnation)
+            self._deliver()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+
+    @property
+    def strangers(self) -> int:
+        """Connections that did not prove that they know the secret."""
+        return self._door.strangers
+
+    def do(self, work: Callable[[Desk], None]) -> None:
+        """Works at the desk between two messages, such as to take a snapshot."""
+        with self._lock:
+            work(self.desk)
+
+    def close(self) -> None:
+        """Ends all connections, and waits for their threads."""
+        self._door.close()
+        with self._lock:
+            for guest in self._guests.values():
+                guest.outbox.close()
+                with suppress(OSError):
+                    guest.frames.sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+
+    # -- the threads of one worker
+
+    def _let_in(self, sock: socket.socket, said: bytes) -> None:
+        place, problem = self._read(said)
+        largest = max((chunk.length for chunk in self.desk.shard.chunks), default=0)
+        most = largest * self.desk.shard.masters[0].element_size() if largest else 0
+        frames = Frames(sock, f"worker {place}", seconds=SILENCE, most=most)
+        guest = Guest(frames, place, fifo=self.desk.fifo)
+        if problem:
+            self.counts["refused"] += 1
+            self.why = problem
+        turn_away = partial(_turn_away, guest, problem)
+        run = turn_away if problem else partial(self._hear, guest)
+        self._threads.append(Thread(target=run, daemon=True, name=f"worker {place}"))
+        self._threads[-1].start()
+
+    def _read(self, said: bytes) -> tuple[int, str]:
+        """The place that a hello asks for, and what is wrong with it."""
+        try:
+            theirs = json.loads(said)
+            place = theirs.pop("place")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return -1, "the hello is none of a worker"
+        if type(place) is not int:
+            return -1, "the hello is none of a worker"
+        for name, mine in self._hello.items():
+            if theirs.get(name) != mine:
+                return place, f"the worker's {name} is {theirs.get(name)}, and the server's {mine}"
+        return place, ""
+
+    def _hear(self, guest: Guest) -> None:
+        guest.sender.start()
+        try:
+            while True:
+                frame = guest.frames.receive(partial(self._room, guest))
+                with self._lock:
+                    if not self._take(guest, frame.kind, fields_of(frame.fields)):
+                        return
+                    self._deliver()
+        except FrameError as error:
+            self._ended(guest, str(error))
+        except (Refused, ValueError) as error:
+            self.counts["refused"] += 1
+            guest.last = str(error)
+            self._ended(guest, str(error))
+        finally:
+            guest.outbox.close()
+            guest.sender.join()
+            guest.frames.close()
+
+    def _room(self, guest: Guest, head: Head) -> list[memoryview]:
+        """Where the payload of a frame lands. Raises FrameError for one that has none."""
+        guest.landing = None
+        if head.kind != PUSH:
+            return []
+        key, chunks = fields_of(head.fields).key, self.desk.shard.chunks
+        if not guest.incarnation or not 0 <= key < len(chunks):
+            raise FrameError(f"worker {guest.place} pushes key {key}, and has not joined it")
+        guest.landing = torch.empty_like(self.desk.shard.masters[key])
+        return bytes_of(guest.landing)
+
+    def _take(self, guest: Guest, kind: int, said: Fields) -> bool:
+        """Does what a message asks; whether more may come."""
+        clock, key, value = said
+        mine = guest.place, guest.incarnation
+        if kind == JOIN:
+            self._join(guest, key)
+        elif kind == PING:
+            pass
+        elif not guest.incarnation or self._guests.get(guest.place) is not guest:
+            raise Refused(f"worker {guest.place} has not joined")
+        elif kind == BEGIN:
+            self.desk.begin(*mine, clock)
+        elif kind == PULL:
+            self.desk.pull(*mine, clock=clock, key=key)
+        elif kind == PUSH and guest.landing is not None:
+            term = Term(guest.landing, value)
+            new = self.desk.push(Update(*mine, clock, key), term)
+            self.counts["pushes" if new else "repeated"] += 1
+            self.counts["pushed bytes"] += guest.landing.nbytes
+            guest.outbox.post(ACK, said.packed)
+        elif kind == BYE:
+            del self._guests[guest.place]
+            self.counts["finished"] += 1
+            self.desk.leave(*mine, finished=True)
+            self._deliver()
+            return False
+        else:
+            raise Refused(f"worker {guest.place} sends a message of kind {kind}")
+        return True
+
+    def _join(self, guest: Guest, incarnation: int) -> None:
+        """Gives a worker its place: again, if it was cut off, or as a new process."""
+        lost = self._lost.pop(guest.place, (0, 0.0))
+        before = self._guests.get(guest.place)
+        back = incarnation and incarnation in (lost[0], before.incarnation if before else 0)
+        if before and before is not guest and not back:
+            before.outbox.close()
+        if back:
+            self.counts["came back"] += 1
+            clock = self.desk.clocks.members[guest.place].clock
+        else:
+            incarnation, clock = self.desk.join(guest.place, incarnation)
+            self.counts["joined"] += 1
+        guest.incarnation = incarnation
+        self._guests[guest.place] = guest
+        guest.outbox.post(JOINED, Fields(clock, incarnation).packed)
+
+    def _deliver(self) -> None:
+        for answer in self.desk.answers():
+            guest = self._guests.get(answer.worker)
+            if not guest:
+                continue  # it asks again when it is back
+            copy = answer.weights.to(self._dtype, copy=True)
+            fields = Fields(answer.clock, answer.key).packed
+            self.counts["pulls"] += 1
+            self.counts["pulled bytes"] += copy.nbytes
+            guest.outbox.post(WEIGHTS, fields, bytes_of(copy), urgency=answer.key, size=copy.nbytes)
+
+    def _ended(self, guest: Guest, why: str) -> None:
+        with self._lock:
+            self.why = why
+            if self._guests.get(guest.place) is guest:
+                del self._guests[guest.place]
+                self._lost[guest.place] = guest.incarnation, monotonic()
+                self.desk.hang_up(guest.place)
+
+
+def _turn_away(guest: Guest, why: str) -> None:
+    """Tells a worker why it is refused, and ends its connection when it has read that."""
+    with suppress(FrameError, OSError):
+        guest.frames.send(REFUSED, why.encode()[: 1 << 12])
+        guest.frames.sock.shutdown(socket.SHUT_WR)
+        guest.frames.receive()
+    guest.frames.close()

@@ -1,0 +1,70 @@
+"""Hosts in a box, measured: the doctor names a slow one, and a run chooses its algorithms."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from small_runs import RECIPE
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+SLOWED = "qdisc replace dev eth0 root tbf rate 10mbit burst 32768 latency 50ms"
+
+
+def on_all(cluster, seat, words, *, hosts=None):
+    """Runs a command on every host as one rank each; what they said, and their exit codes."""
+    runs = [
+        cluster.start(
+            host,
+            [sys.executable, "-m", "howdah", *words],
+            env={**seat(host, cluster.hosts), "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host in (range(cluster.hosts) if hosts is None else hosts)
+    ]
+    said = [run.communicate()[0] for run in runs]
+    return said, [run.returncode for run in runs]
+
+
+def test_the_doctor_names_a_slow_card(box, modules):
+    (prove,) = modules("prove")
+    with box("edge-100m", 3) as cluster:
+        said, codes = on_all(cluster, prove.seat, ["doctor", "--hosts"])
+        assert codes == [0, 0, 0], said
+        assert "hosts            3: host0 host1 host2; 1 rank each" in said[0].splitlines()
+        assert "card of" not in said[1] + said[2], "rank 0 tells"
+
+        cluster.tc(1, SLOWED)
+        said, codes = on_all(cluster, prove.seat, ["doctor", "--hosts"])
+        assert codes == [1, 0, 0], said
+        lines = said[0].splitlines()
+        (at,) = [n for n, line in enumerate(lines) if line.startswith("card of host1")]
+        assert "times as slow as the others" in lines[at + 1]
+        kept = [*cluster.file(0, "/tmp/cache/howdah/clusters").glob("hosts-*.json")]
+        assert len(kept) == 1
+
+
+def test_a_run_chooses_by_what_was_measured(box, modules, tmp_path):
+    """All ranks take the choice of rank 0, whose bytes are predicted and counted."""
+    (prove,) = modules("prove")
+    with box("edge-100m", 3) as cluster:
+        for host in range(3):
+            (cluster.file(host, "/tmp/text")).mkdir()
+            for name in range(8):
+                lines = [f"{n} follows {n - 1}, says {name}" for n in range(name * 90, 400)]
+                cluster.file(host, f"/tmp/text/{name}.txt").write_text("\n".join(lines))
+            cluster.file(host, "/tmp/small.toml").write_text(RECIPE.format(text="/tmp/text"))
+        words = ["train", "/tmp/small.toml", "folder=/tmp/run", "layout=dp3 zero1", "threads=1"]
+        words += ["comm.algorithm=auto", "train.steps=3"]
+        said, codes = on_all(cluster, prove.seat, words)
+        assert codes == [0, 0, 0], said
+        (line,) = [one for one in said[0].splitlines() if "chosen for 3 hosts, measured" in one]
+        assert " 3x1: " in line
+        log = cluster.file(0, "/tmp/run/log.txt").read_text()
+        assert "NOT EQUAL" not in log
+        recipe = cluster.file(0, "/tmp/run/run.toml").read_text()
+        assert 'all_reduce = "auto"' not in recipe and "3x1: " in recipe
+        (kept,) = cluster.file(0, "/tmp/cache/howdah/clusters").glob("hosts-*.json")
+        assert json.loads(kept.read_text())["topology"]["hosts"] == ["host0", "host1", "host2"]

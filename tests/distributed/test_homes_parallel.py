@@ -1,0 +1,185 @@
+"""Parallel equals single: states and activations whose home is the host or the disk, against plain
+PyTorch on one device, in float64. The bytes of every move are predicted, and so is what each home
+holds; where an update is on the host, its bits are those of an update on the device.
+
+    homes     one kind of state after the other, and all together
+    layouts   with zero3 and without; tp, pp, cp, ep; recomputation; copies of the shares
+    forms     biases, tied or not, norms, positions
+    breaks    of the moves themselves, each of which has to be noticed
+"""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from small_cases import FORMS, case_of, prove
+
+from howdah.parallel import apply as applying
+from howdah.parallel import homes as running
+from howdah.parallel.homes import Homes
+from howdah.plan.homes import AXIS
+from howdah.verify import matrix
+from howdah.verify.evidence import gather
+from howdah.verify.verify import verify
+
+SLOW = pytest.mark.slow
+ALL = "weights={0} gradients={0} optimizer={0} activations={0}"
+HOST, DISK = ALL.format("host"), ALL.format("disk")
+
+
+@pytest.mark.parametrize("home", ["host", "disk"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ALL,
+        *(
+            pytest.param(words, marks=SLOW)
+            for words in (
+                "optimizer={0}",
+                "gradients={0} optimizer={0}",
+                "weights={0} optimizer={0}",
+                "activations={0}",
+            )
+        ),
+    ],
+)
+def test_each_home_alone_and_all_of_them_equal_one_device(workers, words, home):
+    prove(case_of(f"single x2 {words.format(home)}"), workers)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dp3 zero3 x1 recompute=full",
+        "pp2 zb-v x4",
+        *(
+            pytest.param(words, marks=SLOW)
+            for words in (
+                "dp2 zero3 x2",
+                "dp2 zero3 release=step x2",
+                "dp2 zero3 gather=broadcast x2",
+                "tp2 sp x2",
+                "pp2 1f1b x3",
+                "pp2 dp2 zero3 interleaved v2 x3",
+                "dp2 cp2 zero3 x1",
+                "dp2 x2",
+            )
+        ),
+    ],
+)
+def test_all_states_on_the_disk_on_every_axis(workers, words):
+    homes = "optimizer=disk" if words == "dp2 x2" else DISK
+    if "pp2" in words and "zero3" not in words:
+        homes = homes.replace("gradients=disk", "gradients=host")
+    prove(case_of(f"{words} {homes}", form="untied" if "pp2" in words else "laptop"), workers)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "dp3 zero2 x2 optimizer=disk gradients=host",
+        "pp2 x3 weights=host optimizer=disk gradients=host",
+        *(
+            pytest.param(words, marks=SLOW)
+            for words in (
+                "dp2 zero1 x2 optimizer=host",
+                "dp4 zero2 shard2 x2 gradients=host optimizer=host",
+                "dp2 tp2 zero3 x2 recompute=selective activations=host",
+                "single x2 weights=disk optimizer=host",
+            )
+        ),
+    ],
+)
+def test_homes_that_differ(workers, words):
+    prove(case_of(words), workers, controls="zero2 x2" in words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("words", ["single x2", "dp2 zero3 x2"])
+def test_lower_precisions_equal_one_device_within_their_rounding(workers, words, precision):
+    prove(case_of(f"{words} {DISK}", precision=precision), workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "laptop"])
+def test_every_form_equals_one_device(workers, form):
+    prove(case_of(f"single x2 {HOST}", form=form, dropout=0.1), workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["experts", "capacity"])
+def test_experts_and_their_biases_have_homes_too(workers, model):
+    prove(matrix.case_of(f"model={model} dp2 ep2 zero3 x2 {DISK}"), workers)
+
+
+# -- the bits of an update on the device ---------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("float32", marks=SLOW)])
+def test_an_update_on_the_host_has_the_bits_of_one_on_the_device(workers, precision):
+    """The gradients are clipped, and the masters are compared bit by bit."""
+    there, *others = (
+        workers.run(gather, case_of(f"dp2 zero3 x2 {words}", precision=precision), ranks=2)
+        for words in ("", HOST, DISK)
+    )
+    for ranks in others:
+        for rank, evidence in enumerate(ranks):
+            assert evidence.checksums == there[rank].checksums
+            assert evidence.losses == there[rank].losses
+        assert all(
+            (evidence == ranks[0].parameters[name]).all()
+            for name, evidence in there[0].parameters.items()
+        )
+
+
+# -- breaks --------------------------------------------------------------------------
+
+
+class Unfetched(Homes):
+    """Does not fetch the weights of one unit again: what is in the window is taken for them."""
+
+    def fetch_weights(self, unit, out):
+        if unit.buffer.unit == "layers.1" and self.plan.layout.weights == "host":
+            return self.copy("weights", "fetch", out, torch.zeros_like(out))
+        return super().fetch_weights(unit, out)
+
+
+class Overwritten(Homes):
+    """Forgets the gradients of the micro-batches before."""
+
+    def add_gradient(self, unit, share, after):
+        unit.summed.zero_()
+        return super().add_gradient(unit, share, after)
+
+
+class Uncounted(Homes):
+    """Moves gradients without counting them."""
+
+    def _counted(self, what, *rest):
+        return super()._counted(what, *rest) if what != "gradients" else lambda *_: None
+
+
+def gather_with(transport, kind, *arguments):
+    with patch.object(running, "Homes", kind), patch.object(applying, "homes_of", running.homes_of):
+        return gather(transport, *arguments)
+
+
+class With:
+    """Workers whose homes are of this kind."""
+
+    def __init__(self, workers, kind):
+        self._workers, self._kind = workers, kind
+
+    def run(self, function, *arguments, ranks=None, transport=None):
+        assert function is gather
+        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
+
+
+@pytest.mark.parametrize("kind", [Unfetched, Overwritten, Uncounted])
+def test_a_break_of_the_moves_is_noticed(workers, kind):
+    verdict = verify(case_of(f"single x2 {HOST}"), With(workers, kind), controls=False)
+    assert not verdict.proved
+    if kind is Uncounted:
+        assert all("was predicted to send" in problem for problem in verdict.problems)
+        assert AXIS in verdict.problems[0]

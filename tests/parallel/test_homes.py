@@ -1,0 +1,259 @@
+"""What is kept off the device: what moves when, through how much memory, and what is refused. That
+the numbers are those of one device is proved in tests/distributed/test_homes_parallel.py.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from small_cases import FORMS
+from tiny import micro, plan_of
+
+from howdah.base.errors import Unfinished, UserError
+from howdah.comm.transport import SingleRank
+from howdah.host.scratch import Scratch
+from howdah.parallel.apply import apply
+from howdah.parallel.flat_params import random_init
+from howdah.parallel.homes import Homes
+from howdah.parallel.mesh import connect_mesh
+from howdah.plan.homes import AXIS, moves, pool_problem, set_width, sets_of, staged_bytes
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.sharding import local_buffers
+from howdah.plan.storage import Storage
+from howdah.plan.support import unsupported
+from howdah.shapes.weights import weights
+from howdah.sim.kernels import kernels_of
+from howdah.sim.memory import memory, peak
+from howdah.train.step import StepContext, train_step
+
+DISK = "weights=disk gradients=disk optimizer=disk activations=disk"
+
+
+def planned(words, precision="bf16", form="untied", **storage):
+    plan = plan_of(FORMS[form], words, Method(precision))
+    return replace(plan, storage=Storage(**storage))
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Lays a plan out on one rank, and closes what it opened."""
+    meshes = []
+
+    def placed(plan):
+        storage = replace(plan.storage, folder=plan.storage.folder or str(tmp_path))
+        plan = replace(plan, storage=storage)
+        mesh = connect_mesh(plan.layout, SingleRank(), torch.device("cpu"))
+        meshes.append(mesh)
+        fill = random_init(weights(plan.shape), 5)
+        return StepContext(apply(plan, mesh=mesh, fill=fill), mesh, plan.method, seed=5)
+
+    yield placed
+    for mesh in meshes:
+        mesh.close()
+
+
+def steps(context, number, first=0):
+    shape = context.placed.plan.shape
+    batches = [[micro(10 * n + m, shape=shape) for m in range(2)] for n in range(first, number)]
+    return [
+        train_step(context, batch, step=n, rate=1e-2)
+        for n, batch in enumerate(batches, start=first)
+    ]
+
+
+# -- what is decided -----------------------------------------------------------------
+
+
+def units_of(words):
+    return local_buffers(planned(words), 0)
+
+
+def rows(words, precision="bf16", form="untied"):
+    found = Counter()
+    for move in moves(planned(words, precision, form), 0):
+        found[move.operation, move.link, move.update] += move.bytes * move.times
+    return {key: count for key, count in found.items() if count}
+
+
+def test_moves_of_a_step_by_the_formulas_of_the_page():
+    n = sum(unit.length for unit in units_of("single x3"))
+    up, down = ("fetch weights", "host", True), ("evict gradients", "host", True)
+    read, write = ("fetch optimizer", "disk", True), ("evict optimizer", "disk", True)
+    assert rows("single x3") == rows("single x3 activations=host") == {}
+    assert rows("single x3 optimizer=host") == {up: 2 * n, down: 4 * n}
+    assert rows("single x3 optimizer=disk") == {up: 2 * n, down: 4 * n, read: 12 * n, write: 12 * n}
+    both = rows("single x3 gradients=disk optimizer=host")
+    assert both == {
+        up: 2 * n,
+        ("evict gradients", "disk", False): 3 * 4 * n,
+        ("fetch gradients", "disk", False): 2 * 4 * n,
+        ("fetch gradients", "disk", True): 2 * 4 * n,
+    }
+    found = rows("single x3 weights=disk gradients=host optimizer=host")
+    assert found["evict gradients", "host", False] == 3 * 4 * n
+    assert found["evict weights", "disk", True] == 2 * n
+    assert found["fetch weights", "disk", False] < 3 * 2 * 2 * n  # not all are used twice
+
+
+@pytest.mark.parametrize(
+    ("words", "precision", "width"),
+    [
+        ("single x1", "bf16", 0),
+        ("single x1 optimizer=host", "bf16", 4),
+        ("single x1 optimizer=host gradients=host", "bf16", 0),
+        ("single x1 optimizer=disk", "bf16", 4 + 12),
+        ("single x1 optimizer=disk gradients=host weights=disk", "bf16", 12 + 2),
+        ("single x1 optimizer=disk gradients=disk weights=disk", "float32", 4 + 12),
+    ],
+)
+def test_what_an_update_needs_of_memory(words, precision, width):
+    plan = planned(words, precision)
+    longest = max(unit.length for unit in units_of(words))
+    assert sum(set_width(plan).values()) == width
+    assert sets_of(plan, 0) == ((3, longest) if width else (0, 0))
+    adding = 4 * longest * ("gradients=disk" in words)
+    assert staged_bytes(plan, 0) == 3 * longest * width + adding
+
+
+def test_a_pool_bounds_the_sets_and_may_be_too_small_for_the_largest_unit():
+    plan = planned("single x1 optimizer=disk")
+    _, longest = sets_of(plan, 0)
+    for pool, sets in ((0, 3), (16 * longest * 3, 3), (16 * longest * 2 + 7, 2), (16 * longest, 1)):
+        bounded = replace(plan, storage=Storage(pool=pool))
+        assert sets_of(bounded, 0) == (sets, longest) and pool_problem(bounded, 0) is None
+    small = replace(plan, storage=Storage(pool=16 * longest - 1))
+    sentence = pool_problem(small, 0)
+    assert f"use storage.pool={16 * longest} or more" in sentence and "layers.0" in sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("single weights=host", "add optimizer=host"),
+        ("single gradients=disk", "add optimizer=disk"),
+        ("dp2 zero1 weights=host optimizer=host", "use zero3"),
+        ("dp2 zero1 gradients=host optimizer=host", "use zero2 or zero3"),
+        ("dp2 zero2 accumulate=whole gradients=host optimizer=host", "without accumulate=whole"),
+        ("dp4 zero2 shard2 gradients=disk optimizer=disk", "use gradients=host"),
+        ("pp2 gradients=disk optimizer=disk", "tied over stages"),
+    ],
+)
+def test_homes_that_do_not_go_together_are_refused(words, way):
+    (sentence,) = unsupported(FORMS["laptop"], parse_layout(words))
+    assert way in sentence and "can be planned, but not run yet" in sentence
+    assert (
+        unsupported(FORMS["laptop"], parse_layout("pp2 zb-v gradients=disk optimizer=disk")) == []
+    )
+    (sentence,) = unsupported(FORMS["laptop"], parse_layout("optimizer=host"), on_gpus=True)
+    assert "not run on GPUs yet" in sentence
+
+
+def test_the_device_holds_two_units_and_the_disk_the_rest():
+    plan = planned(f"single x2 {DISK}")
+    held, kept = memory(plan, 0, kernels_of(plan)), sum(u.length for u in units_of("single x2"))
+    lengths = sorted(unit.length for unit in units_of("single x2"))
+    on_disk = {row.component: row.bytes for row in held if row.home == "disk"}
+    assert on_disk.pop("activations") > 0
+    assert on_disk == {
+        "weights": 2 * kept,
+        "masters": 4 * kept,
+        "gradients": 4 * kept,
+        "moments": 8 * kept,
+    }
+    on_device = {row.component: row.bytes for row in held if row.home == "device"}
+    assert on_device["gathered"] == 2 * sum(lengths[-2:]) and "weights" not in on_device
+    assert peak(held, "host") == staged_bytes(plan, 0)
+
+
+# -- what runs -----------------------------------------------------------------------
+
+
+def test_what_is_on_the_disk_is_not_in_memory(place):
+    context = place(planned(f"single x2 {DISK}"))
+    steps(context, 2)
+    placed = context.placed
+    for unit in placed.units.values():
+        assert unit.weights.is_meta and unit.masters.is_meta and unit.summed.is_meta
+        assert unit.gradients is None
+        assert placed.own(unit, "masters").any() and placed.own(unit, "exp_avg").any()
+        assert torch.equal(placed.own(unit, "masters").bfloat16(), placed.own(unit, "weights"))
+    assert not placed.optimizer.state
+
+
+@pytest.mark.parametrize("pool", [0, 1])
+def test_a_pool_changes_no_bit(place, pool):
+    plain = planned("single x2", "float32")
+    away = planned("single x2 optimizer=disk gradients=host", "float32")
+    _, longest = sets_of(away, 0)
+    bounded = replace(away, storage=Storage(pool=pool * longest * sum(set_width(away).values())))
+    one, other = place(plain), place(bounded)
+    first, second = steps(one, 3), steps(other, 3)
+    assert [step.loss for step in first] == [step.loss for step in second]
+    assert max(step.norm for step in first) > 1.0, "they are clipped"
+    assert len(other.placed.update.sets) == (pool or 3)
+    for name, unit in one.placed.units.items():
+        mine = other.placed.own(other.placed.units[name], "masters")
+        assert torch.equal(unit.masters, mine), name
+
+
+def test_a_norm_that_is_not_finite_updates_nothing(place):
+    context = place(planned("single x2 optimizer=disk", "float32"))
+    steps(context, 1)
+    placed = context.placed
+    before = {name: placed.own(unit, "masters").clone() for name, unit in placed.units.items()}
+    broken = replace(context, square=lambda _: torch.tensor(float("inf"), dtype=torch.float64))
+    steps(broken, 2, first=1)
+    assert placed.update.turns.updates == 1
+    for name, unit in placed.units.items():
+        assert torch.equal(placed.own(unit, "masters"), before[name])
+
+
+def test_weights_are_asked_for_one_unit_ahead(place):
+    """From the second step on, when the order is known."""
+    context = place(planned("single x1 weights=host optimizer=host", form="untied"))
+    batch = [micro(0, shape=context.placed.plan.shape)]
+    train_step(context, batch, step=0, rate=1e-2)
+    asked, fetch = [], Homes.fetch_weights
+
+    def watched(self, unit, out):
+        asked.append((unit.buffer.unit, tuple(context.placed.gatherer._here)))
+        return fetch(self, unit, out)
+
+    with patch.object(Homes, "fetch_weights", watched):
+        train_step(context, batch, step=1, rate=1e-2)
+    names = [name for name, _ in asked]
+    assert names == ["embedding", "layers.0", "layers.1", "head", "layers.1", "layers.0"]
+    moved = context.mesh.counters.sent()
+    assert all(row.axis == AXIS for row in moved if row.link in ("host", "disk"))
+
+
+@pytest.mark.parametrize("home", ["host", "disk"])
+def test_activations_leave_and_come_back_and_their_room_is_used_again(place, home):
+    context = place(planned(f"single x2 activations={home}", form="laptop"))
+    shelf = context.placed.executor.shelf
+    steps(context, 1)
+    assert shelf.held == 0
+    room = context.placed.homes.scratch.size if home == "disk" else len(shelf._free)
+    steps(context, 3, first=1)
+    after = context.placed.homes.scratch.size if home == "disk" else len(shelf._free)
+    assert shelf.held == 0 and after == room > 0
+
+
+def test_a_disk_that_fails_in_a_step_ends_it_with_a_sentence(place):
+    context = place(planned("single x2 optimizer=disk", "float32"))
+    steps(context, 1)
+
+    def fails(*_):
+        raise Unfinished("cannot read the states")
+
+    with patch.object(Scratch, "_read", fails), pytest.raises(Unfinished, match="cannot read"):
+        steps(context, 2, first=1)
+
+
+def test_a_pool_that_is_too_small_starts_nothing(place, tmp_path):
+    with pytest.raises(UserError, match=r"storage\.pool 5 bytes is too small"):
+        place(planned("single x2 optimizer=disk", pool=5))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,75 @@
+"""Parameter servers: who serves, what each keeps, and what cannot be combined with them."""
+
+from dataclasses import replace
+
+import pytest
+
+from howdah.base.errors import UserError
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout, resolve
+from howdah.plan.method import Method, Sync
+from howdah.plan.plan import make_plan
+from howdah.plan.servers import kept_range, server_groups, serves
+from howdah.plan.sums import sums_of
+from howdah.shapes.presets import preset
+from howdah.verify.case import small_shape
+
+SHAPE = small_shape(preset("laptop"), context=16)
+
+
+def plan_of(layout, **method):
+    settings = replace(Method(), **method)
+    return make_plan(SHAPE, parse_layout(layout), Batch(8, 1), sequence=16, method=settings)
+
+
+def test_servers_are_behind_the_workers():
+    layout = parse_layout("dp3 server2")
+    assert (layout.workers, layout.world) == (3, 5)
+    assert [serves(layout, rank) for rank in range(5)] == [False, False, False, True, True]
+    assert server_groups(layout) == [(0, 1, 2, 3), (0, 1, 2, 4)]
+    assert [kept_range(7, layout, rank) for rank in range(5)] == [(0, 0)] * 3 + [(0, 3), (3, 7)]
+
+
+@pytest.mark.parametrize(("world", "dp"), [(3, 1), (6, 4)])
+def test_the_rest_of_the_processes_are_workers(world, dp):
+    assert resolve(parse_layout("dp* server2"), world) == parse_layout(f"dp{dp} server2")
+
+
+def test_too_few_processes_for_workers_are_refused():
+    with pytest.raises(UserError, match=r"a multiple of 1 and 2 processes .* the nearest is 3"):
+        resolve(parse_layout("dp* server2"), 2)
+
+
+def test_every_gradient_is_pushed_once():
+    plan = plan_of("dp2 server2")
+    lists = [sums_of(plan, rank) for rank in range(4)]
+    assert lists[0] == lists[1] == lists[2] == lists[3]
+    assert {row.op for row in lists[0]} == {"push"}
+    names = [name for row in lists[0] for name in row.names]
+    assert sorted(names) == sorted(weight.name for weight in plan.weights)
+
+
+@pytest.mark.parametrize(
+    ("layout", "method", "sentence"),
+    [
+        ("dp2 zero1 server1", {}, "server1 and zero1 both share out the states; drop one of them"),
+        ("tp2 server1", {}, "the workers of server1 have a rank each so far; drop tp2, or server1"),
+        ("dp2 server1", {"gradient_dtype": "bf16"}, "use gradient_dtype=full, or drop server1"),
+        ("single", {"sync": Sync("asp"), "grad_clip": 0.0}, "needs parameter servers; add server1"),
+        ("server1", {"sync": Sync("asp")}, "method.grad_clip=1 needs the norm of all gradients"),
+        (
+            "dp4 server1",
+            {"sync": Sync("ssp", 3), "grad_clip": 0.0},
+            "the layout describes one worker; drop dp4, and use method.sync.workers=4",
+        ),
+        (
+            "server1",
+            {"sync": Sync("asp", 3), "grad_clip": 0.0},
+            "bounds how far workers are apart, which asp does not ask; use kind=ssp, or drop bound",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_in_a_sentence(layout, method, sentence):
+    with pytest.raises(UserError) as caught:
+        plan_of(layout, **method)
+    assert sentence in str(caught.value)

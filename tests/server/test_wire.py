@@ -1,0 +1,433 @@
+"""Workers and servers over sockets: what is sent arrives once, whatever happens to connections.
+
+The servers are threads of the test; a host does not know who runs it. Workers are threads too, with
+the gradients of `small_servers`, so the result of every run is known: that of one process.
+"""
+
+import json
+import socket
+from contextlib import contextmanager, suppress
+from random import Random
+from threading import Event, Thread
+
+import pytest
+import torch
+from small_servers import (
+    STEPS,
+    UNITS,
+    apart,
+    chunks_for,
+    first_weights,
+    gradient,
+    plain,
+    shards_of,
+    summed_gradient,
+    tokens_of,
+    weights_of,
+)
+
+from howdah.base.errors import UserError
+from howdah.comm.frames import Frames, pack
+from howdah.comm.handshake import CALLER, Door, greet
+from howdah.parallel.flat_params import FlatUnit
+from howdah.plan.method import Sync
+from howdah.server.client import Client, ServerAway, ServerGone, Way
+from howdah.server.clocks import Clocks
+from howdah.server.desk import Desk
+from howdah.server.host import Host
+from howdah.server.ledger import replay, twice
+from howdah.server.messages import JOIN, JOINED, PING, PULL, PUSH, Fields, fields_of
+from howdah.server.outbox import Outbox
+
+SECRET = bytes(range(32))
+HELLO = {"run": "small", "code": "1"}
+
+
+class Servers:
+    """Hosts in threads, each on a socket of its own."""
+
+    def __init__(self, sync, count, *, fifo=False, unix=None, grace=0.2):
+        self.desks = [
+            Desk(Clocks(sync, len(shard.chunks)), shard, fifo=fifo)
+            for shard in shards_of(sync, count)
+        ]
+        self.listeners = [listening(unix and unix / f"{n}") for n in range(count)]
+        self.hosts = [
+            Host(desk, door_of(listener), HELLO, dtype=torch.float64, grace=grace)
+            for desk, listener in zip(self.desks, self.listeners, strict=True)
+        ]
+        self.addresses = [listener.getsockname() for listener in self.listeners]
+        self._over = Event()
+        self._threads = [Thread(target=self._look, args=(host,)) for host in self.hosts]
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self, host):
+        while not self._over.is_set():
+            host.look(0.01)
+
+    def close(self):
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        for host, listener in zip(self.hosts, self.listeners, strict=True):
+            host.close()
+            listener.close()
+
+    @property
+    def weights(self):
+        return weights_of([desk.shard for desk in self.desks])
+
+
+def door_of(listener):
+    return Door(listener, SECRET, json.dumps(HELLO).encode())
+
+
+def listening(path):
+    sock = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
+    sock.bind(str(path) if path else ("127.0.0.1", 0))
+    sock.listen()
+    return sock
+
+
+@contextmanager
+def servers(sync, count=2, **settings):
+    there = Servers(sync, count, **settings)
+    try:
+        yield there
+    finally:
+        there.close()
+
+
+def units():
+    """What a worker holds: weights and gradients, whole."""
+    none = torch.empty(0, dtype=torch.float64)
+    return {
+        one.unit: FlatUnit(one, 0, first, none, torch.zeros_like(first), none)
+        for one, first in zip(UNITS, first_weights().values(), strict=True)
+    }
+
+
+def client_of(there, place, *, mine=None, **way):
+    settings = {"secret": SECRET, "hello": HELLO, "patience": 10.0, **way}
+    ways = Way(there.addresses, **settings)
+    return Client(ways, place, chunks_for(len(there.hosts)), mine or units())
+
+
+def work(there, place, *, steps=STEPS, cut=None, **way):
+    """A worker's steps; `cut` is called with the client before each push."""
+    mine = units()
+    client = client_of(there, place, mine=mine, **way)
+    client.join()
+    for clock in range(client.clock, steps):
+        client.clock, client.tokens = clock, tokens_of(place, clock)
+        for one in UNITS:
+            client.pull(one.unit)
+        wait(client)
+        for one in reversed(UNITS):
+            flat = mine[one.unit]
+            flat.gradients.copy_(summed_gradient(place, clock, flat.weights))
+            if cut:
+                cut(client, clock)
+            client.push(one.unit)
+    client.drain()
+    client.close()
+    return client
+
+
+def wait(client):
+    for one in UNITS:
+        for link in client._links:
+            link.wait(one.unit)
+
+
+def all_work(there, workers, **given):
+    """Runs workers in threads; raises what one of them raised."""
+    failed, clients = [], {}
+
+    def run(place):
+        try:
+            clients[place] = work(there, place, **given)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=run, args=(place,)) for place in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return clients
+
+
+@pytest.mark.parametrize(
+    ("unix", "fifo"), [(False, False), pytest.param(True, True, marks=pytest.mark.slow)]
+)
+def test_bsp_over_sockets_is_all_reduce_training(tmp_path, unix, fifo):
+    with servers(Sync("bsp", workers=3), fifo=fifo, unix=tmp_path if unix else None) as there:
+        all_work(there, 3, fifo=fifo)
+        assert apart(there.weights, plain(3)) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [Sync("ssp", 1, workers=3), pytest.param(Sync("asp", workers=3), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_what_asynchronous_workers_made_is_what_their_ledgers_say(sync):
+    with servers(sync) as there:
+        all_work(there, 3)
+        again = shards_of(sync, 2)
+        replay([desk.ledger for desk in there.desks], again, gradient)
+        assert apart(there.weights, weights_of(again)) < 1e-10
+        every = sum(len(desk.shard.chunks) for desk in there.desks) * 3 * STEPS
+        assert sum(sum(desk.clocks.versions) for desk in there.desks) == every
+
+
+@pytest.mark.slow
+def test_a_window_of_one_chunk_and_tiny_frames_change_nothing():
+    with servers(Sync("bsp", workers=2)) as there:
+        clients = all_work(there, 2, window=1)
+        assert apart(there.weights, plain(2)) < 1e-10
+        assert all(client.deepest > 1 for client in clients.values())
+
+
+def test_connections_that_are_cut_lose_and_repeat_nothing():
+    """Each worker's connections are cut in the middle of every second backward pass."""
+    sync = Sync("asp", workers=2)
+    with servers(sync, grace=30.0) as there:
+        done = set()
+
+        def cut(client, clock):
+            for link in client._links:
+                if clock % 2 and (id(link), clock) not in done:
+                    done.add((id(link), clock))
+                    link._frames.sock.shutdown(socket.SHUT_RDWR)
+
+        clients = all_work(there, 2, cut=cut)
+        assert sum(client.came_back for client in clients.values()) > 4
+        for desk in there.desks:
+            assert twice(desk.ledger) == [] and set(desk.clocks.versions) == {2 * STEPS}
+            assert all(member.incarnation == 1 for member in desk.clocks.members.values())
+        again = shards_of(sync, 2)
+        replay([desk.ledger for desk in there.desks], again, gradient)
+        assert apart(there.weights, weights_of(again)) < 1e-10
+
+
+def test_a_worker_that_dies_holds_nobody_up_and_its_successor_goes_on():
+    sync = Sync("bsp", workers=2)
+    with servers(sync) as there:
+        dying = client_of(there, 1)
+        dying.join()
+        for link in dying._links:  # it ends without a word, and does not come back
+            link._ends = True
+            link._frames.sock.shutdown(socket.SHUT_RDWR)
+        work(there, 0, steps=2)
+        work(there, 1, steps=STEPS)
+        for desk in there.desks:
+            assert set(desk.clocks.versions) == {STEPS}
+            assert desk.clocks.members[1].incarnation == 2
+
+
+def test_a_worker_whose_place_was_given_to_another_is_told_and_gives_up():
+    """It was frozen for so long that its successor has its place."""
+    with servers(Sync("asp", workers=1), 1) as there:
+        frozen = client_of(there, 0)
+        frozen.join()
+        there.hosts[0].do(lambda desk: desk.join(0))
+        with pytest.raises(ServerGone, match="incarnation 1 of worker 0 is over"):
+            frozen.pull(UNITS[0].unit)[0].result()
+
+
+def test_a_silent_server_is_noticed_and_both_ends_say_that_they_live():
+    outbox = Outbox(pulse=0.0)
+    outbox.post(PULL)
+    assert [outbox.take().kind for _ in range(3)] == [PULL, PING, PING]
+    listener = listening(None)
+    way = Way([listener.getsockname()], SECRET, HELLO, patience=0.2, silence=0.1)
+    client = Client(way, 0, chunks_for(1), units())
+
+    def serve():  # it lets the worker in, and never says anything again
+        door, guests = door_of(listener), []
+        while not guests:
+            guests = door.look(1.0)
+        listener.close()
+        frames = Frames(guests[0][0], "worker", seconds=10.0)
+        frames.send(JOINED, Fields(0, 1).packed)
+        kept.append(frames)
+
+    kept, thread = [], Thread(target=serve)
+    thread.start()
+    client.join()
+    with pytest.raises(ServerAway, match=r"did not answer for 0\.2 s"):
+        client.pull(UNITS[0].unit)[0].result()
+    thread.join()
+    kept[0].close()
+
+
+def test_a_worker_asks_for_a_step_when_the_one_before_the_last_is_acknowledged():
+    """Otherwise one whose network is slow would be refused."""
+    way = Way(["nowhere"], SECRET, HELLO)
+    link = Client(way, 0, chunks_for(1), units())._links[0]
+    link._failed = ServerGone("waits")  # what waits fails at once
+    for clock in (0, 1):
+        for one in UNITS:
+            link.push(one.unit, torch.zeros(one.length, dtype=torch.float64), clock, 1.0)
+    link.pull(UNITS[0].unit, 1)
+    with pytest.raises(ServerGone, match="waits"):
+        link.pull(UNITS[0].unit, 2)
+    pushes = [letter for letter in sorted(link.outbox._large) if letter.kind == PUSH]
+    sent = [fields_of(letter.fields)[:2] for letter in pushes]
+    assert sent == sorted(sent) and len(sent) > 2  # the last key of a step before the next step
+
+
+# -- who is not let in
+
+
+@pytest.mark.parametrize("said", [b'{"place": Infinity}', b'{"place": 1.5}', b"[" * 200_000])
+def test_a_hello_that_is_none_is_refused(said):
+    with servers(Sync("asp"), 1) as there:
+        assert there.hosts[0]._read(said) == (-1, "the hello is none of a worker")
+
+
+def test_a_worker_of_another_run_is_told_why():
+    with servers(Sync("asp")) as there:
+        with pytest.raises(UserError, match="the worker's run is other, and the server's small"):
+            client_of(there, 0, hello={**HELLO, "run": "other"}).join()
+        with pytest.raises(UserError, match="the worker's code is 2, and the server's 1"):
+            client_of(there, 0, hello={**HELLO, "code": "2"}).join()
+
+
+def test_a_worker_with_another_secret_is_told_what_to_check():
+    with servers(Sync("asp"), 1) as there:
+        with pytest.raises(ServerGone, match=r"did not answer for 0\.3 s .*the same secret"):
+            client_of(there, 0, secret=bytes(32), patience=0.3).join()
+        assert there.hosts[0].strangers > 0 and not there.hosts[0].counts
+
+
+def test_a_server_that_is_not_there_is_named():
+    with servers(Sync("asp"), 1) as there:
+        way = Way([("127.0.0.1", 1)], SECRET, HELLO, patience=0.2)
+        with pytest.raises(ServerGone, match=r"server 0 at 127\.0\.0\.1:1 did not answer for 0\.2"):
+            Client(way, 0, chunks_for(1), units()).join()
+        assert there.weights
+
+
+def raw(there, place=0):
+    """A connection to the first server, greeted and joined, for sending what one likes."""
+    sock = socket.create_connection(there.addresses[0])
+    greet(sock, SECRET, json.dumps({**HELLO, "place": place}).encode(), role=CALLER)
+    frames = Frames(sock, "server", seconds=10.0)
+    frames.send(JOIN, Fields().packed)
+    frames.receive()
+    return frames
+
+
+def ends(frames):
+    """Whether the server ends the connection."""
+    try:
+        while frames.sock.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+MALFORMED = {
+    "no frame": lambda frames, size: frames.sock.sendall(b"x" * 200),
+    "a kind that there is not": lambda frames, size: frames.send(99, Fields().packed),
+    "fields of another length": lambda frames, size: frames.send(PULL, b"abc"),
+    "a key that there is not": lambda frames, size: frames.send(PULL, Fields(0, 9999).packed),
+    "a negative key": lambda frames, size: frames.send(PUSH, Fields(0, -1, 1.0).packed),
+    "a clock to come": lambda frames, size: frames.send(PULL, Fields(77, 0).packed),
+    "too many bytes": lambda frames, size: frames.send(
+        PUSH, Fields(0, 0, 1.0).packed, [memoryview(bytes(1 << 20))]
+    ),
+    "too few bytes": lambda frames, size: frames.send(
+        PUSH, Fields(0, 0, 1.0).packed, [memoryview(bytes(size - 8))]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_what_no_sound_worker_sends_ends_its_connection_alone(kind):
+    with servers(Sync("asp", workers=2), 1) as there:
+        frames = raw(there, place=1)
+        MALFORMED[kind](frames, there.desks[0].shard.chunks[0].length * 8)
+        assert ends(frames)
+        work(there, 0)
+        assert set(there.desks[0].clocks.versions) == {STEPS} and there.hosts[0].why
+        frames.close()
+
+
+def test_a_frame_that_comes_twice_is_refused():
+    with servers(Sync("asp", workers=1), 1) as there:
+        frames = raw(there)
+        sent = []
+        kept = frames.sock
+        frames.sock = _Copying(kept, sent)
+        frames.send(PULL, Fields(0, 0).packed)
+        kept.sendall(b"".join(sent))
+        assert ends(frames)
+        assert "again, or late" in there.hosts[0].why
+        kept.close()
+
+
+class _Copying:
+    """A socket that keeps what it sends."""
+
+    def __init__(self, sock, sent):
+        self._sock, self._sent = sock, sent
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+    def sendmsg(self, parts):
+        self._sent += [bytes(part) for part in parts]
+        return self._sock.sendall(b"".join(self._sent)) or sum(map(len, self._sent))
+
+
+def test_a_worker_that_sends_half_a_frame_and_one_that_reads_nothing_hold_nobody_up():
+    with servers(Sync("asp", workers=4), 1) as there:
+        half = raw(there, place=2)
+        half.sock.sendall(b"hwd1")
+        deaf = raw(there, place=3)
+        for key in range(len(there.desks[0].shard.chunks)):
+            deaf.send(PULL, Fields(0, key).packed)
+        all_work(there, 2)
+        assert [m.clock for p, m in sorted(there.desks[0].clocks.members.items())][:2] == [
+            STEPS
+        ] * 2
+        half.close()
+        deaf.close()
+
+
+@pytest.mark.slow
+def test_a_live_server_outlives_fuzzed_frames():
+    """Bytes of sound conversations, changed, cut, repeated and made up; workers train meanwhile."""
+    random = Random(3)
+    with servers(Sync("asp", workers=3), 1) as there:
+        size = there.desks[0].shard.chunks[0].length * 8
+        sound = [
+            (PULL, Fields(0, 0).packed, b""),
+            (PUSH, Fields(0, 0, 1.0).packed, bytes(size)),
+            (JOIN, Fields().packed, b""),
+        ]
+        for number in range(2000):
+            frames = raw(there, place=2)
+            head, _ = pack(*random.choice(sound)[:2], [], number=random.choice([1, 1, 0, 2]))
+            damaged = bytearray(head + random.randbytes(random.choice([0, 3, size])))
+            for _ in range(random.randint(0, 3)):
+                damaged[random.randrange(len(damaged))] = random.randrange(256)
+            with suppress(OSError):
+                frames.sock.sendall(damaged[: random.randint(1, len(damaged))])
+            frames.close()
+            if number % 500 == 0:
+                stranger = socket.create_connection(there.addresses[0])
+                stranger.sendall(random.randbytes(random.choice([1, 40, 4000])))
+                stranger.close()
+        all_work(there, 2)
+        clocks = there.desks[0].clocks
+        assert [clocks.members[place].clock for place in (0, 1)] == [STEPS, STEPS]
+        assert twice(there.desks[0].ledger) == []

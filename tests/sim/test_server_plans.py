@@ -1,0 +1,69 @@
+"""How many parameter servers pay off, and what a step with them is priced at."""
+
+import pytest
+
+from howdah.machines.cluster_file import load_cluster
+from howdah.plan.batch import Batch
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
+from howdah.plan.plan import make_plan
+from howdah.search.notes import notes_on
+from howdah.shapes.presets import preset
+from howdah.sim.predict import predict
+from howdah.sim.servers import alone, bound, least_paying
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8, 64])
+def test_the_bound_is_a_ring_without_servers_and_one_message_with_as_many(workers):
+    ring = 2 * (workers - 1) / workers
+    assert bound(workers, 0, size=6, bandwidth=3) == pytest.approx(2 * ring)
+    assert bound(workers, workers, size=6, bandwidth=3) == pytest.approx(2)
+    assert bound(workers, 9 * workers, size=6, bandwidth=3) == pytest.approx(2)
+    times = [bound(workers, k, size=1, bandwidth=1) for k in range(workers + 1)]
+    assert times == sorted(times, reverse=True) and (workers == 2 or times[0] > times[-1])
+
+
+def test_servers_that_only_serve_are_never_below_the_bound():
+    for workers in range(2, 20):
+        for servers in range(1, 25):
+            both = [time(workers, servers, size=1, bandwidth=1) for time in (alone, bound)]
+            assert both[0] >= both[1] - 1e-12
+
+
+def test_how_many_pay_off():
+    assert [least_paying(workers) for workers in (1, 2, 3, 4, 8)] == [0, 0, 3, 3, 5]
+
+
+def plan_of(layout):
+    batch = Batch(global_batch=8, micro_batch=1)
+    shape = preset("laptop")
+    return make_plan(shape, parse_layout(layout), batch, sequence=256, method=Method())
+
+
+def test_more_servers_make_a_step_shorter_and_hold_less():
+    cluster = load_cluster("h100x16")
+    found = [predict(plan_of(f"dp4 server{k}"), cluster) for k in (1, 2, 4)]
+    seconds = [one.time.seconds for one in found]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
+    workers, servers = zip(*[one.memory for one in found], strict=True)
+    assert workers[0] == workers[1] == workers[2]
+    held = [sum(row.bytes for row in rows) for rows in servers]
+    assert held[0] == pytest.approx(2 * held[1], rel=1e-3)
+    assert held[1] == pytest.approx(2 * held[2], rel=1e-3)
+    assert {row.component for row in servers[0]} == {"weights", "gradients", "moments"}
+    assert {row.component for row in workers[0]} == {"weights", "gradients", "activations"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "note"),
+    [
+        ("dp2 server3", "more servers than the 2 workers wait for them: server2 is as fast"),
+        ("dp2 server2", "on links of one speed, 2 workers are as fast without servers"),
+        ("dp8 server2", "each server moves 4 times what a worker does: on links of one speed dp8 "),
+        ("dp8 server5", ""),
+        ("dp8", ""),
+    ],
+)
+def test_a_plan_says_how_many_servers_pay_off(layout, note):
+    notes = [one for one in notes_on(plan_of(layout), None) if "server" in one]
+    assert len(notes) == bool(note) and "".join(notes).startswith(note)

@@ -1,0 +1,295 @@
+"""Runs with `method.sync`: processes of workers and servers, from their start to their end."""
+
+import os
+import signal
+import socket
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from small_runs import metrics, opened, tensors, train_on
+
+from howdah.base.errors import UserError
+from howdah.cli import train as cli
+from howdah.comm.transport import SingleRank
+from howdah.parallel.apply import apply
+from howdah.parallel.mesh import connect_mesh
+from howdah.server.client import Client
+from howdah.server.clocks import Update
+from howdah.server.ledger import read_ledger, replay, twice
+from howdah.server.shard import Term
+from howdah.text.batches import Rows, micros, order_of
+from howdah.text.tokens import prepare
+from howdah.train import serving
+from howdah.train.served import Server, _Saves, chunks_for, pace_of
+from howdah.train.step import StepContext, accumulate, count_tokens
+
+SERVED = (
+    *("layout=server2", "method.grad_clip=0.0", "batch.global_batch=2", "batch.micro_batch=1"),
+    *("method.precision=float64", "train.log_every=1", "method.lr.schedule=inverse_sqrt"),
+)
+ALL_REDUCE = (*SERVED[1:], "layout=dp2", "batch.global_batch=4")
+
+
+def served(job):
+    """Trains; the lines that were said."""
+    said = []
+    assert serving.train_served(job, show=said.append) == 0
+    return said
+
+
+def test_a_run_with_servers_goes_on_as_an_all_reduce_run_and_back(workers, make_job, tmp_path):
+    """Under bsp it is the all-reduce run of as many replicas, whatever the order of arrival."""
+    sync = 'method.sync={kind = "bsp", workers = 2}'
+    train_on(workers, make_job("never", *ALL_REDUCE, "train.steps=4", "train.save_every=1"))
+    for leg, mine in ((1, ALL_REDUCE), (3, (*SERVED, sync)), (4, ALL_REDUCE)):
+        job = make_job("always", *mine, f"train.steps={leg}", "train.save_every=1")
+        if job.method.sync:
+            said = served(job)
+            assert sum("loss:" in line for line in said) >= 1
+        else:
+            train_on(workers, job)
+        assert opened(tmp_path / "always", leg).samples == 4 * leg
+    one, other = (tensors(tmp_path / name, 4) for name in ("never", "always"))
+    assert one.keys() == other.keys() and len(one) > 20
+    for name, tensor in one.items():
+        assert (other[name] - tensor).abs().max() <= 1e-10 * max(tensor.abs().max(), 1e-30), name
+
+
+# -- checkpoints
+
+
+class Saved:
+    """In the place of a Saver: what it was told to save, and the weights' versions at that time."""
+
+    def __init__(self, server):
+        self.steps, self._server = [], server
+
+    def save(self, *, step, entries, about):
+        versions = {*self._server.desk.clocks.versions}
+        self.steps.append((step, versions, about.samples))
+
+
+@pytest.fixture
+def desk(make_job):
+    """The only server of a run of two workers under bsp, and what it saves."""
+    sync = 'method.sync={kind = "bsp", workers = 2}'
+    more = ("layout=server1", sync, "train.steps=6", "train.save_every=2")
+    job = make_job("saves", *SERVED[1:], *more)
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=lambda line: None)
+    start = serving.start_of(job, -1, corpus)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(job, 0, start=start, listener=listener, secret=bytes(32))
+        saved = Saved(server)
+        server.desk.after = _Saves(server, saved, corpus).look
+        for worker in (0, 1):
+            server.desk.join(worker)
+        yield server.desk, saved.steps
+
+
+def push(desk, worker, clock, incarnation=1, keys=None):
+    """Pushes a step of a worker, or some of its keys."""
+    for key, master in enumerate(desk.shard.masters):
+        if keys is None or key in keys:
+            term = Term(torch.ones_like(master), 1.0)
+            assert desk.push(Update(worker, incarnation, clock, key), term)
+
+
+def test_checkpoints_under_bsp_are_between_two_steps_while_a_place_is_free(desk):
+    desk, saved = desk
+    push(desk, 0, 0)
+    push(desk, 1, 0)
+    push(desk, 0, 1)
+    push(desk, 1, 1, keys=[0])  # it has not finished its second step
+    desk.leave(1, 1)
+    assert saved == [(2, {2}, 8)]
+    push(desk, 0, 2)
+    push(desk, 0, 3)
+    push(desk, 0, 4, keys=[0])
+    assert saved == [(2, {2}, 8), (4, {4}, 16)]
+    incarnation, clock = desk.join(1)
+    assert clock == 5  # it is not awaited in the step that has begun
+    push(desk, 0, 4, keys=range(1, 1 << 20))
+    push(desk, 0, 5)
+    push(desk, 1, 5, incarnation)
+    assert saved[2:] == [(6, {6}, 24)]
+
+
+def test_the_last_checkpoint_is_saved_when_the_last_worker_dies_or_has_nothing_to_do(desk):
+    desk, saved = desk
+    for clock in range(5):
+        push(desk, 0, clock)
+        push(desk, 1, clock)
+    push(desk, 0, 5)
+    desk.leave(0, 1, finished=True)
+    assert saved[-1][0] == 4
+    push(desk, 1, 5, keys=[0])
+    desk.leave(1, 1)  # what the other one has pushed is applied without it
+    assert saved[-1] == (6, {6}, 24) and len(saved) == 3
+
+
+def test_a_successor_that_has_nothing_to_do_ends_the_run(desk):
+    """Both die in the last step, in which one key has its update, and the others have not."""
+    desk, saved = desk
+    for clock in range(5):
+        push(desk, 0, clock)
+        push(desk, 1, clock)
+    desk.leave(0, 1)
+    push(desk, 1, 5, keys=[0])
+    desk.leave(1, 1)
+    assert saved[-1][0] == 4
+    incarnation, clock = desk.join(0)
+    desk.begin(0, incarnation, clock)
+    assert clock == 6 and saved[-1][0] == 6
+
+
+def test_a_successor_that_begins_where_another_server_is_ends_the_run(desk):
+    """Here nobody has pushed anything of the last step; elsewhere it is applied."""
+    desk, saved = desk
+    for clock in range(5):
+        push(desk, 0, clock)
+        push(desk, 1, clock)
+    desk.leave(0, 1)
+    desk.leave(1, 1)
+    incarnation, clock = desk.join(0)
+    assert clock == 5 and saved[-1][0] == 4
+    desk.begin(0, incarnation, 6)
+    assert saved[-1][0] == 6
+
+
+def full(pipe, store, meeting):
+    """A server whose disk is full."""
+    with patch("howdah.checkpoint.save.write_part", side_effect=OSError(28, "No space left")):
+        return serving.serve_here(pipe, store, meeting)
+
+
+def test_a_run_whose_last_step_cannot_be_saved_fails_and_nobody_trains_it_again(make_job, capsys):
+    sync = 'method.sync={kind = "asp", workers = 1}'
+    job = make_job("full", "layout=server1", *SERVED[1:], sync, "train.steps=1")
+    with (
+        patch.object(serving, "serve_here", full),
+        patch.object(cli, "_train_alone", lambda job: pytest.fail("it trains again")),
+    ):
+        with pytest.raises(UserError, match="step 1 is not saved: No space left"):
+            cli._train_served(job, 0)
+        assert "the checkpoint of step 1 was not saved: No space left" in capsys.readouterr().out
+        with (
+            patch.object(serving, "train_served", lambda job, show, restarts: 0),
+            pytest.raises(UserError, match="step 1 is not among the checkpoints: there is none"),
+        ):
+            cli._train_served(job, 0)
+
+
+@pytest.mark.parametrize(
+    ("role", "told", "why"),
+    [
+        ("server", ("early", "15"), "server 0 was stopped by SIGTERM; what it had since"),
+        ("worker", ("away", "server 1 did not answer"), "server 1 did not answer; what it had"),
+    ],
+)
+def test_why_a_run_has_lost_a_server_is_said(make_job, role, told, why):
+    run = object.__new__(serving._Run)
+    run._job = make_job("lost", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    one = serving.Process(role, 0, SimpleNamespace(status=1, pid=1), told)
+    with pytest.raises(serving.ServerDied, match=why):
+        run._ended(one, ())
+
+
+# -- a worker that is killed
+
+
+def dying(marker, pipe, store, meeting):
+    """A worker of which the first process is killed (SIGKILL) in the middle of its third step: it
+    has pushed some units of it, and not the others.
+    """
+    pushed, push = [], Client.push
+
+    def push_or_die(client, unit):
+        handles = push(client, unit)
+        if meeting.number == 1 and client.clock == 2 and not os.path.exists(marker):
+            pushed.append(unit)
+            if len(pushed) == 2:
+                client.drain()
+                open(marker, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return handles
+
+    with patch.object(Client, "push", push_or_die), patch("howdah.plan.sums.BUCKET_BYTES", 1):
+        return serving.work_here(pipe, store, meeting)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_its_unfinished_step_and_no_update_is_applied_twice(
+    make_job, tmp_path
+):
+    sync = 'method.sync={kind = "asp", workers = 3}'
+    job = make_job("killed", *SERVED, sync, "train.steps=6", "train.save_every=0")
+    marker = str(tmp_path / "dead")
+    with patch.object(serving, "work_here", partial(dying, marker)):
+        said = served(job)
+    assert any("was killed by SIGKILL" in line and "takes its place" in line for line in said)
+    ledgers = [read_ledger(path) for path in sorted((tmp_path / "killed/ledgers").iterdir())]
+    again = [event.update for events in ledgers for event in events if event.update.incarnation > 1]
+    assert again and min(update.clock for update in again) == 2  # the step that it had not finished
+    for events, chunks in zip(ledgers, chunks_for(job), strict=True):
+        assert twice(events) == []
+        pushes = [event for event in events if event.kind == "push"]
+        assert len(pushes) == 3 * 6 * len(chunks)  # every update of every step, once
+    replayed = replay_run(job, ledgers)
+    for name, tensor in tensors(tmp_path / "killed", 6).items():
+        if name[0] == "weight":
+            assert (replayed[name] - tensor).abs().max() <= 1e-10 * tensor.abs().max(), name
+    last = metrics(tmp_path / "killed", "served")[6]
+    assert last["staleness"] and last["tps"] > 0 and len(last["servers"]) == 2
+
+
+def replay_run(job, ledgers):
+    """What the ledgers of a run say that its weights are, computed in this process."""
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=lambda line: None)
+    start = serving.start_of(job, -1, corpus)
+    servers = []
+    for number in range(job.layout.server):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            servers.append(Server(job, number, start=start, listener=listener, secret=bytes(32)))
+    chunks, pace = chunks_for(job), pace_of(job, start)
+    order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
+    single = serving.alone(job)
+    with connect_mesh(single.layout, SingleRank(), torch.device("cpu")) as mesh:
+        placed = apply(single.plan, mesh=mesh, fill=start.fill)
+        context = StepContext(placed, mesh, single.method, job.seed)
+
+        def gradient(step, pulled):
+            place, _, clock = step
+            for (server, one), weights in pulled.items():
+                chunk = chunks[server][one]
+                placed.units[chunk.unit].weights[chunk.start : chunk.stop] = weights
+            rows = Rows(job.plan.micro_batch, job.method.sync.workers, place)
+            first, size = pace.first(clock), pace.size(clock)
+            batch = micros(corpus, order, rows, first=first, size=size)
+            accumulate(context, batch, step=clock, tokens=1.0)
+            flats = {unit: one.gradients for unit, one in placed.units.items()}
+            return {
+                (server, one): Term(
+                    flats[chunk.unit][chunk.start : chunk.stop].clone(), float(count_tokens(batch))
+                )
+                for server, mine in enumerate(chunks)
+                for one, chunk in enumerate(mine)
+            }
+
+        replay(ledgers, [server.desk.shard for server in servers], gradient)
+    return whole(servers)
+
+
+def whole(servers):
+    """The whole weights of servers, as `small_runs.tensors` has them."""
+    found = {}
+    for server in servers:
+        for kind, piece, tensor in server.entries():
+            if kind == "weight":
+                flat = found.setdefault(
+                    ("weight", piece.name), torch.zeros(piece.shape, dtype=tensor.dtype)
+                )
+                flat.view(-1)[piece.start : piece.stop] = tensor
+    return found
