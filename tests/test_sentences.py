@@ -38,8 +38,9 @@ def test_doctor_says_nothing_of_shared_memory_files(tmp_path):
 def test_exposed_is_told_alike():
     source = text_of("howdah/train/metrics.py")
     said = row_of("docs/training.md", "exposed")
-    assert said == "share of time in which computation waited for other ranks"
-    assert "exposed share of the time that computation waited for other ranks" in source
+    waited = "in which computation waited for other ranks, or for what comes from"
+    assert said.startswith(f"share of time {waited} [its home]")
+    assert f"exposed share of the time {waited}" in source
 
 
 def test_only_what_may_beat_the_bound_does():

@@ -65,8 +65,8 @@ class StepMetrics:
                   its start; memory_share is their share of all memory
     reserved      peak bytes that torch took from the card in the stretch; None on a CPU
     sent          bytes that this rank sent per step
-    exposed       share of the time that computation waited for other ranks, or for what comes from
-                  its home on the host or the disk, or goes there
+    exposed       share of the time in which computation waited for other ranks, or for what comes
+                  from its home on the host or the disk, or goes there
     waited        share of the time that the loop waited for data
     seconds       duration of the stretch
     epoch         epochs of the text that the run has used so far
