@@ -22,6 +22,7 @@ _HOMES = {
     "load_run": "howdah.config.recipe",
     "open_run": "howdah.train.finished_run",
     "parse_layout": "howdah.plan.layout",
+    "pipeline": "howdah.tasks.pipelines",
     "preset": "howdah.shapes.presets",
     "resolve_run": "howdah.config.recipe",
 }

@@ -16,8 +16,14 @@ from howdah.shapes.part import Part
 small = st.sampled_from([1, 1, 1, 2, 2, 3, 4])
 home = st.sampled_from(["device", "device", "host", "disk"])
 CONTEXTS = "ring", "all-to-all", "both"
-names = st.sets(st.sampled_from(["layers.0", "layers.1", "layers.2", "encoder.0"]), min_size=1)
-blocks = st.none() | st.integers(1, 3) | names.map(lambda some: tuple(map(Part, sorted(some))))
+known = [Part("encoder", 0), *(Part("layers", layer) for layer in range(3))]
+named = st.sets(st.sampled_from(known), min_size=1).map(lambda some: tuple(sorted(some)))
+blocks = st.none() | st.integers(1, 3) | named
+
+
+def counts(stages):
+    """Numbers of blocks of so many stages."""
+    return st.lists(st.integers(1, 3), min_size=stages, max_size=stages).map(tuple)
 
 
 @st.composite
@@ -43,6 +49,7 @@ def layouts(draw, *, star=True):
         virtual=virtual,
         micros=draw(st.none() | st.integers(1, 9)) if star else draw(st.integers(1, 9)),
         slices=draw(st.integers(2, 4)) if schedule == "terapipe" else 1,
+        stages=draw(st.none() | counts(pp * virtual)) if pp > 1 else None,
         accumulate=draw(st.sampled_from([None, "whole", "shard"])) if zero >= 2 else None,
         recompute=recompute,
         recompute_blocks=draw(blocks) if recompute != "none" else None,

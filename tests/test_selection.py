@@ -127,6 +127,7 @@ def rank(transport):
     return transport.rank
 
 
+@pytest.mark.slow
 def test_workers_of_which_one_failed_are_started_anew(workers):
     """All later tests failed with the first."""
     with pytest.raises(WorkerError, match="on purpose"):

@@ -57,7 +57,7 @@ def priced(row: Row, text: str, cluster: Cluster) -> tuple[float, float, list[in
         return 0.0, 0.0, []
     found = price(program, cluster, size=row["bytes"])
     left = leaving(program, sizes_of(row, program), lambda rank: rank // shape.each)
-    return found.seconds, found.on_links, [left[host] for host in range(shape.hosts)]
+    return found.overlapped, found.on_links, [left[host] for host in range(shape.hosts)]
 
 
 def program_for(row: Row, text: str) -> Program | None:

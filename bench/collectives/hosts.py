@@ -45,13 +45,18 @@ STORE = HERE.parents[1] / "build" / "collectives"
 
 
 class Ranks:
-    """Ranks of howdah on the hosts of a box, which do what they are told."""
+    """Ranks of howdah on the hosts of a box, which do what they are told.
 
-    def __init__(self, box: Box, shape: Shape, wire: str) -> None:
+    dealt  rank r is on host r mod hosts; else the ranks fill one host after the other
+    """
+
+    def __init__(self, box: Box, shape: Shape, wire: str, *, dealt: bool = False) -> None:
         self.box, world = box, shape.hosts * shape.each
         self._runs = []
         for rank in range(world):
             host, local = divmod(rank, shape.each)
+            if dealt:
+                local, host = divmod(rank, shape.hosts)
             facts = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local}
             facts |= {"LOCAL_WORLD_SIZE": shape.each, "MASTER_ADDR": "host0", "MASTER_PORT": PORT}
             facts |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0"}

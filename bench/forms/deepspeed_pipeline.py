@@ -25,9 +25,10 @@ from peers import Step, adamw, fill, launched
 from pipelining_peer import clip_stage
 from torch import Tensor, nn
 
+from howdah.model.block import BlockContext
 from howdah.model.embedding import Embedding
 from howdah.model.loss import cross_entropy_sum
-from howdah.model.transformer import BlockContext, Transformer
+from howdah.model.transformer import Transformer
 from howdah.text.batches import Micro
 
 

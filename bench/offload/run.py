@@ -6,8 +6,8 @@
 slowdown   steps of one model with more and more of its states off the device: seconds beside those
            of the run in memory, and the bytes that the device holds
 exposed    steps with all states on the host, over a link of limited bandwidth: the seconds in which
-           the rank waited for moves, as a share of the seconds that the moves took. Wanted: at most
-           10 %, where computation is longer than the moves
+           the rank waited for moves, as a share of the seconds that the moves took, by the trace of
+           the steps. Wanted: at most 10 %, where computation is longer than the moves
 memory     the same steps in a process whose control group allows it a tenth of what the model takes
            (above what a process without a model has), with states on the disk past the page
            cache: the bits of its masters are those of the run in memory. Needs root
@@ -41,6 +41,7 @@ import torch
 from machine import machine
 
 from howdah.comm.transport import SingleRank
+from howdah.draw.measured_step import exposed as told
 from howdah.host.scratch import Pace, Scratch, ended
 from howdah.optim.in_turns import InTurns, Turn
 from howdah.parallel.apply import apply
@@ -72,11 +73,11 @@ HOMES = (
 AWAY = "weights=disk gradients=disk optimizer=disk activations=disk recompute=full"
 ON_HOST = "weights=host gradients=host optimizer=host"
 GROUPS = Path("/sys/fs/cgroup")
-TENTH = 10
+TENTH, STEPS, MICROS = 10, 3, 2
 SAME = "recompute=full"  # with which all of them use the operations of parallel/ops.py
 
 
-def plan_of(words: str, tiny: bool, **storage: Any) -> Plan:
+def plan_of(words: str, tiny: bool, micros: int = 1, **storage: Any) -> Plan:
     """One rank of a model of blocks that are alike."""
     shape = ModelShape(
         layers=2 if tiny else 12,
@@ -87,8 +88,9 @@ def plan_of(words: str, tiny: bool, **storage: Any) -> Plan:
         context=512,
         tie_embeddings=True,
     )
-    layout, sequence = parse_layout(f"single x1 {words}"), 64 if tiny else 512
-    plan = make_plan(shape, layout, Batch(2, 2), sequence=sequence, method=Method("float32"))
+    layout, sequence = parse_layout(f"single x{micros} {words}"), 64 if tiny else 512
+    batch, method = Batch(2 * micros, 2), Method("float32")
+    plan = make_plan(shape, layout, batch, sequence=sequence, method=method)
     return replace(plan, storage=Storage(**storage))
 
 
@@ -108,7 +110,7 @@ def stepped(context: StepContext, plan: Plan, steps: int) -> list[float]:
     seconds = []
     for step in range(steps):
         began = perf_counter()
-        train_step(context, [micro], step=step, rate=1e-4)
+        train_step(context, [micro] * plan.micros, step=step, rate=1e-4)
         seconds.append(perf_counter() - began)
     return seconds[1:]
 
@@ -129,7 +131,7 @@ def slowdown(tiny: bool, folder: str) -> list[dict[str, Any]]:
     for words in HOMES:
         plan = plan_of(f"{words} {SAME}", tiny, folder=folder)
         with ready(plan) as context:
-            took = median(stepped(context, plan, 3 if tiny else 8))
+            took = median(stepped(context, plan, 1 + STEPS))
             sum_ = checksum(context)
         held = memory(plan, 0, kernels_of(plan))
         rows.append(
@@ -142,20 +144,17 @@ def slowdown(tiny: bool, folder: str) -> list[dict[str, Any]]:
 
 
 def exposed(tiny: bool) -> dict[str, Any]:
-    plan = plan_of(ON_HOST, tiny)
+    plan = plan_of(ON_HOST, tiny, MICROS)
     with ready(plan) as context:
-        computes = median(stepped(context, plan, 4))
-        moved = sum(n for row, n in context.mesh.counters.sent().items() if row.axis == AXIS) / 4
+        computes = median(stepped(context, plan, STEPS))
+        moved = sum(n for row, n in context.mesh.counters.sent().items() if row.axis == AXIS)
+        moved /= STEPS
     bandwidth = moved / (computes / 2)  # both directions together take half of the computation
-    plan = plan_of(ON_HOST, tiny, host_bandwidth=bandwidth)
+    plan = plan_of(ON_HOST, tiny, MICROS, host_bandwidth=bandwidth)
     with ready(plan) as context:
-        stepped(context, plan, 2)  # the first learns the order
-        homes = context.placed.homes
-        before = homes.waited.seconds + context.mesh.waited.seconds
-        seconds = sum(context.mesh.counters.seconds.values())
-        stepped(context, plan, 3 if tiny else 8)
-        waited = homes.waited.seconds + context.mesh.waited.seconds - before
-        moves = sum(context.mesh.counters.seconds.values()) - seconds
+        stepped(context, plan, 1 + STEPS)  # the first learns the order
+        steps = context.recorder.steps[-STEPS:]
+        waited, moves = map(sum, zip(*(told(step.calls) for step in steps), strict=True))
     return {"bandwidth": bandwidth, "moves": moves, "waited": waited, "exposed": waited / moves}
 
 

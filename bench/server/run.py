@@ -1,9 +1,10 @@
-"""How fast is the wire of the parameter server, on one host?
+"""How fast is the wire of the parameter server, and what do its rules and its order gain?
 
     python bench/server/run.py           results.md, results.json
     python bench/server/run.py --tiny    small and short; writes nothing
 
-README.md says what is done. The server is a process of its own, the worker this one.
+README.md says what is done. For the wire, the server is a process of its own, the worker this one.
+Orders are measured in a cluster in a box, which needs root; without, the results say so.
 """
 
 import argparse
@@ -18,10 +19,14 @@ from time import perf_counter
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+import orders
+import peers
 import quiet
+import slowed
 import torch
 from machine import machine
 
+from howdah.base.errors import UserError
 from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.flat_buffers import Buffer
@@ -83,6 +88,46 @@ def timed(elements: int, times: int) -> list[float]:
     return found[1:]
 
 
+def wire(*, tiny: bool) -> dict[str, dict[str, float]]:
+    """Seconds of a pull and a push, by size and by who carries them."""
+    found = {}
+    for name, elements in ({"8 B": 2, "1 MB": 1 << 18} if tiny else ELEMENTS).items():
+        times = 3 if tiny else max(20, 1000 // elements)
+        found[name] = {"howdah": median(timed(elements, times))}
+        found[name] |= {peer: trip(elements, times) for peer, trip in peers.PEERS.items()}
+        print(f"{name:>6s}  " + "  ".join(f"{w} {s * 1e6:,.0f} us" for w, s in found[name].items()))
+    return found
+
+
+def text_of(rows: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The results as tables."""
+    wires, rules, kinds = rows["wire"], rows["rules"], rows["orders"]
+    names = list(next(iter(wires.values())))
+    lines = [f"| pull and push of | {' | '.join(f'{n}: µs, GB/s both ways' for n in names)} |"]
+    lines += ["|---" * (1 + len(names)) + "|"]
+    for size, by in wires.items():
+        cells = [f"{by[n] * 1e6:,.0f}, {8 * ELEMENTS[size] / by[n] / 1e9:.2f}" for n in names]
+        lines.append(f"| {size} | {' | '.join(cells)} |")
+    lines += ["", f"One of {slowed.WORKERS} workers takes {slowed.SLOWED} times as long:", ""]
+    lines += [
+        "| rule | steps/s of all | loss then | seconds to loss | staleness |",
+        "|---" * 5 + "|",
+    ]
+    for rule, one in rules.items():
+        lines.append(
+            f"| {rule} | {one['steps_per_s']:.1f} | {one['loss']:.3f} | "
+            f"{one['seconds_to_loss']:.1f} | {one['stale']:.2f} |"
+        )
+    lines.append("")
+    if by_order := kinds.get("seconds"):
+        gain = by_order["fifo"] / by_order["priority"] - 1
+        said = ", ".join(f"{kind} {seconds:.3f} s" for kind, seconds in by_order.items())
+        lines.append(f"A step on a link of 100 Mbit/s: {said}; priority is {gain:.0%} faster.")
+    else:
+        lines.append("No cluster in a box here: priority and FIFO are not compared.")
+    return "\n".join(lines)
+
+
 def main(*words: str) -> int:
     """Runs the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -91,18 +136,19 @@ def main(*words: str) -> int:
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     watch = quiet.Watch(writes=not options.tiny, loaded=options.loaded)
-    sizes = {"8 B": 2, "1 MB": 1 << 18} if options.tiny else ELEMENTS
-    rows = {}
-    for name, elements in sizes.items():
-        seconds = median(timed(elements, 3 if options.tiny else max(20, 1000 // elements)))
-        rows[name] = {"seconds": seconds, "gb_per_s": 8 * elements / seconds / 1e9}
-        print(f"{name:>6s}  {seconds * 1e6:10,.0f} us  {rows[name]['gb_per_s']:.2f} GB/s")
-    looks = watch.end()
+    rows: dict[str, dict[str, dict[str, float]]] = {"wire": wire(tiny=options.tiny)}
+    rows["rules"] = slowed.measured(6 if options.tiny else 80)
+    print(rows["rules"])
+    try:
+        rows["orders"] = {"seconds": orders.measured(1 if options.tiny else 8)}
+    except UserError as error:
+        print(error)
+        rows["orders"] = {}
+    print(rows["orders"])
+    looks, tables = watch.end(), text_of(rows)
     if options.tiny:
         return 0
-    table = [f"| {n} | {r['seconds'] * 1e6:,.0f} | {r['gb_per_s']:.2f} |" for n, r in rows.items()]
-    head = "| pull and push of | µs | GB/s, both ways together |\n|---|---|---|\n"
-    text = f"{machine()}\n\n{quiet.sentence(looks)}\n\n{head}" + "\n".join(table) + "\n"
+    text = f"{machine()}\n\n{quiet.sentence(looks)}\n\n{tables}\n"
     (HERE / "results.md").write_text(text)
     (HERE / "results.json").write_text(json.dumps({"noise": looks, "rows": rows}, indent=1))
     return 0

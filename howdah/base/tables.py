@@ -22,7 +22,7 @@ from howdah.base.bounds import Unit
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.files import path_problem, word_problem
 from howdah.base.quantities import parse_quantity
-from howdah.base.their_words import KEYS, ours
+from howdah.base.their_words import otherwise, our_key
 
 NO_MORE: Mapping[str, tuple[str, ...]] = {}
 NO_NAMES: Mapping[str, str] = {}
@@ -207,9 +207,11 @@ class _Reader:
         """What an unknown key could be: howdah's word for another trainer's, or the most similar
         key of the same table, or else the same key of another table.
         """
-        if (here := ours(name, KEYS)) and re.split("[.=]", here)[0] in _hints(self._root):
+        if (here := our_key(name)) and re.split("[.=]", here)[0] in _hints(self._root):
             word = here.removeprefix("layout=")
             return f"; here it is {here!r}" if word == here else f"; in a layout it is {word!r}"
+        if "layout" in _hints(self._root) and (said := otherwise(name)):  # of a recipe alone
+            return f"; {said}"
         suggestion = nearest(name, known)
         elsewhere = [path for path in _paths(self._root, "") if path.rpartition(".")[2] == name]
         if "did you mean" in suggestion or not elsewhere:

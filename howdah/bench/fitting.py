@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from howdah.machines.cluster import Cluster, Link
 from howdah.plan.plan import Plan
-from howdah.shapes.part import Part, block
+from howdah.shapes.part import Part
 from howdah.sim.operator_times import Speeds
 from howdah.sim.part_times import PartTimes, part_times
 from howdah.sim.profile import Kernel, Profile
@@ -117,7 +117,7 @@ class Fit:
 
     def blocks(self, measured: Sequence[PartsOfModel]) -> None:
         """Passes of a block, and what the host adds to it."""
-        first = block("layers", 0)
+        first = Part("layers", 0)
         products = [self._part(one.plan, first, self.profile).products for one in measured]
         ones, ahead = [1.0] * len(measured), [one.block[0] for one in measured]
         passes = [[self._touch(m.plan, first, **{k: 1.0}) for m in measured] for k in KINDS]

@@ -31,7 +31,7 @@ from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub_names import HubTensor, names
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import ModelShape
-from howdah.text.tokenizer import MASKS, PADS
+from howdah.text.tokenizer import MASKS, PADS, load, start_of
 
 GIGABYTE = 10**9
 TABLES = {
@@ -82,8 +82,12 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
             "not written, for their blocks would have to be scaled; use float32 or bfloat16"
         )
     found = names(shape)
-    sizes = config(shape, end=end, dtype=str(dtype).removeprefix("torch."))
+    start = start_of(load(tokenizer), str(tokenizer)) if shape.encoder_layers else 0
+    sizes = config(shape, end=end, start=start, dtype=str(dtype).removeprefix("torch."))
     vocabulary = _vocabulary(tokenizer, end, shape)
+    generation: dict[str, object] = {"bos_token_id": end, "eos_token_id": end}
+    if shape.encoder_layers:
+        generation = {"eos_token_id": end, "pad_token_id": start, "decoder_start_token_id": start}
     to = to.absolute()
     draft = to.with_name(f".{to.name}.export")
     try:
@@ -92,7 +96,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
         draft.mkdir(parents=True)
         _write_weights(draft, plan_shards(found, dtype, shard_bytes), tensor=tensor, dtype=dtype)
         _write_json(draft / "config.json", sizes)
-        _write_json(draft / "generation_config.json", {"bos_token_id": end, "eos_token_id": end})
+        _write_json(draft / "generation_config.json", generation)
         _write_json(draft / "tokenizer_config.json", vocabulary)
         write_text(draft / "tokenizer.json", tokenizer.read_text("utf-8"))
         _put(draft, to)
@@ -194,6 +198,8 @@ def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
     known = () if shape.causal else MASKS
     masks = [name for name in known if tokenizer.token_to_id(name) is not None]
     pad = _padding(tokenizer, path, end, shape)
+    if shape.encoder_layers:
+        pad = tokenizer.id_to_token(start_of(tokenizer, str(path)))
     return {
         **({"pad_token": pad} if pad else {}),
         **({"mask_token": masks[0]} if masks else {}),

@@ -137,6 +137,11 @@ class Saver:
         if snapshot and not snapshot.apart:
             self._written.wait()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
+
     def part(self) -> bool:
         """Waits until this rank's file of the last save is written; returns whether it is."""
         if self._thread:

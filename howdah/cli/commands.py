@@ -9,10 +9,13 @@ from howdah.cli import (
     check,
     cluster,
     draw,
+    evaluate,
     lists,
     measure,
+    members,
     plan,
     runs,
+    sample,
     train,
     validate,
     verify,
@@ -44,8 +47,11 @@ def _options(
 
 
 app.command()(train.train)
+app.command()(members.server)
+app.command()(members.worker)
 app.command()(verify.verify)
-app.command()(runs.sample)
+app.command()(sample.sample)
+app.command("eval")(evaluate.evaluate)
 app.command()(runs.export)
 app.command()(runs.doctor)
 app.command()(measure.measure)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.errors import UserError, nearest, shown
-from howdah.base.their_words import ABSENT, KEYS, LAYOUT, ours
+from howdah.base.their_words import ABSENT, KEYS, SAID, our_key, ours
 from howdah.config.keys import find_keys, recipe_keys
 from howdah.config.shipped import FOLDER, about, recipe_names
 from howdah.draw.columns import columns
@@ -46,13 +46,18 @@ def keys(
 ) -> None:
     """List the keys of a recipe: their values, defaults and meanings."""
     found = find_keys(word) if word else list(recipe_keys())
-    meant, _, written = (ours(word, KEYS) or f"layout={ours(word, LAYOUT)}").partition("=")
+    meant, _, written = our_key(word).partition("=")
     if written:
         print(f"{word}: in the layout it is written {written!r}")
     elif meant.startswith("data.sources."):  # a key of each item of a list, which has no row
         print(f"{word}: here it is {meant!r}")
     if written or (ours(word, KEYS) and not found):
         found = [key for key in recipe_keys() if meant.startswith(key.name)]
+    if said := ours(word, SAID):
+        print(f"{word}: {said}")
+        found = [key for key in recipe_keys() if key.name in said] or found
+        if not found:
+            return
     if not found and (absent := ours(word, ABSENT)):
         raise UserError(f"{shown(word)} is {absent}")
     if not found:

@@ -8,8 +8,8 @@ has set environment variables.
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from howdah.base.files import kind_of
 from howdah.base.output import lasting_output
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, listen
+from howdah.cli import members
 from howdah.cli.auto import settled, settled_by_all
 from howdah.cli.check import and_the_rest, file_problems, free_disk, lacks_disk, problem_of
 from howdah.cli.environment import (
@@ -66,12 +67,15 @@ Overrides = Annotated[
 ]
 
 
-def train(
+def train(  # noqa: PLR0917 (each is an option)
     recipe: Recipe,
     overrides: Overrides = None,
     restarts: Annotated[int, typer.Option(help="start again after a failure")] = 0,
     force: Annotated[bool, typer.Option(help="even if the machine seems too small")] = False,
     resume: Annotated[bool, typer.Option(help="go on, although settings have changed")] = False,
+    at: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="servers and workers join there")
+    ] = "",
 ) -> None:
     """Train RECIPE, or resume a run folder. `howdah keys` lists what KEY=VALUE can change."""
     if restarts < 0:
@@ -91,35 +95,41 @@ def train(
         job = resolve_run(run, machine)
     if among and job.method.sync:
         raise UserError("method.sync starts its own processes: use howdah train without torchrun")
-    if lacking := [*_lacks_room(job, machine, force=force), *_lacks_compiler(job)]:
+    if at:
+        members.require_joinable(job, at)
+    lacks_room = [] if at else [*_lacks_room(job, machine, force=force)]
+    if lacking := [*lacks_room, *_lacks_compiler(job)]:
         raise UserError(several([*lacking, *file_problems(run)]))
     first = not among or os.environ["RANK"] == "0"
-    if first and (told := which(str(recipe))):
-        print(told)
-    if first and chosen:
-        print(f"algorithms  {chosen}", flush=True)
-    for note in filter(None, _device_notes(run, job, machine) if first else ()):
-        print(f"note        {note}", flush=True)
+    said = [which(str(recipe)), f"algorithms  {chosen}" if chosen else ""] if first else []
+    notes = filter(None, _device_notes(run, job, machine) if first else ())
+    said = [*filter(None, said), *(f"note        {note}" for note in notes)]
+    for line in said:
+        print(line, flush=True)
     folder = kind_of(found(recipe)) == "folder"
     with ExitStack() as after:
-        ready = partial(_make_ready, run, job, first=first, resume=resume or folder, asked=resume)
+        said += [_layout_line(auto)] if auto and first else []
+        ready = partial(_make_ready, run, job, first=first, said=said)
+        ready = partial(ready, resume=resume or folder, asked=resume)
         if auto and first:
             ready = partial(_tell_layout, ready, auto)
         if among:
             code = _train_launched(ready(after=after))
             del store
             sys.exit(code)
-        sys.exit(_train_listening(ready, after, restarts))
+        sys.exit(_train_listening(ready, after, restarts, at))
 
 
-def _train_listening(ready: Callable[..., Job], after: ExitStack, restarts: int) -> int:
+def _train_listening(
+    ready: Callable[..., Job], after: ExitStack, restarts: int, at: str = ""
+) -> int:
     """Trains on this machine the job that `ready` prepares; returns the run's exit code."""
     code: int | None = None
     try:
         job = ready(after=after)
         with listen(patient=True):  # training handles stop signals itself
             if job.method.sync:
-                code = _train_served(job, restarts)
+                code = _train_served(job, restarts, at)
             else:
                 here = job.layout.world > 1 or restarts
                 code = _train_here(job, restarts) if here else _train_alone(job)
@@ -177,11 +187,12 @@ def _lacks_compiler(job: Job) -> Iterator[str]:
         )
 
 
-def _make_ready(
+def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
     run: Run,
     job: Job,
     *,
     first: bool,
+    said: Sequence[str] = (),
     resume: bool = True,
     asked: bool = True,
     after: ExitStack | None = None,
@@ -189,18 +200,21 @@ def _make_ready(
     """Prepares a run's tokens, which finds its remaining mistakes, and returns the job with its
     length in steps.
 
-    The `first` process also prepares the start, and writes run.toml into the run folder; `after`
-    removes what it has written if no step follows. Without `resume`, settings that change the
-    result must be those of the run that is there; without `asked`, also the held-out text.
+    The `first` process also prepares the start, and writes run.toml into the run folder, and into
+    log.txt what was `said` before and here; `after` removes that if no step follows. Without
+    `resume`, settings that change the result must be those of the run that is there; without
+    `asked`, also the held-out text.
     """
     from howdah.checkpoint.folders import steps
     from howdah.text.batches import order_of
-    from howdah.train.console import RunConsole
+    from howdah.train.console import RunConsole, to_each
     from howdah.train.length import in_steps
-    from howdah.train.run_folder import lock, remove_start
+    from howdah.train.metrics import append
+    from howdah.train.run_folder import LOG, lock, remove_start
     from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
-    say = RunConsole(rank=0 if first else 1).say
+    lines = [*said]
+    say = to_each(RunConsole(rank=0 if first else 1).say, lines.append)
     now = resolved(run, job)
     with lock(job.folder) if first else nullcontext() as there:
         if after and there:
@@ -235,13 +249,20 @@ def _make_ready(
         if first and done < train.steps:  # what no step has used is not how the run was trained
             save_run(now, job.folder / "run.toml")
             remember(job.folder, done, changed)
+            with suppress(OSError):  # a run trains without its log
+                for line in lines:
+                    append(job.folder / LOG, line)
     return job
+
+
+def _layout_line(auto: Settled) -> str:
+    return f"layout      {auto.told}"
 
 
 def _tell_layout(ready: Callable[..., Job], auto: Settled, *, after: ExitStack) -> Job:
     """Prepares a run, says which layout was chosen, and keeps in the run folder why."""
     job = ready(after=after)
-    line = f"layout      {auto.told}"
+    line = _layout_line(auto)
     print(line, flush=True)
     try:
         keep_why(auto, job.folder, line)
@@ -258,16 +279,22 @@ def _train_alone(job: Job) -> int:
         return _train(job, SingleRank(), local_rank=0)
 
 
-def _train_served(job: Job, restarts: int) -> int:
+def _train_served(job: Job, restarts: int, at: str = "") -> int:
     """Trains with workers and servers that do not wait for each other, and then evaluates in this
     process; returns the run's exit code.
+
+    at  where servers and workers join; empty: they are started here
     """
     from howdah.train.console import RunConsole
     from howdah.train.resume import choose
     from howdah.train.serving import alone, train_served
 
     say, steps = RunConsole(0).say, job.train.steps
-    if code := train_served(job, show=say, restarts=restarts):
+    if at:
+        code = members.train_gathered(job, at, say=say, restarts=restarts)
+    else:
+        code = train_served(job, show=say, restarts=restarts)
+    if code:
         return code
     found = choose(job.folder / "checkpoints", say)
     if not found or found.step < steps:  # one process would train what is missing

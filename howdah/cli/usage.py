@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from howdah.base.errors import named, nearest, shown
-from howdah.base.their_words import KEYS, ours
+from howdah.base.their_words import otherwise, our_key
 from howdah.config.drafts import is_planned
 from howdah.config.keys import recipe_keys
 
@@ -54,6 +54,8 @@ def _instead(context: Any, option: str, line: Sequence[str]) -> str:
         if of_plan:
             return f"; write {' or '.join(of_plan)}"
         return f"; {meant[0].partition('=')[0]} is no part of a plan"
+    if "overrides" in takes and (said := otherwise(word)):
+        return f"; {said}"
     known = [name for one in context.command.params for name in one.opts if name[:1] == "-"]
     if MEANT.get(word) in known:
         return f"; write {MEANT[word]}"
@@ -70,7 +72,7 @@ def _as_keys(word: str, value: str | None) -> Iterator[str]:
         if key.values.startswith("true") and value not in ("true", "false"):
             value = "true"
         yield f"{key.name}={shlex.quote(value or 'VALUE')}"
-    meant, _, words = ("" if found else ours(word, KEYS)).partition("=")
+    meant, _, words = ("" if found else our_key(word)).partition("=")
     if meant in {key.name for key in keys}:
         if words and value and value.isdigit() and words.count("N") == 1:
             words = words.replace("N", value)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.quantities import parse_quantity
+from howdah.collectives.dealt import dealt
 from howdah.collectives.meaning import OPERATIONS
 from howdah.collectives.program import Program, split
 from howdah.collectives.registry import ALGORITHMS, ALSO_CALLED, build
@@ -158,7 +159,7 @@ def _spelled(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def program_of(
+def program_of(  # noqa: PLR0913  what an operation and its group are
     algorithms: Algorithms,
     op: str,
     *,
@@ -166,11 +167,13 @@ def program_of(
     ranks: int,
     root: int = 0,
     per_node: int | None = None,
+    order: tuple[int, ...] = (),
 ) -> Chosen | None:
     """The program of an operation; None for the transport's own.
 
     size      bytes of the whole vector, on which all ranks agree
-    per_node  ranks of a node (`ranks_per_node`), for algorithms that ask for it
+    per_node  ranks of a node (`placement`), for algorithms that ask for it
+    order     ranks, node after node; empty: they are in this order
 
     Raises UserError where the algorithm cannot use so many ranks.
     """
@@ -181,19 +184,23 @@ def program_of(
     mine = [rule for rule in rules(op, text) if rule.groups == groups]
     mine = mine or [rule for rule in rules(op, text) if not rule.groups]
     rule = next((rule for rule in mine if size <= rule.most), None)
-    return _built(rule, ranks, root, per_node) if rule and rule.name else None
+    return _built(rule, ranks, root, per_node, order) if rule and rule.name else None
 
 
 @cache
-def _built(rule: Rule, ranks: int, root: int, per_node: int | None) -> Chosen:
+def _built(
+    rule: Rule, ranks: int, root: int, per_node: int | None, order: tuple[int, ...] = ()
+) -> Chosen:
     options, takes = dict(rule.options), ALGORITHMS[rule.name].options
+    hierarchy = "per_node" in takes
     if "root" in takes:
-        options["root"] = root
-    if per_node and 1 < per_node < ranks and "per_node" in takes:  # else there is no hierarchy
+        options["root"] = order.index(root) if order and hierarchy else root
+    if per_node and 1 < per_node < ranks and hierarchy:  # else there is no hierarchy
         options.setdefault("per_node", per_node)
     shown_options = tuple((key, value) for key, value in options.items() if key != "root")
     spelled = str(rule._replace(options=shown_options))
-    return Chosen(build(rule.name, ranks, **options), spelled)
+    built = build(rule.name, ranks, **options)
+    return Chosen(dealt(built, order) if order and hierarchy else built, spelled)
 
 
 def unusable(algorithms: Algorithms, op: str, ranks: int) -> Iterator[str]:
@@ -221,6 +228,22 @@ def ranks_per_node(nodes: Sequence[int]) -> int | None:
     alike = len(nodes) % max(size, 1) == 0 and all(len(block) == 1 for block in blocks)
     apart = len(set(nodes)) == len(blocks)
     return size if alike and apart and size else None
+
+
+def placement(nodes: Sequence[int]) -> tuple[int | None, tuple[int, ...]]:
+    """Ranks of a node, where all nodes have as many, and the ranks in the order of nodes; empty
+    where they are in it.
+
+    nodes  the node of each rank of the group
+
+    >>> placement([0, 1, 0, 1]), placement([0, 0, 1, 1]), placement([0, 1, 1])
+    ((2, (0, 2, 1, 3)), (2, ()), (None, ()))
+    """
+    if each := ranks_per_node(nodes):
+        return each, ()
+    order = tuple(sorted(range(len(nodes)), key=lambda rank: nodes[rank]))
+    each = ranks_per_node([nodes[rank] for rank in order])
+    return (each, order) if each else (None, ())
 
 
 # -- sizes -----------------------------------------------------------------------------

@@ -3,11 +3,12 @@
     all_reduce: inputs [[1, 2], [10, 20]]  ->  outputs [[11, 22], [11, 22]]
 
 The additions happen in the order of the steps, so float results are bit for bit those of any run
-that keeps to the lists.
+that keeps to the lists. float16 is added in float32 and rounded when a turn is done with a chunk.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from howdah.base.errors import UserError
 from howdah.collectives.meaning import begins, ends
-from howdah.collectives.program import Program, Step, X, split
+from howdah.collectives.program import ADDS, Program, Step, X, split, sums
 from howdah.collectives.walk import walk
 
 Array = NDArray[Any]
@@ -64,13 +65,19 @@ def run(
     ranks = [_Rank(program, rank, array, bounds) for rank, array in enumerate(inputs)]
     flying: defaultdict[tuple[int, int], deque[list[Array]]] = defaultdict(deque)
     for rank, turn, is_begun in walk(program).events:
-        for step in program.turns[rank][turn]:
-            if step.kind == "send" and is_begun:
+        steps = program.turns[rank][turn]
+        for step in steps if is_begun else ():
+            if step.kind == "send":
                 sent = [piece.copy() for piece in ranks[rank].pieces(step, step.buffer)]
                 flying[rank, step.peer].append(sent)
-            elif step.kind != "send" and not is_begun:
-                own = ranks[rank].pieces(step, step.source) if step.source else None
-                ranks[rank].write(step, own or flying[step.peer, rank].popleft(), add)
+        for together in () if is_begun else sums(steps):
+            came = [
+                ranks[rank].pieces(step, step.source)
+                if step.source
+                else flying[step.peer, rank].popleft()
+                for step in together
+            ]
+            ranks[rank].write(together[0], came, add)
     return [rank.result() for rank in ranks]
 
 
@@ -91,9 +98,13 @@ class _Rank:
     def pieces(self, step: Step, buffer: str) -> list[Array]:
         return self._of(buffer, step.spans)
 
-    def write(self, step: Step, values: list[Array], add: Add) -> None:
-        for piece, value in zip(self.pieces(step, step.buffer), values, strict=True):
-            piece[:] = add(piece, value) if step.kind in ("add", "reduce") else value
+    def write(self, step: Step, came: list[list[Array]], add: Add) -> None:
+        """Keeps what came, or adds it: of float16 in float32, rounded once."""
+        for piece, *values in zip(self.pieces(step, step.buffer), *came, strict=True):
+            own = [piece] if step.kind in ADDS else []
+            half = piece.dtype == np.float16
+            terms = [x.astype(np.float32) if half else x for x in (*own, *values)]
+            piece[:] = reduce(add, terms)
 
     def result(self) -> Array:
         return np.concatenate([self.buffers[self.output][:0], *self._of(self.output, self.ends)])

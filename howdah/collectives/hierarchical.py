@@ -7,8 +7,18 @@ are badly ordered. Two ways to send 2(N-1)/N·n from a node, the least that is p
     hierarchical  reduce-scatter inside, so that each rank has 1/L of the node's sum; all-reduce of
                   that with the ranks of the same place in the other nodes, L at once; all-gather
 
-Rank r is number r mod L of node r div L. In pieces the three stages of `hierarchical` overlap: one
-piece is between the nodes while the next is inside.
+Rank r is number r mod L of node r div L; ranks that are dealt over the nodes: `dealt.py`. Inside,
+every rank gives each other one its share in one round, and a sum is rounded once. In pieces the
+stages overlap: one piece is between the nodes while the next is inside. A broadcast goes from node
+to node by one rank of each, and is passed on inside.
+
+    broadcast/hierarchical: 4 ranks, 1 chunk, 2 rounds, a rank sends 0 to 2 vectors
+            1      2
+    rank 0  0>2,1
+    rank 1  =0
+    rank 2  =0     0>3
+    rank 3         =0
+    0>2: chunk to rank 2, =: kept
 
     all_gather/hierarchical: 4 ranks, 4 chunks, 2 rounds, each rank sends 3/4 of the vector
             1       2
@@ -52,15 +62,17 @@ piece is between the nodes while the next is inside.
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 from howdah.collectives.binomial import tree
 from howdah.collectives.dims import gather_along, in_order, lines, reduce_along
-from howdah.collectives.limits import node_size, require_pieces
+from howdah.collectives.limits import node_size, require_pieces, require_root
 from howdah.collectives.pairwise import exchanges
 from howdah.collectives.program import (
     Message,
     Part,
     Program,
+    Spans,
     chunk,
     join,
     length,
@@ -91,16 +103,14 @@ def leader(ranks: int, *, per_node: int | None = None) -> Program:
 
 
 def all_reduce(ranks: int, *, per_node: int | None = None, pieces: int = 1) -> Program:
-    """Reduce-scatter inside, all-reduce between, all-gather inside; piece after piece."""
+    """Reduce-scatter inside, then between, all-gather between, then inside; piece after piece."""
     size = node_size(ranks, per_node, who="all_reduce/hierarchical")
     require_pieces(pieces)
     dims, order = (ranks // size, size), (1, 0)
     stages = []
     for piece in range(pieces):
-        owned = in_order(dims, order, piece * ranks)
-        inside, between = reduce_along(dims, order, owned, reduce_ring)
-        back = gather_along([inside, between])
-        stages.append([inside, then(between, back[0]), back[1]])
+        halves = _two_dims(dims, in_order(dims, order, piece * ranks))
+        stages.append([*halves, *gather_along(halves)])
     return program("all_reduce", "hierarchical", ranks, pieces * ranks, overlapped(stages))
 
 
@@ -108,34 +118,78 @@ def overlapped(pieces: Sequence[Sequence[Part]]) -> Part:
     """Stage s of piece p, while piece p + 1 is in stage s - 1.
 
     The last stage ends when the others end: a short first and last one then have the wires inside
-    the nodes one after the other.
+    the nodes one after the other. In a turn the later pieces go first: what a piece sends in its
+    next stage is still to be added, while what the next piece sends has been there.
     """
     longest = max(length(stage) for stages in pieces for stage in stages)
     last = len(pieces[0]) - 1
     return [
         message
-        for p, stages in enumerate(pieces)
+        for p, stages in reversed([*enumerate(pieces)])
         for s, stage in enumerate(stages)
         for message in shift(stage, (p + s) * longest + (s == last) * (longest - length(stage)))
     ]
 
 
-def reduce_scatter(ranks: int, *, per_node: int | None = None) -> Program:
+def reduce_scatter(ranks: int, *, per_node: int | None = None, pieces: int = 1) -> Program:
     """Inside the nodes first: (N-1)/N·n through the cards of a node."""
     size = node_size(ranks, per_node, who="reduce_scatter/hierarchical")
-    return program("reduce_scatter", "hierarchical", ranks, ranks, then(*_two_dims(ranks, size)))
+    stages = _by_blocks(ranks, size, pieces)
+    return program("reduce_scatter", "hierarchical", ranks, pieces * ranks, overlapped(stages))
 
 
-def all_gather(ranks: int, *, per_node: int | None = None) -> Program:
+def all_gather(ranks: int, *, per_node: int | None = None, pieces: int = 1) -> Program:
     """Between the nodes first: the mirror of the reduce-scatter."""
     size = node_size(ranks, per_node, who="all_gather/hierarchical")
-    part = then(*gather_along(_two_dims(ranks, size)))
-    return program("all_gather", "hierarchical", ranks, ranks, part)
+    stages = [gather_along(halves) for halves in _by_blocks(ranks, size, pieces)]
+    return program("all_gather", "hierarchical", ranks, pieces * ranks, overlapped(stages))
 
 
-def _two_dims(ranks: int, size: int) -> list[Part]:
-    blocks = [chunk(rank) for rank in range(ranks)]
-    return reduce_along((ranks // size, size), (1, 0), blocks, reduce_ring)
+def _by_blocks(ranks: int, size: int, pieces: int) -> list[list[Part]]:
+    """The two stages of a reduce-scatter for each piece of every rank's block."""
+    require_pieces(pieces)
+    dims = (ranks // size, size)
+    return [
+        _two_dims(dims, [chunk(rank * pieces + piece) for rank in range(ranks)])
+        for piece in range(pieces)
+    ]
+
+
+def _two_dims(dims: tuple[int, int], owned: Sequence[Spans]) -> list[Part]:
+    """A reduce-scatter inside the nodes, and then between them."""
+    inside, _ = reduce_along(dims, (1, 0), owned, reduce_at_once)
+    _, between = reduce_along(dims, (1, 0), owned, reduce_ring)
+    return [inside, between]
+
+
+def reduce_at_once(group: Sequence[int], shares: Sequence[Spans]) -> Part:
+    """Rank group[i] ends with the sum of shares[i]: one round."""
+    return [
+        Message(0, source, target, share, add=True)
+        for target, share in zip(group, shares, strict=True)
+        for source in group
+        if source != target
+    ]
+
+
+def broadcast(
+    ranks: int, *, root: int = 0, per_node: int | None = None, pieces: int = 1
+) -> Program:
+    """Along the nodes, piece after piece; n through a card. Who has a piece gives it to the other
+    ranks of its node while it goes on.
+    """
+    size = node_size(ranks, per_node, who="broadcast/hierarchical")
+    require_root(ranks, root)
+    require_pieces(pieces)
+    nodes = ranks // size
+    leads = [(root + hop * size) % ranks for hop in range(nodes)]
+    part = []
+    for piece, (hop, lead) in product(range(pieces), enumerate(leads)):
+        to = [leads[hop + 1]] if hop + 1 < nodes else []
+        first = lead - lead % size
+        to += [rank for rank in range(first, first + size) if rank != lead]
+        part += [Message(piece + hop, lead, rank, chunk(piece)) for rank in to]
+    return program("broadcast", "hierarchical", ranks, pieces, part, root=root)
 
 
 def all_to_all(ranks: int, *, per_node: int | None = None) -> Program:

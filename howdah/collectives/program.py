@@ -20,6 +20,8 @@ What the lists mean:
   - A send reads its buffer at any moment of its turn, so nothing may write there in this turn.
   - What arrives in one turn, and what `copy` and `reduce` do in it, takes effect in the order of
     the list. So a sum has the same order of additions, and the same bits, in every run.
+  - Additions to the same chunks that follow each other in a turn are one sum (`sums`): in bf16 and
+    fp16 it is made in float32 and rounded once.
 
 Generators write neither sends nor receives, but *parts*: lists of `Message`, from which `program`
 makes both ends. Parts can be put one after the other (`then`) and reversed in time (`mirror`): a
@@ -36,6 +38,7 @@ Spans = tuple[tuple[int, int], ...]  # ranges [start, stop) of chunks, in order,
 Kind = Literal["send", "receive", "add", "copy", "reduce"]
 
 X, WORK, OUT = "x", "work", "out"
+ADDS = ("add", "reduce")
 
 
 class Step(NamedTuple):
@@ -123,6 +126,27 @@ def program(  # noqa: PLR0913  what a Program has
         kind = "add" if add else "receive"
         steps[target].append(Step(kind, turn, source, spans, writes))
     return Program(op, name, ranks, chunks, tuple(map(tuple, steps)), root, output)
+
+
+def sums(steps: Iterable[Step]) -> list[list[Step]]:
+    """The steps of a turn but its sends, in order; additions to the same chunks of a buffer that
+    follow each other are together.
+    """
+    found: list[list[Step]] = []
+    for step in steps:
+        last = found[-1][-1] if found else None
+        if step.kind == "send":
+            continue
+        if (
+            last
+            and {last.kind, step.kind} <= {*ADDS}
+            and (last.spans, last.buffer) == (step.spans, step.buffer)
+            and step.source != step.buffer
+        ):
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return found
 
 
 # -- parts -----------------------------------------------------------------------------

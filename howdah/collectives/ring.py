@@ -28,6 +28,20 @@ can beat, and every message goes to a neighbour; but the number of rounds grows 
     rank 3  2>0 +1  1>0 +0  0>0 +3  3>0 =2  2>0 =1  1>0 =0
     3>1: chunk to rank 1, +: added to what is there, =: kept
 
+    all_gather/segmented_ring: 3 ranks, 6 chunks, 4 rounds, each rank sends 2/3 of the vector
+            1       2       3       4
+    rank 0  0>1 =4  1>1 =5  4>1 =2  5>1 =3
+    rank 1  2>2 =0  3>2 =1  0>2 =4  1>2 =5
+    rank 2  4>0 =2  5>0 =3  2>0 =0  3>0 =1
+    0>1: chunk to rank 1, =: kept
+
+    reduce_scatter/segmented_ring: 3 ranks, 6 chunks, 4 rounds, each rank sends 2/3 of the vector
+            1       2       3       4
+    rank 0  4>1 +2  5>1 +3  2>1 +0  3>1 +1
+    rank 1  0>2 +4  1>2 +5  4>2 +2  5>2 +3
+    rank 2  2>0 +0  3>0 +1  0>0 +4  1>0 +5
+    4>1: chunk to rank 1, +: added to what is there
+
     all_reduce/segmented_ring: 3 ranks, 6 chunks, 8 rounds, each rank sends 4/3 vectors
             1       2       3       4       5       6       7       8
     rank 0  4>1 +2  5>1 +3  2>1 +0  3>1 +1  0>1 =4  1>1 =5  4>1 =2  5>1 =3
@@ -38,6 +52,7 @@ can beat, and every message goes to a neighbour; but the number of rounds grows 
 
 from collections.abc import Sequence
 
+from howdah.collectives.dims import Along
 from howdah.collectives.limits import require_pieces
 from howdah.collectives.program import (
     Message,
@@ -100,11 +115,26 @@ def segmented_all_reduce(ranks: int, *, pieces: int = 2) -> Program:
     A segment is sent on `pieces` rounds after the sum that it belongs to has arrived, so there is
     time to add it while the next one is under way: bytes as before, and a round for each segment.
     """
+    both = lambda *of: then(reduce_ring(*of), gather_ring(*of))  # noqa: E731
+    return _segmented("all_reduce", both, ranks, pieces)
+
+
+def segmented_reduce_scatter(ranks: int, *, pieces: int = 2) -> Program:
+    """The first half of it."""
+    return _segmented("reduce_scatter", reduce_ring, ranks, pieces)
+
+
+def segmented_all_gather(ranks: int, *, pieces: int = 2) -> Program:
+    """The second half of it."""
+    return _segmented("all_gather", gather_ring, ranks, pieces)
+
+
+def _segmented(op: str, along: Along, ranks: int, pieces: int) -> Program:
     require_pieces(pieces)
     part: Part = []
     whole = cut(span(0, ranks * pieces), ranks)
     for piece in range(pieces):
         shares = [cut(share, pieces)[piece] for share in whole]
-        one = then(reduce_ring(range(ranks), shares), gather_ring(range(ranks), shares))
+        one = along(range(ranks), shares)
         part += [message._replace(turn=message.turn * pieces + piece) for message in one]
-    return program("all_reduce", "segmented_ring", ranks, ranks * pieces, part)
+    return program(op, "segmented_ring", ranks, ranks * pieces, part)

@@ -11,10 +11,10 @@ If ranks are left of which each waits for another, the program has come to a sta
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from howdah.collectives.program import Program, Spans, Step
+from howdah.collectives.program import ADDS, Program, Spans, Step, chunks_of
 
 Place = tuple[int, int]  # rank, number of its turn
 
@@ -41,10 +41,15 @@ class Sent(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """An order of events, and all messages by round."""
+    """An order of events, and all messages by round.
+
+    rows  for each of them, messages of which each needs what the one before it brought, up to it:
+          in a program in pieces they are fewer than rounds
+    """
 
     events: list[Event]
     sent: list[Sent]
+    rows: list[int]
 
     @property
     def rounds(self) -> int:
@@ -116,11 +121,38 @@ def walk(program: Program) -> Walk:
         begin(rank)
     if any(now[rank] < turns[rank] for rank in range(program.ranks)):
         raise Standstill(_standstill(now, turns, peers))
+    rows = _rows(program, events)
     sent = [
-        Sent(1 + max(rounds[a][i], rounds[b][j]), a, b, step.spans)
+        (Sent(1 + max(rounds[a][i], rounds[b][j]), a, b, step.spans), next(rows[a, b]))
         for (a, i), (b, j), step, _ in matched
     ]
-    return Walk(events, sorted(sent, key=lambda message: message.round))
+    sent.sort(key=lambda one: one[0].round)
+    return Walk(events, [message for message, _ in sent], [row for _, row in sent])
+
+
+def _rows(program: Program, events: Sequence[Event]) -> dict[tuple[int, int], Iterator[int]]:
+    """For each pair of ranks, message by message: how many that need each other end with it.
+
+    A chunk is as far behind as the message that it came with.
+    """
+    at: defaultdict[tuple[int, str, int], int] = defaultdict(int)  # rank, buffer, chunk
+    flying: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
+    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, turn, begins in events:
+        for step in program.turns[rank][turn]:
+            chunks = chunks_of(step.spans)
+            if step.kind == "send":
+                if begins:
+                    last = 1 + max(at[rank, step.buffer, chunk] for chunk in chunks)
+                    found[rank, step.peer].append(last)
+                    flying[rank, step.peer].append(last)
+            elif not begins:
+                came = 0 if step.source else flying[step.peer, rank].popleft()
+                for chunk in chunks:
+                    own = at[rank, step.buffer, chunk] if step.kind in ADDS else 0
+                    before = at[rank, step.source, chunk] if step.source else came
+                    at[rank, step.buffer, chunk] = max(own, before)
+    return {pair: iter(some) for pair, some in found.items()}
 
 
 def _standstill(now: Sequence[int], turns: Sequence[int], peers: dict[Place, list[Place]]) -> str:

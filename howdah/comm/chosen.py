@@ -2,8 +2,8 @@
 
     group.all_reduce(x)
       └ Chosen          which program? (`collectives/choice.py`)    none: the transport's own way
-          └ way_of      where its chunks lie (`programs.py`)
-              └ exchange    rounds of messages: gloo's, or the engine's
+          └ way_of      where its chunks lie (`collectives/places.py`)
+              └ carry       its messages: over TCP or gloo, or the engine's
 
 All ranks choose alike, by operation and size, and each call is compared between them with the name
 of its algorithm before anything is written. Tensors of GPUs are not concerned: NCCL chooses itself.
@@ -23,16 +23,18 @@ from howdah.collectives.choice import (
     Chosen,
     chunk_sizes,
     everywhere,
+    placement,
     program_of,
-    ranks_per_node,
     rules,
     unusable,
 )
+from howdah.collectives.places import GIVEN, KEPT, SCRATCH, Way, way_of
 from howdah.comm.both import Both
 from howdah.comm.checks import Checks, flat, reduction
+from howdah.comm.direct import Direct
 from howdah.comm.lane import Lane
 from howdah.comm.near import Near
-from howdah.comm.programs import GIVEN, KEPT, SCRATCH, Way, rounds_of, way_of
+from howdah.comm.programs import OnTensors
 from howdah.comm.rounds import Calls, Carrier
 from howdah.comm.signature import both_ways, spell
 from howdah.comm.staging import Scratch
@@ -78,7 +80,7 @@ def _near(wire: Transport, host: Transport) -> Near | None:
         return None
     here = [rank for rank, node in enumerate(wires.nodes) if node == wires.nodes[host.rank]]
     alone = len(here) in (1, host.size)
-    return None if alone else Near(cast(Carrier, host), wire.among(here), here)
+    return None if alone else Near(cast(Direct, host), wire.among(here), here)
 
 
 def algorithms_of(chosen: str | Mapping[str, str]) -> Algorithms:
@@ -147,9 +149,16 @@ class Choosing:
         self.allocate, self.check, self.compare = wire.allocate, wire.check, wire.compare
         self.near = _near(wire, host)
         self.among: SubgroupFactory = _Among(wire.among, algorithms)
+        nodes = host.among.wires.nodes
+        self._placed = placement(nodes) if len(nodes) == self.size else (None, ())
         self._checks = Checks(self.rank, self.size)
         self._scratch, self._open = Scratch(), False
         self._ways: dict[tuple[int, tuple[int, ...]], Way] = {}
+
+    @property
+    def staging(self) -> int:
+        """Bytes of the staging of its programs: as much as the largest has needed."""
+        return self._scratch.nbytes
 
     @property
     def site(self) -> str:
@@ -273,11 +282,16 @@ class Choosing:
         """
         if not x.is_cpu or not getattr(self.algorithms, op):
             return None
-        nodes = self._host.among.wires.nodes
-        per_node = ranks_per_node(nodes) if len(nodes) == self.size else None
+        each, order = self._placed
         try:
             return program_of(
-                self.algorithms, op, size=size, ranks=self.size, root=root, per_node=per_node
+                self.algorithms,
+                op,
+                size=size,
+                ranks=self.size,
+                root=root,
+                per_node=each,
+                order=order,
             )
         except UserError:  # refused for the run's groups before; others go the transport's own way
             return None
@@ -317,7 +331,7 @@ class Choosing:
                 kept.div_(self.size)
 
         carrier = self.near or self._host
-        return carrier.exchange(call, rounds_of(way, memories, op=op, finish=finish))
+        return carrier.carry(call, OnTensors(way, memories, op, finish))
 
     @contextmanager
     def group(self) -> Iterator[None]:

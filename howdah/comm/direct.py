@@ -5,10 +5,10 @@ An operation is a list of rounds. Operations that are started together send thei
     all_reduce    round 1  every share to its owner; the owner adds
                   round 2  the own share to all other ranks
 
-What carries the messages, gloo (`torch_transport.py`) or TCP (`tcp.py`), runs the rounds. With the
-first round it sends a record of the call (`signature.py`) to every peer in the operation, and no
-payload of a call is taken before the records were found equal. Records need no round trip of their
-own; their bytes are counted separately.
+What carries the messages, gloo (`torch_transport.py`) or TCP (`tcp.py`), runs the rounds, and the
+flows of programs (`flow.py`). With the first messages it sends a record of the call
+(`signature.py`) to every peer in the operation, and no payload of a call is taken before the
+records were found equal. Records need no round trip of their own; their bytes are counted apart.
 """
 
 from abc import ABC, abstractmethod
@@ -22,9 +22,11 @@ from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.comm.checks import Checks, flat, reduction
+from howdah.comm.flow import Flow, Flows, as_one, in_turns
+from howdah.comm.flow import bytes_sent as bytes_in
 from howdah.comm.pulse import Pulse
 from howdah.comm.reduction import reduce_in_order
-from howdah.comm.rounds import Calls, Message, Round, bytes_sent
+from howdah.comm.rounds import Calls, Message, Round, Work, bytes_sent
 from howdah.comm.signature import (
     both_ways,
     caller,
@@ -39,7 +41,13 @@ from howdah.comm.transport import Counts, OneLink, SubgroupFactory, copy_own, sh
 ALIGN = 64  # bytes: a cache line
 RECEIVED = {"send": "receive", "signal": "wait"}
 
-Started = tuple[dict[int, str], list[Round]]  # calls by peer, and the rounds of one operation
+
+class Started(NamedTuple):
+    """An operation: calls by peer, and what runs: rounds, or the flow of a program."""
+
+    calls: dict[int, str]
+    rounds: list[Round]
+    flow: Flow
 
 
 class Spelled(NamedTuple):
@@ -73,8 +81,8 @@ class Direct(OneLink, ABC):
         """Ends all waits of all ranks for this one, and its own; see `transport.Transport`."""
 
     @abstractmethod
-    def _carry(self, spelled: Spelled, started: Sequence[Started]) -> None:
-        """Compares the calls with all peers, and runs the rounds. Raises Disagreement, PeerLost."""
+    def _carry(self, spelled: Spelled, flows: Flows) -> None:
+        """Compares the calls with all peers, and runs the flows. Raises Disagreement, PeerLost."""
 
     def lose(self, said: str) -> None:
         """Ends all waits with the error `said`. Called by the pulse when a rank is lost."""
@@ -183,7 +191,7 @@ class Direct(OneLink, ABC):
         finally:
             self._together = None
         self._run(
-            sorted(together, key=lambda started: not all(map(is_message, started[0].values())))
+            sorted(together, key=lambda started: not all(map(is_message, started.calls.values())))
         )
 
     # -- the rounds
@@ -223,27 +231,36 @@ class Direct(OneLink, ABC):
     # -- running rounds
 
     def exchange(self, call: Calls, rounds: Sequence[Round]) -> int:
-        """Runs the rounds of a program (`rounds.py`)."""
+        """Runs rounds (`rounds.py`)."""
         return self._do(call, [*rounds])
 
-    def _do(self, calls: Calls, rounds: list[Round]) -> int:
+    def carry(self, call: Calls, work: Work) -> int:
+        """Runs a program (`programs.py`)."""
+        return self.run(call, work.flow())
+
+    def run(self, call: Calls, flow: Flow) -> int:
+        """Runs a flow (`flow.py`); returns the bytes that this rank sends."""
+        return self._do(call, [], flow)
+
+    def _do(self, calls: Calls, rounds: list[Round], flow: Flow | None = None) -> int:
         if isinstance(calls, str):
             calls = dict.fromkeys(self._peers, calls)
+        started = Started(calls, rounds, flow or [])
         if self._together is None:
-            self._run([(calls, rounds)])
+            self._run([started])
         else:
-            self._together.append((calls, rounds))
-        return bytes_sent(rounds)
+            self._together.append(started)
+        return bytes_sent(rounds) + bytes_in(started.flow)
 
     def _run(self, started: list[Started]) -> None:
         if self._closed:
             raise UserError("this transport is closed")
-        peers = sorted({peer for calls, _ in started for peer in calls})
+        peers = sorted({peer for one in started for peer in one.calls})
         site, texts, records = self.site or caller(), {}, {}
         for peer in peers:
             self._calls[peer] += 1
             words = in_one_order(
-                [calls[peer] for calls, _ in started if peer in calls], {self.rank, peer}
+                [one.calls[peer] for one in started if peer in one.calls], {self.rank, peer}
             )
             self._said = f"{words[0]} at {site}"
             if words[0].endswith(f" to {self.rank})"):  # both ends compare one name
@@ -251,5 +268,6 @@ class Direct(OneLink, ABC):
                 self._said = f"{RECEIVED[name]}({rest}"
             texts[peer] = number(self._calls[peer], "; ".join(words))
             records[peer] = pack(texts[peer], site)
-        self._carry(Spelled(texts, records), started)
+        direct = in_turns(as_one([one.rounds for one in started]))
+        self._carry(Spelled(texts, records), Flows([direct, *(one.flow for one in started)]))
         self._used = 0

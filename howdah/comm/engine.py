@@ -31,7 +31,7 @@ from howdah.comm.checks import MOST, Checks, duration, movable, reduction, room,
 from howdah.comm.engine_abi import KINDS, OP, PULSE, load_library
 from howdah.comm.engine_errors import Failure, spoken
 from howdah.comm.joining import LOOK, Ranks, all_came, told_to_all
-from howdah.comm.rounds import Calls, Round, Started, bytes_sent, run_rounds
+from howdah.comm.rounds import Calls, Round, Started, Work, bytes_sent, run_rounds
 from howdah.comm.settings import read_settings
 from howdah.comm.signature import caller
 from howdah.comm.transport import Counts, OneLink, SubgroupFactory
@@ -269,6 +269,10 @@ class Engine(OneLink):
         else:
             run_rounds(self, [(call, rounds)])
         return bytes_sent(rounds)
+
+    def carry(self, call: Calls, work: Work) -> int:
+        """Runs a program, round by round."""
+        return self.exchange(call, work.rounds())
 
     # -- the arena
 

@@ -165,6 +165,12 @@ class Messages:
         """Bytes that are kept for copies of tensors that are sent as a narrower dtype."""
         return sum(scratch.nbytes for scratch in self._run.scratch.values())
 
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes that are kept for what programs of chosen algorithms receive to add it."""
+        staging: int = getattr(self._transport, "staging", 0)
+        return staging
+
     def compare_calls(self) -> None:
         """Compares the calls of all ranks so far, where the transport has not done so at each call.
         All ranks call together. Raises Disagreement.

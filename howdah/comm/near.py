@@ -1,20 +1,20 @@
-"""Rounds over two wires: shared memory between ranks of one machine, messages between machines.
+"""Programs over two wires: shared memory inside a machine, messages between machines.
 
-    round 2 of a hierarchical all-reduce on four ranks of two machines
-        0 ═══ 1     near: the engine of the machine
-        │           far: gloo, under way meanwhile
+    turn 2 of a hierarchical all-reduce on four ranks of two machines
+        0 ═══ 1     near: the engine of the machine, which passes all messages of a turn at once
+        │           far: TCP or gloo, under way meanwhile
         2 ═══ 3
 
-In each round the far messages are started, the near ones are passed on, and then the far ones are
-waited for. All ranks do so in the same rounds, so none waits for another for ever. Calls are
-compared by the wire between the machines.
+The tasks of a flow between ranks of one machine are marked; `flow.py` says when they are passed.
+Calls are compared by the wire between the machines.
 """
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
-from howdah.comm.rounds import Calls, Carrier, Message, Round, bytes_sent
+from howdah.comm.direct import Direct
+from howdah.comm.flow import Flow, bytes_sent, in_turns
+from howdah.comm.rounds import Calls, Message, Round, Work
 from howdah.comm.transport import PeerLost, Transport
 
 
@@ -24,28 +24,28 @@ class Near:
     sent  bytes that this rank has sent over shared memory so far
     """
 
-    def __init__(self, wire: Carrier, inside: Transport, here: Sequence[int]) -> None:
+    def __init__(self, wire: Direct, inside: Transport, here: Sequence[int]) -> None:
         """`inside` connects the ranks `here` of this rank's machine."""
         self._wire, self._inside, self.sent = wire, inside, 0
         self._number = {rank: number for number, rank in enumerate(here)}
 
     def exchange(self, call: Calls, rounds: Sequence[Round]) -> int:
         """Runs rounds; returns the bytes that this rank sends over both wires."""
-        total = bytes_sent(rounds)
-        far = [self._apart(one) for one in rounds]
-        self.sent += total - bytes_sent(far)
-        self._wire.exchange(call, far)
-        return total
+        return self._run(call, in_turns(rounds))
 
-    def _apart(self, one: Round) -> Round:
-        """A round whose near messages are passed on beside the others."""
-        near, far = (
-            [[each for each in some if (each[1] in self._number) == inside] for some in one[:2]]
-            for inside in (True, False)
-        )
-        if not any(near):
-            return one
-        return one._replace(sends=far[0], receives=far[1], beside=partial(self._pass, *near))
+    def carry(self, call: Calls, work: Work) -> int:
+        """The same with a program."""
+        return self._run(call, work.flow())
+
+    def _run(self, call: Calls, flow: Flow) -> int:
+        beside = self._pass
+        near = [task.peer in self._number for task in flow]
+        self.sent += bytes_sent([task for task, here in zip(flow, near, strict=True) if here])
+        marked = [
+            task._replace(beside=beside) if here else task
+            for task, here in zip(flow, near, strict=True)
+        ]
+        return self._wire.run(call, marked)
 
     def _pass(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         try:

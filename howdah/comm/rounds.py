@@ -10,13 +10,16 @@ together, and no list waits for another.
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from howdah.comm.signature import RECORD, agree, caller, disagreement, pack
 from howdah.comm.transport import Transport
+
+if TYPE_CHECKING:
+    from howdah.comm.flow import Flow
 
 Message = tuple[Tensor, int]  # a flat tensor, and the peer that receives or sends it
 Calls = str | dict[int, str]  # a call as text, or by peer, where each pair has a text of its own
@@ -27,27 +30,39 @@ def nothing() -> None:
 
 
 class Round(NamedTuple):
-    """Messages that are sent and received together; when all are done, `after` is called.
-
-    beside  is called when they were started, before they are waited for
-    """
+    """Messages that are sent and received together; when all are done, `after` is called."""
 
     sends: Sequence[Message] = ()
     receives: Sequence[Message] = ()
     after: Callable[[], object] = nothing
-    beside: Callable[[], object] = nothing
 
 
 Started = tuple[Calls, Sequence[Round]]  # an operation: what the ranks compare, and what runs
 
 
+class Work(Protocol):
+    """A program on tensors (`programs.py`)."""
+
+    def rounds(self) -> list[Round]:
+        """As rounds, of which each ends before the next one starts."""
+        ...
+
+    def flow(self) -> "Flow":
+        """As tasks that start as soon as they can."""
+        ...
+
+
 class Carrier(Transport, Protocol):
-    """A transport that also carries rounds of messages."""
+    """A transport that also carries rounds of messages, and programs."""
 
     def exchange(self, call: Calls, rounds: Sequence[Round]) -> int:
         """Runs rounds in which all ranks take part, after their calls were compared. Returns the
         bytes that this rank sends. Raises Disagreement, which names both calls.
         """
+        ...
+
+    def carry(self, call: Calls, work: Work) -> int:
+        """The same with a program."""
         ...
 
 

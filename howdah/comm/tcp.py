@@ -1,6 +1,6 @@
-"""The transport between machines: rounds of messages as frames over TCP, several lines per pair.
+"""The transport between machines: messages as frames over TCP, several lines per pair.
 
-    all_reduce(x)          of `direct.py`: rounds of messages
+    all_reduce(x)          of `direct.py`: messages, each of which starts when it can (`flow.py`)
       └ _carry             each message as segments, in frames (`tcp_lines.py`)
           └ pump           over sockets that were greeted with the run's secret (`tcp_connect.py`)
 
@@ -14,20 +14,21 @@ round that was cut cannot be told from one that was done. A frame that is damage
 too, and names who sent it; what it brought is used nowhere.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import zip_longest
 from socket import socket
 
 import torch
 from torch import Tensor
 
-from howdah.comm.direct import Direct, Spelled, Started
+from howdah.comm.direct import Direct, Spelled
+from howdah.comm.flow import Flows
 from howdah.comm.frames import FIELDS, FrameError
-from howdah.comm.rounds import Round, nothing
+from howdah.comm.segments import Last, Segment, segments
 from howdah.comm.signature import CALL, RECORD, agree, disagreement
-from howdah.comm.tcp_lines import Lines, Lost, Segment, segments
+from howdah.comm.tcp_lines import Lines, Lost
 from howdah.comm.transport import PeerLost
 
 
@@ -42,12 +43,13 @@ class TcpTransport(Direct):
         self._seconds, self._lines = seconds, Lines(lines, seconds=seconds)
         self._broken = ""  # why no call is possible any more
         self._unheard = set[int]()  # peers whose calls are not compared yet
+        self._dealt = Counter[tuple[int, bool]]()  # frames of this call, by peer and direction
 
-    def _carry(self, spelled: Spelled, started: Sequence[Started]) -> None:
+    def _carry(self, spelled: Spelled, flows: Flows) -> None:
         if self._broken:
             raise PeerLost(f"{self._broken}; this rank called {self._said}")
         try:
-            self._rounds(spelled, started)
+            self._flow(spelled, flows)
         except Lost as lost:
             raise self._lost(f"{lost}, as rank {self.rank} saw") from None
         except FrameError as error:
@@ -70,48 +72,56 @@ class TcpTransport(Direct):
         self._lines.give_up(why)
         return PeerLost(f"{why}; this rank called {self._said}")
 
-    def _rounds(self, spelled: Spelled, started: Sequence[Started]) -> None:
-        rounds = [*zip_longest(*(rounds for _, rounds in started), fillvalue=Round())]
-        calls: Spelled | None = spelled  # until they are sent
-        self._unheard = set(spelled.records)
-        for turn, together in enumerate(rounds or [()]):
-            self._post(turn, together, calls)
-            calls = None
-            beside = [one.beside for one in together if one.beside is not nothing]
-            if beside and turn == 0:  # nothing is passed on before all have agreed
-                self._lines.pump(lambda: not self._unheard)
-            elif beside:
-                self._lines.start()
-            for meanwhile in beside:
-                meanwhile()
-            self._lines.pump()
-            for one in together:
-                one.after()
+    def _flow(self, spelled: Spelled, work: Flows) -> None:
+        self._unheard, self._dealt = set(spelled.records), Counter[tuple[int, bool]]()
+        for peer in spelled.records:
+            self._expect_call(spelled, peer, work)
+        for peer in spelled.records:
+            number, fields = work.first(peer, sends=True), _fields(spelled, peer)
+            self._lines.post(peer, self._frames(work, number, peer, sends=True, first=fields))
+            self.record_bytes += len(fields)
+        self._lines.pump(lambda: not self._unheard)  # nothing is written before all have agreed
 
-    def _post(self, turn: int, together: Sequence[Round], calls: Spelled | None) -> None:
-        """Starts the messages of one round; with `calls`, those that are compared."""
-        out: dict[int, list[memoryview]] = {peer: [] for peer in calls.records} if calls else {}
-        due: dict[int, list[memoryview]] = {peer: [] for peer in calls.records} if calls else {}
-        for one in together:
-            for found, messages in ((out, one.sends), (due, one.receives)):
-                for tensor, peer in messages:
-                    if tensor.numel():
-                        found.setdefault(peer, []).append(bytes_of(tensor))
-        for peer, buffers in due.items():
-            record = calls.records[peer] if calls else b""
-            frames = [*segments(self._calls[peer], turn, buffers, record)]
-            if calls:
-                heard = partial(self._hear, calls, peer, frames[1:])
-                frames = [frames[0]._replace(heard=heard)]  # the others when the calls agree
-            self._lines.expect(peer, frames)
-        for peer, buffers in out.items():
-            first = _fields(calls, peer) if calls else b""
-            self._lines.post(peer, [*segments(self._calls[peer], turn, buffers, first)])
-            if calls:
-                self.record_bytes += len(first)
+        def start(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                peer, sends = work.tasks[number].peer, work.tasks[number].sends
+                before = self._dealt[peer, sends]
+                frames = self._frames(work, number, peer, sends=sends)
+                put = self._lines.post if sends else self._lines.expect
+                put(peer, frames, first=before)
+            self._lines.start()
+
+        def wait() -> None:
+            work.fresh = False
+            self._lines.pump(lambda: work.fresh)
+
+        work.run(start, wait)
+        self._lines.pump()
+
+    def _expect_call(self, calls: Spelled, peer: int, work: Flows) -> None:
+        """Expects the call of a peer; the rest of its first message when the calls agree."""
+        number = work.first(peer, sends=False)
+        call, *rest = self._frames(work, number, peer, sends=False, first=calls.records[peer])
+        heard = partial(self._hear, calls, peer, rest)
+        self._lines.expect(peer, [call._replace(heard=heard)])
+
+    def _frames(
+        self, work: Flows, number: int | None, peer: int, *, sends: bool, first: bytes = b""
+    ) -> list[Segment]:
+        """The frames of a message to or from a peer; with the fields of a call, which goes first,
+        those of one that is not there, too.
+        """
+        buffers = [] if number is None else [bytes_of(x) for x in work.tasks[number].tensors]
+        at = self._dealt[peer, sends]
+        found = [*segments(self._calls[peer], at, buffers, first)]
+        self._dealt[peer, sends] += len(found)
+        if number is None:
+            return found
+        done = Last(len(found), partial(work.done, number))
+        return [segment._replace(done=done) for segment in found]
 
     def _hear(self, calls: Spelled, peer: int, rest: Sequence[Segment], fields: bytes) -> None:
-        """Compares the call of a peer; expects the rest of its round. Raises Disagreement."""
+        """Compares the call of a peer; expects the rest of its message. Raises Disagreement."""
         mine, theirs = calls.records[peer], fields[:RECORD]
         if not agree(mine, theirs):
             text = fields[RECORD:].decode(errors="replace") or calls.texts[peer]

@@ -4,11 +4,11 @@
     line 1 with rank 1   ── PART #17 segment 1 ── PART #17 segment 3 ── ...
 
 The first frame of a call goes over line 0 of each peer and has the record of the call
-(`signature.py`). What a round sends to one peer is cut into segments, dealt to its lines in turn; a
-small round is one segment, which the CALL brings along. Both ends know from the call which frames
-follow in which order on which line: nothing is taken that is not expected, and no payload of a call
-before its records were found equal. A frame that is damaged, or another one than expected, ends the
-transport: nothing is sent twice, and no line is opened again.
+(`signature.py`). Messages are cut into segments (`segments.py`), dealt to the lines in turn, one
+message after the other; a small one of the first turn comes along with the CALL. Both ends know
+which frames follow in which order on which line: nothing is taken that is not expected, and no
+payload of a call before its records were found equal. A frame that is damaged, or another one than
+expected, ends the transport: nothing is sent twice, and no line is opened again.
 
 Sockets do not block. `Lines.pump` sends and receives what it can, and waits for all lines at once.
 """
@@ -16,21 +16,17 @@ Sockets do not block. `Lines.pump` sends and receives what it can, and waits for
 import errno
 import select
 import socket
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import monotonic
-from typing import NamedTuple
 
 from howdah.comm import frames
-from howdah.comm.frames import HEADER, Buffers, FrameError, Head
+from howdah.comm.frames import HEADER, FrameError, Head
+from howdah.comm.segments import BYE, CALL, GAVE_UP, PART, TAG, Segment, spelled
 from howdah.comm.signature import RECORD
 from howdah.comm.watch import Patience
 
-CALL, PART, BYE, GAVE_UP = range(1, 5)  # kinds of frames
-TAG = struct.Struct("<III")  # fields of a PART: call, round, segment
-SEGMENT = 1 << 18  # bytes
 TOLD = 1000  # bytes of the reason of a rank that gives up
 LOOK = 1.0  # seconds between two looks at the time
 GRACE = 3.0  # in which a call ends, of which a peer has sent its part before it left
@@ -50,19 +46,6 @@ class Lost(Exception):
         self.relayed = relayed
 
 
-class Segment(NamedTuple):
-    """A frame to send, or one that is expected.
-
-    fields  all of them; of an expected CALL its record, which is compared by `heard`
-    heard   called with the fields of an expected CALL before its payload is taken; may raise
-    """
-
-    kind: int
-    fields: bytes
-    buffers: Buffers = ()
-    heard: Callable[[bytes], None] | None = None
-
-
 class Line:
     """One connection: what is still to be sent on it, and what is expected."""
 
@@ -75,6 +58,7 @@ class Line:
         self.left = False  # the peer has ended this connection, with bytes that are not due
         self.ended = 0.0  # when that was noticed
         self._left: list[memoryview] = []  # of the frame that is being sent
+        self._now = Segment(BYE, b"")  # that frame
         self._sent = self._received = 0  # frames
         self._head: Head | None = None  # of the frame whose payload is being received
         self._buffer, self._filled = memoryview(bytearray(0)), 0  # header and fields
@@ -87,23 +71,28 @@ class Line:
 
     def send(self) -> bool:
         """Sends what the kernel takes; whether that was anything."""
-        some = False
+        some, now = False, self._now
         try:
             while self._left or self.out:
                 if not self._left:
-                    kind, fields, buffers, _ = self.out.popleft()
-                    head, _ = frames.pack(kind, fields, buffers, number=self._sent)
+                    now = self._now = self.out.popleft()
+                    head, _ = frames.pack(now.kind, now.fields, now.buffers, number=self._sent)
                     self._sent += 1
-                    self._left = [memoryview(head), *buffers]
-                done = self.sock.sendmsg(islice(self._left, frames.VECTOR))
-                self._left = frames.after(self._left, done)
+                    self._left = [memoryview(head), *now.buffers]
+                sent = self.sock.sendmsg(islice(self._left, frames.VECTOR))
+                self._left = frames.after(self._left, sent)
                 some = True
+                if not self._left:
+                    now.done()
         except AGAIN:
             pass
         except OSError as error:
             self.failed = error
+            lost = [now, *self.out]
             self._left, some = [], True
             self.out.clear()
+            for segment in lost:  # nobody hears them: who waits for the peer is told
+                segment.done()
         return some
 
     def receive(self) -> bool:
@@ -122,9 +111,11 @@ class Line:
                     self._rest = frames.after(self._rest, count)
                     some = True
                 if self._head is not None and not self._rest:
-                    frames.require_whole(self._head, self.due.popleft().buffers, self.name)
+                    whole = self.due.popleft()
+                    frames.require_whole(self._head, whole.buffers, self.name)
                     self._head = None
                     self._received += 1
+                    whole.done()
         except AGAIN:
             pass
         except OSError as error:
@@ -159,7 +150,7 @@ class Line:
         ):
             raise FrameError(
                 f"{self.name} sent frame {head.number} of {head.size} bytes for segment "
-                f"{_spelled(fields)}; {size} bytes of segment {_spelled(due.fields)} were next"
+                f"{spelled(fields)}; {size} bytes of segment {spelled(due.fields)} were next"
             )
         self._head, self._buffer = head, memoryview(bytearray(0))
         self._rest = [part for part in due.buffers if part.nbytes]
@@ -219,41 +210,6 @@ class Line:
             return
 
 
-def _spelled(fields: bytes) -> str:
-    if len(fields) != TAG.size:
-        return "of a call"
-    call, turn, number = TAG.unpack(fields)
-    return f"{number} in round {turn} of call #{call}"
-
-
-def segments(
-    call: int, turn: int, buffers: Sequence[memoryview], first: bytes = b""
-) -> Iterator[Segment]:
-    """The frames of what one round sends to one peer.
-
-    first  the fields of a CALL, which goes first, alone if there is nothing to send
-    """
-    part: list[memoryview] = []
-    number, room = 0, SEGMENT
-    for buffer in buffers:
-        at = 0
-        while at < buffer.nbytes:
-            take = min(room, buffer.nbytes - at)
-            part.append(buffer[at : at + take])
-            at, room = at + take, room - take
-            if not room:
-                yield _segment(call, turn, number, part, first)
-                part, number, room = [], number + 1, SEGMENT
-    if part or (first and number == 0):
-        yield _segment(call, turn, number, part, first)
-
-
-def _segment(call: int, turn: int, number: int, part: Buffers, first: bytes) -> Segment:
-    if first and number == 0:
-        return Segment(CALL, first, part)
-    return Segment(PART, TAG.pack(call & 0xFFFFFFFF, turn, number), part)
-
-
 class Lines:
     """All lines of a rank.
 
@@ -270,10 +226,12 @@ class Lines:
         self._of = {line.sock.fileno(): line for line in self._all}
         self._poll, self._wanted = select.poll(), dict[int, int]()
 
-    def post(self, peer: int, found: Sequence[Segment]) -> None:
-        """Sends frames to a peer, dealt to its lines in turn; `pump` does it."""
+    def post(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:
+        """Sends frames to a peer, dealt to its lines in turn; `first` is the number of the first of
+        them. `pump` does it.
+        """
         lines = self.by_peer[peer]
-        for number, segment in enumerate(found):
+        for number, segment in enumerate(found, first):
             lines[number % len(lines)].out.append(segment)
 
     def expect(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:

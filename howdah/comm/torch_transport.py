@@ -14,7 +14,7 @@ awaited: it ended, was silent, or lost its link (`heartbeat.py`).
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import zip_longest
+from heapq import heappop, heappush
 from typing import NamedTuple
 from zlib import crc32
 
@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from howdah.comm.direct import Direct, Spelled, Started
+from howdah.comm.direct import Direct, Spelled
+from howdah.comm.flow import Flows
 from howdah.comm.heartbeat import hang_up, is_down, keep_alive, open_sockets
-from howdah.comm.rounds import Round
 from howdah.comm.signature import CALL, RECORD, agree, caller, disagreement, look_alike
 from howdah.comm.transport import PeerLost
 
@@ -74,18 +74,30 @@ class TorchTransport(Direct):
             else:  # not on Linux: the waits of this rank end at their timeout
                 self._wire.abort()
 
-    def _carry(self, spelled: Spelled, started: Sequence[Started]) -> None:
+    def _carry(self, spelled: Spelled, flows: Flows) -> None:
         texts, records = spelled
+        tags = {peer: 1 + crc32(record[:CALL]) % (2**31 - 1) for peer, record in records.items()}
         check = self._swap(texts, records)
-        for together in zip_longest(*(rounds for _, rounds in started), fillvalue=Round()):
-            work = self._post(together, records)
-            check()
-            for one in together:
-                one.beside()
-            self._finish(work)
-            for one in together:
-                one.after()
+        under_way: list[tuple[int, int, list[Posted]]] = []  # turn, number, its messages
+
+        def start(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                task = flows.tasks[number]
+                post = self._send if task.sends else self._receive
+                posted = [post(x, task.peer, tags[task.peer]) for x in task.tensors]
+                heappush(under_way, (task.turn, number, posted))
+
+        def wait() -> None:
+            """For the message of the first turn: those of later ones may depend on it."""
+            _, number, posted = heappop(under_way)
+            self._finish(posted)
+            flows.done(number)
+
+        for peer in records:
+            both = (flows.first(peer, sends=sends) for sends in (False, True))
+            start([number for number in both if number is not None])
         check()
+        flows.run(start, wait)
 
     def _swap(self, texts: dict[int, str], records: dict[int, bytes]) -> Callable[[], None]:
         """Starts to exchange records. Returns a function that waits for them, and compares them at
@@ -121,13 +133,6 @@ class TorchTransport(Direct):
             for message in work:
                 message.work.wait(EXPLAINED)
         return {peer: _read(text) for peer, text in heard.items()}
-
-    def _post(self, rounds: Sequence[Round], records: dict[int, bytes]) -> list[Posted]:
-        tags = {peer: 1 + crc32(record[:CALL]) % (2**31 - 1) for peer, record in records.items()}
-        receives = [message for one in rounds for message in one.receives if message[0].numel()]
-        sends = [message for one in rounds for message in one.sends if message[0].numel()]
-        work = [self._receive(tensor, peer, tags[peer]) for tensor, peer in receives]
-        return work + [self._send(tensor, peer, tags[peer]) for tensor, peer in sends]
 
     # -- one message
 

@@ -28,7 +28,9 @@ from howdah.text.sources import Source
 HISTORY = "history.jsonl"
 
 FEW = 3  # items of a list that a sentence shows
-USUAL = {"field": Source.field, "weight": Source.weight}  # of a text that is a path alone
+USUAL = {  # of a text that is a path alone
+    one.name: one.default for one in fields(Source) if one.name != "path"
+}
 
 Changes = dict[str, tuple[Any, Any]]  # by dotted key: the value before, and now
 

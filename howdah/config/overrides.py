@@ -38,6 +38,7 @@ MEANT = {  # by table: what to write, and the keys that a value in its place may
     "method.lr": ("method.lr.peak=1e-3", "schedule", "peak"),
     "method.routing": ("method.routing.balance_loss=0.01", "balance_loss"),
     "method.masking": ("method.masking.share=0.15", "share"),
+    "method.spans": ("method.spans.share=0.15", "share"),
     "method.sync": ('method.sync={kind = "ssp", bound = 3, workers = 4}', "kind"),
     "train": ("train.steps=1000", "steps"),
     "comm": ("comm.algorithm=ring", "algorithm"),

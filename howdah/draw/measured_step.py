@@ -7,7 +7,8 @@
 
 Both have the same program and the same costs. If the measured step is longer, the program does not
 explain the difference. Its causes are work between actions, messages that arrived late, and actions
-that took longer than the median while other ranks waited.
+that took longer than the median while other ranks waited. Waits for moves from and to homes
+(`parallel/homes.py`) are inside of actions; they are told apart.
 """
 
 from collections import defaultdict
@@ -18,15 +19,17 @@ from typing import NamedTuple
 from howdah.base.errors import UserError
 from howdah.draw.perfetto import Part, trace_all
 from howdah.draw.schedule_svg import draw_beside
+from howdah.plan.homes import AXIS
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import Call, RankTrace, Span, StepTrace, common
+from howdah.plan.recording import WAIT, Call, RankTrace, Span, StepTrace, common
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.sim.timeline import Timeline, simulate
 
 DRAWN = 4  # most pipelines in a drawing
+LONGEST = 3  # waits that are named
 TWO_ENDS = (Verb.SEND, Verb.TIE)
 
 Cost = Callable[[Verb, Action], float]
@@ -167,7 +170,9 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
         yield f"algorithms  {algorithms}"
     yield f"{'rank':<12s}{'computes':>12s}{'waits':>12s}{'simulated':>12s}"
     for one in found:
-        for rank, busy, ideal in zip(one.ranks, one.measured.busy, one.simulated.busy, strict=True):
+        each = zip(one.ranks, one.measured.busy, one.simulated.busy, away(one), strict=True)
+        for rank, spent, ideal, lost in each:
+            busy = spent - lost
             waits = one.measured.makespan - busy, one.simulated.makespan - ideal
             yield f"{rank:<12d}{busy:11.4f}s{waits[0]:11.4f}s{waits[1]:11.4f}s"
     slowest = max(found, key=lambda one: one.measured.makespan)
@@ -181,13 +186,68 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
         f"{slowest.simulated.bubble:.1%} simulated"
     )
     yield from _calls(found[0].calls[0])
+    for one in found:
+        for rank, calls in zip(one.ranks, one.calls, strict=True):
+            yield from _homes(rank, calls)
+
+
+def away(one: StepComparison) -> list[float]:
+    """For each rank, the seconds of its computations in which it waited for moves from or to a
+    home.
+    """
+    return [
+        sum(
+            max(min(span.end, wait.end) - max(span.start, wait.start), 0.0)
+            for wait in filter(_waits, calls)
+            for span in spans
+            if span.lane == "compute"
+        )
+        for spans, calls in zip(one.measured.spans, one.calls, strict=True)
+    ]
+
+
+def _waits(call: Call) -> bool:
+    return call.operation.startswith(WAIT)
+
+
+def exposed(calls: Sequence[Call]) -> tuple[float, float]:
+    """Of the calls of a rank, the seconds of waits for moves from and to homes, and those in which
+    there are moves: of each direction those in which at least one is under way.
+    """
+    waited, moved, free = 0.0, 0.0, dict[str, float]()
+    for call in sorted((call for call in calls if call.axis == AXIS), key=lambda one: one.start):
+        way = call.operation.split()[0]
+        if _waits(call):
+            waited += call.end - call.start
+        else:
+            begins = max(call.start, free.get(way, call.start))
+            moved += max(call.end - begins, 0.0)
+            free[way] = max(begins, call.end)
+    return waited, moved
+
+
+def _homes(rank: int, calls: Sequence[Call]) -> Iterator[str]:
+    """What a rank waited for of its moves from and to homes; nothing if there are none."""
+    waited, moved = exposed(calls)
+    if not moved:
+        return
+    each: dict[str, float] = defaultdict(float)
+    for call in filter(_waits, calls):
+        each[call.operation.removeprefix(WAIT).strip()] += call.end - call.start
+    longest = sorted(each.items(), key=lambda one: -one[1])[:LONGEST]
+    told = ", ".join(f"{what} {seconds:.4f} s" for what, seconds in longest)
+    yield (
+        f"{AXIS:<12s}rank {rank} waits {waited:.4f} s for moves of {moved:.4f} s: "
+        f"{waited / moved:.1%} exposed" + (f"; for {told}" if told else "")
+    )
 
 
 def _calls(calls: Sequence[Call]) -> Iterator[str]:
-    """A line for each axis and operation of the first rank's calls."""
+    """A line for each axis and operation of the first rank's calls, of all units together."""
     found: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in calls:
-        found[call.axis, call.operation].append(call)
+        if not _waits(call):
+            found[call.axis, call.operation.partition(" of ")[0]].append(call)
     for (name, operation), each in sorted(found.items()):
         sent, seconds = sum(call.sent for call in each), sum(call.end - call.start for call in each)
         yield (

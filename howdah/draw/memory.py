@@ -34,6 +34,7 @@ LETTERS = {
     "activations": "A",
     "recomputed": "C",
     "staged": "S",
+    "programs": "P",
 }
 BAR = 56  # letters of the longest bar
 FAR = 4  # a capacity above FAR times the longest bar is not marked: bars would be too short

@@ -30,6 +30,7 @@ COLORS = {
     "activations": GREEN,
     "recomputed": blend(GREEN, "#ffffff", 0.5),
     "staged": blend(PURPLE, "#000000", 0.25),
+    "programs": blend(ORANGE, "#000000", 0.35),
 }
 PLOT, RIGHT = 860, 290  # pixels of the axis, and to the right of it
 ENDS, ROOM = {"passes": 92, "update": 150}, 166  # pixels from the axis to the notes

@@ -38,6 +38,7 @@ from howdah.model.documents import (
 )
 from howdah.model.islands import PLAIN, Islands
 from howdah.model.norm import build_norm
+from howdah.model.relative import Seen, attend_seen
 from howdah.model.unfused import attend_dropping
 from howdah.model.varlen import flash_takes, varlen
 from howdah.shapes.shape import ModelShape, RopeScaling
@@ -54,19 +55,56 @@ Core = Callable[[Tensor, Tensor, Tensor, Mask], Tensor]  # heads and mask, as `a
 
 @dataclass
 class Cache:
-    """The key-value cache for decoding: (keys, values) of the tokens so far, [b, k, s, d] each, by
-    layer.
+    """The key-value cache for decoding: (keys, values) of the tokens so far, [b, k, t, d] each, by
+    layer. When there is no room for more, twice as much is made.
+
+    hidden  [b] tokens of padding in front of each row; None: there are none
+    pairs   with room for later tokens behind
+    kept    tokens of each layer
     """
 
+    hidden: Tensor | None = None
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens that all layers have passed, padding included."""
+        return min(self.kept.values(), default=0)
 
     def extend(self, layer: str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Appends keys and values to those of `layer`; returns all of them."""
-        if layer in self.pairs:
-            old_key, old_value = self.pairs[layer]
-            key, value = torch.cat([old_key, key], 2), torch.cat([old_value, value], 2)
-        self.pairs[layer] = key, value
-        return key, value
+        before, new = self.kept.get(layer, 0), key.shape[2]
+        room = self.pairs.get(layer)
+        if room is None or room[0].shape[2] < before + new:
+            size = max(before + new, 2 * before)
+            grown = key.new_empty(*_with(key, size)), value.new_empty(*_with(value, size))
+            for old, x in zip(room or (), grown, strict=False):
+                x[:, :, :before] = old[:, :, :before]
+            room = self.pairs[layer] = grown
+        for x, more in zip(room, (key, value), strict=True):
+            x[:, :, before : before + new] = more
+        self.kept[layer] = before + new
+        return room[0][:, :, : before + new], room[1][:, :, : before + new]
+
+    def keep(self, rows: Tensor) -> None:
+        """Keeps these rows, in this order; one may be kept several times."""
+        self.pairs = {
+            layer: (key.index_select(0, rows), value.index_select(0, rows))
+            for layer, (key, value) in self.pairs.items()
+        }
+        self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)
+
+    def seen(self, new: int) -> Tensor | None:
+        """Which of the tokens so far and of `new` more are no padding, [b, t]; None: all are."""
+        if self.hidden is None:
+            return None
+        places = torch.arange(self.length + new, device=self.hidden.device)
+        return places >= self.hidden[:, None]
+
+
+def _with(x: Tensor, tokens: int) -> tuple[int, ...]:
+    return *x.shape[:2], tokens, x.shape[3]
 
 
 class Attention(nn.Module):
@@ -117,6 +155,24 @@ class Attention(nn.Module):
         return cast(Tensor, self.o(out.flatten(2)))
 
 
+class CrossAttention(Attention):
+    """Attention of a decoder's tokens to what the encoder has made of the source."""
+
+    def cross(self, x: Tensor, source: Tensor, mask: Mask, cache: Cache | None = None) -> Tensor:
+        """Map x [b, s, h] → [b, s, h], with keys and values of `source` [b, t, h]. A cache keeps
+        those: they are the same for every token that is decoded.
+        """
+        name, by_head = f"{self.layer}.cross", (-1, self.shape.d)
+        q = self.q(x).unflatten(-1, by_head).transpose(1, 2)
+        if cache is not None and name in cache.pairs:
+            k, v = cache.pairs[name]
+        else:
+            k, v = (of(source).unflatten(-1, by_head).transpose(1, 2) for of in (self.k, self.v))
+        if cache is not None:
+            cache.pairs[name] = k, v
+        return cast(Tensor, self.o(self.core(q, k, v, mask).transpose(1, 2).flatten(2)))
+
+
 def core_of(shape: ModelShape) -> Core:
     """Attention of a model's blocks on one device."""
     return attend if shape.causal else partial(attend, causal=False)
@@ -127,12 +183,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, causal: bool = True) 
     [b, k, t, d] → [b, a, s, d].
 
     With more keys than queries (t > s, decoding) the query is the last token: s must be 1, else
-    ValueError is raised.
+    ValueError is raised. What Seen says is seen, whatever `causal` says.
     """
-    if q.shape[2] not in (1, k.shape[2]):
+    if q.shape[2] not in (1, k.shape[2]) and not isinstance(mask, Seen):
         raise ValueError("a cache that holds tokens takes one more at a time")
-    if isinstance(mask, Dropping):
-        return attend_dropping(q, k, v, mask, causal=causal)
+    if isinstance(mask, Seen | Dropping):
+        return (
+            attend_seen(q, k, v, mask)
+            if isinstance(mask, Seen)
+            else attend_dropping(q, k, v, mask, causal=causal)
+        )
     if isinstance(mask, Cuts):
         if q.is_cpu or flash_takes(q):
             return varlen(q, k, v, mask, causal=causal)

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from howdah.model.islands import Drop
+from howdah.model.relative import Seen
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Dropping(NamedTuple):
     heads: int
 
 
-Mask = Spans | Cuts | Blocks | Dropping | Tensor | None
+Mask = Spans | Cuts | Blocks | Dropping | Seen | Tensor | None
 
 
 def one_document_each(documents: Tensor | npt.NDArray[np.int32]) -> bool:

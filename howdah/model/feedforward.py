@@ -1,4 +1,4 @@
-"""The feed-forward layer: SwiGLU (Shazeer 2020), GELU or ReLU between two matrices."""
+"""The feed-forward layer: SwiGLU or GEGLU (Shazeer 2020), GELU or ReLU between two matrices."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -46,7 +46,7 @@ def activated(x: Tensor, kind: Activation) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """The feed-forward layer of a block: down(silu(gate x) · up x), or down(act(up x)).
+    """The feed-forward layer of a block: down(act(gate x) · up x), or down(act(up x)).
 
     inner  its inner width; None: that of the shape
     build  makes a matrix of (columns, rows, whether it has a bias)
@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.kind, self.islands = shape.feedforward, PLAIN
         inner = shape.ffn_size if inner is None else inner
-        if self.kind == "swiglu":
+        if shape.gated:
             self.gate = build(shape.width, inner, shape.bias)
         self.up = build(shape.width, inner, shape.bias)
         self.down = build(inner, shape.width, shape.bias)
@@ -70,6 +70,8 @@ class FeedForward(nn.Module):
         """Map x [..., h] → [..., h]. All matrices are given what comes behind x, too."""
         if self.kind == "swiglu":
             inner = swiglu(self.gate(x, *of), self.up(x, *of), self.islands)
+        elif self.kind == "geglu":
+            inner = F.gelu(self.gate(x, *of), approximate="tanh") * self.up(x, *of)
         else:
             inner = activated(self.up(x, *of), self.kind)
         return cast(Tensor, self.down(inner, *of))

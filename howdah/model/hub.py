@@ -28,10 +28,12 @@ OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", ".position_ids")  # old files'
 # what a masked language model does not compute with: for a sentence as a whole
 BESIDE = (
+    "EncDecAttention.relative_attention_bias.weight",  # in old files of T5, which never used it
     *("pooler.dense.weight", "pooler.dense.bias"),
     *("cls.seq_relationship.weight", "cls.seq_relationship.bias"),
 )
 TIED = ("lm_head.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight")
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of T5's embedding
 TIED_BIAS = ("cls.predictions.decoder.bias", "lm_head.decoder.bias")
 READ = (*CLASSES, "mistral")  # up to its window, a Llama by another name
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -233,6 +235,8 @@ def _refuse_left(
     for name, stored in left.items():
         if name.endswith((*BUFFERS, *BESIDE)) or name.startswith(f"model.layers.{shape.layers}."):
             continue  # behind DeepSeek-V3's last layer is the module that predicts a second token
+        if name in COPIES and _equal(stored, used["embedding.weight"]):
+            continue
         if name in (*TIED, *TIED_BIAS) and shape.tie_embeddings:
             if _equal(stored, used["embedding.weight" if name in TIED else "head.bias"]):
                 continue

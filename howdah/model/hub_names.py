@@ -107,6 +107,33 @@ ROBERTA = {ours: theirs.replace("bert.", "roberta.") for ours, theirs in BERT.it
     "transform_norm": "lm_head.layer_norm",
     "head": "lm_head",
 }
+T5 = {
+    "embedding": "shared",
+    "relative.encoder": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "relative.decoder": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "attention_norm": "layer.0.layer_norm",
+    **{f"attention.{name}": f"layer.0.SelfAttention.{name}" for name in "qkvo"},
+    "encoder_norm": "encoder.final_layer_norm",
+    "norm": "decoder.final_layer_norm",
+    "head": "lm_head",
+}
+
+
+def _t5_inside(stack: str, inside: str, gated: bool) -> str:
+    """The place in a block of T5, whose feed-forward is behind two attentions in a decoder."""
+    last = 2 if stack == "layers" else 1
+    up = "wi_1" if gated else "wi"
+    return {
+        **T5,
+        "cross_norm": "layer.1.layer_norm",
+        **{f"cross.{name}": f"layer.1.EncDecAttention.{name}" for name in "qkvo"},
+        "feedforward_norm": f"layer.{last}.layer_norm",
+        "feedforward.gate": f"layer.{last}.DenseReluDense.wi_0",
+        "feedforward.up": f"layer.{last}.DenseReluDense.{up}",
+        "feedforward.down": f"layer.{last}.DenseReluDense.wo",
+    }[inside]
+
+
 BLOCKS = {  # of other types: model.layers
     "gpt2": "transformer.h",
     "bloom": "transformer.h",
@@ -118,6 +145,7 @@ TABLES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "bloom": BLOOM,
+    "t5": T5,
     "mixtral": MIXTRAL,
     "qwen2_moe": QWEN_MOE,
     "qwen3_moe": QWEN_MOE,
@@ -158,7 +186,7 @@ def names(shape: ModelShape) -> tuple[HubTensor, ...]:
     theirs = kind(shape)
     gpt2, groups = theirs == "gpt2", dict[str, list[Weight]]()
     for weight in weights(shape):
-        groups.setdefault(_their_name(weight.name, theirs), []).append(weight)
+        groups.setdefault(_their_name(weight, theirs, shape.gated), []).append(weight)
     found = []
     for name, members in groups.items():
         if members[0].dims[0] == "expert":
@@ -178,13 +206,16 @@ def names(shape: ModelShape) -> tuple[HubTensor, ...]:
     return tuple(found)
 
 
-def _their_name(ours: str, theirs: str) -> str:
+def _their_name(ours: Weight, theirs: str, gated: bool) -> str:
     """Translates a name: layers.7.attention.q.weight → model.layers.7.self_attn.q_proj.weight."""
-    place, ending = ours.rsplit(".", 1)
+    place, ending = ours.name.rsplit(".", 1)
     table = TABLES.get(theirs, LLAMA)
     layers = BLOCKS.get(theirs, "model.layers")
-    if not place.startswith("layers."):
+    if place in table:
         return f"{table[place]}.{ending}"
-    _, number, inside = place.split(".", 2)
+    stack, number, inside = place.split(".", 2)
+    if theirs == "t5":
+        stack_of = {"encoder": "encoder.block", "layers": "decoder.block"}[stack]
+        return f"{stack_of}.{number}.{_t5_inside(stack, inside, gated)}.{ending}"
     name = table.get(f"{inside}.{ending}") or f"{table[inside]}.{ending}"
     return f"{layers}.{number}.{name}"

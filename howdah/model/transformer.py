@@ -1,9 +1,9 @@
-"""A Transformer of one stack in plain PyTorch: a decoder, or an encoder.
+"""A Transformer in plain PyTorch: a decoder, an encoder, or both (T5).
 
     tokens → embedding (+ positions, token types, norm) → L blocks → norm → hidden states
 
-    block, norm before:  x + attention(norm x), then x + feedforward(norm x)
-    block, norm after:   norm(x + attention x), then norm(x + feedforward x)
+    source → embedding → blocks of the encoder → norm ──────────┐             both
+    tokens → embedding → blocks, which also attend to the source → norm → hidden states
 
 The forward pass ends at the hidden states: the head and the loss are one operation (`loss.py`),
 because the logits of a long sequence should never be in memory all at once. The model knows no
@@ -11,126 +11,27 @@ ranks, no layouts and no random state. Weights are named as in `shapes/weights.p
 the names.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection
+from dataclasses import replace
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from howdah.model.attention import Attention, Cache, both_ways, rotary_angles
-from howdah.model.documents import Cuts, Dropping, Mask, cut_documents, dense_mask, document_numbers
+from howdah.model.attention import Cache, both_ways, rotary_angles
+from howdah.model.block import Block, BlockContext
+from howdah.model.documents import Cuts, Mask, cut_documents, dense_mask, document_numbers
 from howdah.model.embedding import Embedding
-from howdah.model.feedforward import FeedForward, activated
-from howdah.model.islands import PLAIN, Drop, promoted
-from howdah.model.latent import LatentAttention
-from howdah.model.moe import Balancing, WithExperts
-from howdah.model.noise import Noise, drop_of, drop_within, dropout
-from howdah.model.norm import added, build_norm
+from howdah.model.feedforward import activated
+from howdah.model.islands import PLAIN, promoted
+from howdah.model.moe import Balancing
+from howdah.model.noise import Noise, dropout
+from howdah.model.norm import build_norm
+from howdah.model.relative import RelativeTable, Seen
+from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts as all_parts
-
-
-@dataclass(frozen=True)
-class BlockContext:
-    """The inputs that all blocks of one forward pass share.
-
-    rotary  what attention knows of positions: angles (`rotary_angles`), or under ALiBi the
-            positions themselves [b, s]; None: nothing
-    mask   attention mask (`cut_documents`)
-    noise  of dropout; None turns dropout off
-    cache  keys and values for decoding, or None
-    balancing  what training asks of the routers of experts; None outside of training
-    dropping  the share of attention's probabilities that is dropped, and positions of a sample
-    """
-
-    rotary: Tensor | None
-    mask: Mask
-    noise: Noise | None
-    cache: Cache | None
-    balancing: Balancing | None = None
-    dropping: tuple[float, int] | None = None
-
-
-BlockRun = Callable[[Tensor, BlockContext], Tensor]
-Drops = tuple[Drop | None, Drop | None]  # behind attention, and behind the feed-forward
-
-
-class Block(WithExperts):
-    """One block: attention and feed-forward, each with norm, residual connection and dropout. Some
-    blocks have a mixture of experts in the place of the feed-forward.
-
-    run   runs the sublayers in a layout's own way (`parallel/recompute.py`); None: plainly
-    body  `both`, compiled; None: as it is
-    """
-
-    def __init__(self, shape: ModelShape, layer: str, dropout: float) -> None:
-        super().__init__()
-        self.name, self.before, self.dropout = f"layers.{layer}", shape.norm_at == "before", dropout
-        self.heads = shape.heads
-        self.attention_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
-        kind = LatentAttention if shape.latent else Attention
-        self.attention = kind(shape, layer)
-        self.feedforward_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
-        self.sparse = shape.sparse(int(layer))
-        if self.sparse:
-            self.add_experts(shape)
-        else:
-            self.feedforward = FeedForward(shape)
-        self.islands = PLAIN
-        self.run: BlockRun | None = None
-        self.body: Callable[..., Tensor] | None = None
-
-    def forward(self, x: Tensor, context: BlockContext) -> Tensor:
-        """Map x [b, s, h] → [b, s, h]."""
-        return self.run(x, context) if self.run else self.sublayers(x, context)
-
-    def sublayers(self, x: Tensor, context: BlockContext) -> Tensor:
-        """Attention, then feed-forward."""
-        first, second = (
-            drop_of(context.noise, f"{self.name}.{place}", share=self.dropout, like=x)
-            for place in ("attention", "feedforward")
-        )
-        body = self.body or partial(self.both, balancing=context.balancing)
-        return body(x, context.rotary, self.mask_of(context), context.cache, (first, second))
-
-    def mask_of(self, context: BlockContext) -> Mask:
-        """The mask of this block's attention, with the noise that drops its probabilities."""
-        mask, noise = context.mask, context.noise
-        if noise is None or context.dropping is None:
-            return mask
-        assert mask is None or isinstance(mask, Tensor), "attention as matrices has a dense mask"
-        share, length = context.dropping
-        drop = drop_within(noise, f"{self.name}.probabilities", share=share, length=length)
-        first, _ = cast(Attention, self.attention).own
-        return Dropping(mask, drop, first, self.heads)
-
-    def both(
-        self,
-        x: Tensor,
-        rotary: Tensor | None,
-        mask: Mask,
-        cache: Cache | None,
-        drops: Drops,
-        *,
-        balancing: Balancing | None = None,
-    ) -> Tensor:
-        """The sublayers, of tensors that are the same for blocks of all names."""
-        first, second = drops
-        if self.before:
-            mixed = self.attention(self.attention_norm(x), rotary, mask, cache)
-            x, inside = self.feedforward_norm.behind(x, mixed, first)
-            return added(x, self.feed(inside, balancing), second, self.islands)
-        _, x = self.attention_norm.behind(x, self.attention(x, rotary, mask, cache), first)
-        return self.feedforward_norm.behind(x, self.feed(x, balancing), second)[1]
-
-    def feed(self, x: Tensor, balancing: Balancing | None) -> Tensor:
-        """The feed-forward, or the experts in its place."""
-        if self.sparse:
-            return self.mixture(x, self.name, balancing)
-        return cast(Tensor, self.feedforward(x))
 
 
 class HeadBias(nn.Module):
@@ -163,7 +64,7 @@ class Transformer(nn.Module):
         self.length: int | None = None  # of a sample; None: that of the positions
         own = all_parts(shape) if parts is None else parts
         first, last = "embedding" in own, "head" in own
-        if first or (last and shape.tie_embeddings):
+        if first or "target" in own or (last and shape.tie_embeddings):
             self.embedding = Embedding(shape.vocab, shape.width)
         if first and shape.positions == "learned":
             self.positions = Embedding(shape.context + shape.first_position, shape.width)
@@ -171,13 +72,27 @@ class Transformer(nn.Module):
             self.token_types = Embedding(shape.token_types, shape.width)
         if first and shape.embedding_norm:
             self.embedding_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
-        self.layers = nn.ModuleDict(
-            {
-                str(i): Block(shape, str(i), dropout)
-                for i in range(shape.layers)
-                if f"layers.{i}" in own
-            }
+        self.encoder, self.layers = (
+            nn.ModuleDict(
+                {
+                    str(i): Block(shape, str(i), dropout, stack=stack)
+                    for i in range(count)
+                    if f"{stack}.{i}" in own
+                }
+            )
+            for stack, count in (("encoder", shape.encoder_layers), ("layers", shape.layers))
         )
+        if shape.family == "encoder-decoder":
+            tables = {"encoder": self.encoder, "decoder": self.layers}
+            self.relative = nn.ModuleDict(
+                {
+                    name: RelativeTable(shape.relative_buckets, shape.heads)
+                    for name, blocks in tables.items()
+                    if len(blocks)
+                }
+            )
+        if f"encoder.{shape.encoder_layers - 1}" in own and shape.norm_at == "before":
+            self.encoder_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         if last and shape.norm_at == "before":
             self.norm = build_norm(shape.norm, shape.width, shape.norm_eps)
         if last and shape.transform:
@@ -187,6 +102,17 @@ class Transformer(nn.Module):
             self.head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=shape.transform)
         elif shape.tie_embeddings and shape.transform and (first or last):
             self.head = HeadBias(shape.vocab)  # in the unit of the matrix
+
+    @property
+    def last_of_encoder(self) -> Part | None:
+        """The block of the encoder behind which its norm stands; None without an encoder."""
+        last = self.shape.encoder_layers - 1
+        return Part("encoder", last) if last >= 0 else None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all stacks that are here, in forward order."""
+        return [cast(Block, one) for one in (*self.encoder.values(), *self.layers.values())]
 
     @property
     def head_weight(self) -> Tensor:
@@ -205,6 +131,8 @@ class Transformer(nn.Module):
         documents: Tensor | None = None,
         *,
         types: Tensor | None = None,
+        source: Tensor | None = None,
+        seen: Tensor | None = None,
         noise: Noise | None = None,
         cache: Cache | None = None,
         balancing: Balancing | None = None,
@@ -214,16 +142,76 @@ class Transformer(nn.Module):
         positions  [b, s] position of each token in its document
         documents  [b, s] document numbers, as `cut_documents` takes them; None: one per row
         types      [b, s] token types, of a model that has them; None: 0
+        source     [b, t] tokens that an encoder reads, of a model that has one in front
+        seen       [b, t] 1 where they are text, 0 where they are padding; None: all are text
         noise      of dropout; None turns dropout off
         cache      keeps keys and values between calls: first for a prompt, then one token each
         balancing  what training asks of the routers of experts
         """
+        if self.shape.encoder_layers:
+            assert source is not None, "an encoder reads a source"
+            states = self.encode(source, seen, noise=noise)
+            return self.decode(tokens, states, seen, noise=noise, cache=cache)
         x = self.embed(tokens, positions, types, noise=noise)
         context = self.context(x, positions, documents, noise=noise, cache=cache)
         context = replace(context, balancing=balancing)
         for block in self.layers.values():
             x = block(x, context)
         return self.final_norm(x)
+
+    # -- an encoder and a decoder behind it
+
+    def encode(self, source: Tensor, seen: Tensor | None, *, noise: Noise | None = None) -> Tensor:
+        """What the encoder makes [b, t, h] of source tokens [b, t]; `seen` as for `forward`."""
+        x = self.embed(source, source, noise=noise)
+        context = self.source_context(x.device, source.shape[1], seen, noise=noise)
+        for block in self.encoder.values():
+            x = block(x, context)
+        return cast(Tensor, self.encoder_norm(x))
+
+    def decode(
+        self,
+        tokens: Tensor,
+        source: Tensor,
+        seen: Tensor | None,
+        *,
+        noise: Noise | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The hidden states [b, s, h] of tokens [b, s] that follow those of the cache, behind what
+        `encode` has made of the source [b, t, h]. A cache keeps what it needs of that, too.
+        """
+        x = self.embed(tokens, tokens, noise=noise, place="target")
+        context = self.target_context(source, tokens.shape[1], seen, noise=noise, cache=cache)
+        for block in self.layers.values():
+            x = block(x, context)
+        return self.final_norm(x)
+
+    def source_context(
+        self, device: torch.device, length: int, seen: Tensor | None, *, noise: Noise | None = None
+    ) -> BlockContext:
+        """The context of the encoder's blocks, for sources of `length` tokens."""
+        table = cast(RelativeTable, self.relative["encoder"])
+        bias = table.bias(range(length), length, both_ways=True, device=device)
+        return BlockContext(None, Seen(_of_rows(seen), bias), noise, None)
+
+    def target_context(
+        self,
+        source: Tensor,
+        length: int,
+        seen: Tensor | None,
+        *,
+        noise: Noise | None = None,
+        cache: Cache | None = None,
+    ) -> BlockContext:
+        """The context of the decoder's blocks, for `length` more tokens than the cache has."""
+        before, device = cache.length if cache else 0, source.device
+        table, keys = cast(RelativeTable, self.relative["decoder"]), before + length
+        bias = table.bias(range(before, keys), keys, both_ways=False, device=device)
+        earlier = torch.ones(length, keys, dtype=torch.bool, device=device).tril(before)
+        across = Seen(_of_rows(seen))
+        own = Seen(earlier, bias)
+        return BlockContext(None, own, noise, cache, source=source, across=across)
 
     # -- the pieces of a forward pass, for layouts that run them on several ranks
 
@@ -234,8 +222,11 @@ class Transformer(nn.Module):
         types: Tensor | None = None,
         *,
         noise: Noise | None = None,
+        place: str = "embedding",
     ) -> Tensor:
-        """The input of the first block [b, s, h], for tokens, positions and token types [b, s]."""
+        """The input of the first block [b, s, h], for tokens, positions and token types [b, s].
+        `place` names its dropout.
+        """
         x = self.embedding(tokens)
         if self.shape.positions == "learned":
             first = self.shape.first_position
@@ -244,7 +235,7 @@ class Transformer(nn.Module):
             x = x + self.token_types(torch.zeros_like(tokens) if types is None else types)
         if self.shape.embedding_norm:
             x = self.embedding_norm(x)
-        return dropout(x, "embedding", share=self.dropout, noise=noise)
+        return dropout(x, place, share=self.dropout, noise=noise)
 
     def context(
         self,
@@ -266,6 +257,11 @@ class Transformer(nn.Module):
             rotary = positions
         drops = noise is not None and self.dropping > 0
         mask: Mask = None
+        seen = cache.seen(positions.shape[1]) if cache else None
+        if cache and cache.length and seen is not None:
+            mask = seen[:, None, None]
+        elif seen is not None:  # padding is a document of its own
+            documents = seen.to(torch.int32)
         if documents is not None:
             mask = self.cut(documents, x.device, length)
             if drops and mask is not None:
@@ -282,6 +278,8 @@ class Transformer(nn.Module):
         """The input of the head, from the output x of the last block."""
         if self.shape.norm_at == "before":
             x = self.norm(x)
+        if self.shape.family == "encoder-decoder" and self.shape.tie_embeddings:
+            x = x * self.shape.width**-0.5  # T5 1.0: an embedding is larger than a head
         if self.shape.transform:
             x = self.transform_norm(activated(self.transform(x), self.shape.feedforward))
         return x
@@ -289,3 +287,8 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits [..., V] of a few hidden states [..., h], for decoding."""
         return F.linear(hidden, self.head_weight, self.head_bias)
+
+
+def _of_rows(seen: Tensor | None) -> Tensor | None:
+    """[b, t] as a mask of pairs [b, 1, 1, t]."""
+    return None if seen is None else seen.bool()[:, None, None]

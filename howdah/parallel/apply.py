@@ -197,74 +197,39 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None)
 
     connect  makes the links to parameter servers outside of the mesh; None: there are none
     """
-    layout, rank, method = plan.layout, mesh.rank, plan.method
-    # 1
-    with torch.device("meta"):
-        drops = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
-        model = Transformer(plan.shape, parts=own_parts(plan, rank), **drops)
-    # 2
-    cut = (layout.zero == 3 and mesh.shard.size > 1) or mesh.serves  # weights are sharded, too
-    there = homes_of(plan, mesh)
-    units = flatten(
-        model,
-        local_buffers(plan, rank),
-        dtype=DTYPES[method.precision],
-        device=mesh.device,
-        own=lambda buffer: own_range(buffer, layout, rank),
-        whole=lambda buffer: Whole(
-            gradients=not (keeps_shares(plan, buffer.unit) or mesh.serves), weights=not cut
-        ),
-        homes=layout,
-    )
-    fill_masters(units, fill, there.adopt(units.values()) if there else copied)  # 3
+    layout = plan.layout
+    model = _unfilled(plan, mesh.rank)  # 1
+    homes = homes_of(plan, mesh)
+    units = _allocated(model, plan, mesh)  # 2
+    fill_masters(units, fill, homes.adopt(units.values()) if homes else copied)  # 3
     # 4
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
-    optimizer, update = _optimizer(plan, ranges, there, [*units.values()])
-    links: Links | None = connect(units) if connect else None
-    if layout.server and links is None:
-        links = ServerLinks(mesh, units)
-    sums = gradient_sums(plan, mesh, units, links, homes=there)  # 5
+    optimizer, update = _optimizer(plan, ranges, homes, [*units.values()])
+    # 5
+    links = _links(plan, mesh, units, connect)
+    sums = gradient_sums(plan, mesh, units, links, homes=homes)
     # 6
-    gatherer: Gatherer | None = None
     sharers = sharers_of(units, plan, mesh)
-    if links:
-        gatherer = PulledWeights(units, links, mesh.waited)
-    elif cut or layout.weights != "device":
-        keep, cast = layout.release == "step", layout.gather == "broadcast"
-        gatherer = ShardedWeights(
-            units, mesh.shard, mesh.waited, keep=keep, cast=cast, sharers=sharers, homes=there
-        )
-    elif layout.zero > 0 and mesh.shard.size > 1:
-        gatherer = UpdatedWeights(units, sharers, mesh.waited)
+    gatherer = _gatherer(plan, mesh, units, sharers, links=links, homes=homes)
     # 7
     region = region_of(plan, mesh) if layout.tp > 1 else None
-    store: UnitWeightStore | None = None
-    if needs_own(layout) and not mesh.serves:
-        value = gatherer.value if isinstance(gatherer, ShardedWeights) else None
-        shared = [name for unit in used_by_several(plan, rank) for name in units[unit].buffer.names]
-        store = UnitWeightStore(units, sums.target, sums.order.ready, value, frozenset(shared))
+    store = _store(plan, mesh, units, sums, gatherer)
+    if store:
         if region:
             split(model, plan, region, store)
         own_operations(model, store)
     elif sums.sums and not mesh.serves:
         listen_to_parameters(model, sums)
-    if method.precision == "fp8":
+    if plan.method.precision == "fp8":
         in_eight_bits(model)
-    core = share_sequences(model, plan, mesh) if layout.cp > 1 else None  # 8
+    # 8
+    core = share_sequences(model, plan, mesh) if layout.cp > 1 else None
     if layout.ep > 1:
         share_experts(model, plan, mesh)
     recompute(model, plan)  # 9
-    shelf = keep_elsewhere(model, there, _multiplied(units, gatherer)) if there else None  # 10
-    # 11
-    executor = Executor(
-        plan,
-        mesh,
-        model=model,
-        store=store,
-        gatherer=gatherer,
-        sums=sums,
-        homes=there,
-        shelf=shelf,
+    shelf = keep_elsewhere(model, homes, _multiplied(units, gatherer)) if homes else None  # 10
+    executor = Executor(  # 11
+        plan, mesh, model=model, store=store, gatherer=gatherer, sums=sums, homes=homes, shelf=shelf
     )
     return ParallelModel(
         plan=plan,
@@ -279,10 +244,87 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None)
         region=region,
         core=core,
         executor=executor,
-        homes=there,
+        homes=homes,
         update=update,
         sharers=sharers,
     )
+
+
+def _unfilled(plan: Plan, rank: int) -> Transformer:
+    """The parts of the model that are this rank's, without memory."""
+    method = plan.method
+    drops = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
+    with torch.device("meta"):
+        return Transformer(plan.shape, parts=own_parts(plan, rank), **drops)
+
+
+def _shares_weights(plan: Plan, mesh: Mesh) -> bool:
+    """Whether this rank keeps only its own range of the weights, too."""
+    return (plan.layout.zero == 3 and mesh.shard.size > 1) or mesh.serves
+
+
+def _allocated(model: Transformer, plan: Plan, mesh: Mesh) -> dict[str, FlatUnit]:
+    """The flat units of this rank, into which the parameters of the model are views."""
+    whole = not _shares_weights(plan, mesh)
+    return flatten(
+        model,
+        local_buffers(plan, mesh.rank),
+        dtype=DTYPES[plan.method.precision],
+        device=mesh.device,
+        own=lambda buffer: own_range(buffer, plan.layout, mesh.rank),
+        whole=lambda buffer: Whole(
+            gradients=not (keeps_shares(plan, buffer.unit) or mesh.serves), weights=whole
+        ),
+        homes=plan.layout,
+    )
+
+
+def _links(
+    plan: Plan, mesh: Mesh, units: dict[str, FlatUnit], connect: Connect | None
+) -> Links | None:
+    """The links to parameter servers; None where there are none."""
+    if connect:
+        return connect(units)
+    return ServerLinks(mesh, units) if plan.layout.server else None
+
+
+def _gatherer(
+    plan: Plan,
+    mesh: Mesh,
+    units: dict[str, FlatUnit],
+    sharers: Mapping[str, Group],
+    *,
+    links: Links | None,
+    homes: Homes | None,
+) -> Gatherer | None:
+    """What brings updated weights to this rank; None where it updates all of its own."""
+    layout = plan.layout
+    if links:
+        return PulledWeights(units, links, mesh.waited)
+    if _shares_weights(plan, mesh) or layout.weights != "device":
+        keep, cast = layout.release == "step", layout.gather == "broadcast"
+        return ShardedWeights(
+            units, mesh.shard, mesh.waited, keep=keep, cast=cast, sharers=sharers, homes=homes
+        )
+    if layout.zero > 0 and mesh.shard.size > 1:
+        return UpdatedWeights(units, sharers, mesh.waited)
+    return None
+
+
+def _store(
+    plan: Plan,
+    mesh: Mesh,
+    units: dict[str, FlatUnit],
+    sums: GradientSums,
+    gatherer: Gatherer | None,
+) -> UnitWeightStore | None:
+    """The store of own operations; None where operations are those of torch, or there are none."""
+    if mesh.serves or not needs_own(plan.layout):
+        return None
+    value = gatherer.value if isinstance(gatherer, ShardedWeights) else None
+    several = used_by_several(plan, mesh.rank)
+    shared = frozenset(name for unit in several for name in units[unit].buffer.names)
+    return UnitWeightStore(units, sums.target, sums.order.ready, value, shared)
 
 
 def _optimizer(

@@ -16,15 +16,16 @@ So a block is compiled once for rows that hold several documents, whatever their
 for rows of one document each, which need no mask.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from howdah.model.block import Block
 from howdah.model.documents import cut_to_tensors
 from howdah.model.islands import compiled
-from howdah.model.transformer import Block, Transformer
+from howdah.model.transformer import Transformer
 
 
 def compile_model(model: Transformer, *, whole: bool, backend: str = "inductor") -> None:
@@ -35,7 +36,7 @@ def compile_model(model: Transformer, *, whole: bool, backend: str = "inductor")
     islands = compiled(backend)
     if whole:
         model.cut = cut_to_tensors
-    dense = [block for block in cast(Iterable[Block], model.layers.values()) if not block.sparse]
+    dense = [block for block in model.blocks if not block.sparse]
     blocks = {id(inside) for block in dense for inside in block.modules()}
     for module in model.modules():
         if hasattr(module, "islands") and not (whole and id(module) in blocks):

@@ -15,8 +15,9 @@ Tokens, labels, positions and noise of the rank's chunks are cut from the whole 
 from collections.abc import Iterable
 from typing import cast
 
+from howdah.model.block import Block
 from howdah.model.latent import LatentAttention
-from howdah.model.transformer import Block, Transformer
+from howdah.model.transformer import Transformer
 from howdah.parallel.context_ring import Ring
 from howdah.parallel.context_trade import Trade
 from howdah.parallel.mesh import Mesh

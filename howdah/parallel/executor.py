@@ -169,7 +169,8 @@ class Executor:
         """
         work = StepRun(self, [given], loss, tokens=1.0)
         if stage > 0:
-            work.values[Value("activation", stage - 1, 0)] = self.empty(given, torch.zeros)
+            before = self.empty(stage - 1, given, torch.zeros)
+            work.values[Value("activation", stage - 1, 0)] = before
         return work.outputs(Action(Kind.FORWARD, stage, 0))[1]
 
     def balancing(self, given: Given, tokens: float) -> Balancing | None:
@@ -179,9 +180,11 @@ class Executor:
         rows = (given.labels != MASKED).sum(-1) if given.labelled is None else given.labelled
         return Balancing(self.plan.method.routing, rows, tokens, sequences=self.sequences)
 
-    def empty(self, given: Given, make: Callable[..., Tensor] = torch.empty) -> Boundary:
-        """Tensors for the boundary between two stages."""
-        shapes = boundary(self.plan, self.mesh.rank, given)
+    def empty(
+        self, stage: int, given: Given, make: Callable[..., Tensor] = torch.empty
+    ) -> Boundary:
+        """Tensors for the boundary between a stage and the next."""
+        shapes = boundary(self.plan, self.mesh.rank, stage, given)
         dtype, device = DTYPES[self.plan.method.precision], self.mesh.device
         return {name: make(size, dtype=dtype, device=device) for name, size in shapes.items()}
 
@@ -283,8 +286,8 @@ class StepRun:
             counts = torch.cat([load.tokens, load.dropped[None]])
             self.loads[name] = self.loads[name] + counts if name in self.loads else counts
         if "head" in parts:
-            out = {"loss": self.loss(out["hidden"], given.labels, self.tokens)}
-        return inputs, out
+            return inputs, {"loss": self.loss(out["hidden"], given.labels, self.tokens)}
+        return inputs, {name: out[name] for name in executor.plan.boundary(stage)}
 
     def backward(self, action: Action) -> None:
         held = self.held.pop((action.stage, action.micro))
@@ -331,7 +334,9 @@ class StepRun:
     def receive(self, instruction: Instruction) -> None:
         action, peer = instruction.action, instruction.peer
         assert peer is not None
-        tensors = self.executor.empty(self.given[action.micro])
+        made = makes(action)  # a gradient is that of what the stage before has made
+        stage = made.stage - (made.name == "gradient")
+        tensors = self.executor.empty(stage, self.given[action.micro])
         handles = [self.executor.links.receive(x, peer) for x in tensors.values()]
         self.moving[Verb.RECEIVE, action] = Moving(handles, tensors)
 

@@ -25,9 +25,10 @@ from torch.autograd.function import once_differentiable
 
 from howdah.comm.group import Group
 from howdah.comm.handle import Handle
+from howdah.model.block import Block
 from howdah.model.moe import Beside, Both, Feed
 from howdah.model.places import Places
-from howdah.model.transformer import Block, Transformer
+from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import shares
 from howdah.plan.mesh_axes import axis

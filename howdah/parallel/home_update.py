@@ -11,21 +11,31 @@ What is at home on the host is updated where it is. `plan/homes.py` counts the s
 
 The norm of the full gradient is known before the first unit is updated, so that clipping is exact.
 What goes last goes beside the next forward pass, which waits for a unit when it needs it.
+
+With `method.optimizer.delay` an update is one step late, and runs beside the passes of the next:
+
+    passes    | step 1            | step 2              | step 3              |
+    host                          | by gradients of 1   | by gradients of 2   |
+    between                       ^ weights come up, gradients go down: here alone they change
+
+The gradients that wait are a state of the optimizer, which checkpoints have; NaN where none wait.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import isfinite, sqrt
+from functools import partial
+from math import isfinite, nan, sqrt
 
 import torch
 from torch import Tensor
 
-from howdah.comm.handle import Handle
+from howdah.comm.handle import DONE, Handle
 from howdah.optim.clip import EPSILON
 from howdah.optim.in_turns import InTurns, Turn
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.plan.homes import set_width, sets_of
+from howdah.plan.method import LATE
 from howdah.plan.plan import Plan
 from howdah.plan.storage import SETS
 
@@ -42,6 +52,11 @@ class HomeUpdate:
 
     def __init__(self, plan: Plan, homes: Homes, units: Sequence[FlatUnit]) -> None:
         self.turns, self._homes = InTurns(plan.method.optimizer), homes
+        self._running: Handle = DONE  # the update that is one step late
+        self.delay = plan.method.optimizer.delay
+        if self.delay:
+            for states in homes.states.values():
+                states[LATE].fill_(nan)
         self._units = [unit for unit in units if len(unit.masters)]
         count, longest = sets_of(plan, homes.rank)
         wide = units[0].masters.dtype
@@ -70,19 +85,62 @@ class HomeUpdate:
         beside  is called with each unit, when its masters are updated and before they leave
         """
         norm = sqrt(square.item())
+        scale = limit / (norm + EPSILON) if norm > limit > 0 else None
+        if self.delay:
+            return self._exchange(scale if isfinite(norm) else nan, beside)
         if not isfinite(norm):
             return
-        scale = limit / (norm + EPSILON) if norm > limit > 0 else None
         ahead, coming = min(1, len(self.sets) - 1), list[tuple[Buffers, list[Handle]]]()
         for number, unit in enumerate(self._units):
             for one in self._units[len(coming) : number + 1 + ahead]:
                 coming.append(self._come(one, len(coming) % len(self.sets)))
             flats, handles = coming[number]
-            self._homes.wait(*handles)
+            self._homes.wait(f"the states of {unit.buffer.unit}", *handles)
             self._update(unit, flats, scale)
             beside([replace(unit, masters=flats["masters"])])
             self._homes.leaving[unit.buffer.unit] = [*self._leave(unit, flats)]
         self.turns.updates += 1
+
+    def begin(self) -> None:
+        """Starts the update by the gradients of the step before, if it is one step late: nobody
+        reads masters or states until it has ended in `run`.
+        """
+        if self.delay:
+            self._running = self._homes.beside(partial(self._by_late, dict(self._homes.leaving)))
+
+    def _by_late(self, leaving: dict[str, list[Handle]]) -> None:
+        """The update by the gradients that wait, when the masters have gone up to the weights."""
+        waits = False
+        for unit in self._units:
+            name, states = unit.buffer.unit, self._homes.states[unit.buffer.unit]
+            for handle in leaving.get(name, ()):
+                handle.result()
+            if not states[LATE][0].isnan():
+                waits = True
+                flats = {"masters": unit.masters, "gradients": states[LATE], **states}
+                self._update(unit, flats, None)
+        self.turns.updates += waits
+
+    def _exchange(self, scale: float | None, beside: Beside) -> None:
+        """Ends the update that is one step late: its weights go up, and the gradients of this step,
+        times `scale`, wait in its place.
+        """
+        homes, down = self._homes, list[Handle]()
+        homes.wait("the late update", self._running)
+        for unit in self._units:
+            name = unit.buffer.unit
+            beside([unit])
+            if homes.layout.gradients == "device":
+                late = homes.states[name][LATE]
+                down.append(homes.copy("gradients", "evict", late, unit.summed, of=name))
+            homes.leaving[name] = [*self._leave(unit, {"masters": unit.masters})]
+        homes.wait("gradients", *down)  # the next step sets them to zero
+        for unit in self._units:
+            late = homes.states[unit.buffer.unit][LATE]
+            if homes.layout.gradients == "host":
+                late.copy_(unit.summed)
+            if scale is not None:
+                late.mul_(scale)
 
     def _come(self, unit: FlatUnit, number: int) -> tuple[Buffers, list[Handle]]:
         """Starts to bring what an update needs of a unit: its tensors, and what to wait for."""
@@ -95,7 +153,7 @@ class HomeUpdate:
         handles = []
         for kind, buffer in mine.items():
             if kind == "gradients" and not unit.summed.is_meta:
-                handles.append(homes.copy("gradients", "evict", buffer, unit.summed))
+                handles.append(homes.copy("gradients", "evict", buffer, unit.summed, of=name))
             elif kind == "gradients":
                 handles.append(homes.read("gradients", name, "summed", buffer))
             elif kind != "weights":
@@ -126,7 +184,7 @@ class HomeUpdate:
             for kind in ("masters", *homes.states[name]):
                 yield homes.write("optimizer", name, kind, flats[kind])
         if not unit.away:
-            yield homes.copy("weights", "fetch", unit.own_weights, masters)
+            yield homes.copy("weights", "fetch", unit.own_weights, masters, of=name)
         elif unit.apart and homes.layout.weights == "disk":
             if "weights" in flats:
                 masters = flats["weights"].copy_(masters)

@@ -10,10 +10,14 @@ what has its home on the host is copied all the same, at a limited bandwidth if 
 so what a link costs, and what hides it, shows without a GPU.
 
 A tensor whose home is the disk is a tensor of the meta device; `own` reads it, `put` writes it.
+
+Each move, and each time that the rank waits for one, is in the trace of a step, with the unit:
+`fetch weights of layers.1`, `wait for weights of layers.1` (`howdah trace`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +32,7 @@ from howdah.parallel.flat_params import FlatUnit, Put
 from howdah.parallel.mesh import Mesh
 from howdah.plan.homes import AXIS, Way, homes, longest_share, pool_problem
 from howdah.plan.plan import Plan
-from howdah.plan.recording import Traffic
+from howdah.plan.recording import WAIT, Traffic
 
 NO_RUN = "/var/tmp"  # where there is no run folder; /tmp is often memory
 
@@ -80,6 +84,7 @@ class Homes:
         self._counters, self._table = mesh.counters, mesh.counters.table()
         self._pace = {"fetch": Pace(storage.host_bandwidth), "evict": Pace(storage.host_bandwidth)}
         self._lanes = {way: ThreadPoolExecutor(1, thread_name_prefix=way) for way in self._pace}
+        self._host = ThreadPoolExecutor(1, thread_name_prefix="update")
         self._ranges: dict[tuple[str, str], Range] = {}
         self._scratch: Scratch | None = None
         if "disk" in homes(plan.layout):
@@ -100,7 +105,7 @@ class Homes:
 
     def close(self) -> None:
         """Ends the threads, and lets go of the file."""
-        for lane in self._lanes.values():
+        for lane in (self._host, *self._lanes.values()):
             lane.shutdown(cancel_futures=True)
         if self._scratch is not None:
             self._scratch.close()
@@ -156,41 +161,46 @@ class Homes:
 
     # -- moves
 
-    def copy(
-        self, what: str, way: Way, out: Tensor, source: Tensor, after: Handle = DONE
-    ) -> Handle:
-        """Starts to copy between device and host, on the lane of the direction, behind `after`."""
-        return self._on_lane(what, way, out.nbytes, lambda: out.copy_(source), after)
+    def copy(self, what: str, way: Way, out: Tensor, source: Tensor, *, of: str) -> Handle:
+        """Starts to copy between device and host, on the lane of the direction; `of` is the unit
+        or the block.
+        """
+        return self._on_lane(what, way, out.nbytes, lambda: out.copy_(source), of=of)
 
     def read(self, what: str, unit: str, kind: str, out: Tensor) -> Handle:
         """Starts to read the own range of a unit from the disk."""
-        return self.read_range(what, self._ranges[unit, kind], out)
+        return self.read_range(what, self._ranges[unit, kind], out, of=unit)
 
     def write(self, what: str, unit: str, kind: str, values: Tensor) -> Handle:
         """Starts to write the own range of a unit, which must not change meanwhile, to the disk."""
-        return self.write_range(what, self._ranges[unit, kind], values)
+        return self.write_range(what, self._ranges[unit, kind], values, of=unit)
 
-    def read_range(self, what: str, source: Range, out: Tensor) -> Handle:
+    def read_range(self, what: str, source: Range, out: Tensor, *, of: str) -> Handle:
         """Starts to read a range of the file."""
-        note = self._counted(what, "fetch", "disk", out.nbytes)
+        note = self._counted(what, "fetch", "disk", out.nbytes, of=of)
         return Jobs(self.scratch.read(source, bytes_of(out)), note)
 
-    def write_range(self, what: str, to: Range, values: Tensor) -> Handle:
+    def write_range(self, what: str, to: Range, values: Tensor, *, of: str) -> Handle:
         """Starts to write a range of the file."""
-        note = self._counted(what, "evict", "disk", values.nbytes)
+        note = self._counted(what, "evict", "disk", values.nbytes, of=of)
         return Jobs(self.scratch.write(to, bytes_of(values)), note)
+
+    def beside(self, work: Callable[[], None]) -> Handle:
+        """Starts work on the host beside that of the rank, behind earlier such work."""
+        return OnThread(self._host.submit(work))
 
     def fetch_weights(self, unit: FlatUnit, out: Tensor) -> Handle:
         """Starts to bring the weights of a unit, or its share of them, to `out` on the device."""
         if self.layout.weights == "host":
-            return self.copy("weights", "fetch", out, unit.weights)
+            return self.copy("weights", "fetch", out, unit.weights, of=unit.buffer.unit)
         return self.read("weights", unit.buffer.unit, "weights", out)
 
     def fetch_gradient(self, unit: FlatUnit) -> Tensor:
         """The own range of a gradient on the disk; valid until the next one is asked for."""
         mine = self.adding[: len(unit.summed)]
         if len(mine):
-            self.wait(self.read("gradients", unit.buffer.unit, "summed", mine))
+            name = unit.buffer.unit
+            self.wait(f"gradients of {name}", self.read("gradients", name, "summed", mine))
         return mine
 
     def clear_gradients(self, units: Iterable[FlatUnit]) -> None:
@@ -199,17 +209,16 @@ class Homes:
 
     def add_gradient(self, unit: FlatUnit, share: Tensor, after: Handle) -> Handle:
         """Starts to add a share to the gradient of a unit in its home, behind `after`."""
+        name, size = unit.buffer.unit, share.nbytes
         if not unit.summed.is_meta:
-            return self._on_lane(
-                "gradients", "evict", share.nbytes, lambda: unit.summed.add_(share), after
-            )
-        name, mine = unit.buffer.unit, self.adding[: len(share)]
-        first = name in self._fresh
+            work = partial(unit.summed.add_, share)
+            return self._on_lane("gradients", "evict", size, work, after, of=name)
+        mine, first = self.adding[: len(share)], name in self._fresh
         self._fresh.discard(name)
-        notes = [self._counted("gradients", "evict", "disk", share.nbytes)]
-        notes += [] if first else [self._counted("gradients", "fetch", "disk", share.nbytes)]
+        notes = [self._counted("gradients", "evict", "disk", size, of=name)]
+        notes += [] if first else [self._counted("gradients", "fetch", "disk", size, of=name)]
 
-        def work() -> None:
+        def add() -> None:
             after.result()
             if first:
                 mine.zero_()
@@ -220,12 +229,19 @@ class Homes:
             for note in notes:
                 note()
 
-        return OnThread(self._lanes["evict"].submit(work))
+        return OnThread(self._lanes["evict"].submit(add))
 
     def _on_lane(
-        self, what: str, way: Way, size: int, work: Callable[[], object], after: Handle
+        self,
+        what: str,
+        way: Way,
+        size: int,
+        work: Callable[[], object],
+        after: Handle = DONE,
+        *,
+        of: str,
     ) -> Handle:
-        note = self._counted(what, way, "host", size)
+        note = self._counted(what, way, "host", size, of=of)
 
         def move() -> None:
             after.result()
@@ -236,7 +252,9 @@ class Homes:
 
         return OnThread(self._lanes[way].submit(move))
 
-    def _counted(self, what: str, way: Way, link: str, size: int) -> Callable[..., None]:
+    def _counted(
+        self, what: str, way: Way, link: str, size: int, *, of: str
+    ) -> Callable[..., None]:
         """Counts a move. Returns a function that records its end, and when it `began` if not now;
         any thread may call it.
         """
@@ -247,20 +265,24 @@ class Homes:
         def note(began: float = now) -> None:
             took = Interval(HOST, began, HOST.mark())
             self._counters.time_later(self._table, {row: size}, took)
-            self._counters.recorder.call(AXIS, row.operation, size, took)
+            self._counters.recorder.call(AXIS, f"{row.operation} of {of}", size, took)
 
         return note
 
     def settle(self, *units: str) -> None:
         """Waits for the moves behind the last update of some units; of all when none is named."""
         for unit in units or tuple(self.leaving):
-            self.wait(*self.leaving.pop(unit, ()))
+            self.wait(f"the update of {unit}", *self.leaving.pop(unit, ()))
 
-    def wait(self, *handles: Handle) -> None:
-        """Waits for moves."""
+    def wait(self, what: str, *handles: Handle) -> None:
+        """Waits for moves, such as those of the `weights of layers.1`."""
+        late, began = not all(handle.done() for handle in handles), HOST.mark()
         with self.waited:
             for handle in handles:
                 handle.result()
+        if late:
+            took = Interval(HOST, began, HOST.mark())
+            self._counters.recorder.call(AXIS, f"{WAIT} {what}", 0, took)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -18,6 +18,7 @@ The weight gradient is added directly to the tensor that keeps it, in at least f
 dtypes agree, no other tensor of its size is made.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ from howdah.model.islands import PLAIN, Drop, Islands, promoted
 from howdah.model.loss import NONE, Add, Terms, VocabShards, add_product, chunks, cross_entropy_sum
 from howdah.model.moe import Choice, Router
 from howdah.model.norm import AnyNorm, How, normed
+from howdah.model.relative import RelativeTable
 from howdah.model.transformer import HeadBias, Transformer
 
 
@@ -229,6 +231,18 @@ class OwnNorm(AnyNorm):
         return super().behind(x, y, drop)
 
 
+class OwnRelativeTable(RelativeTable):
+    """Replaces RelativeTable."""
+
+    def __init__(self, weight: Handle) -> None:
+        nn.Module.__init__(self)
+        self.weight: Handle = weight
+
+    def expected(self) -> None:
+        """See RelativeTable."""
+        self.weight.expect_gradient()
+
+
 class OwnRouter(Router):
     """Replaces Router."""
 
@@ -258,8 +272,9 @@ class OwnExpertMatrix(ExpertMatrix):
 
 
 def own_operations(model: nn.Module, store: WeightStore) -> None:
-    """Replaces linears, embeddings, norms, routers and experts of `model` by own operations. The
-    model then has no parameters; `store` has their weights under the names that they had.
+    """Replaces linears, embeddings, norms, tables of relative positions, routers and experts of
+    `model` by own operations. The model then has no parameters; `store` has their weights under
+    the names that they had.
     """
     for path, module in list(model.named_modules()):
         own = _own(path, module, store)
@@ -284,12 +299,16 @@ def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
     bias = Handle(f"{path}.bias", store) if has_bias else None
     if isinstance(module, nn.Linear | HeadBias):  # of which the bias alone is asked for
         return OwnLinear(weight, bias)
-    if isinstance(module, Embedding):
-        return OwnEmbedding(weight)
     if isinstance(module, AnyNorm):
         return OwnNorm(weight, bias, module.epsilon)
     if isinstance(module, Router):
         return OwnRouter(module, weight, bias)
-    if isinstance(module, ExpertMatrix):
-        return OwnExpertMatrix(weight)
-    return None
+    kinds = (own(weight) for kind, own in OF_A_WEIGHT.items() if isinstance(module, kind))
+    return next(kinds, None)
+
+
+OF_A_WEIGHT: dict[type[nn.Module], Callable[[Handle], nn.Module]] = {
+    Embedding: OwnEmbedding,
+    RelativeTable: OwnRelativeTable,
+    ExpertMatrix: OwnExpertMatrix,
+}

@@ -18,19 +18,19 @@ same elements as the first, and no generator state is restored. Messages that th
 other ranks are sent again by the second.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from howdah.model.attention import Core
+from howdah.model.block import BlockContext, BlockRun
 from howdah.model.documents import Mask
-from howdah.model.transformer import Block, BlockContext, BlockRun, Transformer
+from howdah.model.transformer import Transformer
 from howdah.plan.plan import Plan
-from howdah.shapes.part import Part
 
 BlockFunction = Callable[..., Tensor]  # takes tensors
 
@@ -39,12 +39,13 @@ def recompute(model: Transformer, plan: Plan) -> None:
     """Makes the blocks of `model` keep what the plan selects, and recompute the rest in
     backward.
     """
-    for block in cast(Iterable[Block], model.layers.values()):
-        kind = plan.recompute[Part(block.name)]
+    for block in model.blocks:
+        kind = plan.recompute[block.part]
         if kind == "full":
             block.run = _block_again(block.sublayers)
         elif kind == "selective":
-            block.attention.core = _core_again(block.attention.core)
+            for attention in (block.attention, *([block.cross] if block.crosses else [])):
+                attention.core = _core_again(attention.core)
 
 
 def again(run: BlockFunction, *tensors: Tensor) -> Tensor:
@@ -73,12 +74,16 @@ class _Again(torch.autograd.Function):
 
 def _block_again(forward: BlockRun) -> BlockRun:
     def block(x: Tensor, context: BlockContext) -> Tensor:
-        if context.rotary is None or not context.rotary.is_floating_point():
-            return again(lambda x: forward(x, context), x)
-        # the angles are kept, too, once for all blocks: as an argument, so that they are counted
-        return again(
-            lambda x, rotary: forward(x, replace(context, rotary=rotary)), x, context.rotary
-        )
+        # The angles are kept, too, once for all blocks: as an argument, so that they are counted.
+        # And what an encoder has made, which gets a gradient from every block.
+        shared = {"rotary": context.rotary, "source": context.source}
+        kept = {n: x for n, x in shared.items() if x is not None and x.is_floating_point()}
+
+        def run(x: Tensor, *tensors: Tensor) -> Tensor:
+            given: dict[str, Any] = dict(zip(kept, tensors, strict=True))
+            return forward(x, replace(context, **given))
+
+        return again(run, x, *kept.values())
 
     return block
 

@@ -21,7 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from howdah.comm.handle import Handle
 from howdah.host.scratch import Range
-from howdah.model.transformer import Block, BlockContext, BlockRun, Transformer
+from howdah.model.block import Block, BlockContext, BlockRun
+from howdah.model.transformer import Transformer
 from howdah.parallel.homes import Homes
 
 
@@ -32,24 +33,29 @@ class Stay(NamedTuple):
 
 
 class Moved:
-    """A storage in its home: memory of the host, or a range of the file."""
+    """A storage in its home: memory of the host, or a range of the file; `of` is the block."""
 
-    def __init__(self, there: "Shelf", storage: UntypedStorage) -> None:
-        self.shelf, self.size = there, storage.nbytes()
+    def __init__(self, there: "Shelf", storage: UntypedStorage, of: str) -> None:
+        self.shelf, self.size, self.of = there, storage.nbytes(), of
         self.place = there.take(self.size)
         self.storage: UntypedStorage | None = storage  # until it has left
-        self.handle: Handle = there.evict(self.place, _flat(storage))
+        self.handle: Handle = there.evict(self.place, _flat(storage), of=of)
 
     def leave(self) -> None:
         """Waits until it has left the device."""
-        self.shelf.homes.wait(self.handle)
+        self.wait()
         self.storage = None
+
+    def wait(self) -> None:
+        """Waits until it has moved."""
+        self.shelf.homes.wait(f"activations of {self.of}", self.handle)
 
     def come(self) -> None:
         """Starts to bring it back, if it is not there."""
         if self.storage is None:
             flat = torch.empty(self.size, dtype=torch.uint8, device=self.shelf.homes.device)
-            self.storage, self.handle = flat.untyped_storage(), self.shelf.fetch(flat, self.place)
+            self.storage = flat.untyped_storage()
+            self.handle = self.shelf.fetch(flat, self.place, of=self.of)
 
     def __del__(self) -> None:
         self.shelf.give(self.size, self.place)
@@ -58,12 +64,15 @@ class Moved:
 class Kept:
     """What one run of a block keeps.
 
+    block   its name
     shared  what all blocks share, which is not moved
     before  the run of the block before, whose backward pass is next
     """
 
-    def __init__(self, shelf: "Shelf", shared: Tensor | None, before: "Kept | None") -> None:
-        self.shelf, self.before = shelf, before
+    def __init__(
+        self, shelf: "Shelf", block: str, shared: Tensor | None, before: "Kept | None"
+    ) -> None:
+        self.shelf, self.block, self.before = shelf, block, before
         self._shared = None if shared is None else shared.untyped_storage().data_ptr()
         self.moved: dict[int, Moved] = {}
 
@@ -76,7 +85,7 @@ class Kept:
         if address == self._shared or address in self.shelf.weights or not size:
             return Stay(tensor.detach())
         if address not in self.moved:
-            self.moved[address] = Moved(self.shelf, storage)
+            self.moved[address] = Moved(self.shelf, storage, self.block)
         place = tensor.size(), tensor.stride(), tensor.storage_offset()
         return self, self.moved[address], tensor.dtype, place
 
@@ -120,24 +129,24 @@ class Shelf:
         self.held -= size
         self._free.setdefault(size, []).append(place)
 
-    def evict(self, place: Tensor | Range, source: Tensor) -> Handle:
-        """Starts to bring bytes there."""
+    def evict(self, place: Tensor | Range, source: Tensor, *, of: str) -> Handle:
+        """Starts to bring bytes of a block there."""
         if isinstance(place, Range):
-            return self.homes.write_range("activations", place, source)
-        return self.homes.copy("activations", "evict", place, source)
+            return self.homes.write_range("activations", place, source, of=of)
+        return self.homes.copy("activations", "evict", place, source, of=of)
 
-    def fetch(self, out: Tensor, place: Tensor | Range) -> Handle:
-        """Starts to bring bytes back."""
+    def fetch(self, out: Tensor, place: Tensor | Range, *, of: str) -> Handle:
+        """Starts to bring bytes of a block back."""
         if isinstance(place, Range):
-            return self.homes.read_range("activations", place, out)
-        return self.homes.copy("activations", "fetch", out, place)
+            return self.homes.read_range("activations", place, out, of=of)
+        return self.homes.copy("activations", "fetch", out, place, of=of)
 
-    def run(self, run: BlockRun, x: Tensor, context: BlockContext) -> Tensor:
-        """Runs a block, and moves what it keeps."""
+    def run(self, name: str, run: BlockRun, x: Tensor, context: BlockContext) -> Tensor:
+        """Runs the block of a name, and moves what it keeps."""
         if not torch.is_grad_enabled():
             return run(x, context)
         before = self.last
-        kept = self.last = Kept(self, context.rotary, before)
+        kept = self.last = Kept(self, name, context.rotary, before)
         with saved_tensors_hooks(kept.pack, _unpack):
             out = run(x, context)
         if before is not None:
@@ -158,7 +167,7 @@ def _unpack(packed: Any) -> Tensor:
     kept.come()
     if kept.before is not None:
         kept.before.come()
-    kept.shelf.homes.wait(moved.handle)
+    moved.wait()
     flat = torch.empty(0, dtype=dtype, device=moved.storage.device)
     return flat.set_(moved.storage, offset, size, stride)
 
@@ -178,6 +187,7 @@ def keep_elsewhere(model: Transformer, homes: Homes, weights: Iterable[Tensor]) 
     if homes.layout.activations == "device":
         return None
     shelf = Shelf(homes, [*model.parameters(), *weights])
-    for block in cast(Iterable[Block], model.layers.values()):
-        block.run = partial(shelf.run, block.run or block.sublayers)
+    for number, one in model.layers.items():
+        block = cast(Block, one)
+        block.run = partial(shelf.run, f"layers.{number}", block.run or block.sublayers)
     return shelf

@@ -6,19 +6,20 @@ runs.
     stage 2   layers.4 head                     hidden → loss       rank 2
 
 A boundary between two stages is a set of named tensors. Of a decoder that is the residual stream
-alone, `hidden` [b, s, h]; the other inputs of the blocks (positions, documents, angles, masks,
-noise) follow from the batch, which every stage reads itself.
+alone, `hidden` [b, s, h]; behind an encoder also what that has made, `source` [b, t, h], which
+rides through all stages of the decoder. The other inputs of the blocks (positions, documents,
+angles, masks, noise) follow from the batch, which every stage reads itself.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from torch import Tensor
 
+from howdah.model.block import BlockContext
 from howdah.model.moe import Balancing
 from howdah.model.noise import Noise
-from howdah.model.transformer import Block, Transformer
+from howdah.model.transformer import Transformer
 from howdah.plan.flat_buffers import share
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
@@ -37,7 +38,8 @@ class Given:
                                each row is one document
     noise                      the noise of dropout; None turns dropout off
     labelled                   [b] labelled tokens of whole samples, if the rank has a part of them
-    more                       further arrays of the batch by name, [b, s], such as token_types
+    more                       further arrays of the batch by name, [b, s], such as token_types; for
+                               an encoder in front `source` and `seen` (`model/transformer.py`)
     """
 
     tokens: Tensor
@@ -70,32 +72,53 @@ def run_stage(
     await_weights  called before each part with weights: they may be on their way from other ranks
     balancing      what training asks of the routers of experts
     """
-    x = inputs.get("hidden")
+    x, source = inputs.get("hidden"), inputs.get("source")
     context = None
+    blocks = {block.part: block for block in model.blocks}
     for part in parts:
+        await_weights(part)
         if part == "embedding":
-            await_weights(part)
-            types = given.more.get("token_types")
-            x = model.embed(given.tokens, given.positions, types, noise=given.noise)
+            tokens, types = given.more.get("source", given.tokens), given.more.get("token_types")
+            x = model.embed(tokens, given.positions, types, noise=given.noise)
             continue
         assert x is not None, f"{part} needs what the part before it makes"
-        await_weights(part)
+        if part == "target":
+            source, context = x, None
+            x = model.embed(given.tokens, given.positions, noise=given.noise, place="target")
+            continue
         if part == "head":
             x = model.final_norm(x)
             continue
         if context is None:
-            context = model.context(x, given.positions, given.documents, noise=given.noise)
+            context = _context(model, part, x, source, given)
             context = replace(context, balancing=balancing)
-        x = cast(Block, model.layers[str(part.layer)])(x, context)
+        x = blocks[part](x, context)
+        if part == model.last_of_encoder:
+            x = model.encoder_norm(x)
     assert x is not None
-    return {"hidden": x}
+    return {"hidden": x} if source is None else {"hidden": x, "source": source}
 
 
-def boundary(plan: Plan, rank: int, given: Given) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors between stages on `rank`; under sp, of this rank's positions."""
+def _context(
+    model: Transformer, part: Part, x: Tensor, source: Tensor | None, given: Given
+) -> BlockContext:
+    """The context of the blocks of a stack, of which `part` is the first here."""
+    if not model.shape.encoder_layers:
+        return model.context(x, given.positions, given.documents, noise=given.noise)
+    seen, length = given.more["seen"], given.tokens.shape[1]
+    if part.stack == "encoder":
+        return model.source_context(x.device, length, seen, noise=given.noise)
+    assert source is not None, f"{part} needs what the encoder makes"
+    return model.target_context(source, length, seen, noise=given.noise)
+
+
+def boundary(plan: Plan, rank: int, stage: int, given: Given) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors that a stage sends to the next on `rank`; under sp, of this rank's
+    positions.
+    """
     rows, positions = given.tokens.shape
     if plan.layout.sp:
         tp = axis(plan.layout, "tp")
         start, stop = share(positions, tp.size, tp.index_of(rank))
         positions = stop - start
-    return {"hidden": (rows, positions, plan.shape.width)}
+    return dict.fromkeys(plan.boundary(stage), (rows, positions, plan.shape.width))

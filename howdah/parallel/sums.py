@@ -213,16 +213,24 @@ class GradientSums:
         units = [self._units[span.unit] for span in self.sums[number].spans]
         pairs = zip(units, slot.flats, strict=True)
         shares = [(unit, flat[unit.start : unit.stop]) for unit, flat in pairs]
-        moves = [self._homes.add_gradient(*one, handle) for one in shares] if self._homes else []
+        added = [self._added(unit, share, handle) for unit, share in shares]
 
         def complete() -> None:
-            for one in (handle, *moves):
-                self._wait(one)
-            for unit, share in [] if moves else shares:
-                unit.summed.add_(share)
+            self._wait(handle)
+            for add in added:
+                add()
             self.window.free.append(slot.memory)
 
         return complete
+
+    def _added(self, unit: FlatUnit, share: Tensor, after: Handle) -> Callable[[], object]:
+        """What adds a share to the unit's. Where that is in its home, the move starts now, behind
+        `after`, and is waited for.
+        """
+        if self._homes is None:
+            return partial(unit.summed.add_, share)
+        move = self._homes.add_gradient(unit, share, after)
+        return partial(self._homes.wait, f"gradients of {unit.buffer.unit}", move)
 
     def _gradient(self, span: Span) -> Tensor:
         unit = self._units[span.unit]

@@ -23,19 +23,19 @@ boundary of the region (`tensor_border.py`), and hide that communication where t
     under sp it gathers the input again while it computes that gradient, unless it was kept
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from howdah.model.attention import Attention
+from howdah.model.attention import Attention, CrossAttention
 from howdah.model.loss import add_product
 from howdah.model.region import Region
-from howdah.model.transformer import Block, Transformer
+from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
 from howdah.parallel.tensor_border import TpRegion, TpVocabShards
@@ -43,7 +43,6 @@ from howdah.plan.flat_buffers import share
 from howdah.plan.heads import heads
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import CUT_BY_TP, tokens
-from howdah.shapes.part import Part
 from howdah.shapes.weights import Weight, part_weights
 
 Linear = tuple[Handle, Handle | None]  # weight and bias
@@ -54,8 +53,8 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
 
     The table of weights says which dims of a matrix tp cuts.
     """
-    for block in cast(Iterable[Block], model.layers.values()):
-        matrices = [w for w in part_weights(plan.shape, Part(block.name)) if len(w.dims) == 2]
+    for block in model.blocks:
+        matrices = [w for w in part_weights(plan.shape, block.part) if len(w.dims) == 2]
         cut = [weight for weight in matrices if CUT_BY_TP & set(weight.dims)]
         for path, found in groupby(cut, key=lambda weight: weight.name.rsplit(".", 2)[0]):
             inside = model.get_submodule(path)
@@ -85,12 +84,13 @@ def _split_module(
     """
     linears = {weight.name.rsplit(".", 2)[1]: weight for weight in cut}
     columns = [leaf for leaf, weight in linears.items() if weight.dims[0] in CUT_BY_TP]
-    together = Columns([_linear(f"{path}.{leaf}", inside, store) for leaf in columns], region)
-    for leaf in linears:
-        if leaf in columns:
-            setattr(inside, leaf, Column(together, columns.index(leaf)))
-        else:
-            setattr(inside, leaf, Row(*_linear(f"{path}.{leaf}", inside, store), region))
+    crosses = isinstance(inside, CrossAttention)  # whose keys and values have another input
+    for leaves in (columns[:1], columns[1:]) if crosses else (columns,):
+        together = Columns([_linear(f"{path}.{leaf}", inside, store) for leaf in leaves], region)
+        for index, leaf in enumerate(leaves):
+            setattr(inside, leaf, Column(together, index))
+    for leaf in linears.keys() - columns:
+        setattr(inside, leaf, Row(*_linear(f"{path}.{leaf}", inside, store), region))
 
 
 def region_of(plan: Plan, mesh: Mesh) -> TpRegion:

@@ -44,11 +44,14 @@ from howdah.parallel.weight_store import whole_weights
 
 @dataclass(frozen=True)
 class _Whole:
-    """A unit at the left or right end of the window; it is whole when the handle is done."""
+    """A unit at the left or right end of the window; it is whole when the handle is done, and this
+    rank's share of it when `fetch` is.
+    """
 
     left: bool
     views: dict[str, Tensor]
     handle: Handle
+    fetch: Handle = DONE
 
 
 class ShardedWeights:
@@ -136,6 +139,8 @@ class ShardedWeights:
             self._here = {}
         here = self._coming or self._gather(unit)
         self._coming = self._gather(after, besides=here) if after else None
+        if self._homes:
+            self._homes.wait(f"weights of {unit}", here.fetch)
         with self._waited:
             here.handle.result()
         self._here[unit] = here.views
@@ -176,19 +181,19 @@ class ShardedWeights:
         else:
             flat = self.window[:length] if left else self.window[-length:]
         group = self._sharers.get(unit, self._group)
-        own, handle = None if one.away else one.weights, DONE
+        own, handle, fetch = None if one.away else one.weights, DONE, DONE
         if self._homes:
             self._homes.settle(unit)
         if one.away:
             assert self._homes is not None
             mine = group.own_shard(flat) if one.shared_out else flat
-            handle = self._homes.fetch_weights(one, mine)
+            fetch = handle = self._homes.fetch_weights(one, mine)
         if one.shared_out and self._cast:
             handle.result()
             handle = _broadcast(group, flat, own)
         elif one.shared_out:
             handle = group.all_gather(flat, own, async_op=True, after=handle)
-        return _Whole(left, one.views(flat), handle)
+        return _Whole(left, one.views(flat), handle, fetch)
 
 
 def _broadcast(group: Group, flat: Tensor, own: Tensor | None) -> Handle:

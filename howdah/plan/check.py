@@ -10,8 +10,10 @@ from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.chosen_blocks import missing_problem
 from howdah.plan.heads import held_heads
 from howdah.plan.layout import Layout
-from howdah.plan.method import Masking, Method, Routing
+from howdah.plan.method import SENTINELS, Masking, Method, Routing, Spans
 from howdah.plan.servers import server_problems
+from howdah.plan.stage_counts import blocks_problem
+from howdah.plan.storage import delay_problems
 from howdah.shapes.check import check_shape
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
@@ -46,9 +48,13 @@ def check_plan(
             "use gradient_dtype=full, or precision=float32"
         )
     problems += [f"layout '{layout}': {one}" for one in server_problems(shape, layout, method)]
+    problems += [f"layout '{layout}': {one}" for one in delay_problems(layout, method)]
     problems += [*_check_routing(shape, method.routing), *_check_masking(shape, method.masking)]
-    if method.attention_dropout and (layout.cp > 1 or shape.latent):
+    problems += _check_spans(shape, method.spans, sequence)
+    both = shape.family == "encoder-decoder"
+    if method.attention_dropout and (layout.cp > 1 or shape.latent or both):
         what = "latent attention" if shape.latent else f"cp{layout.cp}"
+        what = "an encoder-decoder so far" if both else what
         problems.append(
             f"method.attention_dropout drops probabilities of whole samples and heads, and {what} "
             "has none; use method.dropout, which drops behind attention"
@@ -90,6 +96,22 @@ def _check_masking(shape: ModelShape, masking: Masking) -> Iterator[str]:
         )
 
 
+def _check_spans(shape: ModelShape, spans: Spans, sequence: int) -> Iterator[str]:
+    """The problems of leaving spans out."""
+    count = sequence * spans.share / spans.length
+    if shape.family == "encoder-decoder" and count > SENTINELS:
+        yield (
+            f"method.spans leaves {count:.0f} spans out of {sequence} tokens, and {SENTINELS} have "
+            f"a token of their own; use method.spans.length={count * spans.length / SENTINELS:.3g} "
+            "or more, or a shorter data.sequence_length"
+        )
+    if spans != Spans() and shape.family != "encoder-decoder":
+        yield (
+            "method.spans leaves tokens out for a decoder behind an encoder, and model.family is "
+            f"{shape.family}; leave it out"
+        )
+
+
 def _check_batch(batch: Batch, layout: Layout, sequence: int) -> list[str]:
     if problems := out_of_bounds(batch, "batch"):
         return problems
@@ -115,6 +137,9 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
             f"pp{layout.pp}{each} makes {stages} stages, but the model has {count} parts "
             f"(embedding, blocks, head); use {_fitting_stages(layout, count)}"
         )
+    blocks = sum(part.is_block for part in parts(shape))
+    if layout.stages and (wrong := blocks_problem(layout.stages, blocks)):
+        yield wrong
     chosen = layout.recompute_blocks
     if chosen is not None and (
         missing := missing_problem(layout.recompute, chosen, list(parts(shape)))
@@ -124,7 +149,8 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
         yield f"tp{layout.tp} {problem}"
     elif layout.trading > 1:
         yield from _trade_problems(shape, layout)
-    inner = shape.ffn_size if shape.experts is None else min(shape.ffn_size, shape.experts.ffn_size)
+    some = shape.experts
+    inner = min(filter(None, (shape.ffn_size, *((some.ffn_size, some.shared) if some else ()))))
     for name, size in (("vocab", shape.vocab), ("ffn", inner)):
         if layout.tp > size:
             yield f"tp{layout.tp} is over the {size} rows of {name}; use tp{size} at most"

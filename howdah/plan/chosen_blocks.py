@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from howdah.shapes.part import Part, block
+from howdah.shapes.part import Part
 
 Chosen = int | tuple[Part, ...]  # number of first blocks of each stage, or names without repetition
 MOST_LAYERS = 1000  # blocks of a stack
@@ -35,7 +35,7 @@ def read_chosen(text: str) -> Chosen | None:
         if not first <= last < MOST_LAYERS:
             return None
         found |= {(stack, layer) for layer in range(first, last + 1)}
-    return tuple(block(*one) for one in sorted(found))
+    return tuple(Part(*one) for one in sorted(found))
 
 
 def unread(text: str) -> str:

@@ -105,7 +105,8 @@ def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     width, samples = plan.shape.width, plan.micro_batch
     inner = sum(_sublayers(plan, part) for part in blocks)
     again = sum(_sublayers(plan, part) for part in blocks if plan.recompute[part] == "full")
-    cross = sum(_sublayers(plan, part) == 3 for part in blocks)
+    crossing = [part for part in blocks if _sublayers(plan, part) == 3]  # and gather the source
+    cross, crosses_again = len(crossing), sum(plan.recompute[part] == "full" for part in crossing)
     kept = sum(plan.sparse(part) + (plan.shape.latent is not None) for part in blocks)
     ends = sum(part in ("embedding", "target") for part in parts)
     head, sliced = int("head" in parts), int(plan.layout.inputs == "sliced")
@@ -114,8 +115,8 @@ def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
         pieces = int(slices) * plan.micros
         if plan.layout.sp:
             whole = Whole(int(length) * samples * width, plan.compute_bytes, samples * width, False)
-            twice = sliced * (inner - kept + head)  # experts and latent attention keep theirs
-            gathers = inner + cross + head, again + inner + ends + twice
+            twice = sliced * (inner + cross - kept + head)  # experts and latent attention keep it
+            gathers = inner + cross + head, again + crosses_again + inner + ends + twice
             scatters = inner + ends, again + inner + head + cross
         else:
             whole = Whole(int(length) * samples * width, plan.compute_bytes)
@@ -232,7 +233,7 @@ def _pipeline(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     for back, other, boundary in ((False, stage + 1, stage), (True, stage - 1, stage - 1)):
         if 0 <= other < len(where):
             peer = rank + (where[other] - where[stage]) * pp.stride
-            tensors = plan.boundary(boundary)
+            tensors = len(plan.boundary(boundary))
             times = tensors * plan.micros * plan.layout.slices
             yield Exchange(stage, back, "pp", "send", [peer], size * tensors, times)
 

@@ -95,10 +95,32 @@ def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
 def units_at(plan: Plan, part: Part) -> list[str]:
     """The units of one part, in the order in which its forward pass needs them."""
     if part.is_block:
-        relative = relative_unit(part.stack, plan.shape) if part.layer == 0 else ""
-        units = [relative, part, f"{part}.experts"]
+        relative = [relative_unit(part.stack, plan.shape)] if _begins(plan, part) else []
+        units = [*relative, part, f"{part}.experts"]
     else:
         units = ["head", "tied"] if part == "head" else ["tied", "embedding"]
         if part == "target" and "tied" in plan.ranks_of_unit:
             units = ["tied"]
     return [unit for unit in units if unit in plan.ranks_of_unit]
+
+
+def _begins(plan: Plan, part: Part) -> bool:
+    """Whether a block is the first of its stack on its stage: there the table of relative positions
+    is looked up, for all that follow.
+    """
+    if plan.shape.positions != "relative":
+        return False
+    stage = next(parts for parts in plan.stages.parts if part in parts)
+    return part == next(other for other in stage if other.stack == part.stack)
+
+
+def gradient_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
+    """The units to which the backward pass of `parts` adds gradients, in the order of the forward
+    pass: read from the right, as the gradients come. A table of relative positions gets a term from
+    each block of its stack.
+    """
+    for part in parts:
+        relative = relative_unit(part.stack, plan.shape) if part.is_block else ""
+        yield from (unit for unit in units_at(plan, part) if unit != relative)
+        if relative in plan.ranks_of_unit:
+            yield relative

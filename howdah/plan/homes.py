@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer
-from howdah.plan.gather_order import comes, gather_counts
+from howdah.plan.gather_order import gather_counts
 from howdah.plan.layout import Home, Layout
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import local_buffers, own_range
@@ -32,13 +32,15 @@ from howdah.plan.storage import SETS
 
 AXIS = "home"  # under which moves are counted
 Way = Literal["fetch", "evict"]
+When = Literal["passes", "norm", "update"]
 NAMES = ("weights", "gradients", "optimizer", "activations")  # the words of a layout
 
 
 class Move(NamedTuple):
     """What moves in a step: so many bytes of `what`, over a link, so many times.
 
-    update  whether in the update; otherwise in the passes
+    when  in the passes; for the norm of the gradient, before the update; in the update
+    unit  whose tensors they are
     """
 
     what: str
@@ -46,7 +48,13 @@ class Move(NamedTuple):
     link: str
     bytes: int
     times: int
-    update: bool = False
+    when: When = "passes"
+    unit: str = ""
+
+    @property
+    def update(self) -> bool:
+        """Whether it is behind the passes."""
+        return self.when != "passes"
 
     @property
     def operation(self) -> str:
@@ -107,7 +115,8 @@ def set_width(plan: Plan) -> dict[str, int]:
     layout, wide = plan.layout, plan.master_bytes
     if not states_away(layout):
         return {}
-    found = {"gradients": wide} if layout.gradients != "host" else {}
+    late = plan.method.optimizer.delay  # gradients go to the state in which they wait
+    found = {"gradients": wide} if layout.gradients != "host" and not late else {}
     if layout.optimizer == "disk":
         found |= dict.fromkeys(("masters", *plan.method.optimizer.states), wide)
     if layout.weights == "disk" and plan.compute_bytes != wide:
@@ -164,35 +173,43 @@ def pool_problem(plan: Plan, rank: int) -> str | None:
 
 def moves(plan: Plan, rank: int) -> Iterator[Move]:
     """The moves of weights, gradients and optimizer states of `rank` in a step."""
-    layout, micros = plan.layout, plan.micros
-    if not states_away(layout):
+    if not states_away(plan.layout):
         return
-    wide, narrow, link = plan.master_bytes, plan.compute_bytes, layout.gradients
-    gathers = gather_counts(plan, rank) if layout.weights != "device" else {}
+    gathers = gather_counts(plan, rank) if plan.layout.weights != "device" else {}
     for buffer in local_buffers(plan, rank):
-        own = own_length(buffer, plan, rank)
-        if not own:
-            continue
-        if layout.weights != "device" and comes(layout, buffer.unit):
-            yield Move("weights", "fetch", layout.weights, own * narrow, gathers[buffer.unit])
-        if link != "device":
-            yield Move("gradients", "evict", link, own * wide, micros)
-        if link == "disk":  # for the sum of the micro-batches, for the norm, and for the update
-            yield Move("gradients", "fetch", link, own * wide, micros - 1)
-            yield Move("gradients", "fetch", link, own * wide, 2, update=True)
-        yield from _of_update(plan, own)
+        if own := own_length(buffer, plan, rank):
+            times = gathers.get(buffer.unit, 0)
+            for move in unit_moves(plan, own, gathers=times, micros=plan.micros):
+                yield move._replace(unit=buffer.unit)
+
+
+def unit_moves(plan: Plan, own: int, *, gathers: int, micros: int) -> Iterator[Move]:
+    """The moves of a unit of which a rank has `own` elements. All bytes are multiples of these.
+
+    gathers  how often its weights come in a step
+    """
+    layout, wide, link = plan.layout, plan.master_bytes, plan.layout.gradients
+    if layout.weights != "device":
+        yield Move("weights", "fetch", layout.weights, own * plan.compute_bytes, gathers)
+    if link != "device":
+        yield Move("gradients", "evict", link, own * wide, micros)
+    if link == "disk":  # for the sum of the micro-batches, for the norm, and for the update
+        yield Move("gradients", "fetch", link, own * wide, micros - 1)
+        yield Move("gradients", "fetch", link, own * wide, 1, "norm")
+        yield Move("gradients", "fetch", link, own * wide, 1, "update")
+    yield from _of_update(plan, own)
 
 
 def _of_update(plan: Plan, own: int) -> Iterator[Move]:
     """The moves of an update of `own` elements."""
     layout, wide, narrow = plan.layout, plan.master_bytes, plan.compute_bytes
     if layout.gradients == "device":
-        yield Move("gradients", "evict", "host", own * wide, 1, update=True)
+        yield Move("gradients", "evict", "host", own * wide, 1, "update")
     if layout.optimizer == "disk":
         states = own * wide * (1 + len(plan.method.optimizer.states))
-        yield Move("optimizer", "fetch", "disk", states, 1, update=True)
-        yield Move("optimizer", "evict", "disk", states, 1, update=True)
+        yield Move("optimizer", "fetch", "disk", states, 1, "update")
+        yield Move("optimizer", "evict", "disk", states, 1, "update")
     if layout.weights == "device":
-        yield Move("weights", "fetch", "host", own * narrow, 1, update=True)
+        yield Move("weights", "fetch", "host", own * narrow, 1, "update")
     elif layout.weights == "disk" and masters_apart(plan):
-        yield Move("weights", "evict", "disk", own * narrow, 1, update=True)
+        yield Move("weights", "evict", "disk", own * narrow, 1, "update")

@@ -18,17 +18,17 @@ is given twice is refused. `dp*` is open until `resolve` gets the world size, a 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from math import gcd
 from typing import Literal, get_args
 
 from howdah.base.errors import UserError, nearest, shown
 from howdah.base.their_words import answer_layout
-from howdah.machines.cluster import WORLD
-from howdah.plan.both import inside_problem, most_inside, read_inside
-from howdah.plan.chosen_blocks import Chosen, chosen_problem, read_chosen, spell_chosen, unread
-from howdah.plan.layout_numbers import MEANING, MOST
+from howdah.plan.both import most_inside, read_inside
+from howdah.plan.chosen_blocks import Chosen, read_chosen, spell_chosen, unread
+from howdah.plan.layout_numbers import MEANING, MOST, NUMBERS
+from howdah.plan.layout_problems import problems
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.schedule.registry import Family
+from howdah.plan.stage_counts import read_counts, spell_counts
 from howdah.shapes.activations import Recompute
 
 Home = Literal["device", "host", "disk"]
@@ -57,6 +57,7 @@ class Layout:
     virtual     stages on each pipeline rank
     micros      micro-batches of each replica per step (accumulation); None: follows from the batch
     slices      token slices of each micro-batch
+    stages      number of blocks of each pipeline stage; None: stages of equal FLOPs
     accumulate  gradients of several micro-batches: summed whole and reduced once, or reduced after
                 each micro-batch, so that a rank keeps its share (the default from zero2 on)
     recompute   activations that the backward pass computes again
@@ -83,6 +84,7 @@ class Layout:
     virtual: int = 1
     micros: int | None = None
     slices: int = 1
+    stages: tuple[int, ...] | None = None
     accumulate: Accumulate | None = None
     recompute: Recompute = "none"
     recompute_blocks: Chosen | None = None
@@ -99,7 +101,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name, value in _defaults(self).items():
             object.__setattr__(self, name, value)
-        for problem in _problems(self):
+        for problem in problems(self):
             raise UserError(f"layout {shown(str(self))}: {problem}")
 
     def __str__(self) -> str:
@@ -159,11 +161,6 @@ def family_of(layout: Layout) -> Family:
 
 # -- words ---------------------------------------------------------------------
 
-SHORT = {"v": "virtual", "x": "micros"}  # words that are not called as their fields
-NUMBERS = {
-    word: SHORT.get(word, word)
-    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "server", "v", "x", "slices")
-}
 CHOICES: dict[str, tuple[str, ...]] = {
     "accumulate": get_args(Accumulate),
     "recompute": get_args(Recompute),
@@ -174,7 +171,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **{name: get_args(Home) for name in ("weights", "gradients", "optimizer", "activations")},
 }
 LONGEST = 500  # characters of a spelling; about twice as many as one word for every field
-KNOWN = ("single", "sp", *SCHEDULES, *NUMBERS, *(f"{name}=" for name in CHOICES))
+ALONE: dict[str, dict[str, object]] = {
+    "single": dict.fromkeys(("pp", "dp", "cp", "tp"), 1),
+    "sp": {"sp": True},
+}
+KNOWN = (*ALONE, *SCHEDULES, *NUMBERS, "stages=", *(f"{name}=" for name in CHOICES))
 
 
 def _words(layout: Layout) -> Iterator[str]:
@@ -191,6 +192,8 @@ def _words(layout: Layout) -> Iterator[str]:
         yield f"x{layout.micros}"
     if layout.slices != 1:
         yield f"slices{layout.slices}"
+    if layout.stages:
+        yield f"stages={spell_counts(layout.stages)}"
     for word in CHOICES:
         value = getattr(layout, word)
         default = _accumulation(layout.zero) if word == "accumulate" else usual[word]
@@ -229,12 +232,12 @@ def _read(word: str, text: str) -> dict[str, object]:
         if value not in CHOICES[name]:
             raise UserError(f"{says} {name} is {shown(value)}{nearest(value, CHOICES[name])}")
         return {name: value}
-    if word == "single":
-        return dict.fromkeys(("pp", "dp", "cp", "tp"), 1)
-    if word == "sp":
-        return {"sp": True}
-    if word in SCHEDULES:
-        return {"schedule": word}
+    if name == "stages":
+        if (counts := read_counts(value)) is None:
+            raise UserError(f"{says} {shown(word)} is no list of blocks; write it stages=5,6,6,5")
+        return {"stages": counts}
+    if word in SCHEDULES or word in ALONE:
+        return {"schedule": word} if word in SCHEDULES else ALONE[word]
     if word in NUMBERS:
         raise UserError(f"{says} {word!r} needs a number: {MEANING[word]}")
     match = re.fullmatch(r"([a-z]+)([0-9]+|\*)", word)
@@ -283,84 +286,6 @@ def _defaults(layout: Layout) -> dict[str, object]:
     if layout.shard is not None and layout.dp is not None and layout.shard == layout.dp * layout.cp:
         values["shard"] = None
     return values
-
-
-def _problems(layout: Layout) -> Iterator[str]:
-    for word, name in NUMBERS.items():
-        number, least = getattr(layout, name), int(word not in ("zero", "server"))
-        if number is not None and number < least:
-            yield f"{word}{number} must be at least {word}{least}"
-        elif number is not None and number > MOST[word]:
-            yield f"{word}{number} must be at most {word}{MOST[word]}"
-    ranks = layout.pp * layout.cp * layout.tp * (layout.dp or 1) + layout.server
-    if ranks > WORLD:
-        yield f"it makes {ranks:,} ranks; at most {WORLD:,} are planned for"
-    yield from _pipeline_problems(layout)
-    if layout.sp and layout.tp == 1:
-        yield "sp cuts the sequence between the parts of tp; add tp2 or more, or drop sp"
-    if layout.accumulate == "shard" and layout.zero < 2:
-        yield "accumulate=shard keeps shares of gradients, which begins with zero2"
-    if layout.shard is not None and not layout.zero:
-        yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
-    chosen = layout.recompute_blocks
-    if chosen is not None and (problem := chosen_problem(layout.recompute, chosen)):
-        yield problem
-    inside = layout.inside
-    if inside and (problem := inside_problem(layout.cp, inside)):
-        yield problem
-    of_zero3 = "what zero3 gathers; add zero3, or drop it"
-    for word, usual, there, problem in (
-        ("inputs", "sliced", layout.sp, "keeps what sp gathers; add sp, or drop it"),
-        ("release", "use", layout.zero == 3, f"keeps {of_zero3}"),
-        ("gather", "all-gather", layout.zero == 3, f"sends {of_zero3}"),
-        ("context", "ring", layout.cp > 1, "needs parts of sequences; add cp2 or more"),
-    ):
-        if getattr(layout, word) != usual and not there:
-            yield f"{word}={getattr(layout, word)} {problem}"
-    if layout.dp is not None:
-        yield from _division_problems(layout)
-
-
-def _pipeline_problems(layout: Layout) -> Iterator[str]:
-    schedule, virtual = layout.schedule, layout.virtual
-    if layout.pp == 1:
-        for word, given in ((schedule, schedule), (f"v{virtual}", virtual > 1)):
-            if given:
-                yield f"{word} needs pipeline stages; add pp2 or more, or drop it"
-        if layout.slices > 1:
-            yield f"slices{layout.slices} needs pipeline stages; add pp2 or more, or drop it"
-        return
-    if schedule not in SCHEDULES:
-        yield f"schedule {schedule!r} is unknown{nearest(str(schedule), SCHEDULES)}"
-        return
-    family = family_of(layout)
-    if family.takes == "virtual" and virtual == 1:
-        yield f"{schedule} needs two or more stages on each rank; add v2"
-    elif family.takes != "virtual" and virtual != family.stages:
-        yield (
-            f"{schedule} has one stage on each rank, not v{virtual}; use interleaved v{virtual}"
-            if family.stages == 1
-            else f"{schedule} has {family.stages} stages on each rank, not v{virtual}; drop "
-            f"v{virtual}"
-        )
-    if (family.takes == "slices") != (layout.slices > 1):
-        yield (
-            f"{schedule} needs token slices; add slices2 or more"
-            if family.takes == "slices"
-            else f"{schedule} does not cut tokens; use terapipe slices{layout.slices}"
-        )
-
-
-def _division_problems(layout: Layout) -> Iterator[str]:
-    for word, parts in (("ep", layout.ep), ("shard", layout.shard or 1)):
-        if layout.replicas < parts:
-            there = f"{word}{parts} takes {parts} ranks of dp×cp, and the layout has"
-            yield f"{there} {layout.replicas}; use dp{parts // gcd(parts, layout.cp)}"
-        elif layout.replicas % parts:
-            fits = (n for n in range(2, layout.replicas + 1) if layout.replicas % n == 0)
-            near = min(fits, key=lambda n: abs(n - parts))
-            there = f"does not divide the {layout.replicas} ranks of dp×cp"
-            yield f"{word}{parts} {there}; use {word}{near}"
 
 
 def resolve(layout: Layout, world: int | None) -> Layout:

@@ -29,3 +29,9 @@ MOST = {
     "x": 1 << 14,
     "slices": 1024,
 }
+
+SHORT = {"v": "virtual", "x": "micros"}  # words that are not called as their fields
+NUMBERS = {
+    word: SHORT.get(word, word)
+    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "server", "v", "x", "slices")
+}

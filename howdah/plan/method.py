@@ -13,6 +13,8 @@ Precision = Literal["float32", "bf16", "float64", "fp16", "fp8", "mxfp8", "nvfp4
 LOW: tuple[Precision, ...] = ("fp8", "mxfp8", "nvfp4")  # of linear layers; the rest is in bf16
 PLANNED: tuple[Precision, ...] = ("fp16", "mxfp8", "nvfp4")  # and not run yet
 
+SENTINELS = 100  # tokens that stand for spans, of T5's tokenizers and of those trained here
+
 # The states that each optimizer keeps for every element, by torch's names, as in checkpoints.
 STATES = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -20,6 +22,7 @@ STATES = {
     "sgd": ("momentum_buffer",),
     "rmsprop": ("square_avg", "momentum_buffer"),
 }
+LATE = "late_gradient"  # and of an update that is one step late
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Optimizer:
     momentum      of sgd and rmsprop
     epsilon       added outside the square root
     weight_decay  for the weights with `decay` in the table of weights (`shapes/weights.py`)
+    delay         whether each update is by the gradients of the step before, so that it runs on the
+                  host beside the passes: W(t+1) = update(W(t), g(t-1)), with g clipped as it was
+                  computed. The first step updates nothing, nor does the one behind a norm that is
+                  not finite (https://arxiv.org/abs/2101.06840, section 5.2)
     """
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
@@ -57,14 +64,17 @@ class Optimizer:
     momentum: Share = 0.9
     epsilon: NotNegative = 1e-8
     weight_decay: NotNegative = 0.1
+    delay: bool = False
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The states that it keeps for every element; without momentum, no momentum buffer."""
+        """The states that it keeps for every element; without momentum, no momentum buffer; with a
+        delay, the gradient that waits.
+        """
         names = STATES[self.name]
         if self.name in ("sgd", "rmsprop") and self.momentum == 0:
-            return tuple(name for name in names if name != "momentum_buffer")
-        return names
+            names = tuple(name for name in names if name != "momentum_buffer")
+        return (*names, LATE) if self.delay else names
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,19 @@ class Masking:
 
 
 @dataclass(frozen=True)
+class Spans:
+    """Which tokens of a text a decoder behind an encoder learns to fill in
+    (https://arxiv.org/abs/1910.10683, section 3.3.4).
+
+    share   of all tokens; which ones is a function of seed and sample
+    length  mean number of neighbouring tokens that are left out together
+    """
+
+    share: Annotated[float, Bound(0, 1, above=True, below=True)] = 0.15
+    length: Annotated[float, Bound(1, 1000)] = 3.0
+
+
+@dataclass(frozen=True)
 class Sync:
     """How workers keep step with the parameter servers of the layout (`server/clocks.py`).
 
@@ -126,6 +149,7 @@ class Sync:
     workers  how many train; the layout describes one of them
     rate     staleness: an update by weights that are τ versions old has the rate divided by 1 + τ
     compensation  λ: adds λ·g²·(w - w at the pull) to a gradient g, which corrects for its delay
+    replicas  other servers that have a copy of each server's state, so that as many may die
     """
 
     kind: Literal["bsp", "ssp", "asp"] = "bsp"
@@ -133,6 +157,7 @@ class Sync:
     workers: Annotated[int, Bound(1, 1024)] = 1
     rate: Literal["plain", "staleness"] = "plain"
     compensation: NotNegative = 0.0
+    replicas: Annotated[int, Bound(0, 16)] = 0
 
 
 @dataclass(frozen=True)
@@ -152,6 +177,7 @@ class Method:
     z_loss            z: adds z·L² to a token's loss, which keeps L near zero
     routing           of a mixture of experts
     masking           of an encoder
+    spans             of an encoder with a decoder behind it, which is trained on texts
     gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
                       rank's term and the sum; full: as they are kept
     sync              how workers and parameter servers keep step; None: all ranks make one step
@@ -169,6 +195,7 @@ class Method:
     z_loss: NotNegative = 0.0
     routing: Routing = field(default_factory=Routing)
     masking: Masking = field(default_factory=Masking)
+    spans: Spans = field(default_factory=Spans)
     gradient_dtype: Literal["full", "bf16"] = "full"
     sync: Sync | None = None
 

@@ -17,7 +17,7 @@ from howdah.plan.flat_buffers import SHARE_ALIGN
 from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
-from howdah.plan.stages import Stages, by_cost, looped, v_shaped
+from howdah.plan.stages import Stages, by_cost, counted, looped, v_shaped
 from howdah.plan.storage import Storage
 from howdah.shapes.activations import Recompute
 from howdah.shapes.part import Part
@@ -117,6 +117,11 @@ class Plan:
                 found[rank].append(weight)
         return {rank: tuple(mine) for rank, mine in found.items()}
 
+    def block(self, name: str) -> Part:
+        """The block called `name`."""
+        (part,) = parts_of(name, self.shape)
+        return part
+
     def weight(self, name: str) -> Weight:
         """The weight called `name`."""
         return self._by_name[name]
@@ -138,13 +143,13 @@ class Plan:
         """Whether a part is a block with experts."""
         return part.is_block and part.stack == "layers" and self.shape.sparse(part.layer)
 
-    def boundary(self, stage: int) -> int:
-        """Number of tensors [tokens, width] that the stage sends to the next stage: the residual
-        stream, and between stages of a decoder also the encoder's output, which all of them use.
+    def boundary(self, stage: int) -> tuple[str, ...]:
+        """The tensors [tokens, width] that the stage sends to the next stage: the residual stream,
+        and between stages of a decoder also the encoder's output, which all of them use.
         """
         after = self.stages.parts[stage + 1][0]
         inside = self.shape.family == "encoder-decoder" and after.stack == "layers"
-        return 2 if inside else 1
+        return ("hidden", "source") if inside else ("hidden",)
 
 
 def make_plan(
@@ -174,7 +179,8 @@ def beside(plan: Plan, other: Plan) -> Plan:
 def make_stages(
     shape: ModelShape, layout: Layout, sequence: int, where: tuple[int, ...] | None = None
 ) -> Stages:
-    """The parts of each stage, chosen so that the slowest stage has as few FLOPs as possible.
+    """The parts of each stage: those that the layout gives, or chosen so that the slowest stage has
+    as few FLOPs as possible.
 
     Embedding and head are parts with costs of their own. where[stage] is the pipeline rank of each
     stage; None: the layout's schedule decides. Raises UserError for more stages than parts.
@@ -183,4 +189,6 @@ def make_stages(
     if where is None:
         folded = family_of(layout).folded
         where = v_shaped(layout.pp) if folded else looped(layout.pp, layout.virtual)
+    if layout.stages:
+        return counted(tuple(costs), layout.stages, where)
     return by_cost(costs, where)

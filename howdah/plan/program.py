@@ -1,4 +1,4 @@
-"""A plan's pipeline: its schedule, the program of each rank, and the stages of a tied embedding.
+"""A plan's pipeline: its schedule, the program of each rank, and the stages with shared weights.
 
 layout pp2 1f1b x3      rank 0   0F0 0F1 0B0 0F2 0B1 0B2       training
                         rank 1   1F0 1B0 1F1 1B1 1F2 1B2
@@ -20,6 +20,7 @@ from howdah.plan.schedule.check import check_schedule
 from howdah.plan.schedule.lowering import Lowered, lower
 from howdah.plan.schedule.registry import build
 from howdah.shapes.part import Part
+from howdah.shapes.weights import parts_of
 
 
 def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
@@ -123,15 +124,18 @@ def forward_only(schedule: Schedule) -> Schedule:
     return schedule._replace(programs=tuple(programs))
 
 
-def tied_stages(plan: Plan) -> tuple[int, int] | None:
-    """The two stages that share a tied embedding, if they are on two ranks; otherwise None."""
-    if not plan.shape.tie_embeddings or len(plan.ranks_of_unit["tied"]) != 2:
-        return None
-    first, last = (
-        next(stage for stage, parts in enumerate(plan.stages.parts) if part in parts)
-        for part in ("embedding", "head")
-    )
-    return first, last
+def tied_stages(plan: Plan) -> tuple[int, ...] | None:
+    """The stages that share weights with stages of other ranks, one of each rank: those of a tied
+    embedding; of an encoder-decoder all that embed, and all blocks of a stack, which have one table
+    of relative positions. None if there are none.
+    """
+    shared = [unit for unit, ranks in plan.ranks_of_unit.items() if len(ranks) > 1]
+    users = {part for unit in shared for part in parts_of(unit, plan.shape)}
+    found: dict[int, int] = {}
+    for stage, (parts, rank) in enumerate(zip(plan.stages.parts, plan.stages.where, strict=True)):
+        if users & set(parts):
+            found.setdefault(rank, stage)
+    return tuple(found.values()) if found else None
 
 
 def stage_parts(plan: Plan, pp_index: int) -> dict[int, tuple[Part, ...]]:

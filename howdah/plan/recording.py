@@ -12,6 +12,7 @@ import numpy as np
 from howdah.plan.schedule.lowering import Instruction, Verb
 
 COMPUTES = (Verb.COMPUTE, Verb.UPDATE)
+WAIT = "wait for"  # how the operation of a call begins in which the rank waits for a home
 
 
 class Traffic(NamedTuple):
@@ -67,7 +68,9 @@ class Span(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operation of the group along `axis`, in which this rank sent `sent` bytes."""
+    """An operation of the group along `axis`, in which this rank sent `sent` bytes. Of homes, it
+    names the unit or the block: `fetch weights of layers.1`.
+    """
 
     axis: str
     operation: str

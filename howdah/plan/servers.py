@@ -79,6 +79,11 @@ def _sync_problems(layout: Layout, method: Method, sync: Sync) -> Iterator[str]:
             f"method.sync.bound={sync.bound} bounds how far workers are apart, which "
             f"{sync.kind} does not ask; use kind=ssp, or drop bound"
         )
+    if sync.replicas >= max(layout.server, 1):
+        yield (
+            f"method.sync.replicas={sync.replicas} copies each server to as many others, and there "
+            f"are {max(layout.server - 1, 0)}; use server{sync.replicas + 1}, or fewer replicas"
+        )
     if method.grad_clip:
         yield (
             f"method.grad_clip={method.grad_clip:g} needs the norm of all gradients of a step, and "

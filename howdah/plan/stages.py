@@ -76,6 +76,18 @@ def even(parts: Sequence[Part], where: tuple[int, ...]) -> Stages:
     return _cut(parts, [0, *inner, len(parts)], where)
 
 
+def counted(parts: Sequence[Part], counts: Sequence[int], where: tuple[int, ...]) -> Stages:
+    """Stages with so many blocks each, as many as the model has.
+
+    A part that is no block joins the stage of the block after it, the head the last stage. A first
+    stage without blocks has the embedding, a last one the head.
+    """
+    blocks = [index for index, part in enumerate(parts) if part.is_block]
+    begins = [blocks[0], *(index + 1 for index in blocks)]  # begins[n]: after n blocks
+    inner = [begins[done] for done in accumulate(counts[:-1])]
+    return _cut(parts, [0, *inner, len(parts)], where)
+
+
 def by_cost(costs: Mapping[Part, float], where: tuple[int, ...]) -> Stages:
     """The division into stages whose costliest stage costs least.
 

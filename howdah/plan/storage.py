@@ -1,11 +1,13 @@
 """Storage: how what is not on the device is kept and moved. It changes no number of a run."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from howdah.base.bounds import Bound
 from howdah.plan.layout import Layout
+from howdah.plan.method import Method
 
 SETS = 3  # of buffers for an update: one comes, one is worked on, one goes
 
@@ -38,3 +40,22 @@ def settled(storage: Storage, layout: Layout, run: Path) -> Storage:
     if "disk" not in homes:
         return storage
     return replace(storage, folder=str(Path(storage.folder or run / "scratch").absolute()))
+
+
+def delay_problems(layout: Layout, method: Method) -> Iterator[str]:
+    """Why an update cannot be a step late (`method.optimizer.delay`), as sentences."""
+    if not method.optimizer.delay:
+        return
+    if layout.optimizer != "host":
+        yield (
+            "method.optimizer.delay is of updates on the host, beside the next step; add "
+            "optimizer=host to the layout"
+        )
+    elif "disk" in (layout.weights, layout.gradients):
+        yield "method.optimizer.delay keeps states in memory; use weights and gradients=host"
+    elif layout.weights == "host" and method.precision in ("float32", "float64"):
+        yield (
+            f"method.optimizer.delay changes masters while weights are used, and weights=host in "
+            f"{method.precision} has them in one place; use method.precision=bf16, or leave out "
+            "weights=host"
+        )

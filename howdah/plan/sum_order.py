@@ -21,6 +21,7 @@ for when their slot of the window is needed again, or when the step ends.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from howdah.plan.sums import Sum
@@ -42,9 +43,10 @@ class Performer(Protocol):
 
 @dataclass(eq=False)
 class RunningSum:
-    """A sum that has started; `last` if it is of the last micro-batch of the step."""
+    """A sum that has started, as the `turn`-th of all; `last` if of the step's last micro-batch."""
 
     number: int
+    turn: int
     last: bool
     complete: Complete
 
@@ -67,7 +69,10 @@ class SumOrder:
         self._armed: set[int | None] = set()
         self._open: set[int] = set()
         self._started: set[int] = set()
-        self._running: list[RunningSum] = []
+        self._turns = count()
+        self._running: dict[int, RunningSum] = {}  # by turn
+        self._running_of: dict[int, list[RunningSum]] = defaultdict(list)  # by number
+        self._packed: set[int] = set()  # numbers of those that run and are packed
 
     # -- what the backward pass reports
 
@@ -80,7 +85,8 @@ class SumOrder:
         if number in self._open:
             return
         while not self._performer.open(number, add=False):
-            oldest = next((r for r in self._running if self.sums[r.number].in_window), None)
+            running = self._running.values()
+            oldest = next((one for one in running if self.sums[one.number].in_window), None)
             if oldest is None:
                 self._performer.open(number, add=True)
                 break
@@ -141,24 +147,30 @@ class SumOrder:
             self.open(number)  # in case no gradient came
             self._open.discard(number)
         self._started.add(number)
-        running = RunningSum(number, row.stage in self._armed, self._performer.start(number))
-        self._running.append(running)
+        complete, last = self._performer.start(number), row.stage in self._armed
+        running = RunningSum(number, next(self._turns), last, complete)
+        self._running[running.turn] = running
+        self._running_of[number].append(running)
+        if row.packed:
+            self._packed.add(number)
         if not row.moves_result:
             self._release_followers(running)
 
     def _packed_of_other_units(self, row: Sum) -> list[int]:
-        running = [one.number for one in self._running]
         unit = row.spans[0].unit
-        return [n for n in running if self.sums[n].packed and self.sums[n].spans[0].unit != unit]
+        return [number for number in self._packed if self.sums[number].spans[0].unit != unit]
 
     def _complete_all(self, numbers: Iterable[int]) -> None:
-        due = set(numbers)
-        for running in [one for one in self._running if one.number in due]:
+        due = [running for number in set(numbers) for running in self._running_of[number]]
+        for running in sorted(due, key=lambda one: one.turn):
             self._complete(running)
 
     def _complete(self, running: RunningSum) -> None:
         running.complete()
-        self._running.remove(running)
+        del self._running[running.turn]
+        self._running_of[running.number].remove(running)
+        if not self._running_of[running.number]:
+            self._packed.discard(running.number)
         if self.sums[running.number].moves_result:
             self._release_followers(running)
 

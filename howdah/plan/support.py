@@ -50,6 +50,7 @@ def unsupported(
             f"cp{layout.cp} as a ring is built for causal attention, and an encoder looks both "
             "ways; use context=all-to-all"
         )
+    problems += _source_words(shape, layout, precision, compiled=compiled)
     return problems + [
         f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
     ]
@@ -85,14 +86,42 @@ def _expert_words(shape: ModelShape, precision: Precision) -> Iterator[str]:
         )
 
 
+def _source_words(
+    shape: ModelShape, layout: Layout, precision: Precision, *, compiled: bool
+) -> Iterator[str]:
+    """What an encoder with a decoder behind it cannot do yet."""
+    if shape.family != "encoder-decoder":
+        return
+    what, later = "with an encoder-decoder", "can be planned, but not run yet"
+    if layout.cp > 1:
+        yield f"cp{layout.cp} {what} {later}: no core shares its bias out; use dp, tp with sp or pp"
+    if layout.activations != "device":
+        yield f"activations={layout.activations} {what} {later}; use recompute=full"
+    if layout.inputs == "gathered" and layout.sp:
+        yield f"inputs=gathered {what} {later}; use inputs=sliced"
+    if precision == "fp8":
+        yield f"method.precision=fp8 {what} {later}; use method.precision=bf16"
+    if compiled:
+        yield f"compile=true {what} {later}; use compile=false"
+
+
 def _layout_words(layout: Layout) -> list[str]:
     return [f"terapipe slices{layout.slices}"] if layout.slices > 1 else []
 
 
 def _shape_words(shape: ModelShape) -> list[str]:
-    said = {
-        f"family {shape.family}": shape.family == "encoder-decoder",
-        f"{shape.positions} positions": shape.positions == "relative",
-        f"feedforward {shape.feedforward}": shape.feedforward == "geglu",
+    relative, both = shape.positions == "relative", shape.family == "encoder-decoder"
+    if not both:
+        return [f"relative positions in an {shape.family}"] if relative else []
+    said = {  # what T5 has not
+        f"{shape.positions} positions": not relative,
+        f"norm {shape.norm}": shape.norm != "rmsnorm",
+        f"norm_at {shape.norm_at}": shape.norm_at != "before",
+        f"kv_heads {shape.k}": shape.k != shape.heads,
+        "biases": shape.bias or shape.qkv_bias,
+        "qk_norm": shape.qk_norm,
+        "embedding_norm": shape.embedding_norm,
+        "token_types": shape.token_types > 0,
+        "transform": shape.transform,
     }
-    return [what for what, wanted in said.items() if wanted]
+    return [f"family {shape.family} and {what}" for what, wanted in said.items() if wanted]

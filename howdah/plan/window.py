@@ -4,6 +4,7 @@ A bucket (`plan/sums.py`) has a slot of the window from its first gradient until
 shares. One slot is filled while another is reduced; the slots of some buckets stay open longer:
 
     tied embedding         from the head, which the backward pass reaches first, to the embedding
+    relative positions     from the last block of a stack to its first
     split backward passes  the head's gradient is added before the pass that adds the others
     sums over tp ranks     until these sums have come back, while the next unit is computed
 
@@ -13,7 +14,7 @@ How many slots are open at once is counted here by running the schedule of the r
 from collections import Counter
 from collections.abc import Sequence
 
-from howdah.plan.gather_order import forward_units
+from howdah.plan.gather_order import gradient_units
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts, steady_schedule
@@ -59,7 +60,7 @@ def _most_open(plan: Plan, rank: int, sums: Sequence[Sum]) -> int:
     names = {buffer.unit: buffer.names for buffer in local_buffers(plan, rank)}
     pp_index, shared = axis(plan.layout, "pp").index_of(rank), used_by_several(plan, rank)
     parts = stage_parts(plan, pp_index)
-    units = {stage: list(forward_units(plan, some)) for stage, some in parts.items()}
+    units = {stage: list(gradient_units(plan, some)) for stage, some in parts.items()}
     program = steady_schedule(plan).programs[pp_index]
     last = {action.stage: action for action in program if action.kind is not Kind.FORWARD}
     awaited: Counter[str] = Counter()  # uses of units whose gradients have not come

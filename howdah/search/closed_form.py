@@ -9,6 +9,7 @@
     sums       of the step: what is left when the last backward pass has ended
     gathers    of zero1 and zero2: what the first forward pass waits for
     update     bytes of a rank's share / bandwidth
+    homes      what moves beside the passes, and in the update (`search/home_form.py`)
     memory     states, windows, and as many micro-batches in flight as the schedule holds
 
 The event simulation (`sim/step_time.py`) is the measure; tests hold the two together. Layouts are
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
+from howdah.search.home_form import Held, HomeForm
 from howdah.search.part_tables import Numbers, PartTables, Shape
 from howdah.search.space import HOMES, NAMES, Question, Rows, alike
 from howdah.sim.memory import WINDOW, width_of
@@ -122,6 +124,8 @@ class _Pipeline:
         self.once = np.array([one.once for one in found])[number]
         self._weigh()
         self._wire()
+        away = (rows["home"] > 0).any()
+        self.homes = HomeForm(self.tables, self._of_homes()) if away else None
 
     def _weigh(self) -> None:
         """Elements of each rank, and of its largest units."""
@@ -136,6 +140,20 @@ class _Pipeline:
         ends = self.of_rank[:, [kinds.index("embedding"), kinds.index("head")]]
         self.dense -= ends.prod(1)[:, None] * self.tied  # once, where a rank has both ends
         self.units = self.of_rank.sum(1)[:, None]
+
+    def _of_homes(self) -> Held:
+        """What the form of homes is told of each layout."""
+        dense, experts = (
+            np.where(self.zero > 0, size, 1) for size in (self.shard, self.expert_shard)
+        )
+        return Held(
+            self.rows["home"],
+            self.micros,
+            self.of_rank,
+            self.part_seconds,
+            self.unit / dense + self.expert_unit / experts,
+            self.tied / dense,
+        )
 
     def _wire(self) -> None:
         """The groups over which states are sharded, and those across their copies."""
@@ -185,23 +203,31 @@ class _Pipeline:
         sums = np.where(self.zero >= 2, reduce[0], 0)
         first = np.where((self.zero == 1) | (self.zero == 2), gather, 0)
         ahead = self._beside(forward, each, 0.0, expert)
+        if self.homes:
+            ahead = self.homes.ahead(ahead)
         tail = np.minimum(sums * self.virtual / self.units, ahead)  # of each stage's last sum
         if self.virtual > 1 and self.expert_unit.any():
             tail = 0 * tail  # the last block's sums are several, of which one is most of them
         last = self._beside(backward, each, 0.0, expert)
         if self.schedule in SPLIT:
             split = self._beside(inner, each, 0.0, expert), self._beside(weight, sums, tail)
+            if self.homes:
+                split = self.homes.back(ahead, sum(split)) - split[1], split[1]
             time = self._split(ahead, *split)
             back = sum(split)
             last = split[1]  # its weight gradients come last, those of all stages together
         else:
             back = self._beside(backward, each + sums, tail, expert)
+            if self.homes:
+                back = self.homes.back(ahead, back)
             time = self._whole(ahead, back)
         late = self._beside(forward, first) - forward
         late = np.where(first > 0, np.maximum(late, first + forward / self.units - forward), 0)
         longest = late.max(0)  # several stages of a rank: ranks gather at once
         ended = time + longest + (late.sum(0) - longest) / self.virtual - self._drain(last)
         left = self._left(last, reduce)
+        if self.homes:
+            left = left + self.homes.left(ahead, back)
         return (ended + left + self._update()).max(0) + self._tie()
 
     def _messages(self) -> tuple[tuple[Numbers, Numbers], tuple[Numbers, Numbers]]:
@@ -299,23 +325,9 @@ class _Pipeline:
         plan = self.tables.formats
         states = len(plan.method.optimizer.states)
         touched = (3 + 2 * states) * plan.master_bytes + plan.compute_bytes
-        own = self._own(self.zero > 0)
-        moved = own * self._moved()
-        return self.profile.update * own * touched / self.tables.speeds.bandwidth + moved
-
-    def _moved(self) -> Numbers:
-        """Seconds in which an element's states travel from their homes and back, by layout."""
-        cluster, width = self.tables.question.cluster, self.width
-        host, masters = self.tables.counted.host, width.gradients  # as wide, also in float32
-        disk = host.disk_bandwidth / cluster.devices_per_node or host.link.bandwidth
-        speed = {"host": host.link.bandwidth, "disk": min(disk, host.link.bandwidth)}
-        held = {
-            "optimizer": masters + width.moments,
-            "gradients": width.gradients,
-            "weights": width.weights,
-        }
-        seconds = [sum(2 * held[what] / speed[home] for what, home in one.items()) for one in HOMES]
-        return np.array(seconds)[self.rows["home"]]
+        element = self.profile.update * touched
+        update = self._own(self.zero > 0) * element / self.tables.speeds.bandwidth
+        return self.homes.update(update, element) if self.homes else update
 
     def _elsewhere(self, what: str) -> Numbers:
         """Whether the home of optimizer, gradients or weights is not the device, by layout."""

@@ -1,7 +1,7 @@
 """The nearest plan to one that does not fit its device: the smallest change of layout that fits.
 
 The number of devices stays the same. Up to three changes are combined; the cheapest combinations
-are tried first.
+are tried first. Where none of them fits, states leave the device: those that move least first.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 from howdah.base.errors import UserError
+from howdah.plan.homes import states_away
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan, beside, make_plan
+from howdah.search.space import HOMES
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory, peak
 
@@ -47,7 +49,22 @@ def closest(
         other = _changed(plan, values)
         if other and _fits(other, capacity) and not homeless(other):
             return other.layout
+    for values in _away(plan.layout):
+        other = _changed(plan, values)
+        if other and _fits(other, capacity) and not homeless(other):
+            return other.layout
     return None
+
+
+def _away(layout: Layout) -> Iterator[dict[str, object]]:
+    """Homes for the states of a layout, with what they need; and with recomputation."""
+    if states_away(layout):
+        return
+    for home in filter(None, HOMES):
+        shared = {"zero": 3, "accumulate": None} if layout.replicas > 1 and len(home) > 1 else {}
+        yield {**home, **shared}
+        if layout.recompute != "full":
+            yield {**home, **shared, "recompute": "full"}
 
 
 def _changes(layout: Layout) -> Iterator[Change]:

@@ -4,7 +4,8 @@
     2. `closed_form`  gives seconds and bytes of them, within a few per cent; `shortlist` leaves out
                       those whose passes alone are slower than the fastest
     3. here           the fastest that seem to fit are planned, their memory counted exactly and
-                      their step simulated; the result is the best of these
+                      their step simulated; the result is the best of these. Of a pipeline stages of
+                      equal seconds are tried, too (`stage_cut`)
 
 A layout is refined only if the closed form may err so far that it could be among the best. If none
 of the fastest fits, those that take least memory are tried: that nothing fits is said of memory
@@ -26,8 +27,10 @@ from howdah.plan.layout import Home
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.search.closed_form import ClosedForm
+from howdah.search.part_tables import PartTables
 from howdah.search.shortlist import Shortlist, blocks_of, shortlist
 from howdah.search.space import PLANNED, WRONG_COMM, Question, layout_of, space
+from howdah.search.stage_cut import GAIN, cut_by_time
 from howdah.sim.chosen import choice_misfits
 from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import profile_for
@@ -134,10 +137,11 @@ def search(
         order = _smallest(priced, asked.capacity, most)
         best, simulated, others = _simulated(asked, priced, order)
         out.update(others)
+    best = _cut_by_time(asked, form.tables, best[:BEST])
     out[TOO_LARGE] += int((~priced.fitting(asked.capacity)).sum())
     out[SLOWER] += priced.slower
     out.update(ruled_out)
-    return Found(question, tuple(best[:BEST]), +out, len(priced.rows), simulated)
+    return Found(question, tuple(best), +out, len(priced.rows), simulated)
 
 
 class _Asked(NamedTuple):
@@ -213,15 +217,35 @@ def _choice(asked: _Asked, row: np.void) -> Choice | str:
         plan = question.plan(replace(layout, recompute_blocks=blocks), int(row["micro_batch"]))
         if (most := taken(plan, capacity)) <= capacity:
             break
+    return _judged(asked, plan, int(most))
+
+
+def _judged(asked: _Asked, plan: Plan, most: int) -> Choice | str:
+    """A plan simulated whose fullest device holds `most` bytes; why not, if it is no answer."""
+    question = asked.question
     if not question.planned and question.only_planned(plan.layout):
         return PLANNED
-    if most > capacity:
+    if most > asked.capacity:
         return TOO_LARGE
     if choice_misfits(plan):
         return WRONG_COMM
     if reason := asked.refuse(plan) or homeless(plan, question.cluster):
         return reason
-    return Choice(plan, step_time(plan, question.cluster, asked.profile), int(most), capacity)
+    return Choice(plan, step_time(plan, question.cluster, asked.profile), most, asked.capacity)
+
+
+def _cut_by_time(asked: _Asked, tables: PartTables, best: list[Choice]) -> list[Choice]:
+    """The choices in order, each with stages of equal seconds if that makes it faster."""
+    found = list[Choice]()
+    for choice in best:
+        layout, other = cut_by_time(tables, choice.plan), choice
+        if layout:
+            plan = asked.question.plan(layout, choice.plan.micro_batch)
+            cut = _judged(asked, plan, taken(plan, asked.capacity))
+            if isinstance(cut, Choice) and cut.seconds < choice.seconds * (1 - GAIN):
+                other = cut
+        found = _with(found, other)
+    return found
 
 
 def taken(plan: Plan, capacity: float) -> int:

@@ -13,7 +13,7 @@ Bounds cut a choice before its combinations with others are listed: a tp that do
 heads rules out all of its layouts at once. Every layout that is ruled out is counted by the reason.
 Recompute of the first blocks of each stage is listed later, where memory asks for it (`blocks`).
 Left out of a search: gpipe and naive (as fast as 1f1b at best, and more memory), activations on the
-host (whose transfers have no time yet), cuts of gradients other than the default of zero.
+host or the disk (recomputation is tried), cuts of gradients other than the default of zero.
 """
 
 from collections import Counter

@@ -1,23 +1,19 @@
-"""Stages and token slices by time, for a layout that a search has found.
+"""Replicas of stages and token slices by time, for a layout that a search has found.
 
-A layout's stages have equal FLOPs, and its slices equal lengths. Seconds are another measure: a
-head passes its logits through memory, a block waits for its exchanges, late tokens attend to more.
+    stages   PipeDream's cut, which may give a stage several replicas (`stage_partition.py`)
+    slices   TeraPipe's cut of one sequence (`token_slices.py`): late tokens attend to more
 
-    stages   the cut of the parts by their seconds, on the same ranks (`plan/stages.py`), and beside
-             it PipeDream's, which may also give a stage several replicas (`stage_partition.py`)
-    slices   TeraPipe's cut of one sequence (`token_slices.py`)
-
-Both are told, with what a simulation makes of them; no layout can spell them yet.
+Both are told; no layout can spell them yet.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from howdah.machines.cluster import attained
-from howdah.plan.stages import by_cost
-from howdah.search.part_tables import PartTables, Shape
+from howdah.search.part_tables import PartTables
 from howdah.search.search import Choice
-from howdah.search.space import RECOMPUTE, Question, context_number
+from howdah.search.space import Question
+from howdah.search.stage_cut import part_seconds
 from howdah.search.stage_partition import Profile as Costs
 from howdah.search.stage_partition import pipedream
 from howdah.search.token_slices import best_slices, latency
@@ -25,37 +21,19 @@ from howdah.shapes.part import Part
 from howdah.shapes.products import part_flops
 from howdah.shapes.weights import parts_of
 from howdah.sim.profile import Profile
-from howdah.sim.step_time import step_time
 
-GAIN = 0.005  # of a step, from which on another cut is told
 PLACES = 32  # at which a sequence may be cut
 WORKERS = 64  # most that PipeDream's programme is asked for: beyond, it takes seconds
 
 
-def part_seconds(question: Question, choice: Choice, profile: Profile) -> dict[Part, float]:
-    """Seconds of every part of the model, forward and backward, for one micro-batch of a layout."""
-    layout, tables = choice.plan.layout, PartTables(question, profile)
-    again, context = RECOMPUTE.index(layout.recompute), context_number(layout)
-    sizes = layout.tp, layout.cp, layout.ep, int(layout.sp), choice.plan.micro_batch
-    return tables.seconds_of(Shape(*sizes, again, context))
-
-
 def uneven(question: Question, choice: Choice, profile: Profile) -> Iterator[str]:
-    """Yields what stages and slices by time would bring to a layout with a pipeline, as
+    """Yields what replicas of stages and slices by time would bring to a layout with a pipeline, as
     sentences.
     """
     plan = choice.plan
     if plan.layout.pp == 1:
         return
-    seconds = part_seconds(question, choice, profile)
-    stages = by_cost(seconds, plan.stages.where)
-    time = step_time(replace(plan, stages=stages), question.cluster, profile).seconds
-    if time < choice.seconds * (1 - GAIN):
-        counts = " ".join(str(len(parts)) for parts in stages.parts)
-        yield (
-            f"stages of {counts} parts would have equal seconds in place of equal FLOPs, and a "
-            f"step take {1 - time / choice.seconds:.1%} less; a layout cannot say so yet"
-        )
+    seconds = part_seconds(PartTables(question, profile), plan)
     yield from _replicated(question, choice, seconds)
     yield from _sliced(question, choice, profile, seconds)
 
@@ -97,7 +75,7 @@ def _sliced(
     pairs = 1 - part_flops(shape, block, 1) * length / part_flops(shape, block, length)
     among = pairs * sum(seconds.values()) / stages  # of all pairs of the sequence
     alone = {  # of slices without tokens before them, on one stage
-        size: sum(part_seconds(replace(question, sequence=size), choice, profile).values()) / stages
+        size: sum(_of_length(question, choice, profile, size).values()) / stages
         for size in {min(n * step, length) for n in range(1, PLACES + 1)}
     }
 
@@ -115,3 +93,10 @@ def _sliced(
             f"which a micro-batch passes the pipeline in {gain:.0%} less; token slices can be "
             "planned, but not run yet"
         )
+
+
+def _of_length(
+    question: Question, choice: Choice, profile: Profile, length: int
+) -> dict[Part, float]:
+    """Seconds of every part for a sequence of another length."""
+    return part_seconds(PartTables(replace(question, sequence=length), profile), choice.plan)

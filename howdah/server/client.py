@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import cycle
 from threading import Condition, Thread
 from time import monotonic, sleep
 
@@ -25,6 +26,7 @@ from howdah.comm.frames import FrameError, Frames, Gone, Head
 from howdah.comm.handle import DONE, Handle, Note
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.parallel.flat_params import FlatUnit
+from howdah.server.addresses import Address, connected, spell
 from howdah.server.chunks import Chunk
 from howdah.server.messages import (
     ACK,
@@ -43,7 +45,6 @@ from howdah.server.messages import (
 )
 from howdah.server.outbox import WINDOW, Outbox
 
-Address = str | tuple[str, int]  # of a Unix socket, or host and port
 PATIENCE = 20.0  # seconds until a server that does not answer is given up
 STILL = 6 * SILENCE  # a server that waits for its disk may read nothing for a while
 AGAIN = 0.05  # seconds between attempts
@@ -68,6 +69,8 @@ class Way:
     silence    seconds without a byte, after which a connection is made again
     window     bytes of pushes under way to each server
     fifo       whether chunks are sent in the order in which they come, not by urgency
+    others     of each server, where its replicas listen when they take its place
+    over       whether the run is known to have ended, so that no server is waited for
     """
 
     addresses: Sequence[Address]
@@ -77,6 +80,13 @@ class Way:
     silence: float = STILL
     window: int = WINDOW
     fifo: bool = False
+    others: Sequence[Sequence[Address]] = ()
+    over: Callable[[], object] | None = None
+
+    def of(self, number: int) -> list[Address]:
+        """Where a server may be, the likeliest first."""
+        others = self.others[number] if self.others else ()
+        return [self.addresses[number], *others]
 
 
 class Client:
@@ -267,11 +277,12 @@ class _Link:
 
     def _connect(self) -> None:
         """Connects and greets, again and again until it succeeds. Raises ServerAway."""
-        address, until = self._way.addresses[self._number], monotonic() + self._way.patience
-        why = ""
-        while monotonic() < until:
+        until, why = monotonic() + self._way.patience, ""
+        for address in cycle(there := self._way.of(self._number)):
+            if monotonic() >= until or (self._way.over and self._way.over()):
+                break
             try:
-                sock = _connected(address)
+                sock = connected(address)
                 try:
                     hello = {**self._way.hello, "place": self._place}
                     greet(sock, self._way.secret, json.dumps(hello).encode(), role=CALLER)
@@ -286,7 +297,7 @@ class _Link:
                 why = str(error)
                 sleep(AGAIN)
         raise ServerAway(
-            f"server {self._number} at {_spell(address)} did not answer for "
+            f"server {self._number} at {' or '.join(map(spell, there))} did not answer for "
             f"{self._way.patience:g} s ({why}); check that it runs there, that this machine "
             "reaches it, and that both have the same secret"
         )
@@ -371,21 +382,3 @@ class _Link:
         with self._changed:
             self._failed = error
             self._changed.notify_all()
-
-
-def _connected(address: Address) -> socket.socket:
-    if isinstance(address, str):
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.connect(address)
-        except OSError:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection(address, timeout=5.0)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def _spell(address: Address) -> str:
-    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"

@@ -60,6 +60,7 @@ class Member:
 
     incarnation  of the process that has the place, counted from 1; 0: the first is waited for
     live         whether a process has it, or the first is waited for
+    bye          whether its last process has left in good order
     done         by key, the clock of the update that is expected next
     pulled       by key, the version that its latest pull got
     """
@@ -68,6 +69,7 @@ class Member:
     live: bool
     done: list[int]
     pulled: list[int]
+    bye: bool = False
 
     @property
     def clock(self) -> int:
@@ -172,12 +174,12 @@ class Clocks:
     def leave(self, worker: int, incarnation: int, *, finished: bool = False) -> list[Round]:
         """The process of a place has ended. Returns the rounds of bsp that are complete without it.
 
-        finished  it has pushed all that it had to: what waits of it stays in its rounds
+        finished  it has pushed all that it wanted to: what waits of it stays in its rounds
         """
         one = self.members.get(worker)
         if one is None or not one.live or one.incarnation != incarnation:
             return []  # its successor has the place
-        one.live = False
+        one.live, one.bye = False, finished
         if not finished:
             self._forget(worker)
         return [together for key in range(self.keys) for together in self._complete(key)]

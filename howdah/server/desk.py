@@ -4,7 +4,8 @@
     pull ──> queue  ──> clocks ──> answers    the most urgent first, those that wait stay
 
 A transport calls it from one thread. Every update that is applied and every pull that is answered
-is a line of its ledger, in that order.
+is a line of its ledger, in that order. Everything that changes its state is also recorded as a
+deed: another desk that does the same deeds (`redo`) is its replica to the last bit.
 """
 
 from bisect import insort
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from howdah.server.clocks import Clocks, Refused, Round, Update
 from howdah.server.ledger import Event
+from howdah.server.messages import BEGIN, BYE, GONE, JOIN, PUSH, WEIGHTS
 from howdah.server.shard import Shard, Term
 
 
@@ -38,6 +40,20 @@ class Answer(NamedTuple):
     weights: Tensor
 
 
+class Deed(NamedTuple):
+    """What a desk has done.
+
+    what   a message that it took (JOIN, BEGIN, PUSH, BYE), the end of a worker (GONE), or a pull
+           that it answered (WEIGHTS)
+    """
+
+    what: int
+    worker: int
+    incarnation: int
+    clock: int = 0
+    key: int = 0
+
+
 class Desk:
     """The state of one server.
 
@@ -48,12 +64,14 @@ class Desk:
     fifo     whether pulls are answered in the order in which they came, not by urgency
     after    called with the latest clock of rounds that were applied; with None when a worker has
              joined, begun or left
+    record   called with every deed, in order, and the term of a push
     """
 
     def __init__(self, clocks: Clocks, shard: Shard, *, fifo: bool = False) -> None:
         self.clocks, self.shard, self.fifo = clocks, shard, fifo
         self.wishes: list[Wish] = []
         self.after: Callable[[int | None], None] = lambda clock: None
+        self.record: Callable[[Deed, Term | None], None] = lambda deed, term: None
         self.ledger: list[Event] = []
         self._terms: dict[Update, Term] = {}  # of rounds that wait
         self._arrived = 0
@@ -64,6 +82,7 @@ class Desk:
         rounds = self.clocks.push(update)
         if new := self.clocks.repeated == repeated:
             self._terms[update] = term
+            self.record(Deed(PUSH, *update), term)
         self._apply(rounds)
         return new
 
@@ -80,13 +99,16 @@ class Desk:
     def join(self, worker: int, incarnation: int = 0) -> tuple[int, int]:
         """A process takes a place; see `Clocks.join`. What its predecessor wanted is forgotten."""
         found = self.clocks.join(worker, incarnation)
+        self.record(Deed(JOIN, worker, incarnation), None)
         self._forget(worker)
         self.after(None)
         return found
 
     def begin(self, worker: int, incarnation: int, clock: int) -> None:
         """See `Clocks.begin`."""
-        self._apply(self.clocks.begin(worker, incarnation, clock))
+        rounds = self.clocks.begin(worker, incarnation, clock)
+        self.record(Deed(BEGIN, worker, incarnation, clock), None)
+        self._apply(rounds)
         self.after(None)
 
     def hang_up(self, worker: int) -> None:
@@ -97,6 +119,7 @@ class Desk:
         """The process of a place has ended; see `Clocks.leave`."""
         one = self.clocks.members.get(worker)
         if one and one.live and one.incarnation == incarnation:
+            self.record(Deed(BYE if finished else GONE, worker, incarnation), None)
             self.hang_up(worker)
             if not finished:
                 self._forget(worker)
@@ -118,12 +141,36 @@ class Desk:
                 if not may:
                     self.wishes.append(wish)
                     continue
-                version = self.clocks.pulled(worker, key)
-                update = Update(worker, incarnation, clock, key)
-                self.ledger.append(Event("pull", update, version))
-                yield Answer(worker, key, clock, version, self.shard.pulled(worker, key))
+                weights = self.shard.pulled(worker, key)
+                version = self._pulled(Update(worker, incarnation, clock, key))
+                yield Answer(worker, key, clock, version, weights)
         finally:
             self.wishes += rest
+
+    def redo(self, deed: Deed, term: Term | None) -> None:
+        """Does what another desk has done. Raises Refused for a deed that cannot follow."""
+        what, worker, incarnation, clock, key = deed
+        if what == PUSH and term is not None:
+            self.push(Update(worker, incarnation, clock, key), term)
+        elif what == WEIGHTS:
+            self.clocks.may_pull(worker, incarnation, clock=clock, key=key)
+            self.shard.pulled(worker, key)
+            self._pulled(Update(worker, incarnation, clock, key))
+        elif what == JOIN:
+            self.join(worker, incarnation)
+        elif what == BEGIN:
+            self.begin(worker, incarnation, clock)
+        elif what in (BYE, GONE):
+            self.leave(worker, incarnation, finished=what == BYE)
+        else:
+            raise Refused(f"a deed of kind {what}")
+
+    def _pulled(self, update: Update) -> int:
+        """Notes an answered pull; returns the version that it got."""
+        version = self.clocks.pulled(update.worker, update.key)
+        self.ledger.append(Event("pull", update, version))
+        self.record(Deed(WEIGHTS, *update), None)
+        return version
 
     def _apply(self, rounds: list[Round]) -> None:
         for one in rounds:

@@ -7,21 +7,24 @@ The desk has one lock. A worker that reads slowly, or sends half a frame and no 
 two threads busy and nobody else's. A frame that is damaged, cut, too long, or comes twice, and a
 message that no sound worker sends, end its connection and are counted. A worker whose connection
 has ended has `grace` seconds to come back with its incarnation; then its place is free.
+
+A host with replicas keeps back what it posts until they have done what led to it (`chain.py`).
 """
 
 import json
 import socket
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread
 from time import monotonic
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from howdah.comm.frames import FrameError, Frames, Head
+from howdah.comm.frames import FrameError, Frames, Gone, Head, Silent
 from howdah.comm.handshake import Door
 from howdah.server.clocks import Refused, Update
 from howdah.server.desk import Desk
@@ -45,7 +48,15 @@ from howdah.server.outbox import Outbox
 from howdah.server.shard import Term
 
 GRACE = 2.0  # seconds in which it can come back
+RETURN = 15.0  # seconds in which workers find the one that has taken a dead server's place
 GLANCE = 0.05  # seconds between looks at the door
+
+
+class Copies(Protocol):
+    """What replicas have: `Chain`. seq: the last deed; has: the last one that all replicas have."""
+
+    seq: int
+    has: int
 
 
 class Guest:
@@ -83,6 +94,7 @@ class Host:
     hello   what a worker must say too: the run, as both ends must have it
     dtype   of the weights that are sent
     grace   seconds that a worker has to come back
+    copies  what replicas have; None: there are none
     counts  by name: what happened, for metrics
     why     of the last connection that was ended: the reason
     """
@@ -95,9 +107,12 @@ class Host:
         *,
         dtype: torch.dtype,
         grace: float = GRACE,
+        copies: Copies | None = None,
     ) -> None:
         self.desk, self._door, self._hello, self._dtype = desk, door, hello, dtype
-        self._grace = grace
+        self._grace, self._copies = grace, copies
+        self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self._holding, self._deepest = Lock(), 0
         self._lock = Lock()
         self._guests: dict[int, Guest] = {}  # by place
         self._threads: list[Thread] = []
@@ -128,6 +143,51 @@ class Host:
         with self._lock:
             work(self.desk)
 
+    @property
+    def queue(self) -> int:
+        """The most letters that have waited to be sent to one worker so far."""
+        with self._lock:
+            self._deepest = max([self._deepest, *(g.outbox.deepest for g in self._guests.values())])
+            return self._deepest
+
+    @property
+    def most(self) -> int:
+        """Bytes of the largest gradient that can be pushed."""
+        return max((one.nbytes for one in self.desk.shard.masters), default=0)
+
+    def take_over(self) -> None:
+        """Takes the place of the server whose replica this one was: its workers come back."""
+        with self._lock:
+            self._grace = max(self._grace, RETURN)
+            members, now = self.desk.clocks.members, monotonic()
+            for place, one in members.items():
+                if one.live and one.incarnation:
+                    self._lost[place] = one.incarnation, now
+
+    def release(self, number: int) -> None:
+        """Posts what was kept back until replicas have the deed `number`."""
+        with self._holding:
+            while self._held and self._held[0][0] <= number:
+                self._held.popleft()[1]()
+
+    def _post(
+        self,
+        guest: Guest,
+        kind: int,
+        said: Fields,
+        buffers: Sequence[memoryview] = (),
+        *,
+        urgency: int = 0,
+        size: int = 0,
+    ) -> None:
+        """Posts a letter, when replicas have done all that this server has."""
+        post = partial(guest.outbox.post, kind, said.packed, buffers, urgency=urgency, size=size)
+        with self._holding:
+            if self._copies and self._copies.has < self._copies.seq:
+                self._held.append((self._copies.seq, post))
+            else:
+                post()
+
     def close(self) -> None:
         """Ends all connections, and waits for their threads."""
         self._door.close()
@@ -143,17 +203,16 @@ class Host:
 
     def _let_in(self, sock: socket.socket, said: bytes) -> None:
         place, problem = self._read(said)
-        largest = max((chunk.length for chunk in self.desk.shard.chunks), default=0)
-        most = largest * self.desk.shard.masters[0].element_size() if largest else 0
-        frames = Frames(sock, f"worker {place}", seconds=SILENCE, most=most)
+        frames = Frames(sock, f"worker {place}", seconds=SILENCE, most=self.most)
         guest = Guest(frames, place, fifo=self.desk.fifo)
         if problem:
             self.counts["refused"] += 1
             self.why = problem
         turn_away = partial(_turn_away, guest, problem)
         run = turn_away if problem else partial(self._hear, guest)
-        self._threads.append(Thread(target=run, daemon=True, name=f"worker {place}"))
-        self._threads[-1].start()
+        thread = Thread(target=run, daemon=True, name=f"worker {place}")
+        thread.start()
+        self._threads.append(thread)
 
     def _read(self, said: bytes) -> tuple[int, str]:
         """The place that a hello asks for, and what is wrong with it."""
@@ -179,6 +238,7 @@ class Host:
                         return
                     self._deliver()
         except FrameError as error:
+            self.counts["refused"] += not isinstance(error, Gone | Silent)
             self._ended(guest, str(error))
         except (Refused, ValueError) as error:
             self.counts["refused"] += 1
@@ -219,7 +279,7 @@ class Host:
             new = self.desk.push(Update(*mine, clock, key), term)
             self.counts["pushes" if new else "repeated"] += 1
             self.counts["pushed bytes"] += guest.landing.nbytes
-            guest.outbox.post(ACK, said.packed)
+            self._post(guest, ACK, said)
         elif kind == BYE:
             del self._guests[guest.place]
             self.counts["finished"] += 1
@@ -245,7 +305,7 @@ class Host:
             self.counts["joined"] += 1
         guest.incarnation = incarnation
         self._guests[guest.place] = guest
-        guest.outbox.post(JOINED, Fields(clock, incarnation).packed)
+        self._post(guest, JOINED, Fields(clock, incarnation))
 
     def _deliver(self) -> None:
         for answer in self.desk.answers():
@@ -253,10 +313,10 @@ class Host:
             if not guest:
                 continue  # it asks again when it is back
             copy = answer.weights.to(self._dtype, copy=True)
-            fields = Fields(answer.clock, answer.key).packed
             self.counts["pulls"] += 1
             self.counts["pulled bytes"] += copy.nbytes
-            guest.outbox.post(WEIGHTS, fields, bytes_of(copy), urgency=answer.key, size=copy.nbytes)
+            said = Fields(answer.clock, answer.key)
+            self._post(guest, WEIGHTS, said, bytes_of(copy), urgency=answer.key, size=copy.nbytes)
 
     def _ended(self, guest: Guest, why: str) -> None:
         with self._lock:

@@ -15,8 +15,10 @@
                                           <──   REFUSED  a sentence in the place of the fields
 
 A worker that has lost its connection joins again with its incarnation, and sends what was not
-acknowledged once more. One that has finished says BYE; one that is silent for too long has left,
-and so has a server: both ends notice when the other is frozen, or its machine is gone.
+acknowledged once more. One that has finished, or is asked to leave, says BYE; one that is silent
+for too long has left, and so has a server: both ends notice when the other is frozen, or its
+machine is gone. What a server and its replica say to each other is in `chain.py`, what members and
+the coordinator of a run, in `line.py`.
 """
 
 import struct
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 JOIN, JOINED, BEGIN, PULL, WEIGHTS, PUSH, ACK, PING, BYE, REFUSED = range(1, 11)
+GONE, DEED, HAS, SAID, FILE = range(11, 16)  # of chains and lines
 FIELDS = struct.Struct("<qqd")
 SILENCE = 10.0  # seconds without a byte, after which the other end counts as gone
 

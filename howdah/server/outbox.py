@@ -50,6 +50,7 @@ class Outbox:
         self._small: list[Letter] = []
         self._large: list[Letter] = []
         self._flying, self._posted, self._closed = 0, 0, False
+        self._last = False
         self._changed = Condition()
         self.deepest = 0
 
@@ -83,6 +84,8 @@ class Outbox:
                 if self._large and self._fits(self._large[0].size):
                     self._flying += self._large[0].size
                     return heappop(self._large)
+                if self._last and not self._large:
+                    return None
                 if monotonic() >= due:
                     return Letter((0, 0), PING, Fields().packed, (), 0)
                 self._changed.wait(due - monotonic())
@@ -95,6 +98,12 @@ class Outbox:
         """So many bytes were acknowledged."""
         with self._changed:
             self._flying -= size
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Lets `take` return None when all letters are taken."""
+        with self._changed:
+            self._last = True
             self._changed.notify_all()
 
     def close(self) -> None:

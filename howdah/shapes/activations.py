@@ -144,7 +144,7 @@ def saved(
         listed = [one for one in kept if not (one.core and selective)]
     else:
         listed = list(_embedding(shape, kernels))
-    if part == f"encoder.{shape.encoder_layers - 1}" and shape.norm_at == "before":
+    if (stack, part.layer) == ("encoder", shape.encoder_layers - 1) and shape.norm_at == "before":
         listed += _norm(shape, kernels, "encoder norm")
     if stack == "encoder" or (stack == "embedding" and shape.encoder_layers):
         return tuple(replace(one, per=OF_SOURCE.get(one.per, one.per)) for one in listed)
@@ -157,7 +157,7 @@ def made_again(
     """What the second run of one part makes, beside what was kept: it is there until the part's
     backward pass is done.
     """
-    if recompute == "none" or "." not in part:
+    if recompute == "none" or not part.is_block:
         return ()
     whole = saved(shape, part, kernels)
     if recompute == "selective":
@@ -310,7 +310,9 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim, made: Dim) -> Iterat
     # projection keeps a copy that is laid out token by token; so does what is left of wider heads.
     by_head = kernels.by_head and (shape.positions == "rotary" or kernels.packed)
     by_head = (by_head and not kernels.context) or less
-    if kernels.flash:
+    biased = kernels.small and shape.positions == "relative"  # howdah's is of matrices then
+    flash = kernels.flash and not biased
+    if flash:
         if by_head or of:
             # documents are joined, and what is traded is brought back
             one = None if kernels.packed or of or less else Dim("heads", shape.heads)
@@ -319,18 +321,20 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim, made: Dim) -> Iterat
         yield Saved("log-sum-exps", per, heads, "wide", core=True)
     else:
         yield Saved("probabilities", "pair", heads, core=True)
-        if kernels.dropout or kernels.small:  # howdah's are matrices where they are dropped alone
+        # howdah's other ones are matrices where they are dropped alone
+        if (kernels.dropout or kernels.small) and not biased:
             yield Saved("probabilities dropout", "pair", heads, "byte", core=True)
         if kernels.dropout and not kernels.small:
             yield Saved("probabilities dropped", "pair", heads, core=True)
-    yield Saved("attention output", "token", (output,), again=kernels.flash and not by_head)
+    yield Saved("attention output", "token", (output,), again=flash and not by_head)
 
 
 def _inner(shape: ModelShape, kernels: Kernels, inner: Dim, prefix: str = "") -> Iterator[Saved]:
     """Between the matrices of a feed-forward. The gradient of ReLU needs its output alone."""
     names = ["down input"] if shape.feedforward == "relu" else ["up", "down input"]
     if shape.gated:
-        names += ["gate", "activated gate"] if kernels.activated else ["gate"]
+        activated = kernels.activated or (kernels.small and shape.feedforward == "geglu")
+        names += ["gate", "activated gate"] if activated else ["gate"]
     for name in names:
         yield Saved(f"{prefix}{name}", "token", (inner,))
 

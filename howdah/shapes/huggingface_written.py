@@ -9,6 +9,8 @@ These of transformers' classes compute exactly what a ModelShape can describe:
     BloomForCausalLM       ALiBi, LayerNorm also behind the embedding, GELU, biases
     BertForMaskedLM        no mask of order, norms behind, token types, a transform before the head
     RobertaForMaskedLM     the same, with two rows of positions in front
+    T5ForConditionalGeneration  two stacks, relative positions; ReLU and a tied head that is
+                           divided by √width, or a gated GELU and a head of its own, in any pair
     MixtralForCausalLM     a Llama with experts as wide as its feed-forward would be
     Qwen2MoeForCausalLM    a Qwen2 with experts, and a shared one that is weighed by a gate
     Qwen3MoeForCausalLM    a Qwen3 with experts
@@ -39,6 +41,7 @@ CLASSES = {
     "bloom": "BloomForCausalLM",
     "bert": "BertForMaskedLM",
     "roberta": "RobertaForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -87,6 +90,8 @@ def kind(shape: ModelShape) -> str:
 
 def _nearest(shape: ModelShape) -> str:
     """The model type that comes closest to `shape`."""
+    if shape.family == "encoder-decoder":
+        return "t5"
     if shape.family == "encoder":
         return "roberta" if shape.first_position else "bert"
     if shape.positions in ("learned", "alibi"):
@@ -131,10 +136,11 @@ def _allowed(shape: ModelShape, found: str, field: str) -> tuple[object, ...]:
     return tuple(dict.fromkeys(setting.words.values())) or (False, True)
 
 
-def config(shape: ModelShape, *, end: int, dtype: str) -> Config:
+def config(shape: ModelShape, *, end: int, dtype: str, start: int = 0) -> Config:
     """The contents of config.json for `shape`, as transformers 4 and 5 read it.
 
     end    id of the token that stands between documents: it begins and ends a text
+    start  id of the token of padding, with which a decoder behind an encoder begins
     dtype  of the stored weights, such as "float32"
     """
     found = kind(shape)
@@ -160,6 +166,7 @@ def config(shape: ModelShape, *, end: int, dtype: str) -> Config:
         "bloom": lambda _: {},
         "bert": _bert,
         "roberta": _bert,
+        "t5": lambda _: _t5(start),
     }
     return common | sizes | beyond.get(found, partial(_llama, found=found))(shape)
 
@@ -176,6 +183,15 @@ def _bert(shape: ModelShape) -> Config:
     rows = shape.context + shape.first_position
     pad = shape.first_position - 1 if shape.first_position else None
     return {"max_position_embeddings": rows, "pad_token_id": pad, **dropout}
+
+
+def _t5(start: int) -> Config:
+    """No dropout. transformers 5 takes a head that is not tied for one whose input is not divided
+    by √width, which is so of both kinds.
+    """
+    tokens = {"pad_token_id": start, "decoder_start_token_id": start}
+    fixed = {name: value for name, value in MODEL_TYPES["t5"].fixed.items() if value is not None}
+    return {"dropout_rate": 0.0, "is_encoder_decoder": True, **tokens, **fixed}
 
 
 def _llama(shape: ModelShape, found: str) -> Config:

@@ -179,8 +179,10 @@ PRESETS: dict[str, ModelShape] = {
     "t5-large": _t5(24, 1024, 16, 4096, encoder_layers=24),
     "t5-3b": _t5(24, 1024, 32, 16384, encoder_layers=24, head_size=128),
     "t5-11b": _t5(24, 1024, 128, 65536, encoder_layers=24, head_size=128),
-    # https://arxiv.org/abs/2210.11416; cards google/flan-t5-base, -xl and -xxl
+    # https://arxiv.org/abs/2210.11416; cards google/flan-t5-small, -base, -large, -xl and -xxl
+    "flan-t5-small": _flan_t5(8, 512, 6, 1024, encoder_layers=8),
     "flan-t5-base": _flan_t5(12, 768, 12, 2048, encoder_layers=12),
+    "flan-t5-large": _flan_t5(24, 1024, 16, 2816, encoder_layers=24),
     "flan-t5-xl": _flan_t5(24, 2048, 32, 5120, encoder_layers=24),
     "flan-t5-xxl": _flan_t5(24, 4096, 64, 10240, encoder_layers=24),
     # https://arxiv.org/abs/2302.13971, table 2; cards huggyllama/llama-7b to llama-65b

@@ -31,11 +31,12 @@ blocks a stack:
 BERT's pooler and its next-sentence head are no part of a masked language model, and not here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod, sqrt
 
-from howdah.shapes.part import Part, block
+from howdah.shapes.part import Part
 from howdah.shapes.shape import Experts, Latent, ModelShape
 
 SPREAD = 0.02  # standard deviation of fresh weights, GPT-2's
@@ -71,23 +72,27 @@ class Weight:
 
 def parts(shape: ModelShape) -> tuple[Part, ...]:
     """The parts of the model in forward order; "target" is where the decoder's tokens enter."""
-    encoder = [block("encoder", layer) for layer in range(shape.encoder_layers)]
+    encoder = [Part("encoder", layer) for layer in range(shape.encoder_layers)]
     target = [Part("target")] if shape.family == "encoder-decoder" else []
-    layers = [block("layers", layer) for layer in range(shape.layers)]
+    layers = [Part("layers", layer) for layer in range(shape.layers)]
     return (Part("embedding"), *encoder, *target, *layers, Part("head"))
 
 
 def parts_of(unit: str, shape: ModelShape) -> tuple[Part, ...]:
     """The parts that use `unit`, in forward order."""
-    several = {"embedding": ("embedding", "target"), "tied": ("embedding", "target", "head")}
-    if unit not in several and not unit.startswith("relative."):
-        return (Part(unit.removesuffix(".experts")),)
-    uses = several.get(unit, ())
-    return tuple(
-        part
-        for part in parts(shape)
-        if part in uses or (part.is_block and unit == relative_unit(part.stack, shape))
-    )
+    return _users(shape).get(unit, ())
+
+
+@lru_cache(16)  # called for each unit of a plan
+def _users(shape: ModelShape) -> Mapping[str, tuple[Part, ...]]:
+    """By unit, the parts that use it, in forward order."""
+    found: dict[str, tuple[Part, ...]] = {}
+    ends = {"embedding": ("embedding", "tied"), "target": ("embedding", "tied")}
+    for part in parts(shape):
+        of_block = (part, f"{part}.experts", relative_unit(part.stack, shape))
+        for unit in of_block if part.is_block else ends.get(part, ("head", "tied")):
+            found[unit] = (*found.get(unit, ()), part)
+    return found
 
 
 def relative_unit(stack: str, shape: ModelShape) -> str:
@@ -126,8 +131,8 @@ def part_kinds(shape: ModelShape) -> dict[Part, int]:
     """
     sparse = [shape.sparse(layer) for layer in range(shape.layers)]
     kinds = dict.fromkeys(sparse)
-    blocks = {block("layers", sparse.index(kind)): sparse.count(kind) for kind in kinds}
-    encoder = {block("encoder", 0): shape.encoder_layers, Part("target"): 1}
+    blocks = {Part("layers", sparse.index(kind)): sparse.count(kind) for kind in kinds}
+    encoder = {Part("encoder", 0): shape.encoder_layers, Part("target"): 1}
     return {
         Part("embedding"): 1,
         **(encoder if shape.encoder_layers else {}),
@@ -139,9 +144,11 @@ def part_kinds(shape: ModelShape) -> dict[Part, int]:
 def _embedding(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
     tokens = "tied" if shape.tie_embeddings else "embedding"
+    scaled = shape.tie_embeddings and shape.encoder_layers  # T5's head divides by √width
     # the head's bias comes with its matrix: one is asked for while the other is in use
     bias = _head_bias(shape) if shape.tie_embeddings else ()
-    yield from _unit(tokens, [_matrix("embedding.weight", vocab, width), *bias])
+    table = _matrix("embedding.weight", vocab, width, spread=1.0 if scaled else SPREAD)
+    yield from _unit(tokens, [table, *bias])
     yield from _unit("embedding", _beside_tokens(shape))
     yield from _relative_table(shape, "encoder" if shape.encoder_layers else "layers")
 

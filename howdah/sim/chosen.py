@@ -5,8 +5,10 @@ is chosen for it (`collectives/choice.py`), a rank sends what its steps send, an
 of the program's rounds on the cluster (`sim/programs.py`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from howdah.collectives.choice import (
     DEFAULT,
     FORWARDING,
     chunk_sizes,
+    placement,
     problem_of,
     program_of,
     ranks_per_node,
@@ -24,6 +27,7 @@ from howdah.collectives.choice import (
     sent_to,
     unusable,
 )
+from howdah.collectives.places import way_of
 from howdah.collectives.program import Program
 from howdah.machines.cluster import Cluster, attained
 from howdah.plan.comm import Algorithms, Comm
@@ -81,13 +85,15 @@ class Collective(NamedTuple):
 
         nodes  the node of each rank
         """
+        each, order = placement(nodes)
         found = program_of(
             algorithms,
             self.op,
             size=self.elements * self.width,
             ranks=len(self.ranks),
             root=self.root,
-            per_node=ranks_per_node(nodes),
+            per_node=each,
+            order=order,
         )
         return found.program if found else None
 
@@ -133,6 +139,32 @@ def collectives_of(plan: Plan, rank: int) -> Iterator[Collective]:
             yield call
         elif exchange.operation == "all_to_all":
             yield Collective("all_to_all", exchange.peers, 0, 1)
+
+
+def staged_by_programs(plan: Plan, rank: int) -> int:
+    """Bytes of the staging of chosen programs: for each group of ranks, that of its largest
+    operation (`comm/chosen.py`, Choosing), as on one machine.
+    """
+    most: Counter[tuple[int, ...]] = Counter()
+    if not plan.comm.algorithm:
+        return 0
+    for row in (r for r in sums_of(plan, rank) if r.op != "push"):
+        width = plan.sent_gradient_bytes
+        calls = [Collective(row.op, row.ranks, elements, width) for elements in row.messages]
+        staged = sum(_staging(call, plan.comm.algorithm, rank) for call in calls)  # together
+        most[tuple(row.ranks)] = max(most[tuple(row.ranks)], staged)
+    for call in collectives_of(plan, rank):
+        group = tuple(call.ranks)
+        most[group] = max(most[group], _staging(call, plan.comm.algorithm, rank))
+    return most.total()
+
+
+def _staging(call: Collective, algorithms: Algorithms, rank: int) -> int:
+    program = call.program(algorithms, [0] * len(call.ranks))
+    if program is None:
+        return 0
+    way = way_of(program, call.ranks.index(rank), chunk_sizes(program, call.blocks))
+    return way.scratch * call.width
 
 
 def choice_problems(algorithms: Algorithms) -> list[str]:
@@ -208,18 +240,19 @@ class ProgramTimes:
             return None
         calls, ranks = [call, *others], call.ranks
         nodes = [rank // self._cluster.devices_per_node for rank in ranks]
-        found = [call.program(self._algorithms, nodes) for call in calls]
-        programs = [program for program in found if program]
+        chosen = [call.program(self._algorithms, nodes) for call in calls]
+        programs = [program for program in chosen if program]
         if len(programs) < len(calls):
             return None
         key = tuple(map(id, programs)), tuple(ranks)
         if key not in self._times:
             beside = [list(map(int, one)) for one in groups if int(one[0]) != ranks[0]]
             program = together(programs)
-            self._times[key] = tuple(  # type: ignore[assignment]
-                price(program, self._cluster, size=n, places=ranks, beside=beside).seconds
-                for n in (0, LONG)
-            )
+            costs = partial(price, program, self._cluster, places=ranks, beside=beside)
+            found = [costs(size=size) for size in (0, LONG)]
+            inside = len({*nodes}) == 1  # in shared memory rounds wait for each other
+            latency, whole = (one.seconds if inside else one.overlapped for one in found)
+            self._times[key] = latency, whole
         latency, whole = self._times[key]
         size = sum(call.elements * call.width for call in calls)
         return latency + (whole - latency) * size / LONG

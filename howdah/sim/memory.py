@@ -19,6 +19,8 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
     recomputed   activations of one block           passes   while its backward pass runs
     staged       what an update moves at a time     both     in the host's memory, for states that
                                                              are not on the device
+    programs     what arrives to be added, of the   both     of chosen algorithms (`comm.algorithm`)
+                 largest collective of a group
 
 The home of a component is the device, the host or the disk. A unit that is not sharded (N = 1, or
 experts that are on one rank each) needs no all-gather. A component whose home is not the device
@@ -53,6 +55,7 @@ from howdah.plan.sums import sums_of
 from howdah.plan.window import window_of
 from howdah.shapes.activations import Kernels, bytes_of, made_again, saved, shared
 from howdah.shapes.part import Part
+from howdah.sim.chosen import staged_by_programs
 
 Moment = Literal["passes", "update"]
 PASSES: tuple[Moment, ...] = ("passes",)
@@ -101,6 +104,7 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     rows = [row for whole, own in cuts for row in states(whole, own, plan.layout, width)]
     rows += _windows(cuts, plan, rank, width)
     rows.append(Held("staged", "host", BOTH, staged_bytes(plan, rank)))
+    rows.append(Held("programs", "device", BOTH, staged_by_programs(plan, rank)))
     rows += [] if serves(plan.layout, rank) else _activations(plan, rank, kernels)
     total: dict[tuple[str, Home, tuple[Moment, ...]], int] = {}
     for name, home, moments, count in rows:
@@ -203,7 +207,7 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     here, there = [0] * len(plan.stages.where), [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]
-        blocks = any(part.is_block for part in parts)
+        blocks = any(part.stack == "layers" for part in parts)  # an encoder keeps no output
         here[stage] = sum(kept(part) for part in parts if not goes(part)) + blocks * once
         there[stage] = sum(kept(part) for part in parts if goes(part))
 
@@ -221,16 +225,21 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
 
 def moved_activations(plan: Plan, rank: int, kernels: Kernels) -> int:
     """Bytes of one micro-batch that the blocks of `rank` keep off the device."""
+    return sum(kept_elsewhere(plan, rank, kernels).values())
+
+
+def kept_elsewhere(plan: Plan, rank: int, kernels: Kernels) -> dict[Part, int]:
+    """By block of `rank`, the bytes of one micro-batch that it keeps off the device."""
     if plan.layout.activations == "device":
-        return 0
+        return {}
     of, pp_index = local_of(plan, rank), axis(plan.layout, "pp").index_of(rank)
     parts = chain(*stage_parts(plan, pp_index).values())
-    kept = (
-        saved(plan.shape, part, kernels, plan.recompute.get(part, "none"))
+    kept = {
+        part: saved(plan.shape, part, kernels, plan.recompute.get(part, "none"))
         for part in parts
         if part.is_block
-    )
-    return sum(bytes_of(one, of, compute=plan.compute_bytes) for one in kept)
+    }
+    return {part: bytes_of(one, of, compute=plan.compute_bytes) for part, one in kept.items()}
 
 
 def _in_flight(plan: Plan, rank: int, per_stage: list[int]) -> int:

@@ -24,6 +24,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.sharding import shard_axes
 from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
 from howdah.sim.chosen import Collective, ProgramTimes, gathers_of, of_exchange
+from howdah.sim.home_times import LANES, homes_of_rank
 from howdah.sim.traffic import HALVES, expected_rows
 
 TO_ALL = ("all_to_all", "counts")  # each member sends to every other; otherwise to the next
@@ -35,7 +36,7 @@ class MessageTimes:
     """Seconds of the messages of a plan on a cluster with attained rates."""
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
-        self._plan, self._cluster, self._programs = plan, cluster, ProgramTimes(plan, cluster)
+        self._plan, self.cluster, self._programs = plan, cluster, ProgramTimes(plan, cluster)
         # by axis, places in its groups (none: all) and pattern: bytes/s and seconds of latency
         self._paths: dict[tuple[Stride, tuple[int, ...], Pattern], tuple[float, float]] = {}
 
@@ -90,7 +91,7 @@ class MessageTimes:
     def of_scalars(self) -> float:
         """Seconds in which all ranks sum a few numbers."""
         world = self._plan.layout.world
-        found = path(self._cluster, np.arange(world)[None])
+        found = path(self.cluster, np.arange(world)[None])
         return 2 * found.messages * found.link.latency
 
     def _served(self, messages: Sequence[int], width: int) -> float:
@@ -120,7 +121,7 @@ class MessageTimes:
         """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis."""
         key = *_places(self._plan, label, ranks), pattern
         if key not in self._paths:
-            found = path(self._cluster, self._groups(label, ranks), pattern=pattern)
+            found = path(self.cluster, self._groups(label, ranks), pattern=pattern)
             latency = found.messages * found.link.latency
             self._paths[key] = found.link.bandwidth, latency
         return self._paths[key]
@@ -144,11 +145,16 @@ class RankMessages:
     """The messages of a rank that run beside its computation. Those of one group of ranks run one
     after the other, in the group's *lane*.
 
-    lanes      number of groups
+    groups     their number
+    lanes      number of all lanes, those of homes included
     sums       the sums of gradients
     of_sum     lane and seconds of each
     of_gather  by unit whose weights are gathered, lane and seconds of that
     buckets    these units in the order of the forward pass, as zero1 and zero2 send them
+    homes      the moves from and to homes, in lanes behind those of the groups; None if nothing
+               moves in the passes
+    by_use     whether weights come whenever they are used, in place of once after an update
+    comes      by unit whose weights come, lane and seconds of each message or move
     """
 
     def __init__(
@@ -166,9 +172,18 @@ class RankMessages:
         cut = [b for b in held if (layout.zero or every) and len(inside[b.unit]) > 1]
         groups = [*(row.ranks for row in sums), *(inside[b.unit] for b in cut)]
         lane = {ranks: number for number, ranks in enumerate(dict.fromkeys(groups))}
-        self.lanes, self.sums = len(lane), sums
+        self.groups, self.sums = len(lane), sums
         self.of_sum = [(lane[row.ranks], times.of_sum(row)) for row in sums]
         self.of_gather = {b.unit: (lane[inside[b.unit]], times.of_gather(rank, b)) for b in cut}
         least = 1 if every else None  # servers send unit by unit
         filled = fill_buckets(cut, element_bytes=plan.compute_bytes, least_bytes=least)
         self.buckets = [[buffer.unit for buffer in bucket] for bucket in filled]
+        self.homes = homes_of_rank(plan, times.cluster, rank, sums, first=self.groups)
+        self.lanes = self.groups + len(LANES) * bool(self.homes)
+        self.by_use = layout.zero == 3 or layout.weights != "device"
+        fetches = self.homes.fetches if self.homes else {}
+        self.comes = {
+            b.unit: tuple(each[b.unit] for each in (fetches, self.of_gather) if b.unit in each)
+            for b in held
+            if b.unit in fetches or b.unit in self.of_gather
+        }

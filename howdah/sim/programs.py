@@ -18,7 +18,13 @@ So an algorithm that is the best on paper may lose: halving that begins with the
 sends half of all vectors through the narrow uplinks of a spine-leaf network in one round.
 
 The cost of a message is a processor's work on it, which measured clusters know (`Link.message`); on
-others it is 0. There is no time for additions, and rounds do not overlap.
+others it is 0. There is no time for additions.
+
+Between hosts a message starts as soon as what it sends is there (`comm/flow.py`), and rounds of a
+program in pieces do not wait for each other. So `overlapped` has a latency for each message of the
+longest row in which every one needs the one before it, and not for each round:
+
+    broadcast along a ring of N in K pieces     N - 2 + K rounds, N - 1 latencies
 """
 
 from collections import Counter, defaultdict
@@ -47,6 +53,7 @@ class Price:
     busiest  the link that decides each round
     bytes    on each link, over all rounds
     on_links seconds of `seconds` in which the busiest link is busy
+    overlapped  seconds where messages start as soon as they can
     """
 
     seconds: float
@@ -54,6 +61,7 @@ class Price:
     busiest: tuple[LinkName, ...]
     bytes: dict[LinkName, float]
     on_links: float = 0.0
+    overlapped: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,15 +103,20 @@ def price(
     bounds = [0, *accumulate(split(whole, program.chunks))]
     groups = [devices, *beside]
     route = cache(lambda group, a, b: route_of(cluster, groups[group][a], groups[group][b]))
-    seconds, wired, busiest, total = [], 0.0, [], Counter[LinkName]()
-    for _, messages in groupby(walk(program).sent, key=lambda sent: sent.round):
+    seconds: list[float] = []
+    wired, busiest, total = 0.0, list[LinkName](), Counter[LinkName]()
+    working, ways = 0.0, defaultdict[int, float](float)  # the longest way of each message of a row
+    order = walk(program)
+    listed = zip(order.sent, order.rows, strict=True)
+    for _, messages in groupby(listed, key=lambda one: one[0].round):
         loads, rates, latency = Counter[LinkName](), dict[LinkName, float](), 0.0
         work: defaultdict[tuple[int, int], float] = defaultdict(float)
-        for _, source, target, spans in messages:
+        for (_, source, target, spans), row in messages:
             moved = sum(bounds[stop] - bounds[start] for start, stop in spans)
             for group in range(len(groups)):
                 way = route(group, source, target)
                 latency = max(latency, way.latency)
+                ways[row] = max(ways[row], way.latency)
                 work[group, source] += way.message
                 work[group, target] += way.message
                 for link, rate in way.links:
@@ -111,10 +124,12 @@ def price(
                     rates[link] = rate
         slowest = max(loads, key=lambda link: loads[link] / rates[link])
         wired += loads[slowest] / rates[slowest]
+        working += max(work.values())
         seconds.append(loads[slowest] / rates[slowest] + latency + max(work.values()))
         busiest.append(slowest)
         total.update(loads)
-    return Price(sum(seconds), tuple(seconds), tuple(busiest), dict(total), wired)
+    overlapped = min(wired + working + sum(ways.values()), sum(seconds))
+    return Price(sum(seconds), tuple(seconds), tuple(busiest), dict(total), wired, overlapped)
 
 
 def cheapest(

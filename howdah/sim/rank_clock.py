@@ -10,7 +10,11 @@ where they are gathered. Gradients are complete at the end of the last turn of a
     sums      the list of `plan/sums.py`, started and awaited as `sim/sum_events.py` finds
     weights   zero1, zero2: gathered in the order of the forward pass, from the first forward on;
               so are those that come from servers
-              zero3: the next unit in the order of use, while one is used
+              zero3, and from a home: the next unit in the order of use, while one is used
+    homes     moves have lanes of their own (`sim/home_times.py`), and do not slow computation: a
+              unit's weights come before they are gathered, its gradients go behind their sum. What
+              a block keeps goes behind its forward, while the next one runs, and comes back while
+              the backward of the block behind it does
 
 Micro-batches repeat themselves: an action that begins with the same messages under way as an
 earlier one of its kind takes as long, and is not computed again.
@@ -23,12 +27,14 @@ from howdah.plan.gather_order import backward_units, units_at
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.shapes.part import Part
+from howdah.sim.home_times import Way
 from howdah.sim.message_times import RankMessages
 from howdah.sim.part_times import PartTimes
 from howdah.sim.profile import PLAIN, Profile
 from howdah.sim.sum_events import NOTHING, Event, Events, events_of
 
 GRADIENTS = (Kind.BACKWARD, Kind.WEIGHT)  # actions that add to the gradients of weights
+RETURNS = (Kind.BACKWARD, Kind.INPUT)  # actions that need what the forward pass has kept
 ALIKE = 1e-10  # times that differ by this fraction of an action are the same
 
 
@@ -114,25 +120,27 @@ class RankClock:
         self._number = -1  # of the latest action
         self._began, self._left = 0.0, UnderWay((0.0,) * messages.lanes)
         self._summed: dict[Action, float] = {}
-        if plan.layout.zero == 3:
+        self._keeps = bool(messages.homes and messages.homes.goes)
+        if messages.by_use:
             self._begin(0.0, [[self._unit_after(frozenset())]])
 
     def end(self, action: Action, now: float) -> float:
         """The end of the program's next action, if it starts at `now`."""
         self._number += 1
-        layout = self._plan.layout
-        if self._number == 0 and (layout.zero in (1, 2) or layout.server):
+        layout, by_use = self._plan.layout, self._messages.by_use
+        if self._number == 0 and (layout.zero in (1, 2) or layout.server) and not by_use:
             self._begin(now, self._messages.buckets)
         one, last = (action.kind, action.stage), self._last.get(action.stage) == action
         events = self._events_of(action, last=last)
-        if events is NOTHING and not self._waits(one):
+        if events is NOTHING and not self._waits(one) and not self._keeps:
             return now + self._seconds[one]
         begun = self._left.later(now - self._began)
         after = self._unit_after(self._kept(begun.here, one))
         key = one, last, after, begun.rounded(self._alike)
         if key not in self._known:
             run = _Run(self._plan, self._messages, begun, self._profile)
-            self._known[key] = run.took(self._turns[one], events, after, last=last)
+            turns = self._turns[one]
+            self._known[key] = run.took(action.kind, turns, events, after, last=last)
         took = self._known[key]
         self._began, self._left, self._summed[action] = now, took.left, now + took.summed
         return now + took.seconds
@@ -155,9 +163,9 @@ class RankClock:
         found: Iterable[str] = ()
         if kind is Kind.FORWARD:
             found = units_at(self._plan, part)
-        elif kind is not Kind.WEIGHT and self._plan.layout.zero == 3:
+        elif kind is not Kind.WEIGHT and self._messages.by_use:
             found = backward_units(self._plan, [part])
-        return [unit for unit in found if unit in self._messages.of_gather]
+        return [unit for unit in found if unit in self._messages.comes]
 
     def _events_of(self, action: Action, *, last: bool) -> Events:
         if self._completes.get((action.stage, action.micro)) != action:
@@ -181,7 +189,7 @@ class RankClock:
 
     def _waits(self, one: tuple[Kind, int]) -> bool:
         """Whether an action may have to wait for weights, or starts to gather some."""
-        if self._plan.layout.zero == 3:
+        if self._messages.by_use:
             return not self._left.here.issuperset(self._needs[one])
         return any(unit in self._needs[one] for unit, _ in self._left.coming)
 
@@ -193,7 +201,7 @@ class RankClock:
 
     def _unit_after(self, here: frozenset[str]) -> str:
         """The first unit that a later action needs; "" if all are here, or are not gathered."""
-        if self._plan.layout.zero == 3 and not here >= self._needed:
+        if self._messages.by_use and not here >= self._needed:
             for action in self._program[self._number + 1 :]:
                 for unit in self._needs[action.kind, action.stage]:
                     if unit not in here:
@@ -207,28 +215,39 @@ class _Run:
     def __init__(
         self, plan: Plan, messages: RankMessages, begun: UnderWay, profile: Profile
     ) -> None:
-        self._messages, self._profile = messages, profile
-        self._by_use, self._keeps = plan.layout.zero == 3, plan.layout.release == "step"
+        self._messages, self._profile, self._homes = messages, profile, messages.homes
+        self._by_use, self._keeps = messages.by_use, plan.layout.release == "step"
         self.now = 0.0
+        self._back: dict[Part, float] = {}  # ends of the moves of activations that come
         self._free, self._coming = list(begun.free), dict(begun.coming)
         self._ends: dict[int, float] = dict(begun.ends)
         self._here = begun.here
 
-    def took(self, turns: Sequence[Turn], events: Events, after: str, *, last: bool) -> Took:
+    def took(
+        self, kind: Kind, turns: Sequence[Turn], events: Events, after: str, *, last: bool
+    ) -> Took:
         """Runs the action.
 
         after  the unit that is gathered behind its own
         last   whether it completes the gradients of a step: what follows does not wait for its sums
         """
+        gone = 0.0  # the end of the moves of the activations of the block before
         for number, turn in enumerate(turns):
             if turn.unit:
                 self._use(turns, number, after)
             if turn.first:
                 self._play(events.before.get(turn.part, ()))
+            if turn.first and kind in RETURNS:
+                self._return([one.part for one in turns[number:]])
+            if not turn.part.is_block:
+                self.now = max(self.now, gone)
             self._compute(turn.seconds)
             if turn.last:
                 self._play(events.behind.get(turn.part, ()))
-        ended = self.now
+            if turn.last and kind is Kind.FORWARD:
+                gone, before = self._go(turn.part), gone
+                self.now = max(self.now, before)
+        ended = self.now = max(self.now, gone)
         self._play(events.end)
         summed = max([self.now, *self._ends.values()])
         return Took(ended if last else self.now, summed, self.left())
@@ -236,16 +255,19 @@ class _Run:
     def _compute(self, seconds: float) -> None:
         """Computes; beside messages that takes longer."""
         slowdown = self._profile.slowdown
-        if slowdown > 1 and (beside := max(self._free, default=0.0) - self.now) > 0:
+        if slowdown > 1 and (beside := self._last_message() - self.now) > 0:
             slowed = min(seconds * slowdown, beside)
             seconds = slowed + seconds - slowed / slowdown
         self.now += seconds
 
+    def _last_message(self) -> float:
+        """The end of the latest message of all groups; moves from and to homes are none."""
+        return max(self._free[: self._messages.groups], default=0.0)
+
     def gather(self, *units: str) -> None:
         """Starts to gather some units, which are there when all are."""
         for unit in units:
-            lane, seconds = self._messages.of_gather[unit]
-            self._coming[unit] = self._free[lane] = max(self.now, self._free[lane]) + seconds
+            self._coming[unit] = self._run(self._messages.comes[unit])
         end = max((self._coming[unit] for unit in units), default=0.0)
         self._coming.update(dict.fromkeys(units, end))
 
@@ -267,6 +289,30 @@ class _Run:
                 self.gather(following)
         self.now = max(self.now, self._coming.pop(unit, 0.0))
 
+    # -- moves from and to homes
+
+    def _run(self, ways: Iterable[Way], begins: float = 0.0) -> float:
+        """Starts messages or moves, each behind the one before; returns when the last ends."""
+        end = max(self.now, begins)
+        for lane, seconds in ways:
+            end = self._free[lane] = max(end, self._free[lane]) + seconds
+        return end
+
+    def _go(self, part: Part) -> float:
+        """Starts to move what a block keeps to its home; returns when it is there."""
+        if not self._homes or part not in self._homes.goes:
+            return 0.0
+        return self._run([self._homes.goes[part]])
+
+    def _return(self, parts: Sequence[Part]) -> None:
+        """Waits for what the first of some parts keeps; that of the next block starts to come."""
+        comes = self._homes.comes if self._homes else {}
+        away = [part for part in dict.fromkeys(parts) if part in comes]
+        for part in away[:2] if parts[0] in comes else ():
+            if part not in self._back:
+                self._back[part] = self._run([comes[part]])
+        self.now = max(self.now, self._back.pop(parts[0], 0.0))
+
     def _play(self, events: Sequence[Event]) -> None:
         for number, starts in events:
             if not starts:
@@ -275,3 +321,5 @@ class _Run:
             row, (lane, seconds) = self._messages.sums[number], self._messages.of_sum[number]
             begins = max(self.now, self._free[lane], *(self._ends[n] for n in row.after))
             self._ends[number] = self._free[lane] = begins + seconds
+            if self._homes and (evicts := self._homes.evicts.get(number)):
+                self._ends[number] = self._run(evicts, begins + seconds)

@@ -1,6 +1,7 @@
 """The selector: for each operation, group and size of a vector the algorithm with the least price.
 
-    price of an algorithm on a cluster      a + b · bytes, for its busiest links stay the busiest
+    price of an algorithm on a cluster      a + b · bytes, for its busiest links stay the busiest;
+                                            messages overlap as between hosts
     times a correction                      what was measured over the price, where it was measured
     the least at each size                  1 KiB, 4 KiB, ... 64 MiB; a size is that of its bucket
 
@@ -35,7 +36,13 @@ LONG = 1 << 34  # bytes: so long that latencies do not count
 PIECES = {
     "broadcast/ring_in_pieces": (4, 16, 64),
     "reduce/ring_in_pieces": (4, 16, 64),
-    "all_reduce/hierarchical": (1, 4),
+    "broadcast/hierarchical": (1, 4, 16),
+    "all_gather/segmented_ring": (4,),
+    "all_gather/hierarchical": (1, 4, 8),
+    "reduce_scatter/segmented_ring": (4,),
+    "reduce_scatter/hierarchical": (1, 4, 8),
+    "all_reduce/segmented_ring": (4,),
+    "all_reduce/hierarchical": (1, 4, 8),
     "all_reduce/double_tree": (2, 8),
     "all_reduce/tree": (2, 8),
 }
@@ -134,7 +141,7 @@ def lines(cluster: Cluster, op: str, shape: Shape) -> tuple[Line, ...]:
     found = []
     for text, one in candidates(op, shape, grid=isinstance(cluster.network, Grid)):
         fixed, whole = (
-            price(one, cluster, size=size, places=first, beside=beside).seconds
+            price(one, cluster, size=size, places=first, beside=beside).overlapped
             for size in (0, LONG)
         )
         found.append(Line(text, fixed, (whole - fixed) / LONG))

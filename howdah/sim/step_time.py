@@ -6,7 +6,10 @@
     dp                sums of gradients and gathers of weights, message by message, each on the path
                       of its own ranks; they start and are awaited as in a run, and hide behind
                       computation where that lets them (`sim/rank_clock.py`)
-    update            bytes of gradients, masters, moments and weights / memory bandwidth
+    update            bytes of gradients, masters, moments and weights / memory bandwidth; that of
+                      the host, where they are not on the device
+    homes             what moves from and to homes make a step longer, in the passes and in the
+                      update (`sim/home_times.py`); what hides behind computation does not
     stragglers        the slowest of many nodes: 1 % more for every doubling of their number; on a
                       measured machine, the slowest of its ranks
 
@@ -23,6 +26,7 @@ from math import log2
 from howdah.machines.cluster import Cluster, attained, peak
 from howdah.plan.exchanges import exchanges
 from howdah.plan.flat_buffers import Buffer
+from howdah.plan.homes import homes, states_away
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import program_of, tied_stages
@@ -32,6 +36,7 @@ from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.sums import sums_of
 from howdah.shapes.products import conventions
 from howdah.sim.chosen import settled_plan
+from howdah.sim.home_times import update_bandwidth, update_seconds, without_moves
 from howdah.sim.message_times import MessageTimes, RankMessages
 from howdah.sim.operator_times import NAMES, Speeds
 from howdah.sim.part_times import part_times, waited
@@ -75,6 +80,19 @@ def step_time(plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> StepTim
 
     Raises UserError if the device has no arithmetic in the plan's precision.
     """
+    found = _step_time(plan, cluster, profile)
+    if homes(plan.layout) == {"device"}:
+        return found
+    free = _step_time(*without_moves(plan, cluster), profile)
+    share = min(found.seconds / free.seconds, 1.0)
+    parts = {name: part * share for name, part in free.breakdown.items()}
+    parts["homes"] = max(found.seconds - free.seconds, 0.0)
+    bubble = 1 - (1 - free.bubble) * min(free.seconds / found.seconds, 1.0)
+    return replace(found, breakdown=parts, bubble=bubble)
+
+
+def _step_time(plan: Plan, cluster: Cluster, profile: Profile) -> StepTime:
+    """The time of a step; waits for homes are part of what waits, and of the update."""
     plan = settled_plan(plan, cluster)
     counted, lowered = wired(attained(cluster), profile), program_of(plan)
     speeds = Speeds(cluster, counted, plan.method, profile)
@@ -142,9 +160,15 @@ class _Rank:
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
         self._clock = RankClock(plan, program, messages, stages, profile)
         at = plan.layout.workers if plan.layout.server else rank  # who updates
+        self._beside = 0.0  # seconds of an update that runs beside the passes
         self.update = profile.update * _update(plan, speeds.bandwidth, at, held)
+        if states_away(plan.layout):
+            bandwidth = update_bandwidth(speeds.cluster)
+            late = plan.method.optimizer.delay
+            self._beside = late * profile.update * _update(plan, bandwidth, at, held)
+            element = 0.0 if late else profile.update * _element(plan) / bandwidth
+            self.update = update_seconds(plan, speeds.cluster, at, held, element=element)
         self.update += profile.waits * times.of_scalars()
-        self.update += _moved(plan, speeds.cluster, at, held)
         self._tie = sum((times.of_sum(row) for row in sums if row.stage is None), 0.0)
         if not tied_stages(plan):
             self.update += self._tie
@@ -152,6 +176,8 @@ class _Rank:
     def seconds(self, action: Action, start: float) -> float:
         """Seconds of the next action, which starts at `start`."""
         if action.kind is Kind.UPDATE:  # a rank updates its stages one after the other
+            self.update += max(self._beside - start, 0.0)
+            self._beside = 0.0
             return self.update / self._virtual
         return self._clock.end(action, start) - start
 
@@ -170,26 +196,13 @@ def _update(plan: Plan, bandwidth: float, rank: int, held: Sequence[Buffer]) -> 
     masters, moments and weights.
     """
     ranges = (own_range(buffer, plan.layout, rank) for buffer in held)
+    return sum(stop - start for start, stop in ranges) * _element(plan) / bandwidth
+
+
+def _element(plan: Plan) -> int:
+    """Bytes that the update of an element reads and writes."""
     states = len(plan.method.optimizer.states)
-    touched = (3 + 2 * states) * plan.master_bytes + plan.compute_bytes
-    return sum(stop - start for start, stop in ranges) * touched / bandwidth
-
-
-def _moved(plan: Plan, cluster: Cluster, rank: int, held: Sequence[Buffer]) -> float:
-    """Seconds in which states whose home is not the device travel there and back, once a step,
-    beside nothing: the optimizer's (masters and moments), gradients, weights.
-    """
-    elements = sum(stop - start for start, stop in (own_range(b, plan.layout, rank) for b in held))
-    wide, states = plan.master_bytes, len(plan.method.optimizer.states)
-    host = cluster.host
-    disk = host.disk_bandwidth / cluster.devices_per_node or host.link.bandwidth
-    speed = {"host": host.link.bandwidth, "disk": min(disk, host.link.bandwidth)}
-    homes = (
-        (plan.layout.optimizer, 2 * (1 + states) * wide),
-        (plan.layout.gradients, 2 * wide),
-        (plan.layout.weights, 2 * plan.compute_bytes),
-    )
-    return sum(elements * width / speed[home] for home, width in homes if home != "device")
+    return (3 + 2 * states) * plan.master_bytes + plan.compute_bytes
 
 
 def _lent(timeline: Timeline, crowd: float) -> float:

@@ -165,7 +165,7 @@ class _Simulation:
         """Starts communication beside computation. Returns the ranks that waited for its end.
 
         A message or tie starts when both ranks have posted it. A message uses a lane of its
-        sender, a tie a lane of each rank.
+        sender, a tie a lane of each rank. A tie of more than two ranks waits for no other.
         """
         key = _key(rank, instruction)
         ends = [(rank, instruction)]

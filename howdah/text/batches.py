@@ -15,8 +15,8 @@ Labels are shifted here, before the sequence is cut into slices. Positions and d
 explicit arrays, so every pipeline stage and sequence slice has them without communication.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from howdah.text.order import Numbers, Order, locate, shares
 from howdah.text.tokens import Corpus, Tokens, require_samples
 
 NO_SAMPLE = -1
+
+Pair = tuple[Numbers, Numbers]  # tokens of source and target, each with the end token
+Pairs = dict[int, Pair]  # by row of a batch
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Micro:
     positions  [b, s] int64: counted from 0 at each document, and at the start of the row
     documents  [b, s] int32: number of the document within the row, ascending from 0
     samples    [b] int64: number of the sample in the run; -1 for a row of padding
-    more       further arrays by name, [b, s] int64; of an encoder, token_types
+    more       further arrays by name, [b, s] int64; of an encoder, token_types; of one in front of
+               a decoder, the tokens that it reads, `source`, and where they are no padding, `seen`
     """
 
     tokens: Numbers
@@ -73,7 +77,7 @@ def order_of(corpus: Corpus, *, sequence: int, seed: int) -> Order:
     """The sample order of a run on `corpus`. Raises UserError when a source has no full sample."""
     require_samples(corpus, sequence=sequence, batch=1)
     counts = tuple(tokens.samples(sequence) for tokens in corpus.sources)
-    return Order(seed, sequence, counts, shares(corpus.weights))
+    return Order(seed, sequence, counts, shares(corpus.weights), corpus.order)
 
 
 def micros(corpus: Corpus, order: Order, rows: Rows, *, first: int, size: int) -> list[Micro]:
@@ -85,10 +89,12 @@ def micros(corpus: Corpus, order: Order, rows: Rows, *, first: int, size: int) -
     real = np.flatnonzero(numbers != NO_SAMPLE)
     source, index = locate(order, numbers[real])
     batch = _empty(len(numbers), order.sequence, end=corpus.end)
+    pairs: Pairs = {}
     for one, tokens in enumerate(corpus.sources):
         here = source == one
-        _fill(batch, real[here], tokens, index[here], end=corpus.end)
+        pairs |= _fill(batch, real[here], tokens, index[here], end=corpus.end)
     batch.samples[:] = numbers
+    batch = _with_pairs(batch, pairs, corpus)
     return list(_split(batch, rows.micro))
 
 
@@ -108,9 +114,9 @@ def held_out_micros(
         numbers = _share(np.arange(first, min(first + together, total)), rows)
         batch = _empty(len(numbers), sequence, end=corpus.end)
         real = np.flatnonzero(numbers != NO_SAMPLE)
-        _fill(batch, real, corpus.held_out, chosen[numbers[real]], end=corpus.end)
+        pairs = _fill(batch, real, corpus.held_out, chosen[numbers[real]], end=corpus.end)
         batch.samples[:] = numbers
-        yield batch
+        yield _with_pairs(batch, pairs, corpus)
 
 
 def _share(numbers: Numbers, rows: Rows) -> Numbers:
@@ -133,13 +139,58 @@ def _empty(rows: int, sequence: int, *, end: int) -> Micro:
     )
 
 
-def _fill(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers, *, end: int) -> None:
-    """Reads the samples `index` of a stream into the rows `rows` of `batch`.
+def laid_out(micro: Micro, pairs: Sequence[Pair | None], start: int) -> Micro:
+    """The micro-batch with these sources and targets in its rows; None: a row of padding.
 
-    Positions past the stream's last token contain `end` and have no label.
+    start  the token with which decoders begin, and which stands for padding
+
+    Of a row without a pair everything is seen: attention to nothing has no result.
     """
-    sequence, last = batch.tokens.shape[1], len(tokens.ids) - 1
-    at = index[:, None] * sequence + np.arange(sequence + 1)
+    rows, length = micro.tokens.shape
+    tokens, source = np.full((2, rows, length), start)
+    labels, seen = np.full((rows, length), MASKED), np.zeros((rows, length), np.int64)
+    for row, pair in enumerate(pairs):
+        if pair is None:
+            seen[row] = 1
+            continue
+        given, wanted = pair
+        source[row, : len(given)], seen[row, : len(given)] = given, 1
+        labels[row, : len(wanted)], tokens[row, 1 : len(wanted)] = wanted, wanted[:-1]
+    return replace(
+        micro,
+        tokens=tokens,
+        labels=labels,
+        positions=np.tile(np.arange(length), (rows, 1)),
+        documents=np.zeros((rows, length), np.int32),
+        more={"source": source, "seen": seen},
+    )
+
+
+def _with_pairs(batch: Micro, pairs: Pairs, corpus: Corpus) -> Micro:
+    """The batch with pairs in its rows, if the corpus has pairs."""
+    if not corpus.sources[0].paired:
+        return batch
+    assert corpus.start is not None, "the corpus was prepared for a model without a decoder"
+    return laid_out(batch, [pairs.get(row) for row in range(len(batch.samples))], corpus.start)
+
+
+def _fill(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers, *, end: int) -> Pairs:
+    """Reads the samples `index` of a stream into the rows `rows` of `batch`; returns pairs by row.
+
+    Positions past the last token, of the stream or of a padded document, contain `end` and have no
+    label. A pair that is longer than a sample is cut.
+    """
+    if tokens.paired:
+        most = batch.tokens.shape[1] - 1
+        read = map(tokens.pair, index.tolist())
+        both = [(np.append(a[:most], end), np.append(b[:most], end)) for a, b in read]
+        return dict(zip(rows.tolist(), both, strict=True))
+    sequence, last = batch.tokens.shape[1], np.full((len(index), 1), len(tokens.ids) - 1)
+    first = index * sequence
+    if tokens.padded:
+        first, last = tokens.places(index, sequence)
+        last = last[:, None]
+    at = first[:, None] + np.arange(sequence + 1)
     ids = tokens.ids[np.minimum(at, last)].astype(np.int64)  # uint16 cannot hold -100
     ids[at > last] = end
     batch.tokens[rows] = ids[:, :-1]
@@ -148,6 +199,11 @@ def _fill(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers, *, end: i
     document = np.searchsorted(tokens.starts, reads, side="right") - 1
     batch.documents[rows] = document - document[:, :1]
     batch.positions[rows] = reads - np.maximum(tokens.starts[document], reads[:, :1])
+    if tokens.padded:
+        padding = reads >= last
+        batch.documents[rows] = padding
+        batch.positions[rows] = reads - np.where(padding, last, reads[:, :1])
+    return {}
 
 
 def _split(batch: Micro, micro: int) -> Iterator[Micro]:

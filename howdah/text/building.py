@@ -32,6 +32,8 @@ from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode
 from howdah.text.interruptible import interruptible
 from howdah.text.sources import Data, beside_text, documents, nothing_in, texts, unreadable
+from howdah.text.tokenised import Document, Known, TokenDocument, is_tokenised
+from howdah.text.tokenised import split as split_tokens
 
 Say = Callable[[str], None]
 
@@ -53,14 +55,14 @@ def build(
     vocab: int,
     say: Say,
     progress: Callable[[float], None],
-    pad: bool = False,
+    extra: Sequence[str] = (),
 ) -> None:
     """Writes a token cache into the empty `folder`; the arguments are those of `tokens.prepare`.
 
     Raises UserError when the sources or the tokenizer cannot be used.
     """
     if data.tokenizer is None:
-        special = tokenizers.special_tokens(data.mask_token, pad=pad)
+        special = tokenizers.special_tokens(data.mask_token, extra)
         tokenizers.require_room(
             vocab, special
         )  # checked here and in `_bring`, before all text is read
@@ -81,7 +83,8 @@ def build(
     if data.tokenizer is None:  # 3
         say(f"training a tokenizer of {vocab} entries")
         lesson = _lesson(data, held)
-        learned = interruptible(lambda: tokenizers.train(lesson, vocab, data.mask_token, pad=pad))
+        mask = data.mask_token
+        learned = interruptible(lambda: tokenizers.train(lesson, vocab, mask, extra=extra))
         (folder / tokenizers.FILE).write_text(learned.to_str(), "utf-8")
     tokenizer = tokenizers.load(folder / tokenizers.FILE)
     facts = _facts(tokenizer, folder, survey, data.end_token)
@@ -89,7 +92,8 @@ def build(
     meter = _Meter(survey.bytes, progress)
     scales = Scales()
     streams = _streams(data, folder, entries=facts["entries"], end=facts["end"])
-    counts = encode(_addressed(data, held, scales), streams, tokenizer, done=meter.add)  # 4
+    given = _addressed(data, held, scales, tokenizer)
+    counts = encode(given, streams, tokenizer, done=meter.add, paired=data.paired)  # 4
     if sum(count["starts"] for count in counts.values()) != facts["documents"]:
         raise UserError("data.sources changed while they were read; start again when they rest")
     files = {tokenizers.FILE: sum_of(folder / tokenizers.FILE)}
@@ -118,16 +122,33 @@ class _Survey:
 
 def _unique(
     data: Data, skipped: Callable[[str], None] = lambda sentence: None
-) -> Iterator[tuple[int, bytes, str | None]]:
+) -> Iterator[tuple[int, bytes, Document | None]]:
     """Yields (source, hash, text) of every document; text is None for a copy of an earlier one. The
     numbers of the validation texts are negative.
     """
-    seen = set()
+    seen, known = set(), _known(data)
     for index, (_, one) in enumerate(texts(data), -len(data.validation)):
-        for text in documents(one, data.undecodable, skipped=skipped):
+        for text in _split(documents(one, data.undecodable, skipped=skipped), known):
             digest = blake2b(text.encode(), digest_size=16).digest()
             yield index, digest, None if digest in seen else text
             seen.add(digest)
+
+
+def _known(data: Data) -> Known | None:
+    """What is known of the tokenizer of sources that are tokens already; None if there are none."""
+    if data.tokenizer is None or not any(is_tokenised(one.path) for _, one in texts(data)):
+        return None
+    tokenizer = tokenizers.load(tokenizers.find(data.tokenizer))
+    end = tokenizers.end_of(tokenizer, data.tokenizer, data.end_token)
+    return Known(end, tokenizers.entries(tokenizer))
+
+
+def _split(found: Iterator[Document], known: Known | None) -> Iterator[Document]:
+    for one in found:
+        if isinstance(one, TokenDocument) and known is not None:
+            yield from split_tokens(one, known)
+        else:
+            yield one
 
 
 def _survey(data: Data) -> _Survey:
@@ -208,7 +229,7 @@ def _lesson(data: Data, held: frozenset[bytes]) -> Iterator[str]:
     """
     left = [LEARN // len(data.sources)] * len(data.sources)
     for index, digest, text in _unique(data):
-        if index >= 0 and text is not None and digest not in held and left[index] > 0:
+        if index >= 0 and isinstance(text, str) and digest not in held and left[index] > 0:
             left[index] -= len(text)
             yield text
 
@@ -246,13 +267,16 @@ def _streams(data: Data, folder: Path, *, entries: int, end: int) -> dict[str, S
     return {name: Stream(folder, name, dtype=dtype, end=end) for name in names}
 
 
-def _addressed(data: Data, held: frozenset[bytes], scales: Scales) -> Iterator[tuple[str, str]]:
+def _addressed(
+    data: Data, held: frozenset[bytes], scales: Scales, tokenizer: Tokenizer
+) -> Iterator[tuple[str, Document]]:
     """Yields (stream name, text) of each document; held-out text is also added to `scales`."""
     for index, digest, text in _unique(data):
         if text is None:
             continue
         if digest in held:
-            scales.add(text)
+            told = text if isinstance(text, str) else tokenizer.decode(text.ids.tolist())
+            scales.add(told)
         yield HELD_OUT if digest in held else source_name(index), text
 
 

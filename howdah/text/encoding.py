@@ -18,6 +18,8 @@ from tokenizers import Encoding, Tokenizer
 
 from howdah.text import tokenizer as tokenizers
 from howdah.text.interruptible import interruptible
+from howdah.text.records import PAIR
+from howdah.text.tokenised import Document, TokenDocument
 
 CHUNK = 1 << 20  # characters encoded at a time
 FEW_DOCUMENTS = 4096  # most documents in a chunk, for short documents
@@ -77,22 +79,30 @@ class Stream:
 
 
 def encode(
-    texts: Iterable[tuple[str, str]],
+    texts: Iterable[tuple[str, Document]],
     streams: dict[str, Stream],
     tokenizer: Tokenizer,
     *,
     done: Callable[[int], None],
+    paired: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Encodes each (stream name, text) and appends it to that stream, in order.
 
-    `done` is called after each chunk with the number of bytes of its text. Returns the result of
+    `done` is called after each chunk with the number of bytes of its text. Where texts are `paired`
+    (`records.PAIR`), the parts of each have the end token between them. Returns the result of
     `Stream.close` by stream name.
     """
     try:
         for chunk in _chunks(texts):
-            encoded = _encoded(tokenizer, [text for _, text in chunk])
-            for (name, _), document in zip(chunk, encoded, strict=True):
-                streams[name].add(document.ids)
+            parts = [_parts(text, paired) for _, text in chunk]
+            encoded = iter(_encoded(tokenizer, [part for some in parts for part in some]))
+            for (name, text), some in zip(chunk, parts, strict=True):
+                if isinstance(text, TokenDocument):
+                    streams[name].add(text.ids.tolist())
+                    continue
+                first, *others = (next(encoded).ids for _ in some)
+                end = streams[name].end
+                streams[name].add([*first, *(one for ids in others for one in (end, *ids))])
             done(sum(len(text.encode()) for _, text in chunk))
         return {name: stream.close() for name, stream in streams.items()}
     finally:
@@ -100,12 +110,19 @@ def encode(
             stream.abandon()
 
 
+def _parts(text: Document, paired: bool) -> list[str]:
+    """What is encoded of a document; tokens are not."""
+    if isinstance(text, TokenDocument):
+        return []
+    return text.split(PAIR) if paired else [text]
+
+
 def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
     return interruptible(lambda: tokenizers.encode(tokenizer, texts))
 
 
-def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    chunk, size = [], 0
+def _chunks(texts: Iterable[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:
+    chunk, size = list[tuple[str, Document]](), 0
     for name, text in texts:
         chunk.append((name, text))
         size += len(text)

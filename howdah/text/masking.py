@@ -22,9 +22,10 @@ import numpy.typing as npt
 from howdah.base.errors import UserError
 from howdah.base.seeds import key, mix
 from howdah.plan.batch import MASKED
-from howdah.plan.method import Masking
+from howdah.plan.method import Masking, Method
 from howdah.shapes.shape import ModelShape
 from howdah.text.batches import Micro
+from howdah.text.seq2seq import SpanCorruption
 from howdah.text.tokens import Corpus
 
 Task = Callable[[Micro], Micro]  # makes of rows of text what a model is trained on
@@ -73,19 +74,32 @@ class Mask:
 
 
 def task_of(
-    shape: ModelShape, masking: Masking, corpus: Corpus, *, seed: int, held_out: bool = False
+    shape: ModelShape, method: Method, corpus: Corpus, *, seed: int, held_out: bool = False
 ) -> Task:
-    """What the rows of a corpus become for a model: of a decoder they stay as they are, and of an
-    encoder some tokens are hidden. Raises UserError if the corpus has no mask token.
+    """What the rows of a corpus become for a model: of a decoder they stay as they are, of an
+    encoder some tokens are hidden, and a decoder behind an encoder writes spans of them; pairs stay
+    pairs. Raises UserError if the corpus has no mask token.
     """
-    if shape.family != "encoder":
+    if shape.family == "decoder" or corpus.sources[0].paired:
         return lambda micro: micro
-    if corpus.mask is None:
+    of, name = corpus, "held-out " if held_out else ""
+    if shape.family == "encoder-decoder":
+        assert of.start is not None, "the corpus was prepared for a model without a decoder"
+        return SpanCorruption(method.spans, seed, of.sentinels, of.start, of.end, f"{name}spans")
+    if of.mask is None:
         raise UserError(LACKING)
-    name = "held-out mask" if held_out else "mask"
-    return Mask(masking, seed, corpus.mask, corpus.entries, corpus.end, name)
+    return Mask(method.masking, seed, of.mask, of.entries, of.end, f"{name}mask")
 
 
+NO_TEXT = "an encoder finds hidden tokens and does not write text"
+NO_PAIRS = (
+    "data.sources has pairs of a source and a target, and model.family is not encoder-decoder; "
+    "leave target out, or train a T5"
+)
+NO_MASK = (
+    "data.mask_token hides tokens from an encoder, and what the encoder of an encoder-decoder does "
+    "not see are spans; leave it out, method.spans says how many"
+)
 NO_TASK = (
     "data.mask_token hides tokens from an encoder, and the model is a decoder, which sees no token "
     "that comes later anyway; leave it out"

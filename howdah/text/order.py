@@ -19,6 +19,7 @@ of a small source are short.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,12 +40,14 @@ class Order:
     sequence  tokens of one sample
     samples   number of samples of each source
     shares    samples of each source in one block of the mix; they add up to BLOCK
+    how       random: each epoch of a source is permuted; sequential: it is read as it stands
     """
 
     seed: int
     sequence: int
     samples: tuple[int, ...]
     shares: tuple[int, ...]
+    how: Literal["random", "sequential"] = "random"
 
 
 def shares(weights: Sequence[float], block: int = BLOCK) -> tuple[int, ...]:
@@ -83,6 +86,9 @@ def locate(order: Order, numbers: npt.ArrayLike) -> tuple[Numbers, Numbers]:
     sample = np.empty_like(asked)
     for one, size in enumerate(order.samples):
         here = np.flatnonzero(source == one)
+        if order.how == "sequential":
+            sample[here] = turn[here] % size
+            continue
         epochs, places = np.divmod(turn[here], size)
         for epoch in np.unique(epochs).tolist():
             now = epochs == epoch

@@ -29,13 +29,15 @@ Dataset = Any  # datasets.Dataset, which is optional and untyped
 LONGEST_LINE = 64 << 20  # bytes; far more than any document, and still little memory
 PART = 1 << 20  # characters of a JSON array that are read at a time
 NESTED = "JSON that is nested too deeply; make it flat"
+PAIR = "\x1e"  # stands between source and target of a pair: ASCII's record separator
 GAP = re.compile(r"[\s,]*")  # between the records of an array
 
 # -- JSON ----------------------------------------------------------------------
 
 
-def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """Yields one document per line: the `field` of a JSON object. Blank lines are skipped.
+def lines(path: Path, *, field: str, bad: Bad, target: str = "") -> Iterator[str]:
+    """Yields one document per line: the `field` of a JSON object. Blank lines are skipped. With a
+    `target`, a pair: both fields, and `PAIR` between them.
 
     Raises UserError with file and line when a line is not a JSON object with such a string.
     """
@@ -56,12 +58,12 @@ def lines(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 bad(f"{where}: the byte at offset {error.start} is not UTF-8")
                 continue
-            yield from _field(_parsed(line, where, field=field), where, field=field, bad=bad)
+            yield from _pair(_parsed(line, where, field=field), where, (field, target), bad)
 
 
-def array(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
-    """Yields one document per object of a JSON array. Many a .json has an object per line instead:
-    a file that does not begin with a bracket is read as JSON lines.
+def array(path: Path, *, field: str, bad: Bad, target: str = "") -> Iterator[str]:
+    """Yields one document, or pair, per object of a JSON array. Many a .json has an object per line
+    instead: a file that does not begin with a bracket is read as JSON lines.
     """
     with opened(path, bad) as file:
         text = TextIOWrapper(file, "utf-8-sig", errors="surrogateescape")
@@ -69,9 +71,9 @@ def array(path: Path, *, field: str, bad: Bad) -> Iterator[str]:
             pass
         if first == "[":
             for number, item in enumerate(_items(text, path), 1):
-                yield from _field(item, f"{path} record {number}", field=field, bad=bad)
+                yield from _pair(item, f"{path} record {number}", (field, target), bad)
     if first not in ("[", ""):
-        yield from lines(path, field=field, bad=bad)
+        yield from lines(path, field=field, bad=bad, target=target)
 
 
 def _items(text: TextIO, path: Path) -> Iterator[object]:
@@ -110,6 +112,23 @@ def _parsed(line: str, where: str, *, field: str) -> object:
         ) from error
     except RecursionError as error:
         raise UserError(f"{where}: {NESTED}") from error
+
+
+def _pair(record: object, where: str, fields: tuple[str, str], bad: Bad) -> Iterator[str]:
+    """Yields the document of one JSON value, or its pair, unless a part of that is empty or holds
+    `PAIR`.
+    """
+    field, target = fields
+    if not target:
+        yield from _field(record, where, field=field, bad=bad)
+        return
+    both = [text for one in fields for text in _field(record, where, field=one, bad=bad)]
+    if len(both) < 2:
+        return
+    if not all(both) or any(PAIR in text for text in both):
+        bad(f"{where}: {field} or {target} is empty, or holds the character {PAIR!r}")
+    else:
+        yield PAIR.join(both)
 
 
 def _field(record: object, where: str, *, field: str, bad: Bad) -> Iterator[str]:

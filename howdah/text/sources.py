@@ -4,8 +4,11 @@
     Source("notes/")               a folder: every file in it whose name ends in one of KNOWN
     Source("book.txt")             one text file, cut into documents at blank lines
     Source("web.jsonl", "body")    one JSON object per line; the document is its field
+    Source("en-de.jsonl", "en", "de")   pairs: what an encoder reads, and what its decoder writes
     Source("web.json", "body")     an array of JSON objects
     Source("web.csv", "body")      one document per row of a column; also .tsv and .parquet
+    Source("train.bin")            tokens of nanoGPT, llm.c or Megatron-LM (`tokenised.py`)
+    Source("synthetic:4MB")        made-up text (`synthetic.py`)
     Source("saved/")               a folder that the datasets library saved
     Source("hf:NAME")              a dataset by name, or hf:NAME:CONFIG; its train split
 
@@ -26,7 +29,8 @@ from typing import Annotated, Literal, TypeVar
 from howdah.base.bounds import Bound, Positive, Tokens
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, path_problem
-from howdah.text import readers, records
+from howdah.text import readers, records, synthetic, tokenised
+from howdah.text.walking import unreadable_path, walk
 
 Undecodable = Literal["skip", "stop"]
 T = TypeVar("T")
@@ -40,12 +44,13 @@ CODE = (
     *(".java", ".js", ".ts", ".go", ".rs"),
 )
 SETTINGS = (".sh", ".sql", ".toml", ".yaml", ".yml")
-RECORDS = {  # by ending, without .gz
+RECORDS: dict[str, Callable[..., Iterator[tokenised.Document]]] = {  # by ending, without .gz
     ".jsonl": records.lines,
     ".json": records.array,
     ".csv": records.table,
     ".tsv": records.table,
     ".parquet": records.parquet,
+    tokenised.ENDING: tokenised.parts,
 }
 # Name endings of the files that are read from a folder. Those of MIXED are often settings or tables
 # beside the text, so they are read from a folder that has no others.
@@ -53,8 +58,6 @@ KNOWN = (*PROSE, *CODE, *SETTINGS, ".jsonl", ".jsonl.gz", ".json.gz", ".parquet"
 MIXED = (".json", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 MANY = 1000  # sources at most: proportions of the mix are thousandths (`order.py`)
-MANY_FILES = 4_000_000  # more files below a source: a whole disk rather than a folder of text
-NONE: frozenset[str] = frozenset()
 SHARE = 0.03
 
 # Opening a corpus should be instant. Small sources are identified by their bytes, which copying
@@ -75,10 +78,13 @@ class Text:
 
     path    "stdlib", a file, a folder, or "hf:NAME"; see the top of this file
     field   the field (JSON) or column (CSV, Parquet, datasets) that holds the text
+    target  the field (JSON) that holds what the decoder of an encoder-decoder writes, where `field`
+            holds what its encoder reads; "": texts are no pairs
     """
 
     path: str = STDLIB
     field: str = "text"
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,9 @@ class Data:
     mask_token        the token that hides others from an encoder; a tokenizer that is trained here
                       gets it
     undecodable       how to treat a document that is not UTF-8 or UTF-16: skip and count, or stop
+    rows              packed: documents follow one another, and a sample is any part of them;
+                      padded: each has samples of its own, and padding behind the last
+    order             random: a permutation in each epoch; sequential: as the sources have them
     """
 
     sources: tuple[Source, ...] = (Source(),)
@@ -114,6 +123,13 @@ class Data:
     end_token: str | None = None
     mask_token: str | None = None
     undecodable: Undecodable = "skip"
+    rows: Literal["packed", "padded"] = "packed"
+    order: Literal["random", "sequential"] = "random"
+
+    @property
+    def paired(self) -> bool:
+        """Whether the texts are pairs of a source and a target."""
+        return any(source.target for source in self.sources)
 
 
 def texts(data: Data) -> Iterator[tuple[str, Text]]:
@@ -135,11 +151,28 @@ def check_sources(data: Data) -> Iterator[str]:
             "data.validation names the text to hold out, and data.validation_share "
             f"({data.validation_share:g}) holds out a share of data.sources; leave one of them out"
         )
+    if data.paired and data.rows != "packed":
+        yield "data.rows is of texts, and a pair always has a row of its own; leave it out"
     if len(data.sources) > MANY:
         yield f"data.sources names {len(data.sources):,} places; at most {MANY:,} are mixed"
     for key, source in texts(data):
         if problem := _unusable(source.path):
             yield f"{key}.path {problem}"
+        if tokenised.is_tokenised(source.path) and data.tokenizer is None:
+            yield (
+                f"{key}.path is {shown(source.path)}, tokens already; name the tokenizer that made "
+                "them in data.tokenizer"
+            )
+        if bool(source.target) != data.paired:
+            yield (
+                f"{key} has {'a' if source.target else 'no'} target, and data.sources[0] "
+                f"{'none' if source.target else 'has one'}; train on pairs or on texts, not on both"
+            )
+        if source.target and not source.path.removesuffix(".gz").endswith((".json", ".jsonl")):
+            yield (
+                f"{key}.target is a field of a JSON file, and {key}.path is {shown(source.path)}; "
+                "name a .jsonl or a .json"
+            )
         if source.path == STDLIB and source.field != Text.field:
             yield (
                 f"{key}.field is {shown(source.field)}, and files of stdlib have no fields; name "
@@ -214,7 +247,7 @@ def documents(
     undecodable: Undecodable = "skip",
     *,
     skipped: Callable[[str], None] = lambda sentence: None,
-) -> Iterator[str]:
+) -> Iterator[tokenised.Document]:
     """Yields the documents of a source, in a fixed order, one at a time, without empty ones.
 
     A document that is not UTF-8 is left out too: `skipped` is called with a sentence that names
@@ -230,7 +263,10 @@ def documents(
     return (text for text in _read(source, bad) if text)
 
 
-def _read(source: Text, bad: readers.Bad) -> Iterator[str]:
+def _read(source: Text, bad: readers.Bad) -> Iterator[tokenised.Document]:
+    if synthetic.is_synthetic(source.path):
+        yield from synthetic.documents(source.path)
+        return
     if dataset := _dataset(source):
         yield from records.rows(dataset, source.path, field=source.field, bad=bad)
         return
@@ -240,7 +276,8 @@ def _read(source: Text, bad: readers.Bad) -> Iterator[str]:
         bad(f"{named(path)} {kind_of(path)}")
     for path in found:
         if read := RECORDS.get(Path(path.name.removesuffix(".gz")).suffix):
-            yield from read(path, field=source.field, bad=bad)
+            more = {"target": source.target} if source.target else {}
+            yield from read(path, field=source.field, bad=bad, **more)
         else:
             yield from readers.text(path, longest=longest, bad=bad)
 
@@ -261,7 +298,7 @@ def beside_text(source: Text) -> list[Path]:
     if source.path == STDLIB or kind_of(folder) != "folder" or _saved(folder):
         return []
     read, _ = _listed(source)
-    every = {path for path, kind in _walk(folder) if kind == "file" and path.name.endswith(MIXED)}
+    every = {path for path, kind in walk(folder) if kind == "file" and path.name.endswith(MIXED)}
     return sorted(every - set(read))
 
 
@@ -271,8 +308,10 @@ def _listed(source: Text) -> tuple[list[Path], list[Path]]:
     """
     if source.path == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
-        every = _walk(root, NOT_STDLIB)
+        every = walk(root, NOT_STDLIB)
         return [path for path, kind in every if kind == "file" and path.suffix == ".py"], []
+    if synthetic.is_synthetic(source.path):
+        return [], []
     path = Path(source.path)
     kind = kind_of(path)
     if kind == "file":
@@ -285,8 +324,8 @@ def _listed(source: Text) -> tuple[list[Path], list[Path]]:
     if path.resolve() == Path("/"):
         raise UserError(f"{path} is the whole disk; name a folder of text in it")
     if _saved(path):
-        return [path for path, kind in _walk(path) if kind == "file"], []
-    mixed = [(path, kind) for path, kind in _walk(path) if path.name.endswith((*KNOWN, *MIXED))]
+        return [path for path, kind in walk(path) if kind == "file"], []
+    mixed = [(path, kind) for path, kind in walk(path) if path.name.endswith((*KNOWN, *MIXED))]
     known = [(path, kind) for path, kind in mixed if path.name.endswith(KNOWN)] or mixed
     found = [path for path, kind in known if kind == "file"]
     if not found:
@@ -295,33 +334,6 @@ def _listed(source: Text) -> tuple[list[Path], list[Path]]:
             + " ".join((*KNOWN, *MIXED))
         )
     return found, [path for path, kind in known if kind not in ("file", "folder")]
-
-
-def _walk(root: Path, without: set[str] | frozenset[str] = NONE) -> Iterator[tuple[Path, str]]:
-    """Yields (path, kind) of everything below `root` that is not a folder, in sorted order.
-
-    Hidden names and folders named in `without` are left out; links to folders are not followed.
-    Raises UserError when there are more than MANY_FILES entries.
-    """
-    seen = 0
-    for folder, folders, names in os.walk(root, onerror=_unreadable):
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in without)
-        seen += len(folders) + len(names)
-        if seen > MANY_FILES:
-            raise UserError(
-                f"{root} holds more than {MANY_FILES:,} files; name a folder of text in it"
-            )
-        for name in sorted(names):
-            if not name.startswith("."):
-                path = Path(folder, name)
-                yield path, kind_of(path)
-
-
-def _unreadable(error: OSError) -> None:
-    """Raises UserError: a folder that was silently left out would change the corpus."""
-    raise UserError(
-        f"cannot read {error.filename}: {error.strerror}; make it readable, or name another folder"
-    ) from error
 
 
 # -- the datasets library ------------------------------------------------------
@@ -351,20 +363,22 @@ def contents(source: Text) -> str:
     """
     if source.path.startswith("hf:"):
         return records.dataset_fingerprint(records.dataset_by_name(source.path), source.field)
-    paths = files(source)
+    if synthetic.is_synthetic(source.path):
+        return f"{source.path} of {synthetic.size_of(source.path)}"
+    paths = [path for file in files(source) for path in tokenised.with_index(file)]
     root = Path(os.path.commonpath([path.parent for path in paths]))
     try:
         states = [path.stat() for path in paths]
         small = source.path == STDLIB or sum(state.st_size for state in states) <= SMALL
-        total = blake2b(
-            f"{source.field}\0{kind_of(Path(source.path)) == 'file'}".encode(), digest_size=16
-        )
+        target = f"\0to {source.target}" if source.target else ""
+        kind = kind_of(Path(source.path)) == "file"
+        total = blake2b(f"{source.field}\0{kind}{target}".encode(), digest_size=16)
         for path, state in zip(paths, states, strict=True):
             name = os.fsencode(path.relative_to(root))  # a file name need not be UTF-8
             total.update(b"\0%b\0%d\0" % (name, state.st_size))
             total.update(_digest(path) if small else str(state.st_mtime_ns).encode())
     except OSError as error:
-        _unreadable(error)
+        unreadable_path(error)
     return total.hexdigest()
 
 

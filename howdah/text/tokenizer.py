@@ -17,6 +17,8 @@ from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, tr
 
 from howdah.base.errors import UserError, brief, named, nearest, shown
 from howdah.base.files import kind_of, read_file, read_text
+from howdah.plan.method import SENTINELS
+from howdah.shapes.shape import ModelShape
 
 END = "<|end|>"
 ENDS = (
@@ -25,23 +27,24 @@ ENDS = (
 )
 PAD = "<|pad|>"
 PADS = (PAD, "[PAD]", "<pad>")  # no text has it, and nothing is hidden by it
+SENTINEL = "<extra_id_{}>"  # T5's name for what stands in the place of a span
 MASKS = ("<|mask|>", "[MASK]", "<mask>")  # what hides others, in a tokenizer that has it
 FILE = "tokenizer.json"
 LARGEST = 128 << 20  # bytes; files of the largest vocabularies have 35 MB
 
 
 def train(
-    texts: Iterable[str], vocab: int, mask: str | None = None, *, pad: bool = False
+    texts: Iterable[str], vocab: int, mask: str | None = None, *, extra: Sequence[str] = ()
 ) -> Tokenizer:
     """Trains a byte-level BPE tokenizer of at most `vocab` entries on `texts`; one of them is
     `mask`, if given.
 
-    pad  token 1 is `PAD`, which no text has: RoBERTa numbers positions past tokens of padding
+    extra  tokens that no text has, from 1 on (`extra_tokens`)
 
     It has fewer entries when the text has no more pairs to merge.
     Raises UserError when `vocab` is too small for the 256 bytes and the special tokens.
     """
-    special = special_tokens(mask, pad=pad)
+    special = special_tokens(mask, extra)
     require_room(vocab, special)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,18 +59,64 @@ def train(
     return _plain(tokenizer)
 
 
-def special_tokens(mask: str | None, *, pad: bool) -> list[str]:
+def special_tokens(mask: str | None, extra: Sequence[str]) -> list[str]:
     """The special tokens of a tokenizer that is trained here; their ids are their places."""
-    return [END, *((PAD,) if pad else ()), *((mask,) if mask is not None else ())]
+    return [END, *extra, *((mask,) if mask is not None else ())]
+
+
+def extra_tokens(shape: ModelShape) -> tuple[str, ...]:
+    """The tokens beside the end token that a model's tokenizer has: RoBERTa numbers positions past
+    tokens of padding, and decoders behind an encoder begin with one and write sentinels.
+    """
+    if shape.family == "encoder-decoder":
+        return PAD, *(SENTINEL.format(number) for number in range(SENTINELS))
+    return (PAD,) if shape.first_position else ()
+
+
+def start_of(tokenizer: Tokenizer, name: str) -> int:
+    """The id of the token of padding, with which a decoder behind an encoder begins.
+
+    Raises UserError, naming the tokenizer `name`, when the tokenizer does not have one.
+    """
+    for pad in PADS:
+        if (token := tokenizer.token_to_id(pad)) is not None:
+            return int(token)
+    raise UserError(
+        f"data.tokenizer: {name} has no token of padding, with which the decoder of an "
+        f"encoder-decoder begins; add one of {', '.join(PADS)}"
+    )
+
+
+def sentinels_of(tokenizer: Tokenizer, name: str) -> tuple[int, ...]:
+    """The ids of the tokens that stand for spans: <extra_id_0> and so on.
+
+    Raises UserError, naming the tokenizer `name`, when the tokenizer has none.
+    """
+    known: list[int] = []
+    for number in range(SENTINELS):
+        if (token := tokenizer.token_to_id(SENTINEL.format(number))) is None:
+            break
+        known.append(token)
+    if not known:
+        raise UserError(
+            f"data.tokenizer: {name} has no {SENTINEL.format(0)}, which stands for a span that is "
+            "left out; use the tokenizer of a T5, or none, and one is trained here"
+        )
+    return tuple(known)
 
 
 def require_room(vocab: int, special: Sequence[str] = (END,)) -> None:
     """Raises UserError when `vocab` is too small for the 256 bytes and the special tokens."""
     if vocab < (least := 256 + len(special)):
         raise UserError(
-            f"model.vocab is {vocab}, but 256 bytes and {' and '.join(special)} need {least} "
+            f"model.vocab is {vocab}, but 256 bytes and {_listed(special)} need {least} "
             f"entries; make it at least {least}"
         )
+
+
+def _listed(special: Sequence[str]) -> str:
+    several = f"{len(special)} special tokens, {special[0]} to {special[-1]},"
+    return " and ".join(special) if len(special) < 5 else several
 
 
 def require_mask(mask: str, end: str | None) -> None:
@@ -142,10 +191,10 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, end: int) -> list[int]:
 
     Raises UserError when the prompt is not UTF-8.
     """
-    return [end, *tokenizer.encode(_as_utf8(prompt), add_special_tokens=False).ids]
+    return [end, *tokenizer.encode(as_utf8(prompt), add_special_tokens=False).ids]
 
 
-def _as_utf8(words: str) -> str:
+def as_utf8(words: str) -> str:
     """Decodes a command-line argument as UTF-8. Where the system's encoding is ASCII, Python
     represents other bytes as surrogates, which no tokenizer accepts.
 

@@ -21,13 +21,13 @@ still on disk. A cache that the check finds damaged is never trained on.
 
 import fcntl
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text.building import FORMAT, HELD_OUT, Say, build, source_name
 from howdah.text.checking import damage, read_index, require_size
-from howdah.text.order import shares
+from howdah.text.order import Numbers, shares
 from howdah.text.sources import Data, contents, of_each
 
 
@@ -47,18 +47,45 @@ class Tokens:
 
     ids     [n] uint16 or uint32: <end> document <end> document ... <end>
     starts  [documents] int64: index in `ids` of the <end> in front of each document
+    paired  whether each document is a sample: a source, <end>, and its target
+    padded  whether each document has samples of its own
     """
 
     ids: npt.NDArray[Any]
     starts: npt.NDArray[np.int64]
+    paired: bool = False
+    padded: bool = False
 
     def samples(self, sequence: int) -> int:
         """The number of full samples; the remainder of the stream is not trained on."""
-        return (len(self.ids) - 1) // sequence
+        if self.padded:
+            return int(_rows_before(self, sequence)[-1])
+        return len(self.starts) if self.paired else (len(self.ids) - 1) // sequence
 
     def windows(self, sequence: int) -> int:
         """The number of samples when the last one is padded, so that every token is used."""
-        return -(-(len(self.ids) - 1) // sequence)
+        return len(self.starts) if self.paired else -(-(len(self.ids) - 1) // sequence)
+
+    def places(self, index: Numbers, sequence: int) -> tuple[Numbers, Numbers]:
+        """Where samples of padded documents begin, and where the <end> behind their document is."""
+        before = _rows_before(self, sequence)
+        document = np.searchsorted(before, index, side="right") - 1
+        stops = np.append(self.starts[1:], len(self.ids) - 1)
+        return self.starts[document] + (index - before[document]) * sequence, stops[document]
+
+    def pair(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The tokens of a source and of its target."""
+        stop = self.starts[index + 1] if index + 1 < len(self.starts) else len(self.ids) - 1
+        both = self.ids[self.starts[index] : stop].astype(np.int64)
+        middle = 1 + int(np.flatnonzero(both[1:] == both[0])[0])  # <end>, which no text has
+        return both[1:middle], both[middle + 1 :]
+
+
+@lru_cache(64)  # asked for each batch
+def _rows_before(tokens: Tokens, sequence: int) -> Numbers:
+    """The samples [documents + 1] in front of each padded document, and of all."""
+    sizes = np.diff(np.append(tokens.starts, len(tokens.ids) - 1))
+    return np.concatenate([[0], np.cumsum(-(-sizes // sequence))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +107,9 @@ class Corpus:
                     uncompressed, after gzip -9, after xz -9
     checksums       CRC-32 of the tokens of each source, and of the held-out ones
     mask            id of the mask token; None: the run has none
+    start           id of the token with which a decoder behind an encoder begins
+    sentinels       ids of the tokens that stand for spans of a text
+    order           how the samples of a source follow one another
     """
 
     folder: Path
@@ -98,6 +128,9 @@ class Corpus:
     held_out_xz: int
     checksums: tuple[int, ...] = ()
     mask: int | None = None
+    start: int | None = None
+    sentinels: tuple[int, ...] = ()
+    order: Literal["random", "sequential"] = "random"
 
     @property
     def tokenizer_path(self) -> Path:
@@ -117,7 +150,7 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     say: Say,
     progress: Callable[[float], None] | None = None,
     check: bool = False,
-    pad: bool = False,
+    extra: Sequence[str] = (),
 ) -> Corpus:
     """Returns the tokens of `data`, from the cache or tokenised now. Many processes may call it.
 
@@ -125,14 +158,14 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     cache     the folder of all token caches
     say       is called with a sentence about each stage of the work
     progress  is called with the fraction of the text that is encoded, up to 1
-    pad       a tokenizer trained here has a token of padding, of id 1, which no text has
+    extra     tokens that a tokenizer trained here has, and that no text has (`extra_tokens`)
     check     read every byte of the cache, and build a damaged cache again; one process of a
               machine does so at the start of a run
 
     Raises UserError about sources, tokenizer or cache; then nothing of the attempt is kept.
     """
     shares([source.weight for source in data.sources])  # check weights before hours of tokenising
-    folder = cache / _key(data, vocab, pad=pad)
+    folder = cache / _key(data, vocab, extra)
     try:
         if fault := _fault(folder, check):
             if folder.is_dir():
@@ -141,8 +174,8 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
             with _alone(folder.with_suffix(".lock"), say):
                 if _fault(folder, check):  # another process may have built it by now
                     _put_away(folder)
-                    _build(data, folder, vocab=vocab, say=say, progress=progress, pad=pad)
-        corpus = _open(data, folder)
+                    _build(data, folder, vocab=vocab, say=say, progress=progress, extra=extra)
+        corpus = _open(data, folder, source=tokenizers.SENTINEL.format(0) in extra)
     except OSError as error:
         raise UserError(
             f"the token cache {cache} cannot be used ({error.strerror or error}); "
@@ -152,10 +185,11 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     return corpus
 
 
-def _key(data: Data, vocab: int, *, pad: bool) -> str:
+def _key(data: Data, vocab: int, extra: Sequence[str]) -> str:
     """The cache key: a hash of all that the tokens depend on (not weights, not sequence)."""
     if data.tokenizer is None:
-        tokenizer = f"trained {vocab}{' padded' if pad else ''}"
+        tokenizer = f"trained {vocab}{' padded' if extra else ''}"
+        tokenizer += f" with {len(extra)}" if len(extra) > 1 else ""
     else:
         tokenizer = tokenizers.fingerprint(tokenizers.find(data.tokenizer))
     words = [
@@ -209,7 +243,7 @@ def _build(
     vocab: int,
     say: Say,
     progress: Callable[[float], None] | None,
-    pad: bool,
+    extra: Sequence[str],
 ) -> None:
     """Builds the cache in a folder next to `folder`, renamed at the end. The caller holds the
     lock.
@@ -221,7 +255,7 @@ def _build(
     unfinished.mkdir()
     try:
         tell = progress or (lambda share: None)
-        build(data, unfinished, vocab=vocab, say=say, progress=tell, pad=pad)
+        build(data, unfinished, vocab=vocab, say=say, progress=tell, extra=extra)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -230,13 +264,19 @@ def _build(
 # -- opening -------------------------------------------------------------------
 
 
-def _open(data: Data, folder: Path) -> Corpus:
+def _open(data: Data, folder: Path, *, source: bool) -> Corpus:
+    """The corpus of a cache; where there is a `source`, with the tokens that its decoder needs."""
     try:
         index = read_index(folder)
         counts = index["tokens"]
         names = [*map(source_name, range(len(data.sources))), HELD_OUT]
-        parts = [_map(folder, name, counts[name]) for name in names]
-        facts, mask = index["facts"], None
+        parts = [_map(folder, name, counts[name], data.paired) for name in names]
+        facts, mask, start = index["facts"], None, None
+        sentinels: tuple[int, ...] = ()
+        if source:
+            loaded, name = tokenizers.load(folder / tokenizers.FILE), data.tokenizer or str(folder)
+            start = tokenizers.start_of(loaded, name)
+            sentinels = () if data.paired else tokenizers.sentinels_of(loaded, name)
         if data.mask_token is not None:
             path = folder / tokenizers.FILE
             mask = tokenizers.mask_of(
@@ -244,26 +284,29 @@ def _open(data: Data, folder: Path) -> Corpus:
             )
         return Corpus(
             folder=folder,
-            sources=tuple(parts[:-1]),
+            sources=tuple(replace(one, padded=data.rows == "padded") for one in parts[:-1]),
             weights=tuple(source.weight for source in data.sources),
             names=tuple(source.path for source in data.sources),
             held_out=parts[-1],
             checksums=tuple(counts[name]["ids_crc32"] for name in names),
             mask=mask,
+            start=start,
+            sentinels=sentinels,
+            order=data.order,
             **facts,
         )
     except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
         raise UserError(f"the token cache {folder} is damaged ({error}); remove it") from error
 
 
-def _map(folder: Path, name: str, count: dict[str, Any]) -> Tokens:
+def _map(folder: Path, name: str, count: dict[str, Any], paired: bool) -> Tokens:
     """Maps one stream into memory. Raises ValueError when a file has not the recorded size."""
     arrays = []
     for kind, dtype in (("ids", np.dtype(count["dtype"])), ("starts", np.dtype(np.int64))):
         path = folder / f"{name}.{kind}"
         require_size(path, count[kind] * dtype.itemsize)
         arrays.append(np.asarray(np.memmap(path, dtype=dtype, mode="r")))
-    return Tokens(ids=arrays[0], starts=arrays[1])
+    return Tokens(ids=arrays[0], starts=arrays[1], paired=paired)
 
 
 def require_samples(corpus: Corpus, *, sequence: int, batch: int) -> None:

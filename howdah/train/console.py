@@ -22,6 +22,16 @@ from howdah.train.metrics import StepMetrics
 Say = Callable[[str], None]
 
 
+def to_each(*listeners: Say) -> Say:
+    """Returns a function that passes a line on to each of `listeners`."""
+
+    def say(line: str) -> None:
+        for one in listeners:
+            one(line)
+
+    return say
+
+
 class RunConsole:
     """Prints lines on rank 0. With `steps`, a terminal also gets a bar below the lines."""
 

@@ -48,7 +48,7 @@ def evaluate(
         context.placed.plan,
         held_out_micros(corpus, rows, sequence=sequence, limit=limit),
     )
-    task = task_of(plan.shape, plan.method.masking, corpus, seed=context.seed, held_out=True)
+    task = task_of(plan.shape, plan.method, corpus, seed=context.seed, held_out=True)
     loss, tokens = held_out_loss(context, map(task, micros))
     bytes_per_token = corpus.held_out_bytes / max(len(corpus.held_out.ids) - 1, 1)
     return HeldOut(loss, tokens, loss / log(2) / bytes_per_token)

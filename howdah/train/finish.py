@@ -13,6 +13,9 @@ from pathlib import Path
 
 from howdah.base.errors import Unfinished, UserError
 from howdah.comm.launch import explain
+from howdah.generate.draw import Draw
+from howdah.generate.predictor import OneDevice
+from howdah.generate.texts import sample_text
 from howdah.parallel.apply import ParallelModel
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh
@@ -31,7 +34,6 @@ from howdah.train.metrics import MIB
 from howdah.train.monitor import SpeedMonitor
 from howdah.train.report import Bytes, allocated, compare, compare_time
 from howdah.train.run_folder import EXPORT
-from howdah.train.sample import Draw, sample_text
 from howdah.train.whole_model import own_model
 
 SAMPLE_TOKENS = 120
@@ -101,7 +103,8 @@ def _optional(
 def export(job: Job, opened: FinishedRun) -> list[str]:
     """Writes the Hugging Face folder of the run."""
     opened.export(job.folder / EXPORT)
-    kind = "CausalLM" if job.shape.causal else "MaskedLM"
+    kinds = {"decoder": "CausalLM", "encoder": "MaskedLM", "encoder-decoder": "Seq2SeqLM"}
+    kind = kinds[job.shape.family]
     return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelFor{kind}.from_pretrained"]
 
 
@@ -114,6 +117,9 @@ def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
     if corpus.mask is not None:  # bits of hidden tokens are not those of a text
         loss = f"loss {held_out.loss:.4f}, perplexity {held_out.perplexity:.2f}"
         return [f"held-out    {loss} of {held_out.tokens:,} hidden tokens"]
+    if corpus.start is not None:
+        loss = f"loss {held_out.loss:.4f}, perplexity {held_out.perplexity:.2f}"
+        return [f"held-out    {loss} of {held_out.tokens:,} tokens of targets"]
     others = ", ".join(f"{name} {bits:.3f}" for name, bits in per_byte.items())
     size = corpus.held_out_bytes
     compared = f" ({others})" if size >= COMPARABLE else ""
@@ -214,7 +220,7 @@ def sample(job: Job, opened: FinishedRun, placed: ParallelModel) -> list[str]:
     """
     dtype = DTYPES[job.method.precision]
     parts = sample_text(
-        own_model(placed) or opened.model(dtype, placed.mesh.device),
+        OneDevice(own_model(placed) or opened.model(dtype, placed.mesh.device)),
         opened.tokenizer(),
         job.train.prompt,
         length=min(SAMPLE_TOKENS, job.shape.context // 2),
@@ -231,7 +237,7 @@ def paths(job: Job, opened: FinishedRun) -> list[str]:
         f"checkpoint  {_short(opened.checkpoint.path)}",
         f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
     ]
-    if not job.shape.causal:
+    if job.shape.family != "decoder":
         return lines
     return [*lines, f'go on       howdah sample {run} "{job.train.prompt or "def "}"']
 

@@ -19,6 +19,7 @@ from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.text import tokenizer as tokenizers
 from howdah.train.console import Say
+from howdah.train.resume import read_weights
 from howdah.train.run_folder import TOKENIZER
 from howdah.train.whole_model import loaded_model
 
@@ -60,7 +61,8 @@ class FinishedRun:
                 f"and {there / 1e9:.1f} GB are left{where}; end other programs, or use a larger "
                 f"{'machine' if device.type == 'cpu' else 'card'}"
             )
-        return loaded_model(self.checkpoint, self.shape, dtype=dtype, device=device)
+        fill = read_weights(self.checkpoint)
+        return loaded_model(fill, self.shape, dtype=dtype, device=device)
 
     def export(self, to: Path) -> None:
         """Writes the model as a Hugging Face folder, one tensor at a time."""

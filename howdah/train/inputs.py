@@ -13,10 +13,9 @@ from howdah.base.files import kind_of
 from howdah.checkpoint.folders import steps
 from howdah.shapes.shape import ModelShape
 from howdah.text import tokenizer as tokenizers
-from howdah.text.masking import LACKING, NO_TASK
+from howdah.text.masking import LACKING, NO_MASK, NO_PAIRS, NO_TASK, NO_TEXT
 from howdah.text.sources import Data
 
-NO_TEXT = "an encoder finds hidden tokens and does not write text"
 WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)  # of a tokenizer that is trained here
 
 
@@ -33,6 +32,10 @@ def input_problems(
         problems.append(LACKING)
     if shape.family == "decoder" and data.mask_token is not None:
         problems.append(NO_TASK)
+    if shape.family == "encoder-decoder" and data.mask_token is not None:
+        problems.append(NO_MASK)
+    if shape.family != "encoder-decoder" and data.paired:
+        problems.append(NO_PAIRS)
     if init_from is not None and not steps(folder / "checkpoints"):
         from howdah.train.resume import read_folder
 
@@ -52,13 +55,23 @@ def _check_prompt(data: Data, shape: ModelShape, prompt: str) -> None:
     tokenizer = None
     if prompt and not shape.causal:
         raise UserError(f"train.prompt is to be continued, and {NO_TEXT}; leave it out")
+    if prompt and shape.family == "encoder-decoder":
+        raise UserError(
+            "train.prompt is to be continued, and an encoder-decoder writes what belongs to a "
+            "source; leave it out"
+        )
     if data.mask_token is not None:
         tokenizers.require_mask(data.mask_token, data.end_token)
     if data.tokenizer is None:
-        special = tokenizers.special_tokens(data.mask_token, pad=shape.first_position > 0)
+        extra = tokenizers.extra_tokens(shape)
+        special = tokenizers.special_tokens(data.mask_token, extra)
         tokenizers.require_room(shape.vocab, special)
     else:
         tokenizer = tokenizers.usable(data.tokenizer, shape.vocab, data.end_token)
+        if shape.family == "encoder-decoder":
+            tokenizers.start_of(tokenizer, data.tokenizer)
+            if not data.paired:
+                tokenizers.sentinels_of(tokenizer, data.tokenizer)
         if data.mask_token is not None:
             tokenizers.mask_of(tokenizer, data.tokenizer, data.mask_token)
             end = tokenizers.end_of(tokenizer, data.tokenizer, data.end_token)

@@ -29,10 +29,11 @@ from howdah.text.batches import micros, order_of, rows_of
 from howdah.text.masking import task_of
 from howdah.text.order import Order
 from howdah.text.prefetch import Prefetch
+from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.apart import team_of
 from howdah.train.checkpointing import Checkpointer
-from howdah.train.console import RunConsole, Say
+from howdah.train.console import RunConsole, Say, to_each
 from howdah.train.feed import Fed, Supply, columns_of, feeder_of
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
@@ -123,9 +124,10 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     stack.enter_context(out_of_memory(job, mesh, ranks_here(mesh)))
     if mesh.rank == 0:
         stack.enter_context(lock(job.folder))
-    say = RunConsole(mesh.rank).say
-    pad = job.shape.first_position > 0
-    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say, pad=pad)
+    said: list[str] = []  # for log.txt, which is opened when it is known where the run starts
+    say = to_each(RunConsole(mesh.rank).say, said.append)
+    extra = extra_tokens(job.shape)
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra)
     require_same_text(mesh, corpus, job.data)
     require_same_algorithms(mesh, job)
     team = team_of(job, mesh, stack, say)
@@ -139,7 +141,11 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     )
     snapshots = snapshots_for(job.plan, mesh)
     context = StepContext(placed, mesh, job.method, job.seed, snapshots=snapshots)
-    tell = telling(console, records)
+    tell: Say = console.say
+    if records:
+        tell = to_each(console.say, records.log)
+        for line in said:
+            records.log(line)
     checkpointer = Checkpointer(job, context, corpus, start, records=records, say=tell)
     stack.enter_context(checkpointer)
     first, order = first_samples(job, start), order_of_run(job, corpus)
@@ -284,21 +290,10 @@ def read_batches(
     assert job.batch.micro_batch is not None
     rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
     feed = feeder_of(mesh.device, columns_of(mesh))
-    task = task_of(job.shape, job.method.masking, corpus, seed=job.seed)
+    task = task_of(job.shape, job.method, corpus, seed=job.seed)
 
     def read(step: int) -> Fed:  # ahead of its use: may be past the last step
         found = micros(corpus, order, rows, first=first(step), size=job.batch.size(step))
         return feed([task(micro) for micro in found])
 
     return Prefetch(read, step=start.step)
-
-
-def telling(console: RunConsole, records: MetricsWriter | None) -> Say:
-    """Returns a function that shows a line to the user and appends it to log.txt."""
-
-    def tell(line: str) -> None:
-        console.say(line)
-        if records:
-            records.log(line)
-
-    return tell

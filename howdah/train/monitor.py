@@ -101,7 +101,8 @@ class SpeedMonitor:
         self._steps += 1
         self._done += 1
         every = self._job.batch.size(step - 1) * self._job.data.sequence_length
-        self._tokens += result.tokens if self._job.shape.causal else every  # hidden ones are few
+        all_labelled = self._job.shape.family == "decoder"  # hidden ones, and targets, are few
+        self._tokens += result.tokens if all_labelled else every
         self._console.step(step)
         if step % self._job.train.log_every == 0 or step == self._job.train.steps:
             left = (perf_counter() - self._began) / self._done * (self._job.train.steps - step)

@@ -24,7 +24,7 @@ from howdah.model.hub import read_hub
 from howdah.parallel.flat_params import Fill, random_init
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece
-from howdah.plan.method import Optimizer
+from howdah.plan.method import LATE, Optimizer
 from howdah.shapes.shape import ModelShape, stated
 from howdah.shapes.weights import weights
 from howdah.text.batches import order_of
@@ -40,6 +40,7 @@ ORDER = {
     "sequence": "data.sequence_length",
     "samples": "samples of each source",
     "shares": "shares of the sources",
+    "how": "data.order",
 }
 
 
@@ -243,10 +244,12 @@ def _of_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> I
         return
     for state in optimizer.states:
         if state not in checkpoint.kinds:
+            late, momentum = state == LATE, f"method.optimizer.momentum {optimizer.momentum}"
+            needs = "method.optimizer.delay" if late else momentum
+            way = "method.optimizer.delay=false" if late else "momentum 0"
             yield (
-                f"holds no {state} of {saved}, which method.optimizer.momentum "
-                f"{optimizer.momentum} needs; go on with momentum 0, or start a new run "
-                "from an export"
+                f"holds no {state} of {saved}, which {needs} needs; go on with {way}, or start a "
+                "new run from an export"
             )
 
 

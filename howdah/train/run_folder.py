@@ -4,7 +4,7 @@ RUN/run.toml          the resolved run
     layout.txt        with layout=auto: what was found, and why
     history.jsonl     a line for each start: what has changed, versions, machine, command
     tokenizer.json    the tokenizer of its tokens
-    log.txt           every log line
+    log.txt           every line that was said, from the start on
     metrics.jsonl     one object per logged step and evaluation
     tensorboard/      the same values for TensorBoard
     checkpoints/      step-00000100/ ...

@@ -1,7 +1,7 @@
-"""A run whose workers and servers do not wait for each other: what a server does, and a worker.
+"""A server of a run whose workers do not wait for each other: its state, and when it is saved.
 
     server   its chunks of the weights ─ desk ─ door     saves when all workers have come so far
-    worker   pull ─ forward, backward, push as it goes ─ pull …   step after step, at its own pace
+    worker   pull ─ forward, backward, push as it goes ─ pull …   (`served_worker.py`)
 
 Every worker takes its own rows of each step's samples, so that a step of all workers is a global
 batch of `method.sync.workers` times the recipe's. Checkpoints are those of every run: the servers
@@ -11,49 +11,36 @@ resumed takes those of their samples again.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from socket import socket
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from howdah import __version__
-from howdah.base.errors import UserError
-from howdah.base.signals import StopRequest
-from howdah.checkpoint.save import Saver
+from howdah.checkpoint.index import About
 from howdah.checkpoint.snapshot import InMemory as Entry
 from howdah.comm.handshake import Door
-from howdah.comm.transport import SingleRank
 from howdah.optim.learning_rate import learning_rate
-from howdah.parallel.apply import apply
-from howdah.parallel.flat_params import DTYPES, FlatUnit
-from howdah.parallel.mesh import connect_mesh
-from howdah.parallel.served import PulledWeights
+from howdah.parallel.flat_params import DTYPES
 from howdah.plan.boxes import Piece
 from howdah.plan.flat_buffers import pieces
 from howdah.plan.method import Sync
 from howdah.plan.sharding import local_buffers
+from howdah.server.chain import Chain
 from howdah.server.chunks import Chunk, chunks_of
-from howdah.server.client import Client, Way
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
 from howdah.server.host import Host
 from howdah.server.ledger import Event
 from howdah.server.shard import Shard
-from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.text.tokens import Corpus
 from howdah.train.checkpointing import about_run
-from howdah.train.console import Say
 from howdah.train.job import Job
 from howdah.train.resume import Start
-from howdah.train.step import StepContext, accumulate, count_tokens
-
-TELL = 1.0  # seconds between what a server reports
-Tell = Callable[[dict[str, object]], None]  # reports to the process that has started this one
 
 
 class Pace(NamedTuple):
@@ -71,7 +58,7 @@ def sync_of(job: Job) -> Sync:
 
 def run_hello(job: Job) -> dict[str, object]:
     """What workers and servers must have in common: version, model, method, data and seed."""
-    about = job.shape, job.method, job.plan.sequence, job.batch, job.data, str(job.layout)
+    about = job.shape, job.method, job.plan.sequence, job.batch, job.seed, str(job.layout)
     return {"version": __version__, "run": job.name, "settings": crc32(repr(about).encode())}
 
 
@@ -96,14 +83,22 @@ def pace_of(job: Job, start: Start) -> Pace:
 
 
 class Server:
-    """One server of a run.
+    """One server of a run, or a replica of it.
 
-    number    among the servers
-    listener  the socket at which workers arrive
+    number      among the servers
+    listener    the socket at which workers arrive
+    replicated  whether its state is copied, so that what it answers awaits the copies
     """
 
     def __init__(
-        self, job: Job, number: int, *, start: Start, listener: socket, secret: bytes
+        self,
+        job: Job,
+        number: int,
+        *,
+        start: Start,
+        listener: socket,
+        secret: bytes,
+        replicated: bool = False,
     ) -> None:
         self.job, self.number, self.start = job, number, start
         self._buffers = {one.unit: one for one in local_buffers(job.plan, 0)}
@@ -115,10 +110,16 @@ class Server:
         )
         self.desk = Desk(Clocks(sync_of(job), len(chunks), start.step), shard)
         self._restore(shard)
-        dtype = DTYPES[job.method.precision]
         hello = run_hello(job)
+        self.chain = Chain(secret, {**hello, "shard": number}) if replicated else None
         door = Door(listener, secret, json.dumps(hello).encode())
-        self.host = Host(self.desk, door, hello, dtype=dtype)
+        self.host = Host(
+            self.desk, door, hello, dtype=DTYPES[job.method.precision], copies=self.chain
+        )
+        if self.chain:
+            self.desk.record, self.chain.told = self.chain.record, self.host.release
+        self.ledger = job.folder / "ledgers" / f"server-{number}-from-{start.step}"
+        self._counted = perf_counter(), 0, 0
 
     def _filled(self, chunk: Chunk) -> Tensor:
         wide = torch.promote_types(DTYPES[self.job.method.precision], torch.float32)
@@ -162,52 +163,34 @@ class Server:
 
     @property
     def clock(self) -> int:
-        """The steps that every place has finished."""
-        return min(member.clock for member in self.desk.clocks.members.values())
-
-    def run(self, corpus: Corpus, request: StopRequest, *, say: Say, tell: Tell) -> int:
-        """Serves until all workers have finished, or a stop is asked for; returns the clock of the
-        last checkpoint. Raises UserError if the last step is not saved.
+        """The steps that every place has finished, but for those that were left in good order;
+        when all were, the steps of the furthest.
         """
-        job, told = self.job, perf_counter()
-        saver = Saver(
-            job.folder / "checkpoints",
-            rank=self.number,
-            world=job.layout.server,
-            keep=job.train.keep_last,
-            say=say,
-        )
-        saves = _Saves(self, saver, corpus)
-        self.desk.after = saves.look
-        try:
-            while (saves.done < job.train.steps or self.desk.clocks.live) and not request.signal:
-                self.host.look()
-                if perf_counter() - told > TELL:
-                    told = perf_counter()
-                    tell(self.numbers())
-                    self._write_ledger()
-        finally:
-            saver.wait()
-            tell(self.numbers())
-            self.host.close()
-            self._write_ledger()
-        if saver.failed and not request.signal:
-            raise UserError(f"step {saves.done} is not saved: {saver.failed}")
-        return saves.done
+        members = self.desk.clocks.members.values()
+        there = [member.clock for member in members if not member.bye]
+        return min(there, default=max(member.clock for member in members))
 
     def numbers(self) -> dict[str, object]:
-        """What is observed: counts since the start, how old weights were, who waits."""
-        clocks = self.desk.clocks
+        """What is observed: counts since the start, bytes per second since the last call, how old
+        weights were, who waits.
+        """
+        clocks, counts, now = self.desk.clocks, self.host.counts, perf_counter()
+        since, pushed, pulled = self._counted
+        self._counted = now, counts["pushed bytes"], counts["pulled bytes"]
+        seconds = max(now - since, 1e-9)
         return {
             "server": self.number,
-            **self.host.counts,
+            **counts,
+            "push_rate": (counts["pushed bytes"] - pushed) / seconds,
+            "pull_rate": (counts["pulled bytes"] - pulled) / seconds,
             "strangers": self.host.strangers,
             "waiting": len(self.desk.wishes),
+            "queue": self.host.queue,
             "stale": dict(sorted(clocks.stale.items())),
             "clocks": {place: one.clock for place, one in sorted(clocks.members.items())},
         }
 
-    def _write_ledger(self) -> None:
+    def write_ledger(self) -> None:
         """Appends what was applied and answered since the last time to the run's ledger."""
         events: list[Event] = []
 
@@ -216,27 +199,50 @@ class Server:
             desk.ledger.clear()
 
         self.host.do(take)
-        path = self.job.folder / "ledgers" / f"server-{self.number}-from-{self.start.step}"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
+        self.ledger.parent.mkdir(parents=True, exist_ok=True)
+        with self.ledger.open("a") as file:
             file.writelines(f"{event}\n" for event in events)
 
 
-class _Saves:
+class Saves(Protocol):
+    """Saves a server's pieces in the background: a `Saver`, or a `Parcel` of `parcels.py`."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def failed(self) -> str | None: ...
+    def save(self, *, step: int, entries: Iterable[Entry], about: About) -> None: ...
+    def wait(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+class SaveSteps:
     """Saves a server's pieces when the workers have come to a step that is due: under bsp all live
     ones, at the moment between two steps; otherwise the slowest place.
 
     done  the last step that was given to the saver
     """
 
-    def __init__(self, server: Server, saver: Saver, corpus: Corpus) -> None:
-        self._server, self._saver, self._corpus = server, saver, corpus
+    def __init__(self, server: Server, saver: Saves, corpus: Corpus) -> None:
+        self.server, self.saver, self._corpus = server, saver, corpus
         self._pace = pace_of(server.job, server.start)
         self.done = server.start.step
 
+    @property
+    def over(self) -> bool:
+        """Whether the last step was given to the saver, and all workers have finished."""
+        return self.done >= self.server.job.train.steps and not self.server.desk.clocks.live
+
+    def again(self, desk: Desk) -> None:
+        """What others have saved of the shard is not counted on: saves the next step that is due
+        from where the workers are, which may be the one that was saved last.
+        """
+        self.done = max(self.server.start.step, self.server.clock - 1)
+        self.look(None)
+
     def due(self, least: int = 0) -> int:
         """The next step to be saved, of those from `least` on."""
-        every, steps = self._server.job.train.save_every, self._server.job.train.steps
+        every, steps = self.server.job.train.save_every, self.server.job.train.steps
         last = max(self.done, least - 1)
         return min((last // every + 1) * every if every else steps, steps)
 
@@ -244,7 +250,7 @@ class _Saves:
         """Updates of clocks up to `clock` were applied; None: a worker has joined, begun or left.
         Under bsp no key goes on before all have come to a step, so none of them is passed over.
         """
-        server, clocks = self._server, self._server.desk.clocks
+        server, clocks = self.server, self.server.desk.clocks
         if clock is not None and clock + 1 < self.due():
             return
         first, last = clocks.reached if clocks.barrier else (0, 0)
@@ -252,54 +258,5 @@ class _Saves:
         come = first == last == step if clocks.barrier else server.clock >= step
         if come and step > self.done:
             about = about_run(server.job, self._corpus, samples=self._pace.first(step), best=None)
-            self._saver.save(step=step, entries=server.entries(), about=about)
+            self.saver.save(step=step, entries=server.entries(), about=about)
             self.done = step
-
-
-# -- a worker ----------------------------------------------------------------------
-
-
-def work(job: Job, place: int, way: Way, *, start: Start, corpus: Corpus, tell: Tell) -> int:
-    """Trains in a place until the run's last step; returns the clock.
-
-    tell  is called after every step
-    """
-    chunks = chunks_for(job)
-    clients: list[Client] = []
-
-    def connect(made: Mapping[str, FlatUnit]) -> Client:
-        clients.append(Client(way, place, chunks, made))
-        return clients[0]
-
-    with connect_mesh(replace(job.layout, server=0), SingleRank(), torch.device("cpu")) as mesh:
-        placed = apply(job.plan, mesh=mesh, fill=start.fill, connect=connect)
-        context = StepContext(placed, mesh, job.method, job.seed)
-        client, clock = clients[0], clients[0].join()
-        order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
-        pace, micro = pace_of(job, start), job.plan.micro_batch
-        rows = Rows(micro, sync_of(job).workers, place)
-        for step in range(clock, job.train.steps):
-            batch = micros(corpus, order, rows, first=pace.first(step), size=pace.size(step))
-            tell(_step(context, client, batch, step))
-        client.drain()
-        client.close()
-    return max(clock, job.train.steps)
-
-
-def _step(context: StepContext, client: Client, batch: list[Micro], step: int) -> dict[str, object]:
-    """Pulls, computes and pushes one step; what is told of it."""
-    began, waited = perf_counter(), context.mesh.waited.seconds
-    client.clock, client.tokens = step, float(count_tokens(batch))
-    gatherer = context.placed.gatherer
-    assert isinstance(gatherer, PulledWeights)
-    gatherer.updated()
-    total = float(accumulate(context, batch, step=step, tokens=1.0))
-    return {
-        "step": step + 1,
-        "loss": total,
-        "tokens": client.tokens,
-        "seconds": perf_counter() - began,
-        "waited": context.mesh.waited.seconds - waited,
-        "queue": client.deepest,
-        "came_back": client.came_back,
-    }

@@ -12,7 +12,7 @@ from howdah.checkpoint.export import require_free
 from howdah.checkpoint.folders import steps
 from howdah.text.batches import order_of
 from howdah.text.sources import unreadable
-from howdah.text.tokenizer import FILE, load
+from howdah.text.tokenizer import FILE, extra_tokens, load
 from howdah.text.tokens import Corpus, prepare, require_samples
 from howdah.train.console import Say, encoding_bar
 from howdah.train.inputs import input_problems, require_prompt
@@ -53,7 +53,7 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
             say=say,
             progress=progress,
             check=check,
-            pad=job.shape.first_position > 0,
+            extra=extra_tokens(job.shape),
         )
     order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     require_samples(

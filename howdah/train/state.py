@@ -50,7 +50,7 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
 def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     """Fills this rank's optimizer states from a checkpoint of the same optimizer."""
     if placed.update:
-        placed.update.turns.updates = checkpoint.step
+        placed.update.turns.updates = max(checkpoint.step - placed.update.delay, 0)
         for state in placed.plan.method.optimizer.states:
             for unit in placed.units.values():
                 _restore(placed, unit, state, checkpoint)

@@ -137,6 +137,10 @@ def train_step(
     tokens, stops = fed.counts or exchange(context, micros, stop=stop)  # 1
     fed.wait(streams)
     with context.recorder.step(step + 1):
+        if placed.update and placed.update.delay:
+            context.snapshots.settle()
+            set_rate(placed.optimizer, rate)
+            placed.update.begin()
         total = accumulate(context, fed, step=step, tokens=tokens)  # 2, 3
         loss, square = _sums(context, total)  # 4
         counts = expert_counts(placed)

@@ -1,7 +1,7 @@
 """A model with all its weights on one device, for sampling: never in a wider format than asked for.
 
     own_model     of the tensors that a rank trains: nothing is copied
-    loaded_model  from a checkpoint, unit by unit: no more than the weights is ever held
+    loaded_model  from files, unit by unit: no more than the weights is ever held
 
 A rank has all weights where its layout cuts none of them: with dp, zero1 and zero2. The layout of a
 flat unit is the same in both, so both compute the same bits.
@@ -12,12 +12,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from howdah.checkpoint.load import Checkpoint
 from howdah.model.transformer import Transformer
 from howdah.parallel.apply import ParallelModel
-from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.flat_params import Fill, FlatUnit
 from howdah.plan.boxes import whole
-from howdah.plan.flat_buffers import Buffer, buffers, pieces
+from howdah.plan.flat_buffers import buffers, pieces
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import weights
 
@@ -39,19 +38,18 @@ def _is_whole(unit: FlatUnit) -> bool:
 
 
 def loaded_model(
-    checkpoint: Checkpoint, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
+    fill: Fill, shape: ModelShape, *, dtype: torch.dtype, device: torch.device
 ) -> Transformer:
-    """The model of a checkpoint that any layout may have saved. Raises UserError."""
+    """The model whose pieces `fill` writes, of a checkpoint that any layout may have saved or of a
+    Hugging Face folder. Raises UserError.
+    """
     views: dict[str, Tensor] = {}
     for buffer in buffers(weights(shape)):
-        views |= _loaded(checkpoint, buffer, torch.zeros(buffer.length, dtype=dtype, device=device))
+        flat = torch.zeros(buffer.length, dtype=dtype, device=device)
+        for piece, start, stop in pieces(buffer, 0, buffer.length):
+            fill(piece, flat[start:stop])
+        views |= {s.name: flat[s.start : s.stop].view(s.box.size) for s in buffer.segments}
     return _model(shape, views)
-
-
-def _loaded(checkpoint: Checkpoint, buffer: Buffer, flat: Tensor) -> dict[str, Tensor]:
-    for piece, start, stop in pieces(buffer, 0, buffer.length):
-        checkpoint.read("weight", piece, flat[start:stop])
-    return {s.name: flat[s.start : s.stop].view(s.box.size) for s in buffer.segments}
 
 
 def _model(shape: ModelShape, values: Mapping[str, Tensor]) -> Transformer:

@@ -23,9 +23,10 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.actions import Schedule
-from howdah.shapes.part import block
+from howdah.shapes.part import Part
 from howdah.shapes.shape import Experts, Latent, ModelShape
 from howdah.text.sources import Data
+from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, Tokens, prepare
 from howdah.train.job import Job
 
@@ -145,7 +146,7 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
     if layout.ep > 1:  # and several ranks hold the same expert if some of the run do
         dp = lcm(2 * min(layout.replicas // layout.ep, 2), cp) // cp
     # of a miniature's two blocks, the first is recomputed and the second is not
-    first = None if layout.recompute_blocks is None else (block("layers", 0),)
+    first = None if layout.recompute_blocks is None else (Part("layers", 0),)
     return replace(
         layout,
         pp=pp,
@@ -194,6 +195,7 @@ def small_shape(shape: ModelShape, *, context: int, times: int = 1) -> ModelShap
     return replace(
         shape,
         layers=2,
+        encoder_layers=min(shape.encoder_layers, 2),
         heads=heads,
         kv_heads=None if latent else kv_heads,
         head_size=None if latent else head_size,
@@ -228,8 +230,8 @@ def corpus_of(case: Case) -> Corpus:
     """The tokens of a case."""
     if case.text is not None:
         data, cache = case.text
-        pad = case.shape.first_position > 0
-        return prepare(data, vocab=case.shape.vocab, cache=cache, say=lambda _: None, pad=pad)
+        extra = extra_tokens(case.shape)
+        return prepare(data, vocab=case.shape.vocab, cache=cache, say=lambda _: None, extra=extra)
     samples = case.samples * (case.steps + 1)
     tokens = made_up(case.shape.vocab, length=samples * case.sequence + 1)
     return Corpus(
@@ -248,6 +250,8 @@ def corpus_of(case: Case) -> Corpus:
         held_out_gzip=1,
         held_out_xz=1,
         mask=case.shape.vocab - 1,
+        start=0,
+        sentinels=tuple(range(case.shape.vocab - 1, case.shape.vocab - 9, -1)),
     )
 
 

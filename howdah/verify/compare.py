@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from howdah.plan.method import Precision
-from howdah.shapes.part import Part
-from howdah.shapes.weights import weights
+from howdah.shapes.weights import parts_of, weights
 from howdah.verify.case import Case
 from howdah.verify.evidence import Arrays, Evidence
 
@@ -107,7 +106,7 @@ def _gradient_bound(case: Case, theirs: Arrays, noise: Arrays) -> Callable[[str]
 
 def _depth(unit: str, case: Case) -> int:
     """Depth of a unit: 0 for the embedding, 1 to L for the blocks, L + 1 for the head."""
-    part = Part(unit)
+    part = parts_of(unit, case.shape)[0]
     if part.is_block:
         return part.layer + 1
     return case.shape.layers + 1 if part == "head" else 0

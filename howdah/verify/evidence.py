@@ -16,7 +16,7 @@ import torch
 
 from howdah.comm.transport import Transport
 from howdah.host.devices import own_device
-from howdah.model.transformer import Block
+from howdah.model.block import Block
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.apply import ParallelModel, apply
 from howdah.parallel.expert import ExpertExchange
@@ -165,7 +165,7 @@ def _batch(case: Case, step: int, *, rank: int) -> list[Micro]:
 
 
 def _task(case: Case, corpus: Corpus) -> Task:
-    return task_of(case.shape, case.method.masking, corpus, seed=case.seed)
+    return task_of(case.shape, case.method, corpus, seed=case.seed)
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[np.float64]:

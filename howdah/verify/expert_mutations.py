@@ -13,9 +13,9 @@ from typing import cast
 
 from torch import Tensor
 
+from howdah.model.block import Block
 from howdah.model.grouped import Sizes
 from howdah.model.moe import Balancing
-from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
 from howdah.parallel.context_counts import SharedSequences
 from howdah.parallel.stages import Given

@@ -57,13 +57,14 @@ FORMS = {
     "capacity": "model=capacity dp2 ep2",
     "bloom": "model=bloom",
     "encoder": "model=encoder",
+    "t5": "model=t5",
 }
 STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # exclusive
 SLICES = ("tensor", "sequence", "sequence kept")
 AGAIN = ("recompute", "selective", "one block")
 CONTEXTS = ("ring", "all-to-all", "both")
 EXPERTS = ("experts", "ep", "capacity")
-MODELS = (*EXPERTS, "bloom", "encoder")
+MODELS = (*EXPERTS, "bloom", "encoder", "t5")
 AWAY = ("host", "disk")
 AXES = ("dp", "cp", "tp", "pp", "ep")
 KINDS = (STAGES, SLICES, PIPES, AGAIN, CONTEXTS, MODELS, AWAY)  # of each, a layout has one at most
@@ -156,6 +157,7 @@ def model_of(name: str) -> tuple[ModelShape, Routing]:
     capacity  Mixtral's: five experts, of which each takes no more than its even share
     bloom     ALiBi, a norm behind the embedding
     encoder   BERT's forms: both ways, norms behind, a transform and a bias of the head
+    t5        an encoder with a decoder behind it: relative positions, spans of a text
     """
     balanced = Routing(balance_loss=0.3, z_loss=0.1)
     shape, routing = {
@@ -170,6 +172,7 @@ def model_of(name: str) -> tuple[ModelShape, Routing]:
         ),
         "bloom": (small_shape(preset("bloom-176b"), context=SEQUENCE), Routing()),
         "encoder": (small_shape(preset("bert-base"), context=SEQUENCE), Routing()),
+        "t5": (small_shape(preset("t5-base"), context=SEQUENCE), Routing()),
     }[name]
     return replace(shape, layers=4, vocab=67, ffn_size=28), routing
 

@@ -45,9 +45,9 @@ from torch import Tensor
 
 from howdah.comm.handle import Handle
 from howdah.model.attention import Core
+from howdah.model.block import Block
 from howdah.model.documents import Blocks, Mask, Spans
 from howdah.model.loss import Add
-from howdah.model.transformer import Block
 from howdah.optim.clip import squared_norm
 from howdah.parallel.served import PulledWeights
 from howdah.parallel.tensor import Column, Columns, TpBorder
@@ -60,7 +60,6 @@ from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.messages import message_order
 from howdah.plan.sharding import placement, summed_over_tp
 from howdah.plan.sums import Sum
-from howdah.shapes.part import Part
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, count_tokens
 from howdah.verify.context_mutations import OwnBlocksAgain, breaks_of
@@ -193,7 +192,8 @@ def keep_a_unit(context: StepContext) -> StepContext:
     """The weights of the first block of each rank stay as they were when first gathered."""
     store, units = context.placed.store, context.placed.units
     assert store is not None, "weights that are shared out have a store"
-    blocks = (unit.buffer.names for unit in units.values() if _is_block(unit.buffer.unit))
+    known = context.placed.plan.recompute  # by block
+    blocks = (unit.buffer.names for name, unit in units.items() if name in known)
     names, value = next(blocks, ()), store.value
     first: dict[str, Tensor] = {}
 
@@ -203,10 +203,6 @@ def keep_a_unit(context: StepContext) -> StepContext:
 
     store.value = old  # type: ignore[method-assign]
     return context
-
-
-def _is_block(unit: str) -> bool:
-    return Part(unit).is_block
 
 
 def run_otherwise_again(context: StepContext) -> StepContext:

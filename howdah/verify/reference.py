@@ -6,6 +6,8 @@ the batch is processed sample by sample, the head is a matrix product and torch'
 the norm and the optimizer are torch's. The results of `parallel` and `train` must agree with it.
 """
 
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -39,6 +41,7 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
     masters, routers = _fill(model, case), HeardRouters(model, case.method.routing)
     optimizer = _optimizer(case, masters)
     losses, norms, gradients = [], [], {}
+    late: dict[str, Tensor | None] = dict.fromkeys(masters)  # gradients that wait, with a delay
     for step in range(case.steps):
         loss = _accumulate(model, case, step, routers, backwards=backwards)
         for name, parameter in model.named_parameters():
@@ -49,6 +52,10 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
         norms.append(float(torch.nn.utils.clip_grad_norm_(masters.values(), limit)))
         for group in optimizer.param_groups:
             group["lr"] = rate_of(case, step)
+        if case.method.optimizer.delay:
+            for name, master in masters.items():
+                waited, late[name] = late[name], torch.clone(cast(Tensor, master.grad))
+                master.grad = waited  # torch leaves out what has none
         optimizer.step()
         routers.move_biases(masters)
         for name, parameter in model.named_parameters():
@@ -102,7 +109,8 @@ def _sample_loss(
     )
     noise, labelled = Noise(case.seed, step, samples), int((labels != MASKED).sum())
     asked = routers.balancing(labelled)
-    hidden = model(tokens, positions, documents, noise=noise, balancing=asked)
+    more = {name: torch.from_numpy(array[row : row + 1]) for name, array in batch.more.items()}
+    hidden = model(tokens, positions, documents, noise=noise, balancing=asked, **more)
     logits = model.logits(hidden)[0]  # with the bias of the head, if it has one
     wide = logits.to(promoted(logits.dtype))
     smoothing, z = case.method.label_smoothing, case.method.z_loss

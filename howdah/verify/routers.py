@@ -17,7 +17,6 @@ from howdah.model.transformer import Transformer
 from howdah.plan.flat_buffers import share
 from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Routing
-from howdah.shapes.part import Part
 from howdah.shapes.weights import ROUTER_BIAS
 from howdah.verify.case import Case
 
@@ -83,7 +82,7 @@ def routed_bytes(case: Case, rank: int, routed: Sequence[Mapping[str, list[int]]
     cuts = [share(plan.shape.experts.count, along.size, index) for index in range(along.size)]
     (first, last), total = cuts[along.index_of(rank)], 0
     for name, mine in routed[rank].items():
-        runs = 2 if plan.recompute[Part(name)] == "full" else 1
+        runs = 2 if plan.recompute[plan.block(name)] == "full" else 1
         for other, (start, stop) in zip(ranks, cuts, strict=True):
             if other != rank:
                 rows = sum(mine[start:stop]) + sum(routed[other][name][first:last])

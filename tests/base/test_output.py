@@ -121,6 +121,7 @@ def test_a_bar_outlives_its_terminal():
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_leaves_trains_to_its_end(recipe, cache, tmp_path):
     program = (
         "from howdah.base.output import lasting_output; lasting_output()\n"

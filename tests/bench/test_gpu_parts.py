@@ -124,6 +124,7 @@ def test_keys_do_not_depend_on_the_device(gpu):
                 assert "cuda.is_available" not in ast.unparse(node)
 
 
+@pytest.mark.slow
 def test_a_part_fills_its_rows_without_a_card(gpu, tmp_path):
     gpu("part").main(["A", "--out", str(tmp_path / "a.json"), "--seconds", "1e6", "--cpu"])
     check_rows(json.loads((tmp_path / "a.json").read_text()), gpu("run"), "A")

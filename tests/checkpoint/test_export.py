@@ -329,7 +329,8 @@ MASK = "<|mask|>"
 
 def roberta_tokenizer(folder, *, pad):
     path = folder / "tokenizer.json"
-    made = tokenizers.train(["the quick brown fox, 12 foxes\n\n"] * 3, 300, MASK, pad=pad)
+    extra = (tokenizers.PAD,) if pad else ()
+    made = tokenizers.train(["the quick brown fox, 12 foxes\n\n"] * 3, 300, MASK, extra=extra)
     path.write_text(made.to_str())
     return path
 

@@ -60,6 +60,7 @@ def one_rank(folder, rank, world):
     assert saver.failed is None
 
 
+@pytest.mark.slow
 def test_two_processes_save_into_one_folder(tmp_path):
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=one_rank, args=(tmp_path, 1, 2))

@@ -97,6 +97,7 @@ def test_only_what_can_be_run_here_is_chosen(wish):
     assert auto.settled(wish("batch.micro_batch=2"), HERE).run.batch.micro_batch == 2
 
 
+@pytest.mark.slow
 def test_a_layout_that_this_machine_cannot_hold_is_not_chosen(wish, monkeypatch):
     run = wish("model.layers=12", "model.width=512", "model.ffn_size=2048")
     monkeypatch.setattr(auto, "free_memory", lambda: 2 * 10**9)

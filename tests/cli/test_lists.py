@@ -21,8 +21,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="
 
 # keys of the items of lists
 OF_ITEMS = {
-    *("data.sources.path", "data.sources.field", "data.sources.weight"),
-    *("data.validation.path", "data.validation.field"),
+    *(f"data.sources.{key}" for key in ("path", "field", "target", "weight")),
+    *("data.validation.path", "data.validation.field", "data.validation.target"),
     "method.sync",  # a table that may be absent
 }
 

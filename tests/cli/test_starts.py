@@ -141,6 +141,17 @@ def test_the_history_has_the_versions_of_this_start(run, trained):
     assert second["step"] == 20 and first["time"] <= second["time"]
 
 
+def test_the_log_has_every_line_that_was_said(run, recipe, tmp_path):
+    """What was said before the steps, such as where a run goes on from, was on the screen alone."""
+    words = ["train", recipe, f"folder={tmp_path / 'a'}", "layout=zero1"]  # which has a note
+    said = [run(*words, "train.steps=2"), run(*words, "train.steps=3", "--resume")]
+    assert [code for code, _, _ in said] == [0, 0], said
+    lines = "".join(out for _, out, _ in said).splitlines()
+    assert (tmp_path / "a" / "log.txt").read_text().splitlines() == lines
+    assert "going on from step 2, saved on single zero1 x1" in lines
+    assert "note        zero1 shards nothing: each copy of the states is on one rank" in lines
+
+
 # -- text under the same name --------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.base.their_words import KEYS, LAYOUT
+from howdah.base.their_words import KEYS, LAYOUT, SAID
 from howdah.cli import main as cli
 
 PROGRAM = Path(sys.executable).parent / "howdah"
@@ -94,7 +94,7 @@ def test_ranks_of_a_launcher_say_it_once(run, monkeypatch):
 @pytest.mark.parametrize("word", [*LAYOUT, "FULL_SHARD", "no_sync()", "DistributedDataParallel"])
 def test_keys_answers_every_word_of_a_layout(run, word):
     code, out, _ = run("keys", word)
-    ours = KEYS.get(word, "").removeprefix("layout=") or LAYOUT[word.lower().removesuffix("()")]
+    ours = LAYOUT[word.lower().removesuffix("()")]
     assert code == 0
     assert out.startswith(f"{word}: in the layout it is written {ours!r}\nlayout  (text; by defau")
 
@@ -104,16 +104,45 @@ def test_keys_says_what_is_not_there_yet(run):
     assert code == 2 and error.startswith("howdah: 'LoRA' is not there yet; init_from=FOLDER ")
 
 
-@pytest.mark.parametrize("word", [word for word in KEYS if word not in LAYOUT])
+@pytest.mark.parametrize("word", KEYS)
 def test_keys_answers_every_word_of_a_recipe(run, word):
     code, out, _ = run("keys", word)
-    key, _, written = KEYS[word].partition("=")
-    row = next(line for line in out.splitlines() if "  (" in line)
-    assert code == 0 and key.startswith(row.split()[0])
-    if written:
-        assert out.startswith(f"{word}: in the layout it is written {written!r}\n")
-    elif row.split()[0] != key:
-        assert out.startswith(f"{word}: here it is {key!r}\n")
+    row = next(line for line in out.splitlines() if "  (" in line).split()[0]
+    assert code == 0 and KEYS[word].startswith(row)
+    if row != KEYS[word]:
+        assert out.startswith(f"{word}: here it is {KEYS[word]!r}\n")
+
+
+@pytest.mark.parametrize("word", SAID)
+def test_keys_answers_a_word_that_no_key_stands_for(run, word):
+    code, out, _ = run("keys", word)
+    assert code == 0 and out.startswith(f"{word}: {SAID[word]}\n")
+
+
+def test_keys_shows_the_keys_that_an_answer_names(run):
+    _, out, _ = run("keys", "warmup_ratio")
+    assert out.splitlines()[1].startswith("method.lr.warmup_steps  (whole number")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("check laptop warmup_ratio=0.1", "unknown key 'warmup_ratio'; a warm-up is counted in s"),
+        ("check laptop method.optimizer.beta1=0.9", "unknown key 'method.optimizer.beta1'; both a"),
+        ("check laptop lora=8", "unknown key 'lora'; it is not there yet; init_from=FOLDER trains"),
+        ("check laptop hsdp=2", "unknown key 'hsdp'; in a layout it is 'dpN zero3 shardG'"),
+        ("check laptop layout=deepspeed", "layout 'deepspeed': unknown word 'deepspeed'; here it"),
+        ("check laptop layout=megatron", "layout 'megatron': unknown word 'megatron'; here it is"),
+        ("check laptop layout=ZeRO-3", "layout 'ZeRO-3': unknown word 'ZeRO-3'; write 'zero3'"),
+        ("train laptop --warmup-ratio 0.1", "train has no option --warmup-ratio; a warm-up is cou"),
+        ("train laptop --adam_beta1=0.9", "train has no option --adam_beta1; both are one list: "),
+        ("train laptop --tensor-model-parallel-size 2", "train has no option --tensor-model-paral"),
+    ],
+)
+def test_what_other_trainers_are_told_is_one_sentence(run, words, sentence):
+    code, out, error = run(*words.split())
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith(f"howdah: {sentence}")
 
 
 # -- completion ------------------------------------------------------------------------
@@ -132,6 +161,7 @@ def test_the_program_completes_commands_and_options():
     assert set(completed("train", "laptop", "--re")) == {"--restarts", "--resume"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
 def test_bash_completes_with_the_script_that_is_installed():
     """The script of `--show-completion`, as the shell's start file would read it."""

@@ -53,7 +53,8 @@ def test_what_a_program_sends_is_what_its_card_counts(box):
         bounds = 1 << 20, (1 << 20) * 1.1
         assert bounds[0] < cluster.sent(3) < bounds[1]
         assert bounds[0] < cluster.received(1) < bounds[1]
-        assert cluster.sent(0) == cluster.received(2) == 0
+        assert cluster.sent(0) == 0
+        assert cluster.received(2) < 1 << 10  # a bridge floods frames to an unknown address
 
 
 def test_all_pairs_of_hosts_reach_one_another(box):

@@ -9,7 +9,10 @@ from math import prod
 
 import pytest
 
+from howdah.collectives.check import problems
+from howdah.collectives.choice import placement
 from howdah.collectives.counts import even_sizes, leaving, received, rounds, sent
+from howdah.collectives.dealt import dealt
 from howdah.collectives.program import span
 from howdah.collectives.registry import ALGORITHMS, build
 from howdah.collectives.trees import in_order_tree, other_tree
@@ -57,7 +60,9 @@ EACH = [
     ("all_gather/recursive_doubling", POWERS, up, part),
     ("all_gather/bruck", NUMBERS, up, part),
     ("all_gather/neighbour_exchange", (2, 4, 6, 12), lambda p: p // 2, part),
+    ("all_gather/segmented_ring", NUMBERS, lambda p: 2 * (p - 1), part),
     ("reduce_scatter/ring", NUMBERS, lambda p: p - 1, part),
+    ("reduce_scatter/segmented_ring", NUMBERS, lambda p: 2 * (p - 1), part),
     ("reduce_scatter/recursive_halving", POWERS, up, part),
     ("reduce_scatter/pairwise", NUMBERS, lambda p: p - 1, part),
     ("all_reduce/ring", NUMBERS, lambda p: 2 * (p - 1), lambda p: 2 * part(p)),
@@ -246,6 +251,10 @@ NODES = [(2, 2), (2, 4), (4, 4), (8, 8), (3, 2)]
 def cards(name, nodes, local, *, cyclic=False, **options):
     """The most that leaves a node, with ranks in the order of nodes, or dealt over them."""
     program = build(name, nodes * local, **options)
+    if cyclic and "per_node" in options:
+        _, order = placement([rank % nodes for rank in range(program.ranks)])
+        program = dealt(program, order)
+        assert problems(program) == []
     place = (lambda rank: rank % nodes) if cyclic else (lambda rank: rank // local)
     size = program.ranks if program.op == "all_to_all" else 1
     return size * max(leaving(program, even_sizes(program.chunks), place).values())
@@ -261,7 +270,13 @@ def test_flat_rings_and_hierarchies_at_the_network_cards(nodes, per_node):
         assert cards(ring, nodes, per_node) == halves * part(ranks)
         assert cards(ring, nodes, per_node, cyclic=True) == halves * part(ranks) * per_node
         assert cards(hierarchy, nodes, per_node, **here) == halves * bound
-    assert cards("all_reduce/hierarchical", nodes, per_node, pieces=4, **here) == 2 * bound
+    for op, halves in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1)):
+        hierarchy = f"{op}/hierarchical"
+        assert cards(hierarchy, nodes, per_node, pieces=4, **here) == halves * bound
+        assert cards(hierarchy, nodes, per_node, cyclic=True, pieces=3, **here) == halves * bound
+    for cyclic in (False, True):
+        cast = cards("broadcast/hierarchical", nodes, per_node, cyclic=cyclic, pieces=4, **here)
+        assert cast == 1
     assert cards("all_reduce/leader", nodes, per_node, **here) == 2 * bound
     gain = cards("ring", nodes, per_node) / cards("hierarchical", nodes, per_node, **here)
     assert gain == Fraction(ranks - 1, per_node * (nodes - 1))
@@ -283,7 +298,7 @@ def test_the_table_of_two_nodes_with_two_ranks():
 @pytest.mark.parametrize(("nodes", "per_node"), NODES)
 def test_rounds_and_messages_of_hierarchies(nodes, per_node):
     ranks, here = nodes * per_node, {"per_node": per_node}
-    assert rounds(build("hierarchical", ranks, **here)) == 2 * (per_node - 1) + 2 * (nodes - 1)
+    assert rounds(build("hierarchical", ranks, **here)) == 2 + 2 * (nodes - 1)
     leader = build("leader", ranks, **here)
     assert rounds(leader) == 2 * up(per_node) + 2 * (nodes - 1)
     exchange = build("all_to_all/hierarchical", ranks, **here)

@@ -14,19 +14,20 @@ from howdah.collectives.check import problems
 from howdah.collectives.choice import chunk_sizes, sent_to
 from howdah.collectives.execute import run
 from howdah.collectives.meaning import OPERATIONS
+from howdah.collectives.places import GIVEN, KEPT, SCRATCH, way_of
 from howdah.collectives.program import OUT, WORK, Message, X, chunk
 from howdah.collectives.program import program as listed
 from howdah.collectives.registry import ALGORITHMS, build
 from howdah.comm.chosen import algorithms_of, choosing, require_usable
 from howdah.comm.group import Group
 from howdah.comm.meeting import CPU
-from howdah.comm.programs import GIVEN, KEPT, SCRATCH, rounds_of, way_of
+from howdah.comm.programs import OnTensors
 from howdah.comm.rendezvous import _Connecting
 from howdah.comm.signature import Disagreement
 from howdah.comm.spawn import Workers
 from howdah.plan.comm import Algorithms
 
-KINDS = ["engine", "torch"]
+KINDS = ["engine", "tcp", "torch"]
 LENGTHS = [0, 1, 5, 67]
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -140,7 +141,7 @@ def check(team, kind, ranks):
             assert sent == 4 * sent_to(program, rank, sizes).total() + told, (name, length, rank)
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(3, "torch"), (4, "engine")])
+@pytest.mark.parametrize(("ranks", "kind"), [(3, "torch"), (4, "engine"), (4, "tcp")])
 def test_every_algorithm_gives_the_bits_of_the_executor(workers, kind, ranks):
     check(workers, kind, ranks)
 
@@ -172,7 +173,7 @@ def copied_before(ranks=2):
 def run_here(transport):
     way, x = way_of(copied_before(), transport.rank, [3]), torch.arange(3.0) + transport.rank
     memories = {GIVEN: x, KEPT: x, SCRATCH: torch.empty(way.scratch)}
-    transport.exchange("copied_before", rounds_of(way, memories))
+    transport.carry("copied_before", OnTensors(way, memories))
     return x.tolist()
 
 

@@ -209,6 +209,7 @@ def die_early(seat):
     return 0
 
 
+@pytest.mark.slow
 def test_when_it_is_killed_before_the_first_step_it_is_no_stop_and_may_be_tried_again():
     said = []
     assert run(die_early, restarts=1, said=said).kind == "killed"

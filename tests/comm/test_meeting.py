@@ -167,6 +167,7 @@ np.savez({folder!r} + f"/{{rank}} of {{size}}.npz", *[array for each in found fo
 """
 
 
+@pytest.mark.slow
 def test_a_launched_program_connects_by_itself(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))

@@ -99,7 +99,7 @@ def near(found, expected, terms):
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
-@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("op", ["sum", pytest.param("max", marks=pytest.mark.slow)])
 def test_reductions(workers, meet, size, op):
     for dtype in REDUCIBLE:
         if dtype in GLOO_LACKS:

@@ -21,6 +21,7 @@ from howdah.checkpoint.folders import steps
 from howdah.comm.agreement import PORTS
 
 
+@pytest.mark.slow
 def test_without_the_engine_a_run_says_so_and_trains(recipe, cache, tmp_path):
     """A compiler that compiles nothing: gloo carries the messages."""
     words = [*TRAIN, recipe, f"folder={tmp_path / 'a'}", "layout=dp2"]

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from howdah.base.errors import UserError
 from howdah.comm.handshake import MAGIC
 from howdah.comm.interface import address_of, is_loopback, leading_to
+from howdah.comm.segments import SEGMENT, segments
 from howdah.comm.tcp_connect import LINES, listening, tcp_transport
-from howdah.comm.tcp_lines import SEGMENT, segments
 from howdah.comm.transport import PeerLost
 
 SECRET = b"s" * 32

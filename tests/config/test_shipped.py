@@ -13,7 +13,7 @@ from howdah.sim.predict import predict
 
 HERE = Machine(world=None, local_world=None, cores=8, cuda=0, cache=Path("/cache"))
 MEMORY = {  # bytes of a process, where it is not a GPU of 24 GB
-    **dict.fromkeys(("laptop", "laptop-moe", "laptop-bloom", "laptop-bert"), 2e9),
+    **dict.fromkeys(("laptop", "laptop-moe", "laptop-bloom", "laptop-bert", "laptop-t5"), 2e9),
     "bloom-176b": 78.6e9,
 }
 GPU = 23.5e9  # bytes that a run can use of 24 GB

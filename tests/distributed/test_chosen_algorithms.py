@@ -5,6 +5,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+import torch
 import torch.distributed as dist
 from small_cases import case_of
 from small_runs import train_on
@@ -12,13 +13,19 @@ from small_runs import train_on
 from howdah.base.errors import UserError
 from howdah.collectives.choice import everywhere
 from howdah.comm.rendezvous import choose
+from howdah.parallel.apply import apply
+from howdah.parallel.flat_params import random_init
+from howdah.parallel.mesh import connect_mesh
 from howdah.plan.comm import Algorithms, Comm
 from howdah.plan.trace_file import FOLDER, read_traces
+from howdah.shapes.weights import weights
 from howdah.sim.chosen import choice_misfits, collectives_of
 from howdah.sim.traffic import step_traffic
 from howdah.train.loop import train
+from howdah.train.report import predicted_memory
+from howdah.train.step import StepContext, train_step
 from howdah.verify.compare import compare
-from howdah.verify.evidence import gather
+from howdah.verify.evidence import _batch, gather, rate_of
 from howdah.verify.reference import reference
 from howdah.verify.verify import report, verify
 
@@ -103,6 +110,7 @@ def gather_on(transport, case, machines):
     ("layout", "machines"),
     [
         ("dp4 zero1 x2", "aabb"),
+        pytest.param("dp4 zero1 x2", "abab", marks=pytest.mark.slow),
         pytest.param("dp4 x2", "abbb", marks=pytest.mark.slow),
         pytest.param("dp2 tp2 zero2 x2", "aabb", marks=pytest.mark.slow),
     ],
@@ -116,7 +124,34 @@ def test_a_hierarchy_uses_shared_memory_inside_its_machines(workers, layout, mac
     for rank, evidence in enumerate(ranks):
         predicted = step_traffic(case.plan, rank, evidence.wires)
         assert {row: count for row, count in evidence.sent.items() if count} == predicted
-    if machines == "aabb" and "tp" not in layout:
+    if machines in ("aabb", "abab") and "tp" not in layout:
         rows = [row for evidence in ranks for row in evidence.sent if row.operation != "scalars"]
         assert {row.link for row in rows if row.axis == "dp"} == {"tcp", "shared"}
     assert all(d.used <= 1 for d in compare(case, ranks[0], reference(case), None))
+
+
+def staged(transport, case):
+    """Bytes of the staging of programs after a step, kept and predicted."""
+    with connect_mesh(case.layout, transport, torch.device("cpu"), case.comm.algorithm) as mesh:
+        placed = apply(case.plan, mesh=mesh, fill=random_init(weights(case.shape), case.seed))
+        context = StepContext(placed, mesh, case.method, case.seed)
+        train_step(context, _batch(case, 0, rank=mesh.rank), step=0, rate=rate_of(case, 0))
+        groups = {mesh.world, *mesh.groups.values(), *(group for group, _ in mesh.joined)}
+        kept = sum(group.staging_bytes for group in groups)
+        return kept, predicted_memory(case.plan, mesh.rank)["programs"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("dp4 zero1 x2", "ring"),
+        pytest.param("dp3 x2", "tree", marks=pytest.mark.slow),
+        pytest.param("dp4 zero2 shard2 x2", "ring", marks=pytest.mark.slow),
+        pytest.param("dp2 tp2 zero3 x2", "ring", marks=pytest.mark.slow),
+    ],
+)
+def test_staging_of_programs_is_in_the_memory_of_the_plan(workers, layout, text):
+    case = replace(case_of(layout, steps=1), comm=Comm(everywhere(text)))
+    found = workers.run(staged, case, ranks=case.layout.world)
+    assert [kept for kept, _ in found] == [predicted for _, predicted in found]
+    assert any(kept for kept, _ in found)

@@ -106,17 +106,19 @@ def test_every_form_equals_one_device(workers, form, layout):
     prove_noticed(case_of(layout, form=form), workers)
 
 
-@pytest.mark.parametrize("form", ["laptop", "gpt2"])
+@pytest.mark.parametrize("form", [pytest.param("laptop", marks=SLOW), "gpt2"])
 def test_dropout_drops_the_same_on_every_layout(workers, form):
     prove_noticed(case_of("dp2 x3", form=form, dropout=0.1), workers)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=SLOW), "bf16"])
 def test_lower_precisions_equal_one_device_within_their_rounding(workers, precision):
     prove_noticed(case_of("dp2 x3", precision=precision), workers)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize(
+    "optimizer", ["adam", *(pytest.param(one, marks=SLOW) for one in ("sgd", "rmsprop"))]
+)
 def test_every_optimizer_equals_one_device(workers, optimizer):
     case = case_of("dp2 x3", steps=3)
     settings = replace(case.method.optimizer, name=optimizer)

@@ -8,6 +8,7 @@ holds; where an update is on the host, its bits are those of an update on the de
     breaks    of the moves themselves, each of which has to be noticed
 """
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -18,8 +19,10 @@ from howdah.parallel import apply as applying
 from howdah.parallel import homes as running
 from howdah.parallel.homes import Homes
 from howdah.plan.homes import AXIS
+from howdah.plan.method import Optimizer
 from howdah.verify import matrix
 from howdah.verify.evidence import gather
+from howdah.verify.reference import reference
 from howdah.verify.verify import verify
 
 SLOW = pytest.mark.slow
@@ -133,6 +136,50 @@ def test_an_update_on_the_host_has_the_bits_of_one_on_the_device(workers, precis
         )
 
 
+# -- the update that is one step late ------------------------------------------------
+
+
+def late_case(words, **more):
+    case = case_of(words, steps=4, **more)
+    optimizer = replace(case.method.optimizer, delay=True)
+    return replace(case, method=replace(case.method, optimizer=optimizer))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "single x2 optimizer=host",
+        "dp2 zero2 x2 gradients=host optimizer=host",
+        *(
+            pytest.param(words, marks=SLOW)
+            for words in (
+                "dp2 x2 optimizer=host",
+                "dp2 zero3 x2 gradients=host optimizer=host activations=host",
+                "pp2 1f1b x3 optimizer=host",
+                "tp2 sp x2 gradients=host optimizer=host",
+            )
+        ),
+    ],
+)
+def test_an_update_that_is_one_step_late_equals_that_of_one_device(workers, words):
+    """With a model of one process that follows the same rule, and clips the same gradients."""
+    prove(late_case(words), workers)
+
+
+@pytest.mark.slow
+def test_weights_at_home_are_late_too_in_16_bits(workers):
+    prove(late_case(f"dp2 zero3 x2 {HOST}", precision="bf16"), workers)
+
+
+def test_one_step_late_is_another_rule():
+    """The first step updates nothing, so the second loss is that of the first weights."""
+    late = late_case("single x2 optimizer=host")
+    plain = replace(late, method=replace(late.method, optimizer=Optimizer()))
+    one, other = reference(late), reference(plain)
+    assert one.losses[0] == other.losses[0] and one.losses[1] != other.losses[1]
+    assert one.norms[1] != other.norms[1]
+
+
 # -- breaks --------------------------------------------------------------------------
 
 
@@ -141,7 +188,7 @@ class Unfetched(Homes):
 
     def fetch_weights(self, unit, out):
         if unit.buffer.unit == "layers.1" and self.plan.layout.weights == "host":
-            return self.copy("weights", "fetch", out, torch.zeros_like(out))
+            return self.copy("weights", "fetch", out, torch.zeros_like(out), of="layers.1")
         return super().fetch_weights(unit, out)
 
 
@@ -156,8 +203,8 @@ class Overwritten(Homes):
 class Uncounted(Homes):
     """Moves gradients without counting them."""
 
-    def _counted(self, what, *rest):
-        return super()._counted(what, *rest) if what != "gradients" else lambda *_: None
+    def _counted(self, what, *rest, of):
+        return super()._counted(what, *rest, of=of) if what != "gradients" else lambda *_: None
 
 
 def gather_with(transport, kind, *arguments):

@@ -58,6 +58,20 @@ def test_an_embedding_or_a_head_may_be_a_stage_alone(workers, schedule):
     prove(case, workers)
 
 
+@pytest.mark.parametrize(
+    ("layout", "counts"),
+    [
+        ("pp3 1f1b x3 stages=1,4,1", (1, 4, 1)),
+        ("dp2 pp2 zb-v x2 zero2 stages=0,1,5,0 recompute=full:1", (0, 1, 5, 0)),
+    ],
+)
+def test_stages_of_chosen_blocks_equal_one_device(workers, layout, counts):
+    case = pipeline_case(layout, layers=6, steps=1)
+    blocks = (sum(part.is_block for part in parts) for parts in case.plan.stages.parts)
+    assert tuple(blocks) == counts
+    prove(case, workers)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
 @pytest.mark.parametrize("zero", DP)
 def test_replicas_of_a_pipeline_equal_one_device(workers, zero, schedule):

@@ -98,6 +98,7 @@ def test_letters_are_to_scale(found):
         assert abs(bar.count(LETTERS[name]) - count / scale) < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(plans())
 def test_every_byte_of_every_plan_is_drawn(plan):

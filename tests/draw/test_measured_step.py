@@ -1,6 +1,7 @@
 """A step that was measured, drawn beside the simulation of its own actions."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.base.errors import UserError
-from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
+from howdah.draw.measured_step import away, compare_step, exposed, report, to_perfetto, to_svg
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.mesh_axes import axis
@@ -145,6 +146,40 @@ def test_what_is_said_and_drawn():
     assert len({event["pid"] for event in begun}) == 4
     picture = to_svg(found)
     assert picture.count("measured: 1f1b") == picture.count("simulated: 1f1b") == 2
+
+
+def test_waits_for_homes_are_told_apart_from_computation():
+    """Two fetches of 0.5 s that overlap by half, and an evict of 0.25 s: 1 s of moves.
+    Of two waits of 0.125 s, one is behind the step's computation.
+    """
+    plan = plan_of("single x1")
+    traces = measure(plan)
+    before = list(report(compare_step(plan, traces), "single x1"))
+    moves = [
+        Call("home", "fetch weights of layers.0", 8_000_000, 0.0, 0.5),
+        Call("home", "fetch weights of layers.1", 8_000_000, 0.25, 0.75),
+        Call("home", "evict gradients of layers.1", 4_000_000, 0.0, 0.25),
+        Call("home", "wait for weights of layers.0", 0, 0.25, 0.375),
+        Call("home", "wait for gradients of layers.1", 0, 1e6, 1e6 + 0.125),
+    ]
+    traces = [
+        one._replace(steps=[replace(step, calls=step.calls + moves) for step in one.steps])
+        for one in traces
+    ]
+    found = compare_step(plan, traces)
+    assert away(found[0]) == [0.125] and exposed(moves) == (0.25, 1.0)
+    lines = list(report(found, "single x1"))
+    rows = [[float(word.rstrip("s")) for word in told[2].split()[1:]] for told in (before, lines)]
+    changed = [after - was for was, after in zip(*rows, strict=True)]
+    assert changed == pytest.approx([-0.125, 0.125, 0], abs=2e-4)
+    assert "home        fetch weights 2 times by rank 0: 16.000 MB, 1.0000 s" in lines
+    assert lines[-1] == (
+        "home        rank 0 waits 0.2500 s for moves of 1.0000 s: 25.0% exposed; for weights of "
+        "layers.0 0.1250 s, gradients of layers.1 0.1250 s"
+    )
+    assert not any("wait for" in line for line in lines)
+    names = {event["name"] for event in json.loads(to_perfetto(found))["traceEvents"]}
+    assert {"home wait for weights of layers.0", "home fetch weights of layers.1 8 MB"} <= names
 
 
 # -- files

@@ -62,6 +62,7 @@ def test_wider_heads_have_the_bias(cut, dtype, bound, lengths):
     assert not out[..., 8:].any()  # values of 0
 
 
+@pytest.mark.slow
 def test_in_16_bits_far_positions_cost_nothing():
     """A position of 2000 that is rounded once is off by 4, and its keys are mixed up."""
     q, k, v = heads_of(1, 2000, 12, 6, torch.bfloat16)

@@ -2,8 +2,10 @@
 the numbers are those of one device is proved in tests/distributed/test_homes_parallel.py.
 """
 
+import re
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
@@ -12,6 +14,7 @@ from small_cases import FORMS
 from tiny import micro, plan_of
 
 from howdah.base.errors import Unfinished, UserError
+from howdah.comm.handle import DONE
 from howdah.comm.transport import SingleRank
 from howdah.host.scratch import Scratch
 from howdah.parallel.apply import apply
@@ -20,7 +23,7 @@ from howdah.parallel.homes import Homes
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.homes import AXIS, moves, pool_problem, set_width, sets_of, staged_bytes
 from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Optimizer
 from howdah.plan.sharding import local_buffers
 from howdah.plan.storage import Storage
 from howdah.plan.support import unsupported
@@ -151,6 +154,39 @@ def test_homes_that_do_not_go_together_are_refused(words, way):
     assert "not run on GPUs yet" in sentence
 
 
+@pytest.mark.parametrize(
+    ("words", "precision", "way"),
+    [
+        ("single x2", "bf16", "add optimizer=host to the layout"),
+        ("single x2 optimizer=disk", "bf16", "add optimizer=host to the layout"),
+        ("single x2 optimizer=host gradients=disk", "bf16", "use weights and gradients=host"),
+        ("single x2 optimizer=host weights=host", "float32", "use method.precision=bf16"),
+    ],
+)
+def test_an_update_that_is_one_step_late_needs_states_on_the_host(words, precision, way):
+    late = Method(precision, optimizer=Optimizer(delay=True))
+    with pytest.raises(UserError, match=re.escape(way)):
+        plan_of(FORMS["untied"], words, late)
+
+
+def test_a_norm_that_is_not_finite_leaves_no_late_update(place):
+    """Steps 1 and 2 update nothing and by the gradients of 1; behind a broken step 3, step 4 does
+    nothing.
+    """
+    late = Method("float32", optimizer=Optimizer(delay=True))
+    context = place(plan_of(FORMS["untied"], "single x2 optimizer=host", late))
+    broken = replace(context, square=lambda _: torch.tensor(float("nan"), dtype=torch.float64))
+    unit = context.placed.units["layers.0"]
+    seen = [unit.masters.clone()]
+    for number, one in enumerate((context, context, broken, context, context)):
+        steps(one, number + 1, first=number)
+        seen.append(unit.masters.clone())
+    changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
+    assert changed == [False, True, True, False, True]
+    assert context.placed.update.turns.updates == 3
+    assert context.placed.update.staged_bytes == staged_bytes(context.placed.plan, 0) == 0
+
+
 def test_the_device_holds_two_units_and_the_disk_the_rest():
     plan = planned(f"single x2 {DISK}")
     held, kept = memory(plan, 0, kernels_of(plan)), sum(u.length for u in units_of("single x2"))
@@ -228,6 +264,32 @@ def test_weights_are_asked_for_one_unit_ahead(place):
     assert names == ["embedding", "layers.0", "layers.1", "head", "layers.1", "layers.0"]
     moved = context.mesh.counters.sent()
     assert all(row.axis == AXIS for row in moved if row.link in ("host", "disk"))
+
+
+class Late:
+    """A move that has not ended when it is waited for."""
+
+    def done(self):
+        return False
+
+    def result(self):
+        pass
+
+
+def test_a_trace_names_what_moves_and_what_is_waited_for(place):
+    context = place(planned(f"single x2 {DISK}"))
+    steps(context, 2)
+    homes, recorder = context.placed.homes, context.recorder
+    told = Counter(call.operation for call in recorder.steps[-1].calls if call.axis == AXIS)
+    moved = [one for one in told if not one.startswith("wait")]
+    counted = {row.operation for row in context.mesh.counters.sent() if row.axis == AXIS}
+    assert {one.partition(" of ")[0] for one in moved} == counted
+    assert {one.partition(" of ")[2] for one in moved} >= {*context.placed.units}
+    assert told["evict activations of layers.1"] % 2 == 0 < told["evict activations of layers.1"]
+    with recorder.step(3):
+        homes.wait("weights of layers.1", Late())
+        homes.wait("weights of layers.0", DONE)
+    assert [call.operation for call in recorder.steps[-1].calls] == ["wait for weights of layers.1"]
 
 
 @pytest.mark.parametrize("home", ["host", "disk"])

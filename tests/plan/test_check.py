@@ -62,6 +62,18 @@ def test_a_method_that_cannot_work_is_named(method, name):
     assert problem.startswith(name)
 
 
+def test_a_shared_expert_may_be_what_tp_cannot_cut():
+    shape = replace(SHAPE, experts=Experts(count=2, top_k=1, ffn_size=8, shared=1))
+    (problem,) = problems(shape, layout="tp2")
+    assert problem.endswith(": tp2 is over the 1 rows of ffn; use tp1 at most")
+
+
+def test_chosen_stages_must_have_the_blocks_of_the_model():
+    assert problems(layout="pp2 stages=0,2") == []
+    (problem,) = problems(layout="pp2 stages=2,2")
+    assert problem.endswith(": stages=2,2 has 4 blocks, and the model has 2")
+
+
 def test_a_sequence_must_fit_the_context():
     (problem,) = problems(sequence=64)
     assert problem == (

@@ -21,7 +21,7 @@ from howdah.plan.layout import (
 from howdah.plan.schedule.registry import SCHEDULES as BUILDERS
 from howdah.shapes.part import Part
 
-NAMED = tuple(map(Part, ["encoder.0", "layers.0", "layers.1", "layers.7"]))
+NAMED = (Part("encoder", 0), *(Part("layers", layer) for layer in (0, 1, 7)))
 
 
 @given(layouts())
@@ -51,6 +51,13 @@ def test_the_order_of_words_and_the_spaces_do_not_matter(layout):
         ("pp2", Layout(pp=2, schedule="1f1b"), "pp2 1f1b"),
         ("pp2 v2", Layout(pp=2, virtual=2), "pp2 interleaved v2"),
         ("pp2 slices4", Layout(pp=2, slices=4), "pp2 terapipe slices4"),
+        ("pp3 stages=4,4,4", Layout(pp=3, stages=(4, 4, 4)), "pp3 1f1b stages=4*3"),
+        ("pp4 stages=0,3*2,0", Layout(pp=4, stages=(0, 3, 3, 0)), "pp4 1f1b stages=0,3,3,0"),
+        (
+            "pp2 zb-v stages=2*4",
+            Layout(pp=2, schedule="zb-v", stages=(2, 2, 2, 2)),
+            "pp2 zb-v stages=2*4",
+        ),
         ("pp2 zb-v", Layout(pp=2, virtual=2, schedule="zb-v"), "pp2 zb-v"),
         ("dp4 zero2 accumulate=shard", Layout(dp=4, zero=2), "dp4 zero2"),
         ("dp4 zero3 shard4", Layout(dp=4, zero=3), "dp4 zero3"),
@@ -138,6 +145,12 @@ def test_spellings(text, layout, printed):
         ("pp2 gpipe v2", "gpipe has one stage on each rank, not v2; use interleaved v2"),
         ("pp2 zb-v v3", "zb-v has 2 stages on each rank, not v3; drop v3"),
         ("pp2 terapipe", "terapipe needs token slices; add slices2 or more"),
+        ("dp2 stages=1,1", "stages=1,1 needs pipeline stages; add pp2 or more, or drop it"),
+        ("pp4 stages=1,2", "stages=1,2 has 2 stages, and pp4 has 4; give 4"),
+        ("pp2 v2 stages=1,2", "stages=1,2 has 2 stages, and pp2 with 2 stages each has 4; give 4"),
+        ("pp3 stages=1,0,2", "only the first and the last may have 0"),
+        ("pp2 stages=a", "'stages=a' is no list of blocks; write it stages=5,6,6,5"),
+        ("pp2 stages=1*9999,1*9999", "is no list of blocks; write it stages=5,6,6,5"),
         ("pp2 1f1b slices2", "1f1b does not cut tokens; use terapipe slices2"),
     ],
 )
@@ -161,7 +174,7 @@ def test_no_text_at_all_gives_a_traceback(text):
 def test_every_word_is_explained_and_every_field_has_a_word():
     assert MEANING.keys() == NUMBERS.keys()
     assert all(MEANING.values())
-    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_blocks", "inside"}
+    named = {*NUMBERS.values(), *CHOICES, "sp", "schedule", "recompute_blocks", "inside", "stages"}
     assert named == {field.name for field in fields(Layout)}
 
 

@@ -51,7 +51,7 @@ def test_looped_stages_go_round_and_v_shaped_ones_come_back(ranks, virtual):
 
 
 def model(layers):
-    return tuple(map(Part, ("embedding", *(f"layers.{n}" for n in range(layers)), "head")))
+    return (Part("embedding"), *(Part("layers", n) for n in range(layers)), Part("head"))
 
 
 @given(stages=st.integers(1, 20), more=st.integers(0, 60))
@@ -81,8 +81,8 @@ def test_the_middle_gets_the_layers_that_do_not_divide(layers, stages, counts):
 
 
 def test_the_layers_of_both_stacks_count():
-    names = ("embedding", "encoder.0", "encoder.1", "target", "layers.0", "layers.1", "head")
-    parts = tuple(map(Part, names))
+    encoder, layers = ([Part(stack, n) for n in (0, 1)] for stack in ("encoder", "layers"))
+    parts = (Part("embedding"), *encoder, Part("target"), *layers, Part("head"))
     assert even(parts, looped(2)).parts == (parts[:3], parts[3:])
     assert even(parts, looped(3)).parts == (parts[:2], parts[2:5], parts[5:])
 

@@ -166,6 +166,7 @@ def test_as_few_blocks_are_recomputed_as_memory_asks_for():
     assert peak(memory(plan, 0, kernels_of(plan))) > room(middle.cluster)
 
 
+@pytest.mark.slow
 def test_states_on_the_host_are_found_where_nothing_else_fits():
     question = replace(small(layers=6, devices=2), planned=True)
     rows, _ = space(question)
@@ -180,9 +181,15 @@ def test_states_on_the_host_are_found_where_nothing_else_fits():
     assert not search(bare).best
 
 
-def test_what_other_homes_take_and_save_is_what_the_simulation_says():
-    """Beside the same layout with its states on the device, which is priced by the same tables."""
+@pytest.mark.parametrize(("bandwidth", "off"), [(63e9, 0.03), (2e9, 0.13)])
+def test_what_other_homes_take_and_save_is_what_the_simulation_says(bandwidth, off):
+    """Where moves hide behind computation, and where a step waits for them. Memory is beside the
+    same layout with its states on the device, which is counted by the same tables.
+    """
     question = replace(small(layers=6, devices=2), planned=True)
+    host = question.cluster.host
+    host = replace(host, link=replace(host.link, bandwidth=bandwidth), disk_bandwidth=bandwidth)
+    question = replace(question, cluster=replace(question.cluster, host=host))
     rows, _ = space(question)
     closed = ClosedForm(question, own_profile(question.cluster.device)).price(rows)
     same = {tuple(row[name] for name in COLUMNS if name != "home"): {} for row in rows}
@@ -193,11 +200,9 @@ def test_what_other_homes_take_and_save_is_what_the_simulation_says():
     for one in compared:
         base = simulated(question, rows[one[0]])
         for home, index in one.items():
-            time, held = (
-                a - b for a, b in zip(simulated(question, rows[index]), base, strict=True)
-            )
-            slower = closed.seconds[index] - closed.seconds[one[0]]
-            assert slower == pytest.approx(time, rel=0.05, abs=1e-5), layout_of(rows[index])
+            time, held = simulated(question, rows[index])
+            held -= base[1]
+            assert closed.seconds[index] == pytest.approx(time, rel=off), layout_of(rows[index])
             if HOMES[home].keys() <= {"optimizer"}:  # others leave a window on the device
                 saved = closed.memory[index] - closed.memory[one[0]]
                 assert saved == pytest.approx(held, rel=0.02), layout_of(rows[index])
@@ -227,6 +232,7 @@ def test_every_layout_of_a_space_can_be_planned():
         assert plan.layout.world == 8 and plan.micros == row["micros"]
 
 
+@pytest.mark.slow
 def test_more_devices_are_kept_only_where_they_are_faster():
     question = question_of("llama3-8b", "h100x32", 64, 4096, micro_batch=1)
     counts = sizes(question.cluster, 4, 32)

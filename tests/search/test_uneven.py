@@ -1,4 +1,4 @@
-"""Stages and slices by time: against every cut, by simulation."""
+"""Stages by time, against every cut by simulation and in a search; replicas and slices by time."""
 
 import itertools
 from dataclasses import replace
@@ -9,9 +9,11 @@ from howdah.machines.cluster_file import load_cluster
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.stages import Stages, by_cost
-from howdah.search.search import Choice
+from howdah.search.part_tables import PartTables
+from howdah.search.search import Choice, search
 from howdah.search.space import Question
-from howdah.search.uneven import part_seconds, uneven
+from howdah.search.stage_cut import GAIN, part_seconds
+from howdah.search.uneven import uneven
 from howdah.shapes.presets import preset
 from howdah.sim.profile import own_profile
 from howdah.sim.step_time import step_time
@@ -33,7 +35,7 @@ def cuts(parts, stages):
 
 def test_stages_of_equal_seconds_are_the_fastest_of_all_cuts():
     question, choice, profile = asked("pp4 1f1b", layers=6, tie_embeddings=False)
-    seconds = part_seconds(question, choice, profile)
+    seconds = part_seconds(PartTables(question, profile), choice.plan)
     found = by_cost(seconds, choice.plan.stages.where)
 
     def simulated(parts):
@@ -42,13 +44,26 @@ def test_stages_of_equal_seconds_are_the_fastest_of_all_cuts():
 
     every = [simulated(parts) for parts in cuts(tuple(seconds), 4)]
     assert simulated(found.parts) <= min(every) * 1.02
-    told = [one for one in uneven(question, choice, profile) if one.startswith("stages of ")]
-    assert bool(told) == (simulated(found.parts) < choice.seconds * 0.995)
+
+
+def test_a_search_spells_stages_of_equal_seconds_where_they_are_faster():
+    shape = replace(preset("llama3-1b"), layers=26)  # too large for replicas on 16 GB
+    question = Question(shape, load_cluster("t4x4"), Method("fp16"), 1024, 16)
+    found = search(question)
+    cut = [one for one in found.best if one.plan.layout.stages]
+    assert cut
+    for choice in cut:
+        layout = choice.plan.layout
+        assert parse_layout(str(layout)) == layout
+        even = question.plan(replace(layout, stages=None), choice.plan.micro_batch)
+        profile = own_profile(question.cluster.device)
+        before = step_time(even, question.cluster, profile).seconds
+        assert choice.seconds < before * (1 - GAIN)
 
 
 def test_the_seconds_of_parts_are_those_of_the_simulation():
     question, choice, profile = asked("pp2 1f1b", layers=4)
-    seconds = part_seconds(question, choice, profile)
+    seconds = part_seconds(PartTables(question, profile), choice.plan)
     busy = sum(choice.time.breakdown[name] for name in ("compute", "memory", "recompute"))
     stage = max(sum(seconds[part] for part in parts) for parts in choice.plan.stages.parts)
     assert stage * choice.plan.micros == pytest.approx(busy, rel=0.1)

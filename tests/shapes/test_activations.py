@@ -56,7 +56,7 @@ def test_a_block_of_gpt_in_closed_form(b, s, heads, d, t):
     shape = replace(GPT, width=h, heads=a, kv_heads=a, ffn_size=4 * h)
 
     def block(recompute="none", **layout):
-        kept = saved(shape, Part("layers.1"), CLASSIC, recompute)
+        kept = saved(shape, Part("layers", 1), CLASSIC, recompute)
         return bytes_of(kept, local(shape, Tokens(b, s), **layout))
 
     assert block() == s * b * (34 * h + 5 * a * s)
@@ -83,7 +83,7 @@ def test_a_batch_of_gpt_3_keeps_hundreds_of_terabytes(recompute, terabytes, digi
     shape = preset("gpt3-175b")
     of = local(shape, Tokens(1, 2048))
     rows = 3.2e6 / 2048
-    block = rows * bytes_of(saved(shape, Part("layers.0"), CLASSIC, recompute), of)
+    block = rows * bytes_of(saved(shape, Part("layers", 0), CLASSIC, recompute), of)
     assert shape.layers * block == pytest.approx(terabytes * 1e12, abs=digit / 2 * 1e12)
     if recompute == "none":
         assert block == pytest.approx(4.48e12, abs=0.005e12)
@@ -100,11 +100,11 @@ def test_a_block_of_llama_with_flash_attention(t, sp):
     norms = 2 * h + 2 * h + 2 * h + 2 * h
     tokens = 2 * 8
     block = bytes_of(
-        saved(LLAMA, Part("layers.0"), FLASH), local(LLAMA, Tokens(2, 16), tp=t, cp=2, sp=sp)
+        saved(LLAMA, Part("layers", 0), FLASH), local(LLAMA, Tokens(2, 16), tp=t, cp=2, sp=sp)
     )
     assert block == tokens * (norms // (t if sp else 1) + cut // t)
     eager = replace(FLASH, activated=True)
-    assert per_token(LLAMA, Part("layers.0"), eager) == norms + cut + 2 * f
+    assert per_token(LLAMA, Part("layers", 0), eager) == norms + cut + 2 * f
 
 
 def test_heads_with_whole_logits_keep_them_three_times():
@@ -115,7 +115,7 @@ def test_heads_with_whole_logits_keep_them_three_times():
 
 def test_experts_keep_a_copy_of_a_token_for_each_they_see():
     h, number, chosen, f, shared_f = 16, 8, 2, 6, 10
-    dense, sparse = (per_token(SPARSE, Part(f"layers.{layer}"), FLASH) for layer in range(2))
+    dense, sparse = (per_token(SPARSE, Part("layers", layer), FLASH) for layer in range(2))
     router = 4 * number + (4 + 8) * chosen
     routed = chosen * (2 * h + 3 * 2 * f + 2 * h)
     assert sparse - dense == router + routed + 3 * 2 * shared_f - 3 * 2 * 24
@@ -124,8 +124,8 @@ def test_experts_keep_a_copy_of_a_token_for_each_they_see():
 def test_latent_attention_keeps_latents_and_what_unfolds_from_them():
     ranks = (8 + 8) + (6 + 2) + 6
     heads = 4 * ((4 + 2) + (4 + 2) + 3 + 3)
-    plain = per_token(LLAMA, Part("layers.0"), FLASH)
-    assert per_token(LATENT, Part("layers.0"), FLASH) - plain == 2 * (ranks + heads) - 2 * (
+    plain = per_token(LLAMA, Part("layers", 0), FLASH)
+    assert per_token(LATENT, Part("layers", 0), FLASH) - plain == 2 * (ranks + heads) - 2 * (
         16 * 2 + 8 * 2
     )
 
@@ -134,14 +134,14 @@ def test_an_encoder_decoder_counts_source_and_target_apart():
     h, f, a = 16, 24, 4
     block = 2 * (4 * h + 4 * h + 3 * f) + 4 * a
     of = local(T5, Tokens(1, 3, source=5))
-    assert bytes_of(saved(T5, Part("encoder.0"), FLASH), of) == 5 * block
+    assert bytes_of(saved(T5, Part("encoder", 0), FLASH), of) == 5 * block
     cross = 3 * (2 * 2 * h + 2 * 2 * h + 4 * a) + 5 * 2 * 2 * h  # k and v are the source's
-    assert bytes_of(saved(T5, Part("layers.0"), FLASH), of) == 3 * block + cross
-    normed = saved(replace(T5, qk_norm=True), Part("layers.0"), FLASH)
+    assert bytes_of(saved(T5, Part("layers", 0), FLASH), of) == 3 * block + cross
+    normed = saved(replace(T5, qk_norm=True), Part("layers", 0), FLASH)
     more = 2 * h * (3 + 3 + 3 + 5)  # in front of q, k, cross q and (the source) cross k
     assert bytes_of(normed, of) == 3 * block + cross + more
     last_norm = 5 * 2 * h
-    assert bytes_of(saved(T5, Part("encoder.2"), FLASH), of) == 5 * block + last_norm
+    assert bytes_of(saved(T5, Part("encoder", 2), FLASH), of) == 5 * block + last_norm
     assert bytes_of(shared(T5, FLASH), of) == 5 * 2 * h  # what every cross attention reads
     masked = replace(FLASH, dropout=True)
     assert bytes_of(saved(T5, Part("embedding"), masked), of) == 5 * h
@@ -157,7 +157,7 @@ def test_probabilities_between_source_and_target():
                 for one in saved(T5, part, CLASSIC)
                 if one.core
             )
-            for part in map(Part, ("encoder.0", "layers.0"))
+            for part in (Part("encoder", 0), Part("layers", 0))
         }
         for source in (5, 6)
     )
@@ -203,7 +203,7 @@ def test_sequence_parallelism_leaves_no_tensor_whole(shape):
 
 def test_formats():
     """Probabilities stay narrow, statistics are float32 at least, masks are bytes."""
-    kept = {one.name: one for one in saved(GPT, Part("layers.0"), howdah(compute=8, dropout=True))}
+    kept = {one.name: one for one in saved(GPT, Part("layers", 0), howdah(compute=8, dropout=True))}
     of = local(GPT, Tokens(1, 1))
     sizes = {
         name: [bytes_of([kept[name]], of, compute=compute) for compute in (2, 4, 8)]
@@ -225,8 +225,8 @@ def test_a_token_of_a_llama_block_on_a_gpu_by_hand():
     """
     card = howdah(compute=2, packed=True, card=True)
     by_hand = 2 * (4 * 16 + 16 + 2 * 8 + 16 + 3 * 24) + 4 * (2 + 4)
-    assert per_token(LLAMA, Part("layers.1"), card) == by_hand
-    on_cpu = per_token(LLAMA, Part("layers.1"), howdah(compute=2, packed=True))
+    assert per_token(LLAMA, Part("layers", 1), card) == by_hand
+    on_cpu = per_token(LLAMA, Part("layers", 1), howdah(compute=2, packed=True))
     assert on_cpu - by_hand == 2 * (24 + 2 * (16 - 8) + 16)  # activation, repeated heads, a copy
 
 

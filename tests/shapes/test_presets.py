@@ -33,7 +33,9 @@ PUBLISHED = {
     "t5-large": 737_668_096,
     "t5-3b": 2_851_598_336,
     "t5-11b": 11_307_321_344,
+    "flan-t5-small": 76_961_152,
     "flan-t5-base": 247_577_856,
+    "flan-t5-large": 783_150_080,
     "flan-t5-xl": 2_849_757_184,
     "flan-t5-xxl": 11_135_332_352,
     "llama1-7b": 6_738_415_616,
@@ -153,5 +155,5 @@ def test_llama_3_stretches_rotary_positions_of_8192():
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UserError, match=r"^model.preset 'llama3-7b' .*did you mean 'llama3-70b'"):
         preset("llama3-7b")
-    with pytest.raises(UserError, match=r"of 68 that are known the nearest are: "):
+    with pytest.raises(UserError, match=r"of 70 that are known the nearest are: "):
         preset("elephant")

@@ -75,7 +75,7 @@ def test_there_is_a_product_for_every_matrix_of_the_table(shape):
 
 
 def test_tokens_go_to_their_experts_alone():
-    products = {product.name: product for product in operators(SPARSE, Part("layers.2"))}
+    products = {product.name: product for product in operators(SPARSE, Part("layers", 2))}
     assert (products["experts.up"].copies, products["experts.up"].groups) == (2, 8)
     assert (products["shared.up"].copies, products["shared.up"].groups) == (1, 1)
     assert "feedforward.up" not in products

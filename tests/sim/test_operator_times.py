@@ -270,18 +270,21 @@ def test_a_curve_is_that_of_its_own_kind(name, same):
 
 
 def test_states_on_the_host_and_on_disk_cost_their_way():
+    """On the host, gradients go down while weights come up; masters and moments do not move, though
+    they were priced as if they did. On the disk these are read and written.
+    """
     machine = wires(1e30)
     host = replace(machine.host, link=Link("pcie", 1e6, 0.0), disk_bandwidth=1e5)
     machine = replace(machine, host=host)
 
-    def update(words):
-        return step_time(plan_of(words), machine).breakdown["update"]
+    def moved(words):
+        return step_time(plan_of(words), machine).breakdown["homes"]
 
-    plan = plan_of("x1")
-    states = 2 * 3 * 4 * sum(weight.elements for weight in plan.weights)
-    assert update("x1 optimizer=host") - update("x1") == pytest.approx(states / 1e6)
+    elements = sum(weight.elements for weight in plan_of("x1").weights)
+    last = elements / 3  # the third block's weights come when all gradients have gone
+    assert moved("x1 optimizer=host") == pytest.approx(4 * (elements + last) / 1e6, rel=0.01)
     disk = 1e5 / machine.devices_per_node
-    assert update("x1 optimizer=disk") - update("x1") == pytest.approx(states / disk)
+    assert moved("x1 optimizer=disk") == pytest.approx(24 * elements / disk, rel=0.01)
 
 
 def test_mfu_is_that_of_the_precision_of_linear_layers():

@@ -50,7 +50,7 @@ def test_what_is_chosen_has_the_least_price_of_all(cluster, shape):
         text = chosen_text(cluster, op, shape)
         for size in SIZES[::2]:
             each = {
-                name: price(one, cluster, size=size, places=first, beside=beside).seconds
+                name: price(one, cluster, size=size, places=first, beside=beside).overlapped
                 for name, one in candidates(op, shape)
             }
             taken = best(cluster, op, shape, size)

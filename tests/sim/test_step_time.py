@@ -124,7 +124,7 @@ def test_a_step_waits_for_no_more_than_its_messages(plan, bandwidth):
     lanes = Counter()
     for row, (lane, seconds) in zip(messages.sums, messages.of_sum, strict=True):
         lanes[lane] += seconds * (plan.micros if row.every_micro else 1)
-    often = gather_counts(plan, 0) if plan.layout.zero == 3 else Counter([*messages.of_gather])
+    often = gather_counts(plan, 0) if messages.by_use else Counter([*messages.of_gather])
     for unit, (lane, seconds) in messages.of_gather.items():
         lanes[lane] += seconds * often[unit]
     found = step_time(plan, machine)

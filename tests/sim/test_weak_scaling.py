@@ -94,7 +94,9 @@ def test_the_share_of_one_gpus_speed_within_five_points(rate, size, layout, gpus
         ("8.3B", "tp8 dp64", 512, 2.10),
     ],
 )
-def test_the_days_of_an_epoch_within_a_quarter(rate, size, layout, devices, days):
-    """7 to 23 % short: small matrices attain less than large ones, which is not modelled yet."""
+def test_the_days_of_an_epoch_within_a_sixth(rate, size, layout, devices, days):
+    """6 to 14 % short. Of that 5 to 6 % are not the step's: by the paper's own days, whole runs of
+    2.5B and 8.3B were at 79.2 and 69.5 % of one GPU's speed, and its figure shows 83 and 74 %.
+    """
     seconds, _ = measured(size, layout, devices, samples=512, rate=rate)
-    assert seconds * EPOCH / 86400 == pytest.approx(days, rel=0.25)
+    assert seconds * EPOCH / 86400 == pytest.approx(days, rel=0.16)

@@ -7,7 +7,7 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.plan.batch import MASKED
-from howdah.plan.method import Masking
+from howdah.plan.method import Masking, Method
 from howdah.shapes.presets import preset
 from howdah.text.batches import Micro
 from howdah.text.masking import Mask, task_of
@@ -59,8 +59,8 @@ def test_padding_has_no_labels():
 def test_a_decoder_keeps_its_text_and_an_encoder_needs_a_mask_token():
     corpus = corpus_of(Case(preset("laptop"), None, None, 2, 1, 16, steps=1, seed=0))
     given = micro_of([1])
-    assert task_of(preset("laptop"), Masking(), corpus, seed=0)(given) is given
-    task = task_of(preset("bert-base"), Masking(), corpus, seed=0)
+    assert task_of(preset("laptop"), Method(), corpus, seed=0)(given) is given
+    task = task_of(preset("bert-base"), Method(), corpus, seed=0)
     assert (task(given).labels == MASKED).mean() > 0.5
     with pytest.raises(UserError, match=r"data\.mask_token is not given; give the token"):
-        task_of(preset("bert-base"), Masking(), replace(corpus, mask=None), seed=0)
+        task_of(preset("bert-base"), Method(), replace(corpus, mask=None), seed=0)

@@ -1,5 +1,7 @@
 """The order of samples: every sample once per epoch, shares as asked, from any position."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -94,3 +96,14 @@ def test_a_weight_that_is_not_above_zero_is_refused(weights):
 def test_a_weight_too_small_to_be_seen_is_refused():
     with pytest.raises(UserError, match=r"0\.0001 is less than 1/1000"):
         shares((1, 0.0001))
+
+
+def test_in_sequence_samples_come_as_they_stand_and_epochs_again():
+    alone = replace(order([7]), how="sequential")
+    _, sample = locate(alone, np.arange(20))
+    assert sample.tolist() == [n % 7 for n in range(20)]
+    mixed = replace(order([7, 5], [3, 1]), how="sequential")
+    source, sample = locate(mixed, np.arange(1000))
+    for one, size in enumerate((7, 5)):
+        assert sample[source == one].tolist() == [n % size for n in range((source == one).sum())]
+    assert (source == 0).sum() == 750

@@ -13,8 +13,10 @@ import pytest
 from pyarrow import parquet as format
 
 from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
 from howdah.text import records
 from howdah.text.sources import Source, contents, documents
+from howdah.train.loop import train
 
 
 def refuse(sentence):
@@ -277,6 +279,22 @@ def test_a_saved_dataset_gives_its_column(tmp_path):
     (tmp_path / "one" / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot open the dataset in .*one: "):
         list(documents(Source(str(tmp_path / "one"), field="body")))
+
+
+def test_a_local_dataset_is_loaded_by_its_name_and_trained_on(tmp_path, make_job):
+    """The library itself: a folder as it downloads one, of two splits, of which train is read."""
+    pytest.importorskip("datasets", reason="the extra `data` is not installed")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split, first in (("train", 0), ("test", 1000)):
+        rows = (f'{{"body": "{n} follows {n - 1}"}}' for n in range(first, first + 300))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows))
+    source = Source(f"hf:{folder}", field="body")
+    found = list(documents(source))
+    assert found[:2] == ["0 follows -1", "1 follows 0"] and len(found) == 300
+    assert contents(source) == contents(Source(f"hf:{folder}", field="body"))
+    where = f'data.sources=[{{path = "hf:{folder}", field = "body"}}]'
+    assert train(make_job("a", where, "train.steps=2"), SingleRank()).step == 2
 
 
 def test_a_dataset_that_the_hub_refuses_is_a_sentence(monkeypatch):

@@ -11,7 +11,7 @@ from socket import AF_UNIX, socket
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.text import sources
+from howdah.text import sources, walking
 from howdah.text.sources import (
     Data,
     Source,
@@ -238,7 +238,7 @@ def test_the_whole_disk_is_no_source(path):
 
 
 def test_a_folder_of_too_many_files_is_no_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MANY_FILES", 3)
+    monkeypatch.setattr(walking, "MANY_FILES", 3)
     fill(tmp_path, a_txt="", b_txt="", c_bin="")
     assert len(files(Source(str(tmp_path)))) == 2
     fill(tmp_path / "d", e_txt="")

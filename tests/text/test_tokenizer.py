@@ -43,11 +43,11 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
     with pytest.raises(UserError, match=r"vocab is 256.* at least 257"):
         tokenizers.train(TEXTS, 256)
     with pytest.raises(UserError, match=r"<\|end\|> and <\|pad\|> and <m> need 259 entries"):
-        tokenizers.train(TEXTS, 258, "<m>", pad=True)
+        tokenizers.train(TEXTS, 258, "<m>", extra=(tokenizers.PAD,))
 
 
 def test_padding_is_token_1_and_no_text():
-    made = tokenizers.train(TEXTS, 280, "<m>", pad=True)
+    made = tokenizers.train(TEXTS, 280, "<m>", extra=(tokenizers.PAD,))
     assert [made.token_to_id(name) for name in ("<|end|>", "<|pad|>", "<m>")] == [0, 1, 2]
     assert 1 not in made.encode("a <|pad|> b").ids
     assert tokenizers.train(TEXTS, 280, "<m>").token_to_id("<m>") == 1  # as it was for BERT

@@ -4,6 +4,7 @@ bits of a run that was never ended; and what is on the disk is not needed for it
 
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_runs import (
@@ -19,7 +20,9 @@ from small_runs import (
 
 from howdah.config.history import FREE, changes
 from howdah.config.recipe import parse_run
+from howdah.plan.method import Optimizer
 from howdah.plan.storage import Storage
+from howdah.train import resume
 
 DISK = "weights=disk gradients=disk optimizer=disk activations=disk"
 CHAOS = Path(__file__).parents[2] / "bench" / "chaos"
@@ -40,6 +43,29 @@ def test_a_run_on_the_disk_goes_on_with_equal_bits(workers, make_job, tmp_path):
     train_on(workers, make_job("moved", "layout=single x2 optimizer=disk", "batch.micro_batch=3"))
     assert_same_bits(tensors(tmp_path / "moved", 20), there)
     assert metrics(tmp_path / "moved")[20]["exposed"] > 0  # alone, a rank waits for its disk
+
+
+def test_the_gradient_that_waits_is_in_a_checkpoint(workers, make_job, tmp_path):
+    """With an update that is one step late; one device goes on from two, too."""
+    words = "batch.micro_batch=3", "method.optimizer.delay=true"
+    job = make_job("late", "layout=single x2 optimizer=host", *words)
+    train_on(workers, job)
+    there = tensors(tmp_path / "late", 20)
+    assert any("late_gradient" in str(name) for name in there)
+    forget(tmp_path / "late", 20)
+    train_on(workers, job)
+    assert_same_bits(tensors(tmp_path / "late", 20), there)
+    folder = copy_until(tmp_path / "late", tmp_path / "two", 10)
+    train_on(workers, make_job("two", "layout=dp2 zero2 x1 gradients=host optimizer=host", *words))
+    assert losses(folder) == pytest.approx(losses(tmp_path / "late"), rel=1e-6)
+
+
+def test_a_checkpoint_without_a_gradient_that_waits_says_what_would_work():
+    checkpoint = SimpleNamespace(kinds={"weight", "exp_avg", "exp_avg_sq"})
+    (told,) = resume._of_optimizer(checkpoint, "adamw", Optimizer(delay=True))
+    assert told.startswith("holds no late_gradient of adamw, which method.optimizer.delay needs;")
+    assert "method.optimizer.delay=false" in told
+    assert not list(resume._of_optimizer(checkpoint, "adamw", Optimizer()))
 
 
 @pytest.mark.slow

@@ -18,12 +18,14 @@ from howdah.parallel.apply import apply
 from howdah.parallel.mesh import connect_mesh
 from howdah.server.client import Client
 from howdah.server.clocks import Update
+from howdah.server.desk import Desk
 from howdah.server.ledger import read_ledger, replay, twice
 from howdah.server.shard import Term
 from howdah.text.batches import Rows, micros, order_of
 from howdah.text.tokens import prepare
 from howdah.train import serving
-from howdah.train.served import Server, _Saves, chunks_for, pace_of
+from howdah.train.crew import Crew
+from howdah.train.served import SaveSteps, Server, chunks_for, pace_of
 from howdah.train.step import StepContext, accumulate, count_tokens
 
 SERVED = (
@@ -83,7 +85,7 @@ def desk(make_job):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(job, 0, start=start, listener=listener, secret=bytes(32))
         saved = Saved(server)
-        server.desk.after = _Saves(server, saved, corpus).look
+        server.desk.after = SaveSteps(server, saved, corpus).look
         for worker in (0, 1):
             server.desk.join(worker)
         yield server.desk, saved.steps
@@ -190,11 +192,13 @@ def test_a_run_whose_last_step_cannot_be_saved_fails_and_nobody_trains_it_again(
     ],
 )
 def test_why_a_run_has_lost_a_server_is_said(make_job, role, told, why):
-    run = object.__new__(serving._Run)
+    run, said = object.__new__(serving._Run), []
     run._job = make_job("lost", *SERVED, 'method.sync={kind = "asp", workers = 1}')
-    one = serving.Process(role, 0, SimpleNamespace(status=1, pid=1), told)
+    run._crew = Crew(run._job, said.append, step=-1)
+    child = SimpleNamespace(status=1, pid=1)
+    one = serving.Process(role, 0, said.append, said.clear, told=told, child=child)
     with pytest.raises(serving.ServerDied, match=why):
-        run._ended(one, ())
+        run._ended(one)
 
 
 # -- a worker that is killed
@@ -243,6 +247,52 @@ def test_a_killed_worker_costs_its_unfinished_step_and_no_update_is_applied_twic
             assert (replayed[name] - tensor).abs().max() <= 1e-10 * tensor.abs().max(), name
     last = metrics(tmp_path / "killed", "served")[6]
     assert last["staleness"] and last["tps"] > 0 and len(last["servers"]) == 2
+
+
+def dying_server(number, pipe, store, meeting):
+    """A server that is killed (SIGKILL) between two pushes of the third step, at its own desk or at
+    that of its replica of another one.
+    """
+    push, count = Desk.push, []
+
+    def push_or_die(desk, update, term):
+        if meeting.number == number and update.clock == 2:
+            count.append(update)
+            if len(count) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return push(desk, update, term)
+
+    with patch.object(Desk, "push", push_or_die):
+        return serving.serve_here(pipe, store, meeting)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("kind", ["asp", "bsp"])
+def test_a_killed_server_with_a_replica_loses_nothing(workers, make_job, tmp_path, kind, number):
+    """Neither shard 0, whose server makes the checkpoints of all, nor shard 1 is missed."""
+    sync = f'method.sync={{kind = "{kind}", workers = 2, replicas = 1}}'
+    steps = ("train.steps=6", "train.save_every=2")
+    job = make_job("killed", *SERVED, sync, *steps)
+    with patch.object(serving, "serve_here", partial(dying_server, number)):
+        said = served(job)
+    other = 1 - number
+    assert any(f"its replica on server {other} has taken its place" in line for line in said), said
+    ledgers = [
+        read_ledger(tmp_path / "killed/ledgers" / f"server-{shard}-from-0") for shard in (0, 1)
+    ]
+    for events, chunks in zip(ledgers, chunks_for(job), strict=True):
+        assert twice(events) == []
+        pushes = [event for event in events if event.kind == "push"]
+        assert len(pushes) == 2 * 6 * len(chunks)  # every update of every step, once
+    kept = {n: t for n, t in tensors(tmp_path / "killed", 6).items() if n[0] == "weight"}
+    replayed = replay_run(job, ledgers)
+    if kind == "bsp":
+        alone = ("layout=dp2", "batch.global_batch=4")
+        train_on(workers, make_job("never", *SERVED, *alone, *steps))
+        replayed = tensors(tmp_path / "never", 6)
+    for name, tensor in kept.items():
+        assert (replayed[name] - tensor).abs().max() <= 1e-10 * tensor.abs().max(), name
 
 
 def replay_run(job, ledgers):

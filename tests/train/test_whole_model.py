@@ -12,6 +12,9 @@ from working_card import install, there
 
 from howdah.comm.spawn import Workers
 from howdah.comm.transport import SingleRank
+from howdah.generate.draw import Draw
+from howdah.generate.predictor import OneDevice
+from howdah.generate.texts import sample_text
 from howdah.host.peak import Peak
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import fill_masters, flatten
@@ -20,7 +23,6 @@ from howdah.shapes.weights import weights
 from howdah.train import finish, loop
 from howdah.train.finished_run import FinishedRun, open_run
 from howdah.train.resume import read_weights
-from howdah.train.sample import Draw, sample_text
 
 PROMPT = "7 follows"
 SHORT = ["train.steps=4", "train.save_every=0", f"train.prompt={PROMPT}"]
@@ -39,7 +41,7 @@ def as_before(run):
 
 def sampled(run, seed):
     parts = sample_text(
-        *(as_before(run), run.tokenizer(), PROMPT),
+        *(OneDevice(as_before(run)), run.tokenizer(), PROMPT),
         length=16,
         draw=Draw(temperature=0.5, top_p=0.95, seed=seed),
         end=run.end,
@@ -56,7 +58,7 @@ def watched(transport, job):
         return load(run, *how)
 
     def samples(model, *rest, **how):
-        seen.append([(p.dtype, p.device.type, p.data_ptr()) for p in model.parameters()])
+        seen.append([(p.dtype, p.device.type, p.data_ptr()) for p in model.model.parameters()])
         return text(model, *rest, **how)
 
     with patch.object(FinishedRun, "model", loads), patch.object(finish, "sample_text", samples):

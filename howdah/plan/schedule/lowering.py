@@ -40,7 +40,7 @@ class Verb(StrEnum):
     SEND = "send"
     RECEIVE = "receive"
     REDUCE = "reduce"  # sum a stage's gradients over the replicas
-    TIE = "tie"  # sum a tied embedding's gradients over its two stages
+    TIE = "tie"  # sum the gradients of weights that stages share, such as a tied embedding
     WAIT = "wait"
     RELEASE = "release"  # free an old version of the weights
     UPDATE = "update"
@@ -52,7 +52,7 @@ class Instruction(NamedTuple):
     verb     what the instruction does
     action   COMPUTE and UPDATE: the action itself; messages: the action that makes the value;
              other verbs: the action for which, or after which, the instruction runs
-    peer     the other rank of a message or a tie
+    peer     the other rank of a message or a tie; of a tie of more ranks None
     version  version of the weights that is used, made or released; None in schedules with a flush
     started  WAIT: the verb that started the communication
     """
@@ -92,13 +92,14 @@ def lower(
     schedule: Schedule,
     *,
     reduce_each: bool = False,
-    tied: tuple[int, int] | None = None,
+    tied: Sequence[int] | None = None,
     versions: Mapping[Action, int] | None = None,
 ) -> Lowered:
     """The lowered form of `schedule`: everything that each rank does in one step.
 
     reduce_each  whether gradients are summed over the replicas after every micro-batch, not once
-    tied         the two stages that hold the same embedding; None if it is not tied across ranks
+    tied         stages of different ranks that share weights, such as a tied embedding; None: no
+                 ranks do
     versions     the version of the weights that each action uses, in a schedule without a flush
 
     Raises Deadlock if the schedule cannot finish, and UserError for `tied` in a schedule without
@@ -165,10 +166,11 @@ def _gradients(program: Sequence[Action], slots: list[Slot], *, reduce_each: boo
     return sorted(done)
 
 
-def _tie_peers(schedule: Schedule, tied: tuple[int, int]) -> dict[int, int]:
-    """For each tied stage, the rank of the other one, with which it sums the embedding's gradients.
+def _tie_peers(schedule: Schedule, tied: Sequence[int]) -> dict[int, int | None]:
+    """For each tied stage, the rank of the other, with which it sums gradients of what they share;
+    None where there are several others.
 
-    Empty if both stages are on one rank. Raises UserError for a schedule without a flush.
+    Empty if all stages are on one rank. Raises UserError for a schedule without a flush.
     """
     if any(action.kind is Kind.UPDATE for program in schedule.programs for action in program):
         raise UserError(
@@ -176,7 +178,9 @@ def _tie_peers(schedule: Schedule, tied: tuple[int, int]) -> dict[int, int]:
             f"{tied[1]} cannot share an embedding; untie it, or use a schedule with a flush"
         )
     ranks = [rank_of_stage(schedule)[stage] for stage in tied]
-    return dict(zip(tied, reversed(ranks), strict=True)) if ranks[0] != ranks[1] else {}
+    if len({*ranks}) == 1:
+        return {}
+    return dict(zip(tied, reversed(ranks) if len(ranks) == 2 else [None] * len(ranks), strict=True))
 
 
 def _versioned(

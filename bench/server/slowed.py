@@ -1,0 +1,115 @@
+"""BSP, SSP and ASP with one worker of three that takes three times as long for a step.
+
+A step computes a small model and pauses: the pause stands for a device, so that three workers and
+their servers find room on a few cores.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+from unittest.mock import patch
+
+from howdah.config.recipe import Machine, load_run, resolve_run
+from howdah.train import served_worker, serving
+
+PAUSE, SLOWED, WORKERS = 0.08, 3, 3
+RECIPE = """
+layout = "server2"
+seed = 1
+threads = 1
+
+[model]
+layers = 2
+width = 32
+heads = 2
+ffn_size = 64
+vocab = 300
+context = 32
+
+[data]
+sources = ["{text}"]
+sequence_length = 32
+
+[batch]
+global_batch = 6
+
+[method]
+grad_clip = 0.0
+sync = {{kind = "{kind}", bound = {bound}, workers = {workers}}}
+
+[method.lr]
+peak = 1e-3
+
+[train]
+steps = {steps}
+log_every = 1
+"""
+RULES = {"bsp": ("bsp", 0), "ssp(2)": ("ssp", 2), "asp": ("asp", 0)}
+TARGET = 4.0  # loss
+step_of = served_worker._step
+
+
+def slowed_work(pipe: Any, store: Any, meeting: Any) -> int:
+    """A worker's process; the first one is slow."""
+    pause = PAUSE * (SLOWED if meeting.number == 0 else 1)
+
+    def slow_step(*what: Any) -> Any:
+        sleep(pause)
+        return step_of(*what)
+
+    with patch.object(served_worker, "_step", slow_step):
+        return serving.work_here(pipe, store, meeting)
+
+
+def measured(steps: int) -> dict[str, dict[str, float]]:
+    """By rule: steps per second of all workers until the fastest has done its own, the loss then,
+    and seconds until the mean of five losses was below TARGET (0: it never was).
+    """
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="howdah-slowed-") as made:
+        work = Path(made)
+        text = "\n".join(f"{n} follows {n - 1}" for n in range(20_000))
+        (work / "text.txt").write_text(text)
+        for rule, (kind, bound) in RULES.items():
+            recipe = work / f"{kind}.toml"
+            given = {"kind": kind, "bound": bound, "workers": WORKERS, "steps": steps}
+            recipe.write_text(RECIPE.format(text=work / "text.txt", **given))
+            found[rule] = _run(recipe, work, steps)
+    return found
+
+
+def _run(recipe: Path, work: Path, steps: int) -> dict[str, float]:
+    machine = Machine(world=None, local_world=None, cores=1, cuda=0, cache=work / "cache")
+    job = resolve_run(load_run(recipe, [f"folder={work / recipe.stem}"]), machine)
+    job.folder.mkdir()
+    rows: list[tuple[float, dict[str, Any]]] = []
+
+    def show(line: str) -> None:
+        if line.startswith("step:"):
+            last = (job.folder / "metrics.jsonl").read_text("utf-8").splitlines()[-1]
+            rows.append((perf_counter(), json.loads(last)))
+
+    with patch.object(serving, "work_here", slowed_work):
+        serving.train_served(job, show=show)
+    return judged(rows, steps)
+
+
+def judged(rows: list[tuple[float, dict[str, Any]]], steps: int) -> dict[str, float]:
+    """What rows with their times say."""
+    (began, first), losses, reached = rows[0], [], 0.0
+    for at, row in rows:
+        losses.append(row["loss"])
+        if not reached and len(losses) >= 5 and sum(losses[-5:]) / 5 < TARGET:
+            reached = at - began
+    done = [max(one["step"] for one in row["workers"]) for _, row in rows]
+    end = next(n for n, most in enumerate(done) if most == max(done))
+    at, row = rows[end]
+    made = [sum(one["step"] for one in each["workers"]) for each in (first, row)]
+    return {
+        "steps_per_s": (made[1] - made[0]) / max(at - began, 1e-9),
+        "loss": row["loss"],
+        "seconds_to_loss": reached,
+        "stale": rows[-1][1]["stale"],
+    }

@@ -1,0 +1,101 @@
+"""What decoding asks of a model, on one device or on several; and prompts as its input.
+
+Prompts of different length share a batch: the shorter ones have padding in front, to which no token
+attends, and their positions begin behind it.
+
+    tokens     0 0 7 4       positions  0 0 0 1       hidden  2
+               5 1 9 2                  0 1 2 3               0
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from howdah.base.errors import UserError
+from howdah.model.attention import Cache
+from howdah.model.transformer import Transformer
+from howdah.shapes.shape import ModelShape
+from howdah.text.masking import NO_TEXT
+
+
+class Predictor(Protocol):
+    """A model that predicts the next token. Where several ranks have its parts, all call together,
+    and get the same.
+    """
+
+    shape: ModelShape
+    device: torch.device
+
+    def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """Logits [b, V] of the token behind `tokens` [b, s], which are at `positions` [b, s].
+
+        cache  of the tokens before; those of `tokens` are added
+        """
+        ...
+
+
+class OneDevice:
+    """A model that is whole on one device."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.shape = model, model.shape
+        self.device = model.embedding.weight.device
+
+    @torch.no_grad()
+    def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """See Predictor."""
+        hidden = self.model(tokens, positions, cache=cache)
+        return self.model.logits(hidden[:, -1])
+
+
+def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Cache]:
+    """(tokens [b, s], positions [b, s], an empty cache that knows the padding) of prompts."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    hidden = torch.tensor([longest - len(prompt) for prompt in prompts])
+    positions = (torch.arange(longest) - hidden[:, None]).clamp(min=0)
+    ragged = bool(hidden.any())
+    cache = Cache(hidden.to(device) if ragged else None)
+    return tokens.to(device), positions.to(device), cache
+
+
+def together(shape: ModelShape, count: int) -> list[list[int]]:
+    """The numbers of the texts that may share a batch. Wavelengths that depend on the length of a
+    text are those of one text alone.
+    """
+    scaling = shape.rope_scaling
+    if scaling is not None and scaling.kind == "dynamic":
+        return [[number] for number in range(count)]
+    return [[*range(count)]] if count else []
+
+
+def check_prompt(shape: ModelShape, tokens: Sequence[int], *, length: int) -> None:
+    """Raises UserError when a model cannot continue `tokens`: there are none or too many, or some
+    are not in its vocabulary. `length` is the number of tokens to add.
+    """
+    require_decoder(shape)
+    if length < 0:
+        raise UserError(f"length is {length}; it must be at least 0")
+    if not tokens:
+        raise UserError("there is nothing to continue; begin with the end token or some text")
+    if len(tokens) > shape.context:
+        raise UserError(
+            f"the prompt has {len(tokens)} tokens, and the model's context is {shape.context}; "
+            "shorten it"
+        )
+    for token in tokens:
+        if not 0 <= token < shape.vocab:
+            raise UserError(
+                f"the prompt has token {token}, and the model knows {shape.vocab}; "
+                "use the tokenizer it was trained with"
+            )
+
+
+def require_decoder(shape: ModelShape) -> None:
+    """Raises UserError when a model is no decoder."""
+    if shape.family == "encoder-decoder":
+        raise UserError("an encoder-decoder is not decoded yet; sample from a decoder")
+    if not shape.causal:
+        raise UserError(f"this model cannot continue a text: {NO_TEXT}; sample from a decoder")

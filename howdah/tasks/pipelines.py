@@ -1,0 +1,297 @@
+"""`howdah.pipeline(task, model)`: a task in one call, with the keys and settings of transformers'
+pipelines.
+
+    write = howdah.pipeline("text-generation", "runs/laptop")
+    write("def ", max_new_tokens=20)                  → [{"generated_text": "def ..."}]
+
+    text-generation      generated_text
+    fill-mask            score, token, token_str, sequence: the likeliest words in a masked place
+    feature-extraction   the last hidden states, [1][tokens][width] numbers
+
+The model is a run folder or a Hugging Face folder. Several texts in a list give a list of results.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from howdah.base.errors import UserError, named, nearest, shown
+from howdah.generate.beams import Beams, beam_search
+from howdah.generate.draw import GREEDY, Draw, listed
+from howdah.generate.predictor import OneDevice
+from howdah.generate.rows import generate_rows
+from howdah.model.islands import promoted
+from howdah.model.transformer import Transformer
+from howdah.tasks.opened import OpenedModel, open_model
+
+OTHER_NAMES = {"sentiment-analysis": "text-classification"}
+OF_PAIRS = ("summarization", "translation", "text2text-generation")
+DECLINED = (
+    *("audio-classification", "automatic-speech-recognition", "text-to-audio", "text-to-speech"),
+    *("image-classification", "image-segmentation", "image-to-image", "image-text-to-text"),
+    *("image-feature-extraction", "depth-estimation", "object-detection", "mask-generation"),
+    *("keypoint-matching", "video-classification", "visual-question-answering", "any-to-any"),
+    *("document-question-answering", "question-answering", "table-question-answering"),
+    *("token-classification", "ner", "zero-shot-classification", "zero-shot-image-classification"),
+    *("zero-shot-audio-classification", "zero-shot-object-detection"),
+)
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+Texts = str | list[str] | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A model that is ready for a task; a call runs it on a text, or on each of several."""
+
+    task: str
+    opened: OpenedModel
+    model: Transformer
+    run: Callable[..., list[Any]]
+
+    def __call__(self, inputs: Texts, **settings: Any) -> Any:
+        """The result of a text, or a list of those of several. The settings are those of the task,
+        by transformers' names. Raises UserError.
+        """
+        texts: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        for text in texts:
+            if not isinstance(text, str):
+                raise UserError(f"{self.task} takes texts, and one is {shown(text)}; give a str")
+        if not texts:
+            return []
+        try:
+            found = self.run(self, texts, **settings)
+        except TypeError as error:
+            known = list(self.run.__kwdefaults__ or ())
+            wrong = [name for name in settings if name not in known]
+            if not wrong:
+                raise
+            raise UserError(
+                f"{self.task} has no setting {shown(wrong[0])}{nearest(wrong[0], known)}"
+            ) from error
+        return found[0] if isinstance(inputs, str) else found
+
+
+def pipeline(
+    task: str,
+    model: Path | str,
+    *,
+    device: str = "cpu",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+) -> Pipeline:
+    """A model that is ready for a task: of a run folder, or of a Hugging Face folder.
+
+    Raises UserError for a task that howdah does not have, or that the model cannot do.
+    """
+    task = OTHER_NAMES.get(task, task)
+    if task not in TASKS:
+        raise UserError(_declined(task))
+    if dtype not in DTYPES:
+        raise UserError(f"dtype is {shown(dtype)}; it must be one of {', '.join(DTYPES)}")
+    try:
+        there = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device is {shown(device)}; give cpu, cuda or cuda:1") from None
+    opened = open_model(model, say=lambda line: None)
+    if task == "text-generation" and not opened.shape.causal:
+        raise UserError(f"{named(model)} is an encoder, which writes no text; use fill-mask")
+    if task == "fill-mask" and (opened.shape.causal or opened.mask is None):
+        why = "is a decoder" if opened.shape.causal else "names no mask token"
+        raise UserError(f"{named(model)} {why}, and fill-mask needs an encoder with one")
+    return Pipeline(task, opened, opened.model(DTYPES[dtype], there), TASKS[task])
+
+
+def _declined(task: str) -> str:
+    if task == "text-classification":
+        return (
+            f"{task} needs a head for labels, and howdah's models have the head of a language "
+            "model alone; score the labels with howdah eval, as choices"
+        )
+    if task.startswith(OF_PAIRS):
+        return f"{task} needs an encoder-decoder, which howdah does not decode yet"
+    if task in DECLINED or task.startswith(("image", "audio", "video")):
+        return (
+            f"{task} is declined: howdah's models read and write text; its tasks are "
+            f"{', '.join(TASKS)}"
+        )
+    return f"there is no task {shown(task)}{nearest(task, TASKS)}"
+
+
+# -- text generation -----------------------------------------------------------
+
+
+def _generation(  # noqa: PLR0913  each is a setting of transformers
+    of: Pipeline,
+    texts: Sequence[str],
+    *,
+    max_new_tokens: int = 256,
+    do_sample: bool = True,
+    temperature: float = 0.7,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool | Literal["never"] = False,
+    num_return_sequences: int = 1,
+    return_full_text: bool = True,
+    seed: int = 0,
+) -> list[list[dict[str, str]]]:
+    """Continuations of each text; those of one text that are drawn have neighbouring seeds."""
+    opened, model = of.opened, OneDevice(of.model)
+    prompts, ends = [opened.prompt(text) for text in texts], opened.ends
+    if num_beams > 1:
+        if do_sample:
+            raise UserError("num_beams searches and do_sample draws; set do_sample=False")
+        if num_return_sequences > num_beams:
+            raise UserError(
+                f"num_return_sequences is {num_return_sequences}, of {num_beams} beams; ask for "
+                "at most as many"
+            )
+        beams = Beams(num_beams, length_penalty, early_stopping, repetition_penalty)
+        searched = beam_search(model, prompts, length=max_new_tokens, beams=beams, ends=ends)
+        found = [[list(one.tokens) for one in each[:num_return_sequences]] for each in searched]
+    else:
+        if num_return_sequences > 1 and not do_sample:
+            raise UserError("several texts of a prompt are drawn or searched; set do_sample=True")
+        draws = [
+            Draw(temperature, top_k, top_p, seed + n, repetition_penalty)
+            if do_sample
+            else Draw(GREEDY.temperature, repetition_penalty=repetition_penalty)
+            for n in range(num_return_sequences)
+        ]
+        rounds = [
+            listed(
+                generate_rows(model, prompts, length=max_new_tokens, draw=draw, ends=ends),
+                len(prompts),
+            )
+            for draw in draws
+        ]
+        found = [[each[row] for each in rounds] for row in range(len(prompts))]
+    return [
+        [
+            {"generated_text": text * return_full_text + opened.tokenizer.decode(tokens)}
+            for tokens in each
+        ]
+        for text, each in zip(texts, found, strict=True)
+    ]
+
+
+# -- encoders, and hidden states -----------------------------------------------
+
+
+@torch.no_grad()
+def hidden_states(model: Transformer, tokens: Sequence[int]) -> Tensor:
+    """The last hidden states [1, s, h] of tokens: in front of the head and of its transform."""
+    device = model.embedding.weight.device
+    row = torch.tensor([tokens]).to(device)
+    positions = torch.arange(len(tokens))[None].to(device)
+    x = model.embed(row, positions)
+    context = model.context(x, positions, None)
+    for block in model.layers.values():
+        x = block(x, context)
+    return model.norm(x) if model.shape.norm_at == "before" else x
+
+
+def fitting(of: OpenedModel, text: str) -> list[int]:
+    """The tokens of a text. Raises UserError when there are none, or more than the context."""
+    tokens, most = of.prompt(text), of.shape.context
+    if not 0 < len(tokens) <= most:
+        raise UserError(
+            f"the text {shown(text)} has {len(tokens)} tokens, and the model reads 1 to {most}; "
+            "give another"
+        )
+    return tokens
+
+
+def _features(of: Pipeline, texts: Sequence[str], *, return_tensors: bool = False) -> list[Any]:
+    """The last hidden states of each text."""
+    found = [hidden_states(of.model, fitting(of.opened, text)) for text in texts]
+    return [*found] if return_tensors else [states.tolist() for states in found]
+
+
+@torch.no_grad()
+def _filled(
+    of: Pipeline, texts: Sequence[str], *, top_k: int = 5, targets: Texts | None = None
+) -> list[Any]:
+    """The likeliest tokens in the masked place of each text; of several places, a list of each."""
+    opened, model = of.opened, of.model
+    assert opened.mask is not None
+    mask, chosen = opened.tokenizer.token_to_id(opened.mask), _targets(opened, targets)
+    if top_k < 1:
+        raise UserError(f"top_k is {top_k}; it must be at least 1")
+    found: list[Any] = []
+    for text in texts:
+        tokens = fitting(opened, text)
+        places = [at for at, token in enumerate(tokens) if token == mask]
+        if not places:
+            raise UserError(
+                f"{shown(text)} has no {opened.mask}, the token that hides another; write it where "
+                "a word is asked for"
+            )
+        states = hidden_states(model, tokens)[0, places]
+        logits = model.logits(transformed(model, states))
+        shares = logits.to(promoted(logits.dtype)).softmax(-1).cpu()
+        best = shares[:, chosen].topk(min(top_k, len(chosen)))
+        rows = [
+            [
+                _proposal(opened, tokens, place, (chosen[at], score), alone=len(places) == 1)
+                for at, score in zip(*pair, strict=True)
+            ]
+            for place, *pair in zip(
+                places, best.indices.tolist(), best.values.tolist(), strict=True
+            )
+        ]
+        found.append(rows[0] if len(rows) == 1 else rows)
+    return found
+
+
+def transformed(model: Transformer, states: Tensor) -> Tensor:
+    """Hidden states [n, h] as the head takes them."""
+    return states if model.shape.norm_at == "before" else model.final_norm(states)
+
+
+def _targets(opened: OpenedModel, targets: Texts | None) -> list[int]:
+    """The numbers of the tokens that may be proposed: the first of each target, or all."""
+    if targets is None:
+        return [*range(opened.shape.vocab)]
+    words = [targets] if isinstance(targets, str) else [*targets]
+    found = []
+    for word in words:
+        whole = opened.tokenizer.token_to_id(word)
+        ids = [whole] if whole is not None else opened.plain(word)[:1]
+        if not ids:
+            raise UserError(f"the target {shown(word)} has no token; give another word")
+        found += ids
+    if not found:
+        raise UserError("targets is empty; give a word, or leave it out")
+    return [*dict.fromkeys(found)]
+
+
+def _proposal(
+    opened: OpenedModel,
+    tokens: Sequence[int],
+    place: int,
+    found: tuple[int, float],
+    *,
+    alone: bool,
+) -> dict[str, Any]:
+    token, score = found
+    ids = [*tokens[:place], token, *tokens[place + 1 :]]
+    return {
+        "score": score,
+        "token": token,
+        "token_str": opened.tokenizer.decode([token], skip_special_tokens=False),
+        "sequence": opened.tokenizer.decode(ids, skip_special_tokens=alone),
+    }
+
+
+TASKS: Mapping[str, Callable[..., list[Any]]] = {
+    "text-generation": _generation,
+    "fill-mask": _filled,
+    "feature-extraction": _features,
+}

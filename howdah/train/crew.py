@@ -1,0 +1,192 @@
+"""The members of a run with servers, as the process that sees to it knows them: who is there, what
+they report, and what follows when one dies.
+
+    servers tell where they listen  ──> each is told where the replicas of its shards are
+    workers tell of every step      ──> a line of the log, a row of metrics.jsonl
+    a server dies                   ──> a replica takes its place, or the run ends
+    all shards are saved            ──> all are told to end
+
+How members are started, and told things, is `serving.py` (processes of this machine) and
+`gathering.py` (they join from anywhere).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from howdah.server.addresses import Address
+from howdah.server.client import Way
+from howdah.server.roll import Roll
+from howdah.train.console import Say
+from howdah.train.job import Job
+from howdah.train.metrics import BOARD, METRICS, append
+from howdah.train.optional import OptionalOutput
+from howdah.train.served import run_hello, sync_of
+from howdah.train.served_metrics import SLOWER, measured, scalars_of
+from howdah.train.tensorboard import Board
+
+STALLED = 60.0  # seconds without a word of a server that has replicas, after which it is ended
+Said = dict[str, Any]
+
+
+@dataclass
+class Member:
+    """A server or worker.
+
+    tell     sends it a message
+    end      ends it: it is not heard of any more
+    addresses, feeds  of a server: where each of its shards listens, for workers and as a replica
+    told     why it has failed, as it says itself: a kind of `comm/launch.py`, and a text
+    heard    when it last said something
+    """
+
+    role: str
+    number: int
+    tell: Callable[[Mapping[str, Any]], None]
+    end: Callable[[], None]
+    addresses: dict[int, Address] = field(default_factory=dict)
+    feeds: dict[int, Address] = field(default_factory=dict)
+    told: tuple[str, str] = ("", "")
+    heard: float = field(default_factory=monotonic)
+
+    @property
+    def name(self) -> str:
+        """As sentences name it."""
+        return f"{self.role} {self.number}"
+
+
+class ServerDied(Exception):
+    """A server has ended; the message says why, and how the run goes on."""
+
+
+class Crew:
+    """The members of one run.
+
+    members  by name, those that are live
+    steps    by worker, its last report; shards: by shard, that of its server
+    """
+
+    def __init__(self, job: Job, say: Say, *, step: int) -> None:
+        self.job, self.say = job, say
+        self.members: dict[str, Member] = {}
+        self.steps: dict[int, Said] = {}
+        self.shards: dict[int, Said] = {}
+        self.done: set[int] = set()
+        self.arranged = False
+        self._roll = Roll(job.layout.server, sync_of(job).replicas)
+        self._said, self._beside = step, OptionalOutput(say)
+        self._board = Board(job.folder / BOARD, step=max(step, 0))
+
+    @property
+    def servers(self) -> list[Member]:
+        """The servers that are live."""
+        return [one for one in self.members.values() if one.role == "server"]
+
+    @property
+    def over(self) -> bool:
+        """Whether all shards have saved the last step."""
+        return len(self.done) == self.job.layout.server
+
+    def way(self, secret: bytes) -> Way:
+        """How workers reach the servers."""
+        every = {one.number: one for one in self.servers}
+        found: list[list[Address]] = [
+            [every[process].addresses[shard] for process in chain]
+            for shard, chain in sorted(self._roll.holders.items())
+        ]
+        first, others = [one[0] for one in found], [one[1:] for one in found]
+        return Way(first, secret, run_hello(self.job), others=others)
+
+    def hear(self, one: Member, said: Said) -> None:
+        """Takes what a member says."""
+        one.heard = monotonic()
+        if "failed" in said:
+            one.told = str(said["failed"]), str(said["told"])
+        elif "said" in said:
+            self.say(str(said["said"]))
+        elif "addresses" in said:
+            one.addresses = _read(said["addresses"])
+            one.feeds = _read(said["feeds"])
+            self._arrange()
+        elif "done" in said:
+            self.done.add(int(said["done"]))
+        elif one.role == "server":
+            self.shards[int(said["server"])] = said
+        else:
+            self.steps[one.number] = said
+            self._report()
+
+    def _arrange(self) -> None:
+        """Tells all servers who copies whom, when all have told where they listen."""
+        every = {one.number: one for one in self.servers if one.addresses}
+        if self.arranged or len(every) < self.job.layout.server:
+            return
+        self.arranged = True
+        for number, one in every.items():
+            chains = {}
+            for shard in self._roll.held_by(number):
+                holders = self._roll.holders[shard]
+                behind = holders[holders.index(number) + 1 :]
+                chains[shard] = [every[process].feeds[shard] for process in behind]
+            one.tell({"chains": chains})
+
+    def server_died(self, one: Member, why: str) -> None:
+        """A server has ended before the run: its replicas take its place. Raises ServerDied if it
+        has none.
+        """
+        folder = self.job.folder
+        lost = f"{why}; what it had since the last checkpoint is lost: go on with howdah train"
+        if not self.arranged:
+            raise ServerDied(f"{lost} {folder}")
+        orders, moved = self._roll.died(one.number), []
+        if not self.done.issuperset(self._roll.lost):
+            raise ServerDied(f"{lost} {folder}")
+        for process, what, shard_number in orders:
+            other = self.members.get(f"server {process}")
+            if other and what == "drop":
+                other.tell({"drop": shard_number, "dead": one.feeds[shard_number]})
+            elif other and shard_number not in self.done:
+                other.tell({"promote": shard_number})
+                moved.append(shard_number)
+        for shard_number in moved:
+            to = self._roll.holders[shard_number][0]
+            self.say(f"{why}; its replica on server {to} has taken its place: nothing is lost")
+        if moved:
+            for other in self.servers:
+                other.tell({"moved": moved})
+
+    def end_stalled(self) -> None:
+        """Ends servers that have said nothing for too long, where replicas can take their place."""
+        for one in self.servers:
+            if sync_of(self.job).replicas and monotonic() - one.heard > STALLED:
+                one.told = "stalled", f"{one.name} has said nothing for {STALLED:g} s"
+                one.end()
+
+    def _report(self) -> None:
+        """A line, and a row of metrics.jsonl, when all workers have come so far."""
+        every, there = self.job.train.log_every, self.steps
+        if len(there) < sync_of(self.job).workers:
+            return
+        step = min(said["step"] for said in there.values())
+        if step <= self._said or (step % every and step != self.job.train.steps):
+            return
+        self._said = step
+        row = measured(there, self.shards)
+        with suppress(OSError):
+            append(self.job.folder / METRICS, json.dumps({"kind": "served", "step": step, **row}))
+        with self._beside.writing(BOARD):
+            self._board.add(scalars_of(row), step)
+        late = f" ({row['slower']:.1f} times the others)" if row["slower"] >= SLOWER else ""
+        self.say(
+            f"step: {step:2d}  loss: {row['loss']:8.5f}  tps: {row['tps']:,.0f}  "
+            f"stale: {row['stale']:.2f} (at most {row['oldest']})  apart: {row['apart']}  "
+            f"slowest: worker {row['slowest']}{late}  queue: {row['queue']}"
+        )
+
+
+def _read(said: Mapping[str, Any]) -> dict[int, Address]:
+    """Addresses by shard, as JSON has them."""
+    return {int(shard): (str(host), int(port)) for shard, (host, port) in said.items()}

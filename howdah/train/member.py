@@ -1,0 +1,204 @@
+"""A server or a worker that joins a run by the address of its coordinator (`gathering.py`)."""
+
+import json
+import socket
+from contextlib import closing, suppress
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryDirectory
+from threading import Lock
+from time import monotonic, sleep
+from typing import Any
+
+from torch import Tensor
+
+from howdah.base.errors import Unfinished, UserError
+from howdah.base.signals import StopRequest
+from howdah.checkpoint.folders import draft_folder, step_folder
+from howdah.checkpoint.load import open_checkpoint
+from howdah.comm.frames import FrameError
+from howdah.comm.handshake import CALLER, Stranger, greet
+from howdah.comm.interface import address_of
+from howdah.parallel.flat_params import random_init
+from howdah.plan.boxes import Piece
+from howdah.server.addresses import Address, connected, spell
+from howdah.server.client import ServerAway, ServerGone, Way
+from howdah.server.line import Line, Take
+from howdah.shapes.weights import weights
+from howdah.text.tokens import Corpus
+from howdah.train.gathering import SERVER, WORKER, member_hello
+from howdah.train.job import Job
+from howdah.train.parcels import Parcel
+from howdah.train.resume import Start, check_match, read_folder, read_weights
+from howdah.train.served import run_hello
+from howdah.train.served_worker import work
+from howdah.train.shards import Ended, Shards
+
+PATIENCE = 60.0  # seconds until a coordinator that does not answer is given up
+AGAIN = 0.2  # seconds between attempts
+GLANCE = 0.1  # seconds between looks for a stop signal
+Said = dict[str, Any]
+
+
+class Inbox:
+    """What the coordinator says, until somebody takes it."""
+
+    def __init__(self) -> None:
+        self._queue: Queue[Said] = Queue()
+        self._to: Take | None = None
+        self._changing = Lock()
+        self.ended = ""  # why the run is over for this member
+
+    def take(self, said: Said) -> None:
+        """Called by the line."""
+        self.ended = self.ended or str(said.get("refused") or said.get("ended") or "")
+        with self._changing:
+            (self._to or self._queue.put)(said)
+
+    def pass_to(self, to: Take) -> None:
+        """From now on `to` is called, with what has come so far, too."""
+        with self._changing:
+            with suppress(Empty):
+                while True:
+                    to(self._queue.get_nowait())
+            self._to = to
+
+    def next(self, request: StopRequest) -> Said:
+        """Waits for the next message. Raises UserError if the member is refused, Unfinished if the
+        line, or a stop signal, ends the wait.
+        """
+        while not request.signal:
+            with suppress(Empty):
+                said = self._queue.get(timeout=GLANCE)
+                if "refused" in said:
+                    raise UserError(f"the run refuses: {said['refused']}")
+                if "ended" in said:
+                    raise Unfinished(f"the line to the coordinator has ended: {said['ended']}")
+                return said
+        raise Unfinished("stopped before the run began here")
+
+
+def serve_there(
+    job: Job, corpus: Corpus, request: StopRequest, *, at: Address, secret: bytes
+) -> None:
+    """Joins a run as a server, and serves until its end. Raises UserError, Unfinished."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="server-", dir=job.folder) as made:
+        inbox, scratch = Inbox(), Path(made)
+        line, here = join(job, corpus, SERVER, inbox, at=at, secret=secret, folder=scratch)
+        with closing(line):
+            seat = inbox.next(request)
+            for _ in range(seat["files"]):
+                inbox.next(request)
+            try:
+                shards = Shards(
+                    job,
+                    int(seat["seat"]),
+                    start=_start(job, corpus, scratch, int(seat["step"])),
+                    corpus=corpus,
+                    secret=secret,
+                    at=address_of(job.plan.comm.interface) if job.plan.comm.interface else here,
+                    tell=line.tell,
+                    saver=lambda shard: Parcel(scratch, shard, line.send_file),
+                    awaits=True,
+                )
+                inbox.pass_to(shards.take)
+                shards.run(request)
+            except UserError as mistake:
+                line.tell({"failed": "mistake", "told": str(mistake)})
+                line.flush()
+                raise
+            except Ended as end:
+                raise Unfinished(f"the run has ended: {end}") from None
+
+
+def work_there(
+    job: Job, corpus: Corpus, request: StopRequest, *, at: Address, secret: bytes
+) -> None:
+    """Joins a run as a worker, and trains until its end, or a stop signal. Raises UserError,
+    Unfinished.
+    """
+    inbox = Inbox()
+    line, _ = join(job, corpus, WORKER, inbox, at=at, secret=secret, folder=None)
+    with closing(line):
+        seat = inbox.next(request)
+        start = Start(_nothing, None, int(seat["step"]), int(seat["samples"]))
+        others = [[_address(one) for one in every] for every in seat["others"]]
+        addresses = [_address(one) for one in seat["addresses"]]
+        way = Way(addresses, secret, run_hello(job), others=others, over=lambda: inbox.ended)
+        try:
+            step = work(
+                job,
+                int(seat["seat"]),
+                way,
+                start=start,
+                corpus=corpus,
+                tell=line.tell,
+                leave=lambda: request.signal or inbox.ended,
+            )
+        except ServerGone as gone:
+            kind = "away" if isinstance(gone, ServerAway) else "lost"
+            line.tell({"failed": kind, "told": str(gone)})
+            why = inbox.ended
+            line.flush()
+            raise Unfinished(f"the run has ended: {why}" if why else str(gone)) from None
+        why = inbox.ended
+        line.flush()
+        if step < job.train.steps and why:
+            raise Unfinished(f"the run has ended: {why}")
+
+
+def join(  # noqa: PLR0913 (facts that have nothing in common)
+    job: Job,
+    corpus: Corpus,
+    role: str,
+    inbox: Inbox,
+    *,
+    at: Address,
+    secret: bytes,
+    folder: Path | None,
+) -> tuple[Line, str]:
+    """Connects to a coordinator, which may not have begun yet; returns the line, and the address of
+    this machine that leads there. Raises UserError.
+    """
+    hello = json.dumps({**member_hello(job, corpus), "role": role}).encode()
+    until, why = monotonic() + PATIENCE, ""
+    while monotonic() < until:
+        sock: socket.socket | None = None
+        try:
+            sock = connected(at)
+            greet(sock, secret, hello, role=CALLER)
+        except (OSError, Stranger, FrameError) as error:
+            why = str(error)
+            if sock:
+                sock.close()
+            sleep(AGAIN)
+            continue
+        here = str(sock.getsockname()[0])
+        return Line(sock, "the coordinator", take=inbox.take, folder=folder).start(), here
+    raise UserError(
+        f"--join: nobody at {spell(at)} let this {role} in for {PATIENCE:g} s ({why}); check that "
+        "howdah train --listen runs there, that this machine reaches it, and that both have the "
+        "same secret (HOWDAH_SECRET_FILE)"
+    )
+
+
+def _start(job: Job, corpus: Corpus, scratch: Path, step: int) -> Start:
+    """The start of a server, whose checkpoint has come into `scratch`, if there is one."""
+    if step < 0:
+        fill = read_folder(job.init_from, job.shape) if job.init_from else None
+        return Start(fill or random_init(weights(job.shape), job.seed), None, 0, 0)
+    there = step_folder(scratch, step)
+    draft_folder(scratch, step).rename(there)
+    checkpoint = open_checkpoint(there)
+    check_match(checkpoint, job, corpus)
+    return Start(read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples)
+
+
+def _nothing(piece: Piece, out: Tensor) -> None:
+    """Fills no weights: a worker pulls them before it uses them."""
+    out.zero_()
+
+
+def _address(said: Any) -> tuple[str, int]:
+    return str(said[0]), int(said[1])

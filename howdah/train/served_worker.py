@@ -1,0 +1,79 @@
+"""A worker of a run with servers: pull, forward, backward, push as it goes, at its own pace."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from howdah.comm.transport import SingleRank
+from howdah.parallel.apply import apply
+from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.mesh import connect_mesh
+from howdah.parallel.served import PulledWeights
+from howdah.server.client import Client, Way
+from howdah.text.batches import Micro, Rows, micros, order_of
+from howdah.text.tokens import Corpus
+from howdah.train.job import Job
+from howdah.train.resume import Start
+from howdah.train.served import chunks_for, pace_of, sync_of
+from howdah.train.step import StepContext, accumulate, count_tokens
+
+Tell = Callable[[dict[str, object]], None]  # reports to the process that sees to the run
+
+
+def work(  # noqa: PLR0913 (facts that have nothing in common)
+    job: Job,
+    place: int,
+    way: Way,
+    *,
+    start: Start,
+    corpus: Corpus,
+    tell: Tell,
+    leave: Callable[[], object] = lambda: False,
+) -> int:
+    """Trains in a place until the run's last step; returns the clock.
+
+    tell   is called after every step
+    leave  whether to leave between two steps, so that another worker may take the place
+    """
+    chunks = chunks_for(job)
+    clients: list[Client] = []
+
+    def connect(made: Mapping[str, FlatUnit]) -> Client:
+        clients.append(Client(way, place, chunks, made))
+        return clients[0]
+
+    with connect_mesh(replace(job.layout, server=0), SingleRank(), torch.device("cpu")) as mesh:
+        placed = apply(job.plan, mesh=mesh, fill=start.fill, connect=connect)
+        context = StepContext(placed, mesh, job.method, job.seed)
+        client, step = clients[0], clients[0].join()
+        order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
+        pace, micro = pace_of(job, start), job.plan.micro_batch
+        rows = Rows(micro, sync_of(job).workers, place)
+        while step < job.train.steps and not leave():
+            batch = micros(corpus, order, rows, first=pace.first(step), size=pace.size(step))
+            tell(_step(context, client, batch, step))
+            step += 1
+        client.drain()
+        client.close()
+    return step
+
+
+def _step(context: StepContext, client: Client, batch: list[Micro], step: int) -> dict[str, object]:
+    """Pulls, computes and pushes one step; what is told of it."""
+    began, waited = perf_counter(), context.mesh.waited.seconds
+    client.clock, client.tokens = step, float(count_tokens(batch))
+    gatherer = context.placed.gatherer
+    assert isinstance(gatherer, PulledWeights)
+    gatherer.updated()
+    total = float(accumulate(context, batch, step=step, tokens=1.0))
+    return {
+        "step": step + 1,
+        "loss": total,
+        "tokens": client.tokens,
+        "seconds": perf_counter() - began,
+        "waited": context.mesh.waited.seconds - waited,
+        "queue": client.deepest,
+        "came_back": client.came_back,
+    }

@@ -1,0 +1,217 @@
+"""The process of a server: the shard that it serves, and the replicas that it keeps of others'.
+
+    replicas 0     shard n: workers come to its door
+    replicas 1     shard n, and a replica of shard n - 1, whose door opens when server n - 1 dies
+
+What it is told by the process that sees to the run:
+
+    {"chains": …}             where the replicas of its shards are; then it begins
+    {"promote": s}            the server of shard s is dead: its replica here serves
+    {"drop": s, "dead": …}    a replica of shard s is dead, and where it was
+    {"moved": …}              a shard is served elsewhere: what was saved of it last is in doubt
+    {"end": …}                all shards have saved the last step
+"""
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, Queue
+from time import perf_counter
+from typing import Any
+
+from howdah.base.errors import UserError
+from howdah.base.signals import StopRequest
+from howdah.server.addresses import Address
+from howdah.server.chain import Follower
+from howdah.server.host import GLANCE
+from howdah.server.roll import Roll
+from howdah.text.tokens import Corpus
+from howdah.train.job import Job
+from howdah.train.resume import Start
+from howdah.train.served import Saves, SaveSteps, Server, run_hello, sync_of
+from howdah.train.served_worker import Tell
+
+TELL = 1.0  # seconds between what a server reports
+Said = dict[str, Any]
+
+
+class Ended(Exception):
+    """The run has ended, for a reason that is not this process's; the message says which."""
+
+
+class Shards:
+    """What one process has of the servers of a run.
+
+    number  of the process
+    at      the address at which it listens
+    tell    reports to the process that sees to the run
+    saver   makes what saves the pieces of a shard
+    awaits  whether it ends when it is told, not by itself
+    """
+
+    def __init__(  # noqa: PLR0913 (facts that have nothing in common)
+        self,
+        job: Job,
+        number: int,
+        *,
+        start: Start,
+        corpus: Corpus,
+        secret: bytes,
+        at: str,
+        tell: Tell,
+        saver: Callable[[int], Saves],
+        awaits: bool = False,
+    ) -> None:
+        replicas, hello = sync_of(job).replicas, run_hello(job)
+        self.job, self._number, self._corpus, self._tell = job, number, corpus, tell
+        self._saver, self._awaits = saver, awaits or replicas > 0
+        self._told: Queue[Said] = Queue()
+        self._serving: dict[int, SaveSteps] = {}
+        self._servers: dict[int, Server] = {}
+        self._followers: dict[int, Follower] = {}
+        self._doors: dict[int, socket.socket] = {}
+        self.addresses: dict[int, Address] = {}
+        self.feeds: dict[int, Address] = {}
+        self._done: set[int] = set()
+        self._in_doubt = False  # whether a save may have failed because a server has died
+        for shard in Roll(job.layout.server, replicas).held_by(number):
+            door = self._doors[shard] = _bound(at)
+            self.addresses[shard] = door.getsockname()[:2]
+            server = self._servers[shard] = Server(
+                job, shard, start=start, listener=door, secret=secret, replicated=replicas > 0
+            )
+            if shard != number and server.chain:
+                feed = _bound(at)
+                feed.listen()
+                self.feeds[shard] = feed.getsockname()[:2]
+                told = {**hello, "shard": shard}
+                self._followers[shard] = Follower(server.host, server.chain, feed, secret, told)
+                server.ledger = server.ledger.with_name(f"{server.ledger.name}-on-{number}")
+
+    def take(self, said: Said) -> None:
+        """Takes a message; from any thread. A save that awaits a dead server is given up at once,
+        for the process may wait for it.
+        """
+        if "moved" in said:
+            self._in_doubt = True
+            for saves in [*self._serving.values()]:
+                saves.saver.cancel()
+        self._told.put(said)
+
+    def run(self, request: StopRequest) -> None:
+        """Serves until the last step is saved, and a stop is not asked for. Raises UserError if it
+        cannot be saved, Ended if the run has ended elsewhere.
+        """
+        reported = 0.0
+        self._tell({"addresses": self.addresses, "feeds": self.feeds})
+        try:
+            while not request.signal and self._do():
+                for saves in self._serving.values():
+                    saves.server.host.look(GLANCE / len(self._serving))
+                if perf_counter() - reported > TELL:
+                    reported = perf_counter()
+                    self._report()
+                self._finish()
+                if not self._awaits and self._done:
+                    return
+        finally:
+            self._close()
+
+    def _do(self) -> bool:
+        """Does what was told since the last time; whether to go on."""
+        with suppress(Empty):
+            while said := self._told.get(block=not self._serving, timeout=GLANCE):
+                if "end" in said:
+                    return False
+                if "ended" in said or "refused" in said:
+                    raise Ended(str(said.get("refused") or said["ended"]))
+                if "chains" in said:
+                    for shard, behind in said["chains"].items():
+                        self._begin(int(shard), [tuple(one) for one in behind])
+                if "promote" in said:
+                    self._promote(int(said["promote"]))
+                if "drop" in said and (chain := self._servers[int(said["drop"])].chain):
+                    chain.drop((str(said["dead"][0]), int(said["dead"][1])))
+                if "moved" in said:
+                    self._save_again()
+        return True
+
+    def _begin(self, shard: int, behind: list[Address]) -> None:
+        server = self._servers[shard]
+        if server.chain:
+            server.chain.follow(behind)
+        if shard == self._number:
+            self._serve(shard)
+
+    def _serve(self, shard: int) -> SaveSteps:
+        server = self._servers[shard]
+        saves = SaveSteps(server, self._saver(shard), self._corpus)
+        server.desk.after = saves.look
+        self._doors[shard].listen()
+        self._serving[shard] = saves
+        return saves
+
+    def _promote(self, shard: int) -> None:
+        """Serves a shard of which there was a replica here: first it hears its server no more."""
+        server = self._servers[shard]
+        self._followers.pop(shard).close()
+        if server.chain:
+            server.chain.told = server.host.release
+        server.host.take_over()
+        server.write_ledger()
+        name = server.ledger.name.removesuffix(f"-on-{self._number}")
+        server.ledger = server.ledger.replace(server.ledger.with_name(name))
+        saves = self._serve(shard)
+        server.host.do(saves.again)
+
+    def _save_again(self) -> None:
+        """The last step, of which a file may be missing, is saved by all once more."""
+        self._in_doubt = False
+        for shard, saves in self._serving.items():
+            if saves.done >= self.job.train.steps:
+                saves.saver.wait()
+                self._done.discard(shard)
+                saves.server.host.do(saves.again)
+
+    def _finish(self) -> None:
+        """Tells of the shards whose last step is saved."""
+        for shard, saves in self._serving.items():
+            if shard in self._done or not saves.over or saves.saver.busy:
+                continue
+            saves.saver.wait()
+            if self._in_doubt:
+                return
+            if why := saves.saver.failed:
+                raise UserError(f"step {saves.done} is not saved: {why}")
+            self._done.add(shard)
+            self._tell(saves.server.numbers())
+            self._tell({"done": shard})
+
+    def _report(self) -> None:
+        for shard, server in self._servers.items():
+            server.write_ledger()
+            if shard in self._serving:
+                self._tell(server.numbers())
+
+    def _close(self) -> None:
+        for saves in self._serving.values():
+            saves.saver.cancel()
+            saves.saver.wait()
+        self._report()
+        for follower in self._followers.values():
+            follower.close()
+        for shard, server in self._servers.items():
+            server.host.close()
+            if server.chain:
+                server.chain.close()
+            self._doors[shard].close()
+        for server in self._servers.values():
+            server.write_ledger()
+
+
+def _bound(at: str) -> socket.socket:
+    """A socket at a free port of an address, at which nobody is let in before it listens."""
+    family = socket.AF_INET6 if ":" in at else socket.AF_INET
+    bound = socket.socket(family)
+    bound.bind((at, 0))
+    return bound

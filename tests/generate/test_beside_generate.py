@@ -1,0 +1,140 @@
+"""Greedy texts, penalties and beams, token by token those of transformers' generate.
+
+transformers' own model, built by its own class with random weights, is saved and read by howdah.
+Both compute in float64, so that no near-tie is decided by the last digit of a sum.
+"""
+
+import pytest
+import torch
+
+from howdah.generate.beams import Beams, beam_search
+from howdah.generate.draw import Draw, listed
+from howdah.generate.predictor import OneDevice
+from howdah.generate.rows import generate_rows
+from howdah.model.hub import read_hub
+from howdah.train.resume import read_folder
+from howdah.train.whole_model import loaded_model
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB, LENGTH = 61, 14
+DENSE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MODELS = {
+    "gpt2": {
+        "vocab_size": VOCAB,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 32,
+        "initializer_range": 0.3,
+    },
+    "llama": DENSE,
+    "mistral": DENSE | {"sliding_window": 24, "max_position_embeddings": 64},
+    "bloom": {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "seq_length": 32,
+        "initializer_range": 0.3,
+    },
+    "mixtral": DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": DENSE | LATENT,
+}
+PROMPTS = [[5, 9, 2, 33, 8], [17, 4], [60, 1, 1, 7, 20, 31, 5, 5]]
+BEAMS = [
+    Beams(3),
+    Beams(4, length_penalty=2.0, early_stopping=True),
+    Beams(2, length_penalty=-1.0, early_stopping="never", repetition_penalty=1.4),
+    Beams(3, length_penalty=0.5, early_stopping="never"),
+]
+
+
+QUICK = ("gpt2",)
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+@pytest.fixture(scope="module", params=EACH)
+def both(request, tmp_path_factory):
+    """Their model and ours, of the same weights in float64."""
+    torch.manual_seed(0)
+    ends = {"bos_token_id": None, "eos_token_id": None}  # of a text; a test gives its own
+    config = transformers.AutoConfig.for_model(request.param, **MODELS[request.param], **ends)
+    config._experts_implementation = "eager"  # the other takes no float64
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval().double()
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder)
+    shape, _ = read_hub(folder)
+    fill = read_folder(folder, shape)
+    ours = loaded_model(fill, shape, dtype=torch.float64, device=torch.device("cpu"))
+    return theirs, OneDevice(ours)
+
+
+def their_texts(model, prompt, ends, **how):
+    """The tokens behind a prompt, one list for each text that is returned; without padding."""
+    tokens = torch.tensor([prompt])
+    config = transformers.GenerationConfig(
+        max_new_tokens=LENGTH, eos_token_id=ends or None, pad_token_id=0, do_sample=False, **how
+    )
+    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
+    return [cut(text.tolist()[len(prompt) :], ends) for text in found]
+
+
+def cut(tokens, ends):
+    """`tokens` up to the first end, which is kept."""
+    first = [at for at, token in enumerate(tokens) if token in ends]
+    return tokens[: first[0] + 1] if first else tokens
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_texts_are_those_of_generate(both, penalty):
+    theirs, ours = both
+    draw = Draw(temperature=0, repetition_penalty=penalty)
+    expected = [their_texts(theirs, p, [], repetition_penalty=penalty)[0] for p in PROMPTS]
+    ends = [expected[0][6], expected[1][9]]
+    texts = [their_texts(theirs, p, ends, repetition_penalty=penalty)[0] for p in PROMPTS]
+    without = [text[:-1] if text[-1] in ends else text for text in texts]
+    found = listed(generate_rows(ours, PROMPTS, length=LENGTH, draw=draw, ends=ends), len(PROMPTS))
+    assert found == without
+
+
+@pytest.mark.parametrize("beams", BEAMS, ids=str)
+def test_beams_are_those_of_generate(both, beams):
+    theirs, ours = both
+    how = {
+        "num_beams": beams.count,
+        "num_return_sequences": beams.count,
+        "length_penalty": beams.length_penalty,
+        "early_stopping": beams.early_stopping,
+        "repetition_penalty": beams.repetition_penalty,
+    }
+    best = [their_texts(theirs, p, [], **how)[0] for p in PROMPTS]
+    for ends in ([], [best[0][4], best[1][8]]):
+        found = beam_search(ours, PROMPTS, length=LENGTH, beams=beams, ends=ends)
+        for prompt, texts in zip(PROMPTS, found, strict=True):
+            assert [list(text.tokens) for text in texts] == their_texts(theirs, prompt, ends, **how)

@@ -1,0 +1,126 @@
+"""`howdah.pipeline` beside transformers': the same keys, and the same numbers."""
+
+import pytest
+from their_folders import bert, gpt2, roberta
+
+import howdah
+from howdah.base.errors import UserError
+from howdah.comm.transport import SingleRank
+from howdah.train.loop import train
+
+transformers = pytest.importorskip("transformers")
+
+PROMPTS = ["the 3 cats", "a dog ran home. said file"]
+MASKED = {"bert": "the cats [MASK] on a mat", "roberta": "the cats<mask> on a mat"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    found = {}
+    for make in (gpt2, bert, roberta):
+        found[make.__name__] = str(tmp_path_factory.mktemp(make.__name__))
+        make(tmp_path_factory.getbasetemp() / found[make.__name__], transformers)
+    return found
+
+
+def alike(found, expected):
+    """Whether two results have the same keys and texts, and numbers to 1e-5."""
+    if isinstance(expected, dict):
+        assert set(found) == set(expected)
+        for key, value in expected.items():
+            alike(found[key], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected, strict=True):
+            alike(*pair)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"max_new_tokens": 12},
+        {"max_new_tokens": 9, "repetition_penalty": 1.3, "return_full_text": False},
+        {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2},
+    ],
+    ids=str,
+)
+def test_texts_are_those_of_transformers(folders, how):
+    ours = howdah.pipeline("text-generation", folders["gpt2"])
+    theirs = transformers.pipeline("text-generation", folders["gpt2"])
+    for inputs in (PROMPTS[0], PROMPTS):
+        expected = theirs(inputs, do_sample=False, pad_token_id=0, **how)
+        alike(ours(inputs, do_sample=False, **how), expected)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_masked_words_are_those_of_transformers(folders, kind):
+    ours = howdah.pipeline("fill-mask", folders[kind])
+    theirs = transformers.pipeline("fill-mask", folders[kind])
+    text = MASKED[kind]
+    mask = "[MASK]" if kind == "bert" else "<mask>"
+    for inputs, how in (
+        (text, {}),
+        ([text, f"a {mask} ran"], {"top_k": 2}),
+        (text.replace("cats", mask), {"top_k": 3}),
+        (text, {"targets": ["sat"]}),
+    ):
+        alike(ours(inputs, **how), theirs(inputs, **how))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_features_are_those_of_transformers(folders, kind):
+    ours = howdah.pipeline("feature-extraction", folders[kind])
+    theirs = transformers.pipeline("feature-extraction", folders[kind])
+    alike(ours(PROMPTS[0]), theirs(PROMPTS[0]))
+    alike(ours(PROMPTS), theirs(PROMPTS))
+    assert (
+        ours(PROMPTS[0], return_tensors=True).shape == theirs(PROMPTS[0], return_tensors=True).shape
+    )
+
+
+def test_a_run_writes_texts_that_a_seed_gives_again(make_job, tmp_path):
+    train(make_job("a", "train.steps=1"), SingleRank())
+    write = howdah.pipeline("text-generation", tmp_path / "a")
+    settings = {"max_new_tokens": 5, "seed": 3, "num_return_sequences": 2}
+    one, again = (write("8 follows", **settings) for _ in range(2))
+    assert one == again and one[0] != one[1]
+    assert all(each["generated_text"].startswith("8 follows") for each in one)
+    assert write([]) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "sentence"),
+    [
+        ("image-classification", "gpt2", "image-classification is declined: howdah's models read"),
+        ("sentiment-analysis", "gpt2", "text-classification needs a head for labels"),
+        ("question-answering", "gpt2", "question-answering is declined"),
+        ("summarization", "gpt2", "summarization needs an encoder-decoder"),
+        ("translation_en_to_fr", "gpt2", "translation_en_to_fr needs an encoder-decoder"),
+        ("text-generatoin", "gpt2", "there is no task 'text-generatoin'; did you mean"),
+        ("fill-mask", "gpt2", "is a decoder, and fill-mask needs an encoder"),
+        ("text-generation", "bert", "is an encoder, which writes no text"),
+    ],
+)
+def test_tasks_that_cannot_be_done_are_declined_by_name(folders, task, kind, sentence):
+    with pytest.raises(UserError, match=sentence):
+        howdah.pipeline(task, folders[kind])
+
+
+def test_wrong_inputs_and_settings_are_told(folders):
+    write = howdah.pipeline("text-generation", folders["gpt2"])
+    fill = howdah.pipeline("fill-mask", folders["bert"])
+    for call, sentence in (
+        (lambda: write(3), "takes texts, and one is 3"),
+        (lambda: write("the " * 40), "context is 32"),
+        (lambda: write("a", max_new_token=3), "no setting 'max_new_token'; did you mean"),
+        (lambda: write("a", num_beams=2), "set do_sample=False"),
+        (lambda: write("a", do_sample=False, num_return_sequences=2), "drawn or searched"),
+        (lambda: fill("no mask"), r"has no \[MASK\]"),
+        (lambda: fill("a [MASK]", top_k=0), "top_k is 0"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            call()

@@ -1,0 +1,341 @@
+"""Servers and workers that join a run by its address, each with a run folder of its own."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Thread
+from unittest.mock import patch
+
+import pytest
+from small_runs import tensors, train_on
+
+from howdah.base.errors import Unfinished, UserError
+from howdah.base.signals import StopRequest
+from howdah.checkpoint.folders import step_folder
+from howdah.checkpoint.load import open_checkpoint
+from howdah.comm.handshake import CALLER, greet
+from howdah.server.ledger import read_ledger, twice
+from howdah.train import member
+from howdah.train.crew import ServerDied
+from howdah.train.gathering import Gathering, listening, member_hello
+from howdah.train.member import serve_there, work_there
+from howdah.train.serving import corpus_of, found_start
+
+SECRET = bytes(range(32))
+SERVED = (
+    *("layout=server2", "method.grad_clip=0.0", "batch.global_batch=2", "batch.micro_batch=1"),
+    *("method.precision=float64", "train.log_every=1", "method.lr.schedule=inverse_sqrt"),
+)
+BSP = 'method.sync={kind = "bsp", workers = 2}'
+
+
+class Members(list):
+    """Threads of members, and what ended them."""
+
+    def start(self, play, job, corpus, address, **given):
+        """Starts a member; returns its stop request."""
+        request, given = StopRequest(patient=True), {"secret": SECRET, **given}
+
+        def run():
+            try:
+                play(job, corpus, request, at=address, **given)
+                self.append(None)
+            except Exception as error:
+                self.append(error)
+
+        self.threads = [*getattr(self, "threads", []), Thread(target=run)]
+        self.threads[-1].start()
+        return request
+
+    def join(self):
+        for thread in self.threads:
+            thread.join()
+        return [error for error in self if error]
+
+
+@contextmanager
+def gathering(job):
+    """The coordinator of a run, in this thread; its address."""
+    said = []
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with listening(("127.0.0.1", 0)) as listener:
+        run = Gathering(
+            job,
+            StopRequest(patient=True),
+            said.append,
+            listener=listener,
+            secret=SECRET,
+            corpus=corpus_of(job),
+            step=found_start(job, said.append),
+        )
+        run.said = said
+        try:
+            yield run, listener.getsockname()
+        finally:
+            run.close("the test is over")
+
+
+def elsewhere(job, tmp_path, name):
+    """The same job, with another run folder."""
+    return replace(job, folder=tmp_path / name)
+
+
+def gathered(job, tmp_path):
+    """Trains with members that have folders of their own; what was said."""
+    corpus, members = corpus_of(job), Members()
+    with gathering(job) as (run, address):
+        for number in range(job.layout.server):
+            members.start(serve_there, elsewhere(job, tmp_path, f"s{number}"), corpus, address)
+        for number in range(job.method.sync.workers):
+            members.start(work_there, elsewhere(job, tmp_path, f"w{number}"), corpus, address)
+        assert run.see_through() == 0
+    assert members.join() == []
+    return run.said
+
+
+def test_members_with_folders_of_their_own_train_and_go_on_from_a_checkpoint(
+    workers, make_job, tmp_path
+):
+    """Their checkpoints lie with the coordinator, and are those of all-reduce training."""
+    alone = ("layout=dp2", "batch.global_batch=4")
+    train_on(workers, make_job("never", *SERVED, *alone, "train.steps=4", "train.save_every=1"))
+    for steps in (2, 4):
+        job = make_job("joined", *SERVED, BSP, f"train.steps={steps}", "train.save_every=1")
+        said = gathered(job, tmp_path)
+        assert sum("has joined" in line for line in said) == 4
+    assert any("going on from step 2" in line for line in said)
+    one, other = (tensors(tmp_path / name, 4) for name in ("never", "joined"))
+    assert one.keys() == other.keys() and len(one) > 20
+    for name, tensor in one.items():
+        assert (other[name] - tensor).abs().max() <= 1e-10 * max(tensor.abs().max(), 1e-30), name
+    assert not list((tmp_path / "joined").glob("**/*.tmp"))
+    assert not list(tmp_path.glob("s?/server-*"))  # what was sent is not kept
+    there = open_checkpoint(step_folder(tmp_path / "joined" / "checkpoints", 4))
+    assert not there.verify()
+
+
+# -- who comes and goes
+
+
+def test_a_worker_that_leaves_is_replaced_by_one_that_joins_later(make_job, tmp_path):
+    """It finishes its step, and says so; the other one does not wait. Under asp its place's steps
+    are done by who comes, so that every update of every step is there once.
+    """
+    job = make_job("elastic", *SERVED, 'method.sync={kind = "asp", workers = 2}', "train.steps=4")
+    corpus, members, leaving = corpus_of(job), Members(), []
+    with gathering(job) as (run, address):
+        for number in range(2):
+            members.start(serve_there, elsewhere(job, tmp_path, f"s{number}"), corpus, address)
+        hear = run._crew.hear
+
+        def hear_and_leave(one, said):
+            hear(one, said)
+            if "step" in said and not leaving:
+                leaving.append(one.number)
+                first.signal = signal.SIGTERM
+
+        run._crew.hear = hear_and_leave
+        first = members.start(work_there, job, corpus, address)
+        ended = run._ended
+
+        def ended_and_another(one, why):
+            ended(one, why)
+            if one.role == "worker" and len(members.threads) == 3:
+                for _ in range(2):
+                    members.start(work_there, job, corpus, address)
+
+        run._ended = ended_and_another
+        assert run.see_through() == 0
+    assert members.join() == []
+    assert any("worker 0 has left after step" in line for line in run.said)
+    for number in range(2):
+        (path,) = (tmp_path / f"s{number}" / "ledgers").iterdir()
+        events = read_ledger(path)
+        assert twice(events) == []
+        pushes = [event.update for event in events if event.kind == "push"]
+        assert {(one.worker, one.clock) for one in pushes} == {
+            (p, c) for p in (0, 1) for c in range(4)
+        }
+        assert {one.incarnation for one in pushes if one.worker == 0} == {1, 2}
+
+
+def refusal(job, hello, address):
+    """What a coordinator says to who says this hello."""
+    with pytest.raises(UserError) as told, patch.object(member, "member_hello", lambda *_: hello):
+        work_there(job, None, StopRequest(patient=True), at=address, secret=SECRET)
+    return str(told.value)
+
+
+def serving_in_a_thread(run):
+    """Lets the coordinator see through in a thread, until its request has a signal."""
+    thread = Thread(target=run.see_through)
+    thread.start()
+    return thread
+
+
+def test_members_that_differ_are_told_in_what(make_job):
+    job = make_job("differ", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    hello = member_hello(job, corpus_of(job))
+    with gathering(job) as (run, address):
+        thread = serving_in_a_thread(run)
+        for name, value, words in (
+            ("version of howdah", "0.0", r"version of howdah of this worker.*\(0\.0, and here"),
+            ("model", 1, "the model of this worker is not that of the run: start it with the"),
+            ("text", 2, "the text of this worker"),
+        ):
+            told = refusal(job, {**hello, name: value}, address)
+            assert re.search(words, told), told
+        crew = run._crew
+        crew.arranged, crew.way = True, lambda secret: None
+        crew.steps[0] = {"step": job.train.steps}
+        assert "all 1 places of workers are taken, or have done" in refusal(job, hello, address)
+        run._request.signal = signal.SIGTERM
+        thread.join()
+
+
+def test_who_has_another_secret_or_sends_what_is_none_hears_nothing_and_holds_nobody_up(
+    make_job, monkeypatch
+):
+    job = make_job("strange", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    corpus = corpus_of(job)
+    monkeypatch.setattr(member, "PATIENCE", 0.3)
+    with gathering(job) as (run, address):
+        thread = serving_in_a_thread(run)
+        silent = socket.create_connection(address)  # it never says anything
+        with pytest.raises(UserError, match=r"let this worker in for 0\.3 s .*same secret"):
+            work_there(job, corpus, StopRequest(patient=True), at=address, secret=bytes(32))
+        for said in (b"[]", b"[" * 4000, b'{"role": 3}', b'{"role": "guest"}'):
+            with socket.create_connection(address) as sock:
+                greet(sock, SECRET, said, role=CALLER)
+                told = sock.recv(1 << 12)
+                assert b"the hello is none of a server or worker" in told
+        assert run._door.strangers > 0
+        run._request.signal = signal.SIGTERM
+        thread.join()
+        silent.close()
+
+
+def test_nobody_at_the_address_is_told_with_what_to_check(make_job, monkeypatch):
+    job = make_job("nobody", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    monkeypatch.setattr(member, "PATIENCE", 0.1)
+    with pytest.raises(UserError, match=r"nobody at 127\.0\.0\.1:1 let this server in for 0\.1 s"):
+        at = ("127.0.0.1", 1)
+        serve_there(job, corpus_of(job), StopRequest(patient=True), at=at, secret=SECRET)
+
+
+def test_a_server_that_is_lost_ends_the_run_and_all_members_are_told_why(make_job, tmp_path):
+    job = make_job("lost", *SERVED, 'method.sync={kind = "asp", workers = 1}', "train.steps=500")
+    corpus, members = corpus_of(job), Members()
+    with gathering(job) as (run, address):
+        requests = [
+            members.start(serve_there, elsewhere(job, tmp_path, f"s{n}"), corpus, address)
+            for n in range(2)
+        ]
+        members.start(work_there, job, corpus, address)
+        hear = run._crew.hear
+
+        def hear_and_end(one, said):
+            hear(one, said)
+            if said.get("step") == 2:
+                requests[1].signal = signal.SIGTERM
+
+        run._crew.hear = hear_and_end
+        with pytest.raises(ServerDied, match=r"server 1 has ended .*since the last checkpoint"):
+            run.see_through()
+        run.close("server 1 has ended")
+    errors = members.join()
+    assert len(errors) == 2 and all(isinstance(error, Unfinished) for error in errors)
+    assert all("server 1 has ended" in str(error) for error in errors)
+
+
+# -- processes
+
+
+@contextmanager
+def commands(recipe, tmp_path, *changes):
+    """Starts `howdah ROLE RECIPE ...`, each with a run folder of its own, and ends what is left."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    secret.chmod(0o600)
+    env = {**os.environ, "HOWDAH_SECRET_FILE": str(secret), "OMP_NUM_THREADS": "1"}
+    started = []
+
+    def start(name, role, *words):
+        command = [sys.executable, "-m", "howdah", role, str(recipe), *changes, *words]
+        folder = f"folder={tmp_path / name}"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([*command, folder], env=env, **pipes))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def until(process, words):
+    """Reads what a process says up to a line with these words, which is returned."""
+    for line in process.stdout:
+        if words in line:
+            return line
+    raise AssertionError(f"it never said: {words}")
+
+
+@pytest.mark.slow
+def test_commands_that_join_survive_a_killed_worker_and_a_killed_server(recipe, tmp_path):
+    """kill -9 of a worker, and then of a server whose replica takes its place. What another worker
+    has not done again of the first one's steps is done by the one that joins.
+    """
+    sync = 'method.sync={kind = "asp", workers = 2, replicas = 1}'
+    changes = (*SERVED, sync, "train.steps=60", "train.log_every=1")
+    with commands(recipe, tmp_path, *changes) as start:
+        train = start("run", "train", "--listen", "127.0.0.1:0")
+        at = until(train, "listening at").split("listening at ")[1].split(":")
+        at = f"127.0.0.1:{at[1]}"
+        servers = [start(f"s{n}", "server", "--join", at) for n in range(2)]
+        until(train, "server 1 has joined")
+        workers = [start(f"w{n}", "worker", "--join", at) for n in range(2)]
+        until(train, "step: ")
+        workers[0].kill()
+        left = until(train, "has left")
+        assert "another may take its place" in left
+        start("w2", "worker", "--join", at)
+        until(train, f"{left.split(' has left')[0]} has joined")
+        until(train, "step: ")
+        servers[0].kill()
+        told = until(train, "has taken its place")
+        number = int(re.search(r"server (\d) has ended", told)[1])
+        rest = train.communicate()[0]
+        assert train.returncode == 0, rest
+        assert "step: 60" in rest and "held-out at step 60" in rest
+        assert servers[1].wait(60) == 0
+    (path,) = (tmp_path / "s1" / "ledgers").glob(f"server-{number}-from-0")
+    others = (tmp_path / "s1" / "ledgers").glob(f"server-{1 - number}-from-0")
+    for ledger in (path, *others):
+        events = read_ledger(ledger)
+        assert twice(events) == []
+        pushes = {event.update[::2] for event in events if event.kind == "push"}
+        assert {one[:1] for one in pushes} == {(0,), (1,)}
+        done = [e.update for e in events if e.kind == "push"]
+        keys = {one.key for one in done}
+        assert len(done) == 2 * 60 * len(keys)  # every update of every step, once
+
+
+def test_what_cannot_be_joined_is_told(recipe, tmp_path):
+    with commands(recipe, tmp_path) as start:
+        wrong = [
+            (start("a", "worker", "--join", "node1", *SERVED, BSP), "--join is 'node1', and an"),
+            (start("b", "worker", "--join", "node1:1", *SERVED), "this one has no method.sync"),
+            (start("c", "server"), "--join HOST:PORT says where howdah train --listen runs"),
+        ]
+        for process, words in wrong:
+            said, _ = process.communicate()
+            assert process.returncode == 2 and words in said, said
