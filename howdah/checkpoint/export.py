@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from howdah.base.atomic import sync_folder, write_text
@@ -98,7 +99,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
         _write_json(draft / "config.json", sizes)
         _write_json(draft / "generation_config.json", generation)
         _write_json(draft / "tokenizer_config.json", vocabulary)
-        write_text(draft / "tokenizer.json", tokenizer.read_text("utf-8"))
+        write_text(draft / "tokenizer.json", _tokenizer(tokenizer, end, shape))
         _put(draft, to)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
@@ -179,6 +180,19 @@ def _lay(theirs: HubTensor, tensor: Callable[[str], Tensor], buffer: Tensor) -> 
 
 
 # -- tokenizer -----------------------------------------------------------------
+
+
+def _tokenizer(path: Path, end: int, shape: ModelShape) -> str:
+    """The contents of tokenizer.json. What an encoder reads before a decoder ends with the end
+    token: a tokenizer that does not put it there is told to.
+    """
+    text = path.read_text("utf-8")
+    if not shape.encoder_layers or (tokenizer := Tokenizer.from_str(text)).encode("").ids:
+        return text
+    token = tokenizer.id_to_token(end)
+    special = [(token, end)]
+    tokenizer.post_processor = TemplateProcessing(single=["$A", token], special_tokens=special)
+    return tokenizer.to_str()
 
 
 def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""`howdah sample`: text from a model, drawn or searched, on this process or on several.
+"""`howdah sample`: text from a model, drawn or searched, on this process or on several. A decoder
+continues a prompt; behind an encoder it writes what belongs to the prompt.
 
 Everything that can be wrong is looked at before a process is started: the prompts, the settings,
 and whether the layout fits the model.
@@ -46,7 +47,9 @@ class Wanted:
 
 def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
     folder: Annotated[Path, typer.Argument(help="a run folder, or a Hugging Face folder")],
-    prompts: Annotated[list[str], typer.Argument(help="what each text begins with")],
+    prompts: Annotated[
+        list[str], typer.Argument(help="what each text begins with, or what an encoder reads")
+    ],
     length: Annotated[int, typer.Option(help="tokens to add")] = 200,
     temperature: Annotated[
         float | None, typer.Option(help="0 takes the likeliest token; 0.8 if not given")
@@ -68,7 +71,9 @@ def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
         str, typer.Option(help='on several processes, such as "tp2" or "pp2 tp2"')
     ] = "single",
 ) -> None:
-    """Continue each of PROMPTS with the newest checkpoint of a run."""
+    """Continue each of PROMPTS with the newest checkpoint of a run; or, with an encoder-decoder,
+    write what belongs to it.
+    """
     if early_stopping not in STOPPING:
         raise UserError(f"--early-stopping is {early_stopping!r}; give true, false or never")
     if beams and (temperature is not None or top_k or top_p != 1 or seed):
@@ -82,7 +87,7 @@ def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
     from howdah.generate.beams import Beams, check_beams
     from howdah.generate.draw import Draw, check_draw
     from howdah.generate.placed import decoding_plan
-    from howdah.generate.predictor import OneDevice, check_prompt
+    from howdah.generate.predictor import check_prompt
     from howdah.plan.layout import parse_layout
     from howdah.tasks.opened import open_model
 
@@ -96,13 +101,14 @@ def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
         wanted = TEMPERATURE if temperature is None else temperature
         how = Draw(wanted, top_k, top_p, seed, repetition_penalty)
         check_draw(how)
-    for prompt in prompts:
-        check_prompt(opened.shape, opened.prompt(prompt), length=length)
+    tokens = [opened.prompt(prompt) for prompt in prompts]
+    for prompt in tokens:
+        check_prompt(opened.shape, prompt, length=length)
     plan = decoding_plan(opened.shape, parse_layout(layout))
     asked = Wanted(folder.absolute(), tuple(prompts), length, how)
     if plan.layout.world > 1:
         sys.exit(_launched(asked, plan.layout.world, str(plan.layout)))
-    write(OneDevice(opened.model()), opened, asked)
+    write(opened.predictor(opened.model(), tokens), opened, asked)
 
 
 def write(model: "Predictor", opened: "OpenedModel", asked: Wanted, *, first: bool = True) -> None:
@@ -115,12 +121,12 @@ def write(model: "Predictor", opened: "OpenedModel", asked: Wanted, *, first: bo
     from howdah.generate.rows import generate, generate_rows
     from howdah.generate.texts import decode
 
-    prompts = [opened.prompt(prompt) for prompt in asked.prompts]
+    prompts = opened.texts([opened.prompt(prompt) for prompt in asked.prompts])
     ends, length, how = opened.ends, asked.length, asked.how
     if isinstance(how, Beams):
         found = beam_search(model, prompts, length=length, beams=how, ends=ends)
         texts = [_without(best.tokens, ends) for best, *_ in found]
-    elif len(prompts) == 1:
+    elif len(prompts) == 1 and opened.start is None:
         parts = decode(
             opened.tokenizer,
             generate(model, prompts[0], length=length, draw=how, ends=ends),
@@ -134,7 +140,7 @@ def write(model: "Predictor", opened: "OpenedModel", asked: Wanted, *, first: bo
         texts = listed(steps, len(prompts))
     for prompt, tokens in zip(asked.prompts, texts, strict=True):
         if first:
-            print(prompt + opened.tokenizer.decode(tokens))
+            print((prompt if opened.start is None else "") + opened.decoded(tokens))
     return None
 
 

@@ -269,5 +269,10 @@ class Direct(OneLink, ABC):
             texts[peer] = number(self._calls[peer], "; ".join(words))
             records[peer] = pack(texts[peer], site)
         direct = in_turns(as_one([one.rounds for one in started]))
-        self._carry(Spelled(texts, records), Flows([direct, *(one.flow for one in started)]))
+        flows = Flows([direct, *(one.flow for one in started)])
+        try:
+            self._carry(Spelled(texts, records), flows)
+        except BaseException:
+            flows.give_up()
+            raise
         self._used = 0

@@ -34,6 +34,10 @@ class Beside(Protocol):
         """Returns when all were passed."""
         ...
 
+    def abort(self) -> None:
+        """Ends the waits of other ranks for this one."""
+        ...
+
 
 class Task(NamedTuple):
     """Something that a rank does.
@@ -184,6 +188,11 @@ class Flows:
         for number in self._near.popleft():
             self.done(number)
         return True
+
+    def give_up(self) -> None:
+        """After an error: ranks of this machine that wait beside the transport are told."""
+        if self._near and (beside := self.tasks[self._near[0][0]].beside):
+            beside.abort()
 
     def done(self, number: int) -> None:
         """Notes that a task is done."""

@@ -38,16 +38,16 @@ class Near:
         return self._run(call, work.flow())
 
     def _run(self, call: Calls, flow: Flow) -> int:
-        beside = self._pass
         near = [task.peer in self._number for task in flow]
         self.sent += bytes_sent([task for task, here in zip(flow, near, strict=True) if here])
         marked = [
-            task._replace(beside=beside) if here else task
+            task._replace(beside=self) if here else task
             for task, here in zip(flow, near, strict=True)
         ]
         return self._wire.run(call, marked)
 
-    def _pass(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+    def __call__(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Passes the messages of a turn."""
         try:
             with self._inside.group():
                 for tensor, peer in receives:

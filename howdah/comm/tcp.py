@@ -58,9 +58,7 @@ class TcpTransport(Direct):
             silence = f"rank {error} was silent for {self._seconds:g} s, as rank {self.rank} saw"
             raise self._lost(silence) from None
         except PeerLost as error:  # of a wire beside this one
-            self._broken = str(error).partition("; this rank called")[0]
-            self._lines.give_up(self._broken)
-            raise
+            raise self._lost(str(error).rpartition("; this rank called")[0]) from None
         except BaseException:  # a Disagreement: lines stay in the middle of a call
             self._broken = self._broken or f"rank {self.rank} gave up before"
             raise

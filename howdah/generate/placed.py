@@ -42,6 +42,10 @@ def decoding_plan(shape: ModelShape, layout: Layout) -> Plan:
     other words than tp and pp, or does not fit the model.
     """
     plain = Layout(tp=layout.tp, pp=layout.pp)
+    if shape.family == "encoder-decoder" and plain.world > 1:
+        raise UserError(
+            f"layout {layout}: an encoder-decoder is decoded on one process; leave --layout out"
+        )
     words = [{**asdict(one), "micros": None, "schedule": None} for one in (plain, layout)]
     if words[0] != words[1]:
         raise UserError(

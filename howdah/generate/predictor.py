@@ -5,6 +5,8 @@ attends, and their positions begin behind it.
 
     tokens     0 0 7 4       positions  0 0 0 1       hidden  2
                5 1 9 2                  0 1 2 3               0
+
+Behind an encoder the prompts are its sources, and each text begins with the start token.
 """
 
 from collections.abc import Sequence
@@ -50,6 +52,29 @@ class OneDevice:
         return self.model.logits(hidden[:, -1])
 
 
+class BehindEncoder:
+    """An encoder-decoder that is whole on one device, and the sources of the texts that it decodes
+    together: one for each, in their order. Raises UserError for a source that cannot be read.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Transformer, sources: Sequence[Sequence[int]]) -> None:
+        self.model, self.shape = model, model.shape
+        self.device = model.embedding.weight.device
+        for source in sources:
+            check_prompt(model.shape, source, length=0)
+        tokens, _, cache = padded(sources, self.device)
+        seen = cache.seen(tokens.shape[1])
+        self._source = model.encode(tokens, seen), seen
+
+    @torch.no_grad()
+    def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """See Predictor."""
+        cache.source = cache.source or self._source
+        hidden = self.model.decode(tokens, *cache.source, cache=cache)
+        return self.model.logits(hidden[:, -1])
+
+
 def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Cache]:
     """(tokens [b, s], positions [b, s], an empty cache that knows the padding) of prompts."""
     longest = max(map(len, prompts))
@@ -75,7 +100,7 @@ def check_prompt(shape: ModelShape, tokens: Sequence[int], *, length: int) -> No
     """Raises UserError when a model cannot continue `tokens`: there are none or too many, or some
     are not in its vocabulary. `length` is the number of tokens to add.
     """
-    require_decoder(shape)
+    require_text(shape)
     if length < 0:
         raise UserError(f"length is {length}; it must be at least 0")
     if not tokens:
@@ -94,8 +119,13 @@ def check_prompt(shape: ModelShape, tokens: Sequence[int], *, length: int) -> No
 
 
 def require_decoder(shape: ModelShape) -> None:
-    """Raises UserError when a model is no decoder."""
+    """Raises UserError when a model is no decoder alone."""
     if shape.family == "encoder-decoder":
-        raise UserError("an encoder-decoder is not decoded yet; sample from a decoder")
+        raise UserError("texts are scored by a decoder, and this model is an encoder-decoder")
+    require_text(shape)
+
+
+def require_text(shape: ModelShape) -> None:
+    """Raises UserError when a model writes no text."""
     if not shape.causal:
         raise UserError(f"this model cannot continue a text: {NO_TEXT}; sample from a decoder")

@@ -61,9 +61,12 @@ class Cache:
     hidden  [b] tokens of padding in front of each row; None: there are none
     pairs   with room for later tokens behind
     kept    tokens of each layer
+    source  behind an encoder, what it has made [b, t, h], and which of it is seen [b, t] (None:
+            all)
     """
 
     hidden: Tensor | None = None
+    source: tuple[Tensor, Tensor | None] | None = None
     pairs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
 
@@ -94,6 +97,10 @@ class Cache:
             for layer, (key, value) in self.pairs.items()
         }
         self.hidden = None if self.hidden is None else self.hidden.index_select(0, rows)
+        if self.source is not None:
+            states, seen = self.source
+            seen = None if seen is None else seen.index_select(0, rows)
+            self.source = states.index_select(0, rows), seen
 
     def seen(self, new: int) -> Tensor | None:
         """Which of the tokens so far and of `new` more are no padding, [b, t]; None: all are."""

@@ -227,7 +227,7 @@ class _Link:
             copy = flat[chunk.start : chunk.stop].clone()
             with self._changed:
                 self._unacked[clock, key] = copy, tokens
-            self._post(clock, key, copy, tokens)
+                self._post(clock, key, copy, tokens)
 
     def _post(self, clock: int, key: int, copy: Tensor, tokens: float) -> None:
         fields = Fields(clock, key, tokens).packed
@@ -242,7 +242,7 @@ class _Link:
         for key in self._keys.get(unit, ()):
             with self._changed:
                 self._wanted[key] = clock
-            self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
+                self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
 
     def has(self, unit: str) -> bool:
         """Whether the chunks of a unit that were asked for are here."""
@@ -335,14 +335,13 @@ class _Link:
     def _come_back(self) -> None:
         self._connect()
         self.came_back += 1
-        self.outbox = Outbox(window=self._way.window, fifo=self._way.fifo)
-        with self._changed:
-            again, wanted = [*self._unacked.items()], [*self._wanted.items()]
-        self.begin(self._began)
-        for (clock, key), (copy, tokens) in again:
-            self._post(clock, key, copy, tokens)
-        for key, clock in wanted:
-            self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
+        with self._changed:  # what is asked meanwhile must not be asked twice
+            self.outbox = Outbox(window=self._way.window, fifo=self._way.fifo)
+            self.begin(self._began)
+            for (clock, key), (copy, tokens) in self._unacked.items():
+                self._post(clock, key, copy, tokens)
+            for key, clock in self._wanted.items():
+                self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
 
     def _send(self, frames: Frames) -> None:
         outbox = self.outbox

@@ -156,7 +156,7 @@ class Clocks:
         """The clock at which a place goes on at least."""
         if self.barrier:  # rounds that have begun do not await it
             rounds = [update.clock + 1 for awaited in self._rounds for update in awaited.values()]
-            return max([self.start, *rounds, *(n + self.start for n in self.versions)])
+            return max([*rounds, *(n for one in self.members.values() for n in one.done)])
         others = [one for place, one in self.members.items() if place != worker]
         if live := [one.clock for one in others if one.live]:
             return min(live)

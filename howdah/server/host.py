@@ -299,6 +299,7 @@ class Host:
             before.outbox.close()
         if back:
             self.counts["came back"] += 1
+            self.desk.hang_up(guest.place)  # its old connection may not have ended here yet
             clock = self.desk.clocks.members[guest.place].clock
         else:
             incarnation, clock = self.desk.join(guest.place, incarnation)

@@ -9,7 +9,7 @@ versions from the updates. `replay` computes them again in one process, in any o
 nothing is used before it is there, so that asynchronous runs can be checked to the last bits.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
@@ -66,7 +66,7 @@ def replay(ledgers: Sequence[Sequence[Event]], shards: Sequence[Shard], gradient
     """Applies the updates of all servers' ledgers to `shards`, which are as at the start of the
     run. Raises UserError for ledgers that use what is not there: one is missing, or cut.
     """
-    again, rest = _Replay(shards, gradient), [list(reversed(events)) for events in ledgers]
+    again, rest = _Replay(shards, gradient, ledgers), [[*reversed(events)] for events in ledgers]
     moved = True
     while moved:
         moved = False
@@ -84,10 +84,15 @@ class _Replay:
 
     pulled  by step, what it has pulled so far
     pushed  by step, its gradients, once it has pulled everything
+    awaits  by step, its pulls that are still to come: a key may be pulled again, because the answer
+            was lost with its connection, and then the worker had the later one
     """
 
-    def __init__(self, shards: Sequence[Shard], gradient: Gradient) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], gradient: Gradient, ledgers: Sequence[Sequence[Event]]
+    ) -> None:
         self._shards, self._gradient = shards, gradient
+        self._awaits = Counter(step for events in ledgers for step in _pulls(events))
         self._keys = sum(len(shard.chunks) for shard in shards)
         self._pulled: dict[Step, Weights] = defaultdict(dict)
         self._pushed: dict[Step, dict[tuple[int, int], Term]] = {}
@@ -106,14 +111,28 @@ class _Replay:
         step = worker, incarnation, clock
         if together[0].kind == "pull":
             self._versions[step, server, key] = version
-            self._pulled[step][server, key] = shard.pulled(worker, key).clone()
-            if len(self._pulled[step]) == self._keys:
+            weights = shard.pulled(worker, key)
+            if step in self._pushed:
+                return
+            self._pulled[step][server, key] = weights.clone()
+            self._awaits[step] -= 1
+            if len(self._pulled[step]) == self._keys and not self._awaits[step]:
                 self._pushed[step] = self._gradient(step, self._pulled.pop(step))
             return
         updates = tuple(event.update for event in together)
         ages = [version - 1 - self._versions[one[:3], server, key] for one in updates]
         terms = {one.worker: self._pushed[one[:3]][server, key] for one in updates}
         shard.apply(Round(updates, max(ages)), terms)
+
+
+def _pulls(events: Sequence[Event]) -> Iterator[Step]:
+    """The steps of a server's pulls; not of those that came when the step had pushed there."""
+    pushed: set[Step] = set()
+    for event in events:
+        if event.kind == "push":
+            pushed.add(event.update[:3])
+        elif event.update[:3] not in pushed:
+            yield event.update[:3]
 
 
 def _together(events: Sequence[Event]) -> Iterator[Event]:

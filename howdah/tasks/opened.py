@@ -3,13 +3,15 @@
              run folder                              Hugging Face folder
 weights      the newest checkpoint, or the best      model.safetensors, or several
 in front     the token that ended each document      what the tokenizer's own template adds
-of a text    in training
+of a text    in training; behind a text that an
+             encoder-decoder reads
 ends         that token                              eos_token_id of generation_config.json, or
                                                      of config.json
+start        the token of padding                    decoder_start_token_id of the same
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tokenizers import Tokenizer
 
 from howdah.base.errors import UserError, brief, named
 from howdah.base.files import kind_of, parse_toml, read_text
+from howdah.generate.predictor import BehindEncoder, OneDevice, Predictor
 from howdah.host.measured import left
 from howdah.model.hub import read_hub
 from howdah.model.transformer import Transformer
@@ -25,7 +28,7 @@ from howdah.parallel.flat_params import Fill
 from howdah.shapes.huggingface import read_json
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
-from howdah.text.tokenizer import FILE, LARGEST, MASKS, as_utf8
+from howdah.text.tokenizer import FILE, LARGEST, MASKS, as_utf8, start_of
 from howdah.train.console import Say
 from howdah.train.finished_run import open_run
 from howdah.train.resume import read_folder, read_weights
@@ -45,6 +48,9 @@ class OpenedModel:
     begin   the token with which a text begins that has none before it; None: there is none
     ends    tokens that end a text
     mask    the token that hides others; None: there is none
+    behind  tokens behind each text that is read, where `front` is not None
+    start   the token with which a decoder behind an encoder begins; None: there is no encoder
+    prefixes  what stands in front of a text that is read, by task
     """
 
     folder: Path
@@ -55,6 +61,9 @@ class OpenedModel:
     begin: int | None = None
     ends: tuple[int, ...] = ()
     mask: str | None = None
+    behind: tuple[int, ...] = ()
+    start: int | None = None
+    prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def model(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Transformer:
         """The model on one device. Raises UserError when too little memory is left there."""
@@ -71,7 +80,23 @@ class OpenedModel:
         """The tokens of a text that is to be continued, or looked at as a whole."""
         if self.front is None:
             return list(self.tokenizer.encode(as_utf8(text)).ids)
-        return [*self.front, *self.plain(text)]
+        return [*self.front, *self.plain(text), *self.behind]
+
+    def predictor(self, model: Transformer, prompts: Sequence[Sequence[int]]) -> Predictor:
+        """The model, ready to write the text of each prompt. Raises UserError."""
+        return OneDevice(model) if self.start is None else BehindEncoder(model, prompts)
+
+    def texts(self, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """The tokens with which the text of each prompt begins: the prompt, unless an encoder reads
+        it.
+        """
+        return [prompt if self.start is None else [self.start] for prompt in prompts]
+
+    def decoded(self, tokens: Sequence[int]) -> str:
+        """The text of tokens that were written. Behind an encoder its special tokens are shown:
+        some stand for spans.
+        """
+        return str(self.tokenizer.decode([*tokens], skip_special_tokens=self.start is None))
 
     def plain(self, text: str) -> list[int]:
         """The tokens of a text alone."""
@@ -87,14 +112,17 @@ def open_model(folder: Path | str, *, say: Say, best: bool = False) -> OpenedMod
     if kind_of(folder / "config.json") == "file" and kind_of(folder / "checkpoints") != "folder":
         return _of_folder(folder)
     run = open_run(folder, say=say, best=best)
-    causal, end = run.shape.causal, run.end  # a text may hold a mask, but no other special token
-    tokenizer = run.tokenizer() if causal else read_tokenizer(folder)
+    causal, end, both = run.shape.causal, run.end, run.shape.encoder_layers > 0
+    # a text may hold a mask or stand-ins of spans, but no other special token
+    tokenizer = run.tokenizer() if causal and not both else read_tokenizer(folder)
     return OpenedModel(
         folder=folder,
         shape=run.shape,
         fill=read_weights(run.checkpoint),
         tokenizer=tokenizer,
-        front=(end,),
+        front=() if both else (end,),
+        behind=(end,) if both else (),
+        start=start_of(tokenizer, named(folder)) if both else None,
         begin=end,
         ends=(end,),
         mask=None if causal else _mask_of_run(folder, tokenizer),
@@ -103,12 +131,17 @@ def open_model(folder: Path | str, *, say: Say, best: bool = False) -> OpenedMod
 
 def _of_folder(folder: Path) -> OpenedModel:
     shape, _ = read_hub(folder)
-    tokenizer, said = read_tokenizer(folder), _said(folder)
+    tokenizer = read_tokenizer(folder)
     names = _names(folder)
     begin = names.get("bos_token") or names.get("eos_token")
     mask = names.get("mask_token")
     known = [name for name in MASKS if tokenizer.token_to_id(name) is not None]
-    ends = said.get("eos_token_id")
+    ends, start = (_said(folder, f"{of}_token_id") for of in ("eos", "decoder_start"))
+    if shape.encoder_layers and type(start) is not int:
+        raise UserError(
+            f"{named(folder)}: {' and '.join(SETTINGS)} name no decoder_start_token_id, with which "
+            "a decoder begins; write it there"
+        )
     return OpenedModel(
         folder=folder,
         shape=shape,
@@ -117,6 +150,8 @@ def _of_folder(folder: Path) -> OpenedModel:
         begin=None if begin is None else tokenizer.token_to_id(begin),
         ends=tuple(one for one in (ends if isinstance(ends, list) else [ends]) if type(one) is int),
         mask=mask or (known[0] if known and not shape.causal else None),
+        start=start if shape.encoder_layers else None,
+        prefixes=_prefixes(folder),
     )
 
 
@@ -139,14 +174,22 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _said(folder: Path) -> Mapping[str, Any]:
-    """The settings of a folder's generation, or else of its model, that name an end."""
+def _said(folder: Path, key: str) -> Any:
+    """What the settings of a folder's generation, or else of its model, say by a key."""
     for name in SETTINGS:
         if kind_of(folder / name) == "file":
-            found = read_json(folder / name)
-            if found.get("eos_token_id") is not None:
+            found = read_json(folder / name).get(key)
+            if found is not None:
                 return found
-    return {}
+    return None
+
+
+def _prefixes(folder: Path) -> dict[str, str]:
+    """What T5 was trained to read in front of a text, by task."""
+    found = read_json(folder / "config.json").get("task_specific_params")
+    tasks = found.items() if isinstance(found, dict) else ()
+    told = {task: says.get("prefix") for task, says in tasks if isinstance(says, dict)}
+    return {task: prefix for task, prefix in told.items() if isinstance(prefix, str)}
 
 
 def _names(folder: Path) -> dict[str, str]:

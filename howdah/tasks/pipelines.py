@@ -5,16 +5,19 @@ pipelines.
     write("def ", max_new_tokens=20)                  → [{"generated_text": "def ..."}]
 
     text-generation      generated_text
+    text2text-generation, summarization, translation
+                         generated_text, summary_text, translation_text, of an encoder-decoder
     fill-mask            score, token, token_str, sequence: the likeliest words in a masked place
     feature-extraction   the last hidden states, [1][tokens][width] numbers
 
 The model is a run folder or a Hugging Face folder. Several texts in a list give a list of results.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +25,13 @@ from torch import Tensor
 from howdah.base.errors import UserError, named, nearest, shown
 from howdah.generate.beams import Beams, beam_search
 from howdah.generate.draw import GREEDY, Draw, listed
-from howdah.generate.predictor import OneDevice
 from howdah.generate.rows import generate_rows
 from howdah.model.islands import promoted
 from howdah.model.transformer import Transformer
 from howdah.tasks.opened import OpenedModel, open_model
 
+TRANSLATION = re.compile(r"translation(_\w\w+_to_\w\w+)?")
 OTHER_NAMES = {"sentiment-analysis": "text-classification"}
-OF_PAIRS = ("summarization", "translation", "text2text-generation")
 DECLINED = (
     *("audio-classification", "automatic-speech-recognition", "text-to-audio", "text-to-speech"),
     *("image-classification", "image-segmentation", "image-to-image", "image-text-to-text"),
@@ -44,6 +46,21 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 Texts = str | list[str] | tuple[str, ...]
 
 
+class Doing(NamedTuple):
+    """How a task is done.
+
+    run       the results of texts
+    families  of the models that can do it
+    settings  beside those that `run` names
+    key       of a text in a result
+    """
+
+    run: Callable[..., list[Any]]
+    families: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+    key: str = "generated_text"
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A model that is ready for a task; a call runs it on a text, or on each of several."""
@@ -51,7 +68,7 @@ class Pipeline:
     task: str
     opened: OpenedModel
     model: Transformer
-    run: Callable[..., list[Any]]
+    does: "Doing"
 
     def __call__(self, inputs: Texts, **settings: Any) -> Any:
         """The result of a text, or a list of those of several. The settings are those of the task,
@@ -63,16 +80,13 @@ class Pipeline:
                 raise UserError(f"{self.task} takes texts, and one is {shown(text)}; give a str")
         if not texts:
             return []
-        try:
-            found = self.run(self, texts, **settings)
-        except TypeError as error:
-            known = list(self.run.__kwdefaults__ or ())
-            wrong = [name for name in settings if name not in known]
-            if not wrong:
-                raise
+        known = [*(self.does.run.__kwdefaults__ or ()), *self.does.settings]
+        wrong = [name for name in settings if name not in known]
+        if wrong:
             raise UserError(
                 f"{self.task} has no setting {shown(wrong[0])}{nearest(wrong[0], known)}"
-            ) from error
+            )
+        found = self.does.run(self, texts, **settings)
         return found[0] if isinstance(inputs, str) else found
 
 
@@ -88,8 +102,10 @@ def pipeline(
     Raises UserError for a task that howdah does not have, or that the model cannot do.
     """
     task = OTHER_NAMES.get(task, task)
-    if task not in TASKS:
+    known = "translation" if TRANSLATION.fullmatch(task) else task
+    if known not in TASKS:
         raise UserError(_declined(task))
+    does = TASKS[known]
     if dtype not in DTYPES:
         raise UserError(f"dtype is {shown(dtype)}; it must be one of {', '.join(DTYPES)}")
     try:
@@ -97,12 +113,19 @@ def pipeline(
     except RuntimeError:
         raise UserError(f"device is {shown(device)}; give cpu, cuda or cuda:1") from None
     opened = open_model(model, say=lambda line: None)
-    if task == "text-generation" and not opened.shape.causal:
-        raise UserError(f"{named(model)} is an encoder, which writes no text; use fill-mask")
-    if task == "fill-mask" and (opened.shape.causal or opened.mask is None):
-        why = "is a decoder" if opened.shape.causal else "names no mask token"
-        raise UserError(f"{named(model)} {why}, and fill-mask needs an encoder with one")
-    return Pipeline(task, opened, opened.model(DTYPES[dtype], there), TASKS[task])
+    if (family := opened.shape.family) not in does.families:
+        other = next(name for name, of in TASKS.items() if family in of.families)
+        raise UserError(
+            f"{named(model)} is {_article(family)}, and {task} needs {_article(does.families[0])}; "
+            f"use {other}"
+        )
+    if task == "fill-mask" and opened.mask is None:
+        raise UserError(f"{named(model)} names no mask token, and fill-mask needs one")
+    return Pipeline(task, opened, opened.model(DTYPES[dtype], there), does)
+
+
+def _article(family: str) -> str:
+    return f"{'a' if family == 'decoder' else 'an'} {family}"
 
 
 def _declined(task: str) -> str:
@@ -111,8 +134,6 @@ def _declined(task: str) -> str:
             f"{task} needs a head for labels, and howdah's models have the head of a language "
             "model alone; score the labels with howdah eval, as choices"
         )
-    if task.startswith(OF_PAIRS):
-        return f"{task} needs an encoder-decoder, which howdah does not decode yet"
     if task in DECLINED or task.startswith(("image", "audio", "video")):
         return (
             f"{task} is declined: howdah's models read and write text; its tasks are "
@@ -121,15 +142,48 @@ def _declined(task: str) -> str:
     return f"there is no task {shown(task)}{nearest(task, TASKS)}"
 
 
-# -- text generation -----------------------------------------------------------
+# -- texts ---------------------------------------------------------------------
 
 
-def _generation(  # noqa: PLR0913  each is a setting of transformers
+def _generation(
     of: Pipeline,
     texts: Sequence[str],
     *,
-    max_new_tokens: int = 256,
     do_sample: bool = True,
+    return_full_text: bool = True,
+    **settings: Any,
+) -> list[list[dict[str, str]]]:
+    """Continuations of each text."""
+    found = _written(of, texts, do_sample=do_sample, **settings)
+    return [
+        [{of.does.key: text * return_full_text + one} for one in each]
+        for text, each in zip(texts, found, strict=True)
+    ]
+
+
+def _answers(
+    of: Pipeline,
+    texts: Sequence[str],
+    *,
+    do_sample: bool = False,
+    prefix: str | None = None,
+    **settings: Any,
+) -> list[Any]:
+    """What an encoder-decoder writes behind each text: one, or a list of several. In front of the
+    text stands a prefix, which the model's folder may name for the task.
+    """
+    front = of.opened.prefixes.get(of.task, "") if prefix is None else prefix
+    found = _written(of, [front + text for text in texts], do_sample=do_sample, **settings)
+    rows = [[{of.does.key: one} for one in each] for each in found]
+    return [each[0] if len(each) == 1 else each for each in rows]
+
+
+def _written(  # noqa: PLR0913  each is a setting of transformers
+    of: Pipeline,
+    texts: Sequence[str],
+    *,
+    do_sample: bool,
+    max_new_tokens: int = 256,
     temperature: float = 0.7,
     top_k: int = 50,
     top_p: float = 1.0,
@@ -138,12 +192,12 @@ def _generation(  # noqa: PLR0913  each is a setting of transformers
     length_penalty: float = 1.0,
     early_stopping: bool | Literal["never"] = False,
     num_return_sequences: int = 1,
-    return_full_text: bool = True,
     seed: int = 0,
-) -> list[list[dict[str, str]]]:
-    """Continuations of each text; those of one text that are drawn have neighbouring seeds."""
-    opened, model = of.opened, OneDevice(of.model)
-    prompts, ends = [opened.prompt(text) for text in texts], opened.ends
+) -> list[list[str]]:
+    """Texts behind each text; those of one text that are drawn have neighbouring seeds."""
+    opened, ends = of.opened, of.opened.ends
+    read = [opened.prompt(text) for text in texts]
+    model, prompts = opened.predictor(of.model, read), opened.texts(read)
     if num_beams > 1:
         if do_sample:
             raise UserError("num_beams searches and do_sample draws; set do_sample=False")
@@ -172,13 +226,7 @@ def _generation(  # noqa: PLR0913  each is a setting of transformers
             for draw in draws
         ]
         found = [[each[row] for each in rounds] for row in range(len(prompts))]
-    return [
-        [
-            {"generated_text": text * return_full_text + opened.tokenizer.decode(tokens)}
-            for tokens in each
-        ]
-        for text, each in zip(texts, found, strict=True)
-    ]
+    return [[opened.tokenizer.decode(tokens) for tokens in each] for each in found]
 
 
 # -- encoders, and hidden states -----------------------------------------------
@@ -186,9 +234,13 @@ def _generation(  # noqa: PLR0913  each is a setting of transformers
 
 @torch.no_grad()
 def hidden_states(model: Transformer, tokens: Sequence[int]) -> Tensor:
-    """The last hidden states [1, s, h] of tokens: in front of the head and of its transform."""
+    """The last hidden states [1, s, h] of tokens: in front of the head and of its transform; of an
+    encoder-decoder those of the encoder.
+    """
     device = model.embedding.weight.device
     row = torch.tensor([tokens]).to(device)
+    if model.shape.encoder_layers:
+        return model.encode(row, None)
     positions = torch.arange(len(tokens))[None].to(device)
     x = model.embed(row, positions)
     context = model.context(x, positions, None)
@@ -214,7 +266,6 @@ def _features(of: Pipeline, texts: Sequence[str], *, return_tensors: bool = Fals
     return [*found] if return_tensors else [states.tolist() for states in found]
 
 
-@torch.no_grad()
 def _filled(
     of: Pipeline, texts: Sequence[str], *, top_k: int = 5, targets: Texts | None = None
 ) -> list[Any]:
@@ -234,7 +285,8 @@ def _filled(
                 "a word is asked for"
             )
         states = hidden_states(model, tokens)[0, places]
-        logits = model.logits(transformed(model, states))
+        with torch.no_grad():
+            logits = model.logits(transformed(model, states))
         shares = logits.to(promoted(logits.dtype)).softmax(-1).cpu()
         best = shares[:, chosen].topk(min(top_k, len(chosen)))
         rows = [
@@ -290,8 +342,13 @@ def _proposal(
     }
 
 
-TASKS: Mapping[str, Callable[..., list[Any]]] = {
-    "text-generation": _generation,
-    "fill-mask": _filled,
-    "feature-extraction": _features,
+SETTINGS = tuple(_written.__kwdefaults__ or ())
+PAIRED = ("encoder-decoder",)
+TASKS: Mapping[str, Doing] = {
+    "text-generation": Doing(_generation, ("decoder",), SETTINGS),
+    "fill-mask": Doing(_filled, ("encoder",)),
+    "text2text-generation": Doing(_answers, PAIRED, SETTINGS),
+    "summarization": Doing(_answers, PAIRED, SETTINGS, "summary_text"),
+    "translation": Doing(_answers, PAIRED, SETTINGS, "translation_text"),
+    "feature-extraction": Doing(_features, ("decoder", "encoder", *PAIRED)),
 }

@@ -126,6 +126,7 @@ class Crew:
             return
         self.arranged = True
         for number, one in every.items():
+            one.heard = monotonic()  # it had nothing to say while it waited for the others
             chains = {}
             for shard in self._roll.held_by(number):
                 holders = self._roll.holders[shard]
@@ -160,18 +161,23 @@ class Crew:
 
     def end_stalled(self) -> None:
         """Ends servers that have said nothing for too long, where replicas can take their place."""
-        for one in self.servers:
-            if sync_of(self.job).replicas and monotonic() - one.heard > STALLED:
+        for one in self.servers if self.arranged and sync_of(self.job).replicas else ():
+            if monotonic() - one.heard > STALLED:
                 one.told = "stalled", f"{one.name} has said nothing for {STALLED:g} s"
                 one.end()
 
     def _report(self) -> None:
-        """A line, and a row of metrics.jsonl, when all workers have come so far."""
-        every, there = self.job.train.log_every, self.steps
-        if len(there) < sync_of(self.job).workers:
+        """A line, and a row of metrics.jsonl, when all workers that are there, or have done their
+        steps, have come so far. Who joins later may be far behind: then the step is a lower one.
+        """
+        every, steps = self.job.train.log_every, self.job.train.steps
+        places = {one.number for one in self.members.values() if one.role == "worker"}
+        places |= {place for place, said in self.steps.items() if said["step"] >= steps}
+        if not places <= self.steps.keys():
             return
+        there = {place: self.steps[place] for place in places}
         step = min(said["step"] for said in there.values())
-        if step <= self._said or (step % every and step != self.job.train.steps):
+        if step == self._said or (step % every and step != steps):
             return
         self._said = step
         row = measured(there, self.shards)

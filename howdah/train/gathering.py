@@ -56,6 +56,7 @@ def member_hello(job: Job, corpus: Corpus) -> Said:
         "layout": str(job.layout),
         "batch": sum_of((job.batch, job.plan.sequence)),
         "number of steps": job.train.steps,
+        "train.save_every": job.train.save_every,
         "seed": job.seed,
         "text": sum_of(text),
     }
@@ -112,8 +113,9 @@ def listening(at: tuple[str, int]) -> socket.socket:
         return socket.create_server(at, family=family)
     except OSError as error:
         raise UserError(
-            f"--listen {spell(at)}: this machine cannot listen there ({error.strerror or error}); "
-            "take an address of one of its interfaces, and a port that is free"
+            f"--listen {spell(at)}: this machine cannot listen there "
+            f"({str(error.strerror or error).partition(' (while')[0]}); take an address of one of "
+            "its interfaces, and a port that is free"
         ) from None
 
 

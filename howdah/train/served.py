@@ -119,7 +119,7 @@ class Server:
         if self.chain:
             self.desk.record, self.chain.told = self.chain.record, self.host.release
         self.ledger = job.folder / "ledgers" / f"server-{number}-from-{start.step}"
-        self._counted = perf_counter(), 0, 0
+        self._wrote, self._counted = False, (perf_counter(), 0, 0)
 
     def _filled(self, chunk: Chunk) -> Tensor:
         wide = torch.promote_types(DTYPES[self.job.method.precision], torch.float32)
@@ -191,7 +191,9 @@ class Server:
         }
 
     def write_ledger(self) -> None:
-        """Appends what was applied and answered since the last time to the run's ledger."""
+        """Appends what was applied and answered since the last time to the run's ledger, which is
+        begun anew by each start: one that saved nothing has left a ledger of the same name.
+        """
         events: list[Event] = []
 
         def take(desk: Desk) -> None:
@@ -200,8 +202,9 @@ class Server:
 
         self.host.do(take)
         self.ledger.parent.mkdir(parents=True, exist_ok=True)
-        with self.ledger.open("a") as file:
+        with self.ledger.open("a" if self._wrote else "w") as file:
             file.writelines(f"{event}\n" for event in events)
+        self._wrote = True
 
 
 class Saves(Protocol):

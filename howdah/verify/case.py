@@ -114,8 +114,11 @@ def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu"
     layout = replace(layout, tp=small_parts(job.layout.tp, job.shape, shape))
     if shape.k < layout.tp * layout.trading:
         shape = small_shape(job.shape, context=sequence, times=layout.trading)
+    layers = max(shape.layers, layout.pp * layout.virtual)
+    if layout.stages:
+        layers = sum(layout.stages) - shape.encoder_layers
     return Case(
-        shape=replace(shape, layers=max(shape.layers, layout.pp * layout.virtual)),
+        shape=replace(shape, layers=layers),
         layout=layout,
         method=_exact(job, precision),
         samples=rows - 1 if rows > micro else rows,  # the last rank's last row is padding
@@ -159,8 +162,19 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
         server=server,
         virtual=virtual,
         micros=micros,
+        stages=layout.stages and small_stages(layout.stages, pp * virtual),
         recompute_blocks=first,
     )
+
+
+def small_stages(counts: tuple[int, ...], stages: int) -> tuple[int, ...]:
+    """A block for each of so many stages, where an end that had none has none; the first stage with
+    blocks has more, as many as an encoder and a decoder need.
+    """
+    found = [min(counts[0], 1), *[1] * (stages - 2), min(counts[-1], 1)]
+    first = found.index(1) if 1 in found else -1
+    found[first] += max(1, 4 - sum(found))
+    return tuple(found)
 
 
 def small_parts(parts: int, shape: ModelShape, small: ModelShape) -> int:

@@ -1,6 +1,6 @@
 """Hierarchies on real ranks of several hosts, in blocks and dealt: bits, and bytes by card."""
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from unittest.mock import patch
 
 import pytest
@@ -10,8 +10,11 @@ import torch.distributed as dist
 from howdah.collectives.choice import chunk_sizes, placement, program_of
 from howdah.collectives.execute import run
 from howdah.comm.chosen import algorithms_of, choosing, near_sent
+from howdah.comm.frames import FrameError
+from howdah.comm.near import Near
 from howdah.comm.rendezvous import choose
 from howdah.comm.spawn import Workers
+from howdah.comm.transport import PeerLost
 
 PLACES = ["aabb", "abab"]
 OPS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
@@ -104,6 +107,31 @@ def test_bf16_is_rounded_once_where_a_stage_adds(workers, kind):
         assert off["two_shot"].max() <= 0.5001
         assert off["hierarchical per_node=4"].max() <= 0.5001
         assert off["ring"].max() > 0.75
+
+
+def gives_up(transport, machines):
+    """Rank 3 finds a damaged frame while rank 2 waits for it in shared memory; what each says."""
+    rank, store = transport.rank, dist.PrefixStore("machines", transport.among.store)
+    with (
+        patch("howdah.comm.meeting.this_machine", lambda: machines[rank]),
+        closing(choose(store, rank=rank, size=4, secret=b"s" * 32, seconds=20)) as far,
+    ):
+        chosen = choosing(far, algorithms_of({"all_reduce": "hierarchical"}))
+        damaged = patch.object(Near, "__call__", side_effect=FrameError("a frame is damaged"))
+        with damaged if rank == 3 else nullcontext(), pytest.raises(PeerLost) as told:
+            chosen.all_reduce(torch.ones(100))
+        transport.barrier()  # until now, nobody has left
+        chosen.close()
+    return str(told.value)
+
+
+def test_who_waits_in_shared_memory_is_told_of_what_came_over_the_wire(workers):
+    """It waited until its deadline, and then named a rank that had done nothing."""
+    said = workers.run(gives_up, "aabb", ranks=4)
+    assert said[3].startswith("a frame is damaged, as rank 3 saw")
+    assert said[2].startswith("rank 3 gave up; what it says tells why")
+    assert all("this rank called all_reduce(float32 [100], sum, " in one for one in said)
+    assert all("rank 2 was silent" not in one for one in said)
 
 
 @pytest.fixture(scope="module")

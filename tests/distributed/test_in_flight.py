@@ -61,6 +61,8 @@ QUICK = {
     ("zero3", "ep"): "two units of a block",
     ("recompute", "capacity"): "sent again",
     ("zero1", "experts"): "units of their own",
+    # the encoder's output passes through all stages of the decoder, and tables are on several
+    ("zero1", "1f1b", "t5"): "two tensors of a boundary",
     # gradients that servers update, weights that they send back
     ("servers", "bloom"): "pushes and pulls",
     # what comes from home and goes there

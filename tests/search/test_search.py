@@ -99,6 +99,19 @@ def test_the_closed_form_is_near_the_simulation_on_a_thousand_layouts():
     assert len(errors) == 1000 and np.mean(np.array(errors) < math.log(1.1)) > 0.93
 
 
+def even_seconds(found, question):
+    """The least seconds of the best layouts with stages of equal FLOPs."""
+    profile = own_profile(question.cluster.device)
+    return min(
+        step_time(
+            question.plan(replace(plan.layout, stages=None), plan.micro_batch),
+            question.cluster,
+            profile,
+        ).seconds
+        for plan in (one.plan for one in found.best)
+    )
+
+
 @pytest.mark.slow
 def test_the_best_of_the_simulation_is_among_the_first_of_the_closed_form():
     """In 95 % of random searches, every layout of which is simulated; bench/search has 60."""
@@ -124,7 +137,8 @@ def test_no_plan_is_better_than_the_one_that_is_found(question):
     fitting = sorted(time for time, held in every if held <= room(question.cluster))
     found = search(question)
     assert 0 < len(fitting) < len(rows)
-    assert found.best[0].seconds == pytest.approx(fitting[0], rel=0.005)
+    assert even_seconds(found, question) == pytest.approx(fitting[0], rel=0.005)
+    assert found.best[0].seconds <= fitting[0] * 1.005  # stages of equal seconds may be faster
     assert all(one.peak <= room(question.cluster) for one in found.best)
     times = [one.seconds for one in found.best]
     assert times == sorted(times) and len(times) == min(BEST, len(fitting))

@@ -78,6 +78,39 @@ def test_replaying_the_ledgers_gives_the_same_weights(sync, tmp_path):
         assert apart(weights, plain(sync.workers)) > 1e-4  # the order of arrival has mattered
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_answer_that_was_lost_and_came_again_newer_is_what_the_worker_had(lost):
+    """A server died when it had answered all pulls, and its replica answered one of them again,
+    with an update of another worker in between. The replay took the first answers.
+    """
+    sync, first = Sync("asp", workers=2), shards_of(Sync("asp", workers=2), 2)
+    desks = [Desk(Clocks(sync, len(shard.chunks)), shard) for shard in first]
+    keys = [(server, key) for server, desk in enumerate(desks) for key in range(desk.clocks.keys)]
+
+    def pull(worker, clock, wanted):
+        for server, key in wanted:
+            desks[server].pull(worker, 1, clock=clock, key=key)
+        return {
+            (server, answer.key): answer.weights.clone()
+            for server, desk in enumerate(desks)
+            for answer in desk.answers()
+        }
+
+    def push(worker, clock, pulled):
+        for (server, key), term in gradient((worker, 1, clock), pulled).items():
+            desks[server].push(Update(worker, 1, clock, key), term)
+
+    for worker in (0, 1):
+        assert {desk.join(worker) for desk in desks} == {(1, 0)}
+    had = pull(0, 0, keys)
+    push(1, 0, pull(1, 0, keys))
+    push(0, 0, had | pull(0, 0, [(lost, 0)]))
+    pull(0, 0, [(1 - lost, 0)])  # nobody can have used this one
+    again = shards_of(sync, 2)
+    replay([desk.ledger for desk in desks], again, gradient)
+    assert apart(weights_of(first), weights_of(again)) < 1e-10
+
+
 def test_a_ledger_that_lacks_a_pull_is_not_replayed():
     sync = Sync("asp", workers=2)
     desks = run_in_turns(sync, 1, seed=0)

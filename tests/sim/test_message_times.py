@@ -100,14 +100,16 @@ def test_a_tied_embedding_is_summed_over_the_wire_between_its_stages():
     assert [tie.end - tie.start for tie in ties] == [pytest.approx(3)] * 2
 
 
-def test_an_embedding_that_no_schedule_lists_is_summed_before_the_update():
+def test_an_embedding_of_source_and_target_is_summed_by_all_its_stages():
     """An encoder and a decoder share it, on two ranks; with a tied head, on three."""
     shape = replace(SHAPE, family="encoder-decoder", encoder_layers=3, vocab=4000)
     once = 4 * 4000 * shape.width / 1e9
     for tied, ranks in ((False, 2), (True, 3)):
         plan = plan_of("pp6 x6", replace(shape, tie_embeddings=tied))
-        update = step_time(plan, wires(1e9, per_node=6)).breakdown["update"]
-        assert update == pytest.approx(2 * (ranks - 1) / ranks * once)
+        timeline = step_time(plan, wires(1e9, per_node=6)).timeline
+        ties = [s for spans in timeline.spans for s in spans if s.instruction.verb is Verb.TIE]
+        seconds = pytest.approx(2 * (ranks - 1) / ranks * once)
+        assert [tie.end - tie.start for tie in ties] == [seconds] * ranks
 
 
 @pytest.mark.parametrize(

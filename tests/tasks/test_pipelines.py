@@ -1,7 +1,8 @@
 """`howdah.pipeline` beside transformers': the same keys, and the same numbers."""
 
 import pytest
-from their_folders import bert, gpt2, roberta
+import torch
+from their_folders import bert, gpt2, roberta, t5
 
 import howdah
 from howdah.base.errors import UserError
@@ -17,7 +18,7 @@ MASKED = {"bert": "the cats [MASK] on a mat", "roberta": "the cats<mask> on a ma
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     found = {}
-    for make in (gpt2, bert, roberta):
+    for make in (gpt2, bert, roberta, t5):
         found[make.__name__] = str(tmp_path_factory.mktemp(make.__name__))
         make(tmp_path_factory.getbasetemp() / found[make.__name__], transformers)
     return found
@@ -54,6 +55,41 @@ def test_texts_are_those_of_transformers(folders, how):
     for inputs in (PROMPTS[0], PROMPTS):
         expected = theirs(inputs, do_sample=False, pad_token_id=0, **how)
         alike(ours(inputs, do_sample=False, **how), expected)
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "prefix"),
+    [
+        ("summarization", "summary_text", "sum: "),
+        ("translation_en_to_de", "translation_text", "said the "),
+        ("translation", "translation_text", ""),
+        ("text2text-generation", "generated_text", ""),
+    ],
+)
+def test_answers_are_those_of_generate_behind_the_prefix_of_the_task(folders, task, key, prefix):
+    load, folder = transformers.AutoModelForSeq2SeqLM.from_pretrained, folders["t5"]
+    words, theirs = transformers.AutoTokenizer.from_pretrained(folder), load(folder).eval()
+    ours = howdah.pipeline(task, folder)
+
+    def expected(text, **how):
+        read = words(text, return_tensors="pt")
+        found = theirs.generate(**read, do_sample=False, **how)
+        return [{key: one} for one in words.batch_decode(found, skip_special_tokens=True)]
+
+    how = {"max_new_tokens": 9}
+    assert ours(PROMPTS, **how) == [expected(prefix + text, **how)[0] for text in PROMPTS]
+    assert [ours(PROMPTS[0], prefix="dog ", **how)] == expected("dog " + PROMPTS[0], **how)
+    how |= {"num_beams": 3, "num_return_sequences": 2, "repetition_penalty": 1.3}
+    assert ours(PROMPTS[1], **how) == expected(prefix + PROMPTS[1], **how)
+    assert ours(PROMPTS[1], **how)[0] != ours(PROMPTS[1], prefix="dog ", **how)[0]
+
+
+def test_features_of_an_encoder_decoder_are_those_of_its_encoder(folders):
+    words = transformers.AutoTokenizer.from_pretrained(folders["t5"])
+    encoder = transformers.T5EncoderModel.from_pretrained(folders["t5"]).eval()
+    with torch.no_grad():
+        expected = encoder(**words(PROMPTS[0], return_tensors="pt")).last_hidden_state
+    alike(howdah.pipeline("feature-extraction", folders["t5"])(PROMPTS[0]), expected.tolist())
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
@@ -98,11 +134,13 @@ def test_a_run_writes_texts_that_a_seed_gives_again(make_job, tmp_path):
         ("image-classification", "gpt2", "image-classification is declined: howdah's models read"),
         ("sentiment-analysis", "gpt2", "text-classification needs a head for labels"),
         ("question-answering", "gpt2", "question-answering is declined"),
-        ("summarization", "gpt2", "summarization needs an encoder-decoder"),
-        ("translation_en_to_fr", "gpt2", "translation_en_to_fr needs an encoder-decoder"),
+        ("summarization", "gpt2", "is a decoder, and summarization needs an encoder-decoder"),
+        ("translation_en_to_fr", "bert", "translation_en_to_fr needs an encoder-decoder"),
+        ("translation_fr", "t5", "there is no task 'translation_fr'; did you mean 'translation'"),
         ("text-generatoin", "gpt2", "there is no task 'text-generatoin'; did you mean"),
         ("fill-mask", "gpt2", "is a decoder, and fill-mask needs an encoder"),
-        ("text-generation", "bert", "is an encoder, which writes no text"),
+        ("text-generation", "bert", "is an encoder, and text-generation needs a decoder; use fill"),
+        ("text-generation", "t5", "is an encoder-decoder, and text-generation needs a decoder"),
     ],
 )
 def test_tasks_that_cannot_be_done_are_declined_by_name(folders, task, kind, sentence):
@@ -113,10 +151,14 @@ def test_tasks_that_cannot_be_done_are_declined_by_name(folders, task, kind, sen
 def test_wrong_inputs_and_settings_are_told(folders):
     write = howdah.pipeline("text-generation", folders["gpt2"])
     fill = howdah.pipeline("fill-mask", folders["bert"])
+    answer = howdah.pipeline("summarization", folders["t5"])
     for call, sentence in (
         (lambda: write(3), "takes texts, and one is 3"),
         (lambda: write("the " * 40), "context is 32"),
         (lambda: write("a", max_new_token=3), "no setting 'max_new_token'; did you mean"),
+        (lambda: fill("a [MASK]", topk=0), "no setting 'topk'; did you mean 'top_k'"),
+        (lambda: answer("a", return_full_text=False), "no setting 'return_full_text'"),
+        (lambda: answer("the " * 60), "context is 40"),
         (lambda: write("a", num_beams=2), "set do_sample=False"),
         (lambda: write("a", do_sample=False, num_return_sequences=2), "drawn or searched"),
         (lambda: fill("no mask"), r"has no \[MASK\]"),

@@ -80,3 +80,28 @@ def roberta(folder, transformers):
     sizes = ENCODER | {"type_vocab_size": 1, "pad_token_id": 1}
     given = {"tokenizer": made, "special": special, "head": "MaskedLM"}
     return save(folder, transformers, "roberta", sizes, **given)
+
+
+def t5(folder, transformers):
+    """A T5 whose sources end with <|end|>, and which was trained to read prefixes."""
+    made = tokenizers.train(iter(TEXT), 300, extra=[tokenizers.PAD])
+    made.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 0)]
+    )
+    prefixes = {"summarization": "sum: ", "translation_en_to_de": "said the "}
+    sizes = {
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "d_kv": 8,
+        "d_ff": 40,
+        "n_positions": 40,
+        "initializer_factor": 3.0,
+        "pad_token_id": 1,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 1,
+        "task_specific_params": {task: {"prefix": words} for task, words in prefixes.items()},
+    }
+    special = {"pad_token": tokenizers.PAD, "eos_token": "<|end|>"}
+    given = {"tokenizer": made, "special": special, "head": "Seq2SeqLM"}
+    return save(folder, transformers, "t5", sizes, **given)

@@ -19,12 +19,14 @@ from howdah.base.signals import StopRequest
 from howdah.checkpoint.folders import step_folder
 from howdah.checkpoint.load import open_checkpoint
 from howdah.comm.handshake import CALLER, greet
-from howdah.server.ledger import read_ledger, twice
+from howdah.server.clocks import Update
+from howdah.server.ledger import Event, read_ledger, twice
 from howdah.train import member
-from howdah.train.crew import ServerDied
+from howdah.train.crew import STALLED, Crew, Member, ServerDied
 from howdah.train.gathering import Gathering, listening, member_hello
 from howdah.train.member import serve_there, work_there
-from howdah.train.serving import corpus_of, found_start
+from howdah.train.served import Server
+from howdah.train.serving import corpus_of, found_start, start_of
 
 SECRET = bytes(range(32))
 SERVED = (
@@ -187,6 +189,7 @@ def test_members_that_differ_are_told_in_what(make_job):
             ("version of howdah", "0.0", r"version of howdah of this worker.*\(0\.0, and here"),
             ("model", 1, "the model of this worker is not that of the run: start it with the"),
             ("text", 2, "the text of this worker"),
+            ("train.save_every", 7, "the train.save_every of this worker"),
         ):
             told = refusal(job, {**hello, name: value}, address)
             assert re.search(words, told), told
@@ -251,6 +254,72 @@ def test_a_server_that_is_lost_ends_the_run_and_all_members_are_told_why(make_jo
     errors = members.join()
     assert len(errors) == 2 and all(isinstance(error, Unfinished) for error in errors)
     assert all("server 1 has ended" in str(error) for error in errors)
+
+
+# -- what is reported
+
+
+def test_lines_are_said_of_those_who_are_there(make_job):
+    """A run of three places said nothing while one was free, before it was taken or after."""
+    job = make_job("few", *SERVED, 'method.sync={kind = "asp", workers = 3}', "train.steps=9")
+    said, rest = [], {"loss": 1.0, "tokens": 1.0, "seconds": 1.0, "waited": 0.0, "queue": 0}
+    job.folder.mkdir()
+    crew = Crew(job, said.append, step=-1)
+
+    def join(place):
+        one = Member("worker", place, said.append, said.clear)
+        crew.members[one.name] = one
+
+    def report(place, step):
+        crew.hear(crew.members[f"worker {place}"], {"step": step, **rest})
+        return [int(line.split()[1]) for line in said]
+
+    join(0)
+    assert report(0, 1) == [1] and report(0, 2) == [1, 2]
+    join(1)
+    assert report(0, 3) == [1, 2]  # it has told nothing yet
+    assert report(1, 1) == [1, 2, 1] and report(0, 4) == [1, 2, 1]
+    del crew.members["worker 1"]
+    assert report(0, 5) == [1, 2, 1, 5]
+    assert report(0, 9) == [1, 2, 1, 5, 9]
+    del crew.members["worker 0"]
+    join(1)
+    assert report(1, 2) == [1, 2, 1, 5, 9, 2]
+
+
+def test_a_server_that_waits_for_others_is_not_stalled(make_job):
+    """It has nothing to say, and was ended after a minute."""
+    sync = 'method.sync={kind = "asp", workers = 1, replicas = 1}'
+    crew, ended = Crew(make_job("late", *SERVED, sync), print, step=-1), []
+    for number in range(2):
+        end, at = (lambda number=number: ended.append(number)), ("127.0.0.1", number)
+        one = Member("server", number, lambda said: None, end)
+        crew.members[one.name] = one
+        one.heard -= 2 * STALLED
+        crew.end_stalled()
+        crew.hear(one, {"addresses": {0: at, 1: at}, "feeds": {0: at, 1: at}})
+        one.heard -= STALLED * (number == 0)
+    crew.end_stalled()
+    assert crew.arranged and ended == []
+    crew.members["server 1"].heard -= 2 * STALLED
+    crew.end_stalled()
+    assert ended == [1]
+
+
+def test_a_ledger_is_begun_anew_by_each_start(make_job):
+    """A run that was ended before it had saved anything, and was started again, wrote behind the
+    ledger of the first start, so that each update was there twice.
+    """
+    job = make_job("anew", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    start, event = start_of(job, -1, corpus_of(job)), Event("push", Update(0, 1, 0, 0), 1)
+    for _ in range(2):
+        with socket.socket() as door:
+            server = Server(job, 0, start=start, listener=door, secret=SECRET)
+            for _ in range(2):
+                server.desk.ledger.append(event)
+                server.write_ledger()
+            server.host.close()
+    assert read_ledger(server.ledger) == [event, event]
 
 
 # -- processes

@@ -158,7 +158,7 @@ MUTATIONS = {
         ("embedding", "asks the GPU for a size (index by a mask): aten.index.Tensor"),
         ("loss", f"train/step.py:accumulate {READS}: aten._local_scalar_dense.default"),
         ("dropout", f"model/transformer.py:embed {COPIES}: aten._to_copy.default"),
-        ("documents", f"parallel/stages.py:run_stage {READS}: aten._local_scalar_dense.default"),
+        ("documents", f"parallel/stages.py:_context {READS}: aten._local_scalar_dense.default"),
         ("pageable", f"train/feed.py:there {COPIES}: aten._to_copy.default"),
         ("told", "train/tell.py:values waits for an event"),
     ],

@@ -34,7 +34,17 @@ def test_a_small_shape_keeps_the_forms_and_the_remainders(name):
     assert check_shape(small) == []
     assert small.heads // small.k == shape.heads // shape.k
     assert (small.k % 2, small.vocab % 64) == (shape.k % 2, shape.vocab % 64)
-    sizes = ("layers", "width", "heads", "ffn_size", "vocab", "context", "kv_heads", "head_size")
+    sizes = (
+        "layers",
+        "encoder_layers",
+        "width",
+        "heads",
+        "ffn_size",
+        "vocab",
+        "context",
+        "kv_heads",
+        "head_size",
+    )
     shrunk = {name: getattr(small, name) for name in (*sizes, "latent", "experts")}
     assert replace(shape, **shrunk) == small  # and nothing but the sizes is another
     assert bool(shape.latent) == bool(small.latent)
@@ -94,6 +104,20 @@ def test_of_a_miniature_one_block_is_recomputed_where_not_all_are(make_job, bloc
     job = make_job("a", f"layout=dp2 recompute=full:{blocks}")
     case = miniature(job, precision="float64", steps=1)
     assert [*case.plan.recompute.values()] == ["full", "none"]
+
+
+@pytest.mark.parametrize(
+    ("given", "small"),
+    [
+        ("pp2 stages=1,1 x3", "pp2 1f1b x3 stages=3,1"),
+        ("pp4 stages=0,1,1,0 x3", "pp2 1f1b x3 stages=0,4"),
+        ("pp3 stages=1,1,0 x3", "pp3 1f1b x3 stages=3,1,0"),
+    ],
+)
+def test_a_miniature_has_blocks_for_chosen_stages(make_job, given, small):
+    case = miniature(make_job("a", f"layout={given}"), precision="float64", steps=1)
+    assert str(case.layout) == small
+    assert case.plan.shape.layers == sum(case.layout.stages or ())
 
 
 def test_full_is_the_run_itself(make_job):
