@@ -156,6 +156,7 @@ class Box:
             raise UserError(why_not)
         self.profile, self.hosts = profile, hosts
         self._cages: list[Cage] = []
+        self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> "Box":
         known = "\n".join(f"{address(h)} host{h}" for h in range(self.hosts))
@@ -180,6 +181,8 @@ class Box:
 
     def close(self) -> None:
         """Ends all that runs on the hosts, and removes the box."""
+        for one in self._started:  # nsenter stops with its command, and would never reap it
+            one.send_signal(signal.SIGCONT)
         while self._cages:
             self._cages.pop().close()
 
@@ -205,7 +208,8 @@ class Box:
     ) -> subprocess.Popen[Any]:
         """Starts a command on a host; `how` is for Popen."""
         given = {**os.environ, **self.environment(host), **(env or {})}
-        return subprocess.Popen(self.words(host, command), env=given, **how)
+        self._started.append(subprocess.Popen(self.words(host, command), env=given, **how))
+        return self._started[-1]
 
     def run(self, host: int, command: Sequence[object]) -> str:
         """What a command on a host prints. Raises CalledProcessError."""

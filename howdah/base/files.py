@@ -35,6 +35,12 @@ def kind_of(path: Path) -> str:
     return "folder" if stat.S_ISDIR(mode) else "is a pipe, a socket or a device, and not a file"
 
 
+def no_file(path: Path) -> str:
+    """Why `path` is no file, such as `is a folder`; empty: it is one."""
+    kind = kind_of(path)
+    return {"file": "", "folder": "is a folder"}.get(kind, kind)
+
+
 def read_file(path: Path, most: int = MIB) -> bytes:
     """The bytes of a regular file of at most `most` bytes. Raises OSError for any other path."""
     kind = kind_of(path)

@@ -31,7 +31,8 @@ def evaluate(
         rows |= {f"{name}_stderr": error for name, error in scores.errors.items()}
         print(json.dumps(rows, indent=1))
         return
-    print(f"{scores.kind}: {scores.samples} lines of {read.file}")
+    lines = f"{scores.samples} line{'s' * (scores.samples != 1)}"
+    print(f"{scores.kind}: {lines} of {read.file}")
     for name, value in scores.values.items():
         error = f" ± {scores.errors[name]:.4f}" if name in scores.errors else ""
         print(f"{name:16s} {value:.4f}{error}")

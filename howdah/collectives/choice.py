@@ -85,6 +85,11 @@ def everywhere(text: str) -> Algorithms:
     return Algorithms(**fitting)
 
 
+def passes_on(op: str, text: str) -> bool:
+    """Whether ranks pass on what others send, whose sizes they must know. Raises UserError."""
+    return any(rule.name in FORWARDING for rule in rules(op, text))
+
+
 def problem_of(op: str, text: str) -> str:
     """Why `text` names no algorithms of an operation; empty if it does."""
     try:

@@ -58,7 +58,9 @@ class TcpTransport(Direct):
             silence = f"rank {error} was silent for {self._seconds:g} s, as rank {self.rank} saw"
             raise self._lost(silence) from None
         except PeerLost as error:  # of a wire beside this one
-            raise self._lost(str(error).rpartition("; this rank called")[0]) from None
+            told = self._lines.last_words()
+            why = f"{told}, as rank {self.rank} saw" if told else str(error)
+            raise self._lost(why.partition("; this rank called")[0]) from None
         except BaseException:  # a Disagreement: lines stay in the middle of a call
             self._broken = self._broken or f"rank {self.rank} gave up before"
             raise

@@ -324,6 +324,19 @@ class Lines:
             except OSError:
                 continue
 
+    def last_words(self) -> str:
+        """What a peer has said that gave up; empty if none has. For a call that has failed."""
+        for line in self._all:
+            line.due.append(Segment(BYE, b""))
+            try:
+                line.receive()
+            except Lost as lost:
+                if lost.relayed:
+                    return str(lost)
+            except FrameError:
+                continue
+        return ""
+
     def give_up(self, why: str) -> None:
         """Tells all peers, at once, why this rank takes no further part."""
         for line in self._all:

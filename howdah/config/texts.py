@@ -7,20 +7,21 @@ from typing import Any
 
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of
-from howdah.collectives.choice import everywhere
+from howdah.collectives.choice import everywhere, passes_on
 from howdah.text.sources import STDLIB, Data
 
 
 def with_texts(table: dict[str, Any]) -> dict[str, Any]:
     """A recipe's table with `data.sources` and `data.validation` as lists of tables; one path, one
     table, and paths in a list are short forms. One text for `comm.algorithm` is that of every
-    operation that has such an algorithm.
+    operation that has such an algorithm, and can have it in training.
     """
     data, comm = table.get("data"), table.get("comm")
     if isinstance(comm, dict) and isinstance(text := comm.get("algorithm"), str):
         chosen = {"all_reduce": text}  # which is refused
         with suppress(UserError):
-            chosen = everywhere(text).by_operation
+            every = everywhere(text).by_operation
+            chosen = {op: said for op, said in every.items() if not passes_on(op, said)}
         table = {**table, "comm": {**comm, "algorithm": chosen}}
     if not isinstance(data, dict):
         return table

@@ -39,9 +39,11 @@ class Predictor(Protocol):
 
 
 class OneDevice:
-    """A model that is whole on one device."""
+    """A model that is whole on one device. Raises UserError for one that reads a source first."""
 
     def __init__(self, model: Transformer) -> None:
+        if model.shape.encoder_layers:
+            raise UserError("an encoder-decoder reads sources first; use BehindEncoder")
         self.model, self.shape = model, model.shape
         self.device = model.embedding.weight.device
 

@@ -48,6 +48,7 @@ from howdah.server.outbox import WINDOW, Outbox
 PATIENCE = 20.0  # seconds until a server that does not answer is given up
 STILL = 6 * SILENCE  # a server that waits for its disk may read nothing for a while
 AGAIN = 0.05  # seconds between attempts
+LEAVING = 10.0  # seconds that a worker that is asked to leave waits for others, to finish its step
 
 
 class ServerGone(FrameError):
@@ -71,6 +72,7 @@ class Way:
     fifo       whether chunks are sent in the order in which they come, not by urgency
     others     of each server, where its replicas listen when they take its place
     over       whether the run is known to have ended, so that no server is waited for
+    leave      whether the worker is asked to leave
     """
 
     addresses: Sequence[Address]
@@ -82,6 +84,7 @@ class Way:
     fifo: bool = False
     others: Sequence[Sequence[Address]] = ()
     over: Callable[[], object] | None = None
+    leave: Callable[[], object] | None = None
 
     def of(self, number: int) -> list[Address]:
         """Where a server may be, the likeliest first."""
@@ -268,9 +271,12 @@ class _Link:
 
     def _await(self, met: Callable[[], bool]) -> None:
         with self._changed:
+            until = monotonic() + LEAVING
             while not met():
                 if self._failed:
                     raise self._failed
+                if monotonic() >= until and self._way.leave and self._way.leave():
+                    raise ServerGone("it was asked to leave while it waited for other workers")
                 self._changed.wait(1.0)
 
     # -- the connection

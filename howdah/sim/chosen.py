@@ -17,8 +17,8 @@ import numpy as np
 from howdah.collectives.choice import (
     AUTO,
     DEFAULT,
-    FORWARDING,
     chunk_sizes,
+    passes_on,
     placement,
     problem_of,
     program_of,
@@ -173,7 +173,7 @@ def choice_problems(algorithms: Algorithms) -> list[str]:
     for op, text in algorithms.by_operation.items():
         if problem := problem_of(op, text):
             found.append(f"comm.algorithm: {problem}")
-        elif op == "all_to_all" and any(rule.name in FORWARDING for rule in rules(op, text)):
+        elif passes_on(op, text):
             found.append(
                 f"comm.algorithm.all_to_all is {text}, by which ranks pass on what others send, "
                 "whose sizes they do not know in training; use pairwise, or leave it out"

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from howdah.base.errors import UserError, brief, named
-from howdah.base.files import kind_of, parse_toml, read_text
+from howdah.base.files import kind_of, no_file, parse_toml, read_text
 from howdah.generate.predictor import BehindEncoder, OneDevice, Predictor
 from howdah.host.measured import left
 from howdah.model.hub import read_hub
@@ -110,6 +110,10 @@ def open_model(folder: Path | str, *, say: Say, best: bool = False) -> OpenedMod
     """
     folder = Path(folder)
     if kind_of(folder / "config.json") == "file" and kind_of(folder / "checkpoints") != "folder":
+        if best:
+            raise UserError(
+                f"{named(folder)} is no run and has no best checkpoint; leave --best out"
+            )
         return _of_folder(folder)
     run = open_run(folder, say=say, best=best)
     causal, end, both = run.shape.causal, run.end, run.shape.encoder_layers > 0
@@ -160,10 +164,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     UserError.
     """
     path = folder / FILE
-    if (kind := kind_of(path)) != "file":
+    if why := no_file(path):
         raise UserError(
-            f"{named(path)} {kind}; put the model's tokenizer there, saved by the tokenizers "
-            "library"
+            f"{named(path)} {why}; put the model's tokenizer there, saved by the tokenizers library"
         )
     try:
         tokenizer = Tokenizer.from_str(read_text(path, LARGEST))

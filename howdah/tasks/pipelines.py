@@ -17,12 +17,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from howdah.base.errors import UserError, named, nearest, shown
+from howdah.base.errors import UserError, brief, named, nearest, shown
 from howdah.generate.beams import Beams, beam_search
 from howdah.generate.draw import GREEDY, Draw, listed
 from howdah.generate.rows import generate_rows
@@ -43,6 +44,12 @@ DECLINED = (
 )
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
+KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+}
+
 Texts = str | list[str] | tuple[str, ...]
 
 
@@ -51,13 +58,13 @@ class Doing(NamedTuple):
 
     run       the results of texts
     families  of the models that can do it
-    settings  beside those that `run` names
+    settings  beside those that `run` names, with their defaults
     key       of a text in a result
     """
 
     run: Callable[..., list[Any]]
     families: tuple[str, ...]
-    settings: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = MappingProxyType({})
     key: str = "generated_text"
 
 
@@ -80,14 +87,23 @@ class Pipeline:
                 raise UserError(f"{self.task} takes texts, and one is {shown(text)}; give a str")
         if not texts:
             return []
-        known = [*(self.does.run.__kwdefaults__ or ()), *self.does.settings]
-        wrong = [name for name in settings if name not in known]
-        if wrong:
-            raise UserError(
-                f"{self.task} has no setting {shown(wrong[0])}{nearest(wrong[0], known)}"
-            )
+        for name, value in settings.items():
+            self._check(name, value)
         found = self.does.run(self, texts, **settings)
         return found[0] if isinstance(inputs, str) else found
+
+    def _check(self, name: str, value: object) -> None:
+        """Raises UserError for a setting that the task does not have, or of another type."""
+        known = {**(self.does.run.__kwdefaults__ or {}), **self.does.settings}
+        if name not in known:
+            raise UserError(f"{self.task} has no setting {shown(name)}{nearest(name, known)}")
+        of = type(known[name])
+        kinds, wanted = KINDS.get(of, ((object,), ""))
+        fits = isinstance(value, kinds) and (of is bool or not isinstance(value, bool))
+        stops = name == "early_stopping"
+        if not fits and not (stops and value == "never"):
+            more = " or 'never'" if stops else ""
+            raise UserError(f"{name} is {shown(value)}; it must be {wanted}{more}")
 
 
 def pipeline(
@@ -101,7 +117,7 @@ def pipeline(
 
     Raises UserError for a task that howdah does not have, or that the model cannot do.
     """
-    task = OTHER_NAMES.get(task, task)
+    task = OTHER_NAMES.get(str(task), str(task))
     known = "translation" if TRANSLATION.fullmatch(task) else task
     if known not in TASKS:
         raise UserError(_declined(task))
@@ -110,8 +126,14 @@ def pipeline(
         raise UserError(f"dtype is {shown(dtype)}; it must be one of {', '.join(DTYPES)}")
     try:
         there = torch.device(device)
-    except RuntimeError:
-        raise UserError(f"device is {shown(device)}; give cpu, cuda or cuda:1") from None
+        torch.empty(1, device=there).item()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
+        raise UserError(
+            f"device is {shown(device)}, which cannot be used here ({brief(error)}); give cpu, or "
+            "a device of this machine, such as cuda or cuda:1"
+        ) from None
+    if not isinstance(model, str | Path):
+        raise UserError(f"model is {shown(model)}; name a run folder or a Hugging Face folder")
     opened = open_model(model, say=lambda line: None)
     if (family := opened.shape.family) not in does.families:
         other = next(name for name, of in TASKS.items() if family in of.families)
@@ -173,6 +195,8 @@ def _answers(
     text stands a prefix, which the model's folder may name for the task.
     """
     front = of.opened.prefixes.get(of.task, "") if prefix is None else prefix
+    if not isinstance(front, str):
+        raise UserError(f"prefix is {shown(front)}; give a str")
     found = _written(of, [front + text for text in texts], do_sample=do_sample, **settings)
     rows = [[{of.does.key: one} for one in each] for each in found]
     return [each[0] if len(each) == 1 else each for each in rows]
@@ -198,6 +222,8 @@ def _written(  # noqa: PLR0913  each is a setting of transformers
     opened, ends = of.opened, of.opened.ends
     read = [opened.prompt(text) for text in texts]
     model, prompts = opened.predictor(of.model, read), opened.texts(read)
+    if num_beams < 1 or num_return_sequences < 1:
+        raise UserError("num_beams and num_return_sequences must be at least 1")
     if num_beams > 1:
         if do_sample:
             raise UserError("num_beams searches and do_sample draws; set do_sample=False")
@@ -314,6 +340,8 @@ def _targets(opened: OpenedModel, targets: Texts | None) -> list[int]:
     words = [targets] if isinstance(targets, str) else [*targets]
     found = []
     for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"targets are words, and one is {shown(word)}; give a str")
         whole = opened.tokenizer.token_to_id(word)
         ids = [whole] if whole is not None else opened.plain(word)[:1]
         if not ids:
@@ -342,7 +370,7 @@ def _proposal(
     }
 
 
-SETTINGS = tuple(_written.__kwdefaults__ or ())
+SETTINGS: Mapping[str, Any] = _written.__kwdefaults__ or {}
 PAIRED = ("encoder-decoder",)
 TASKS: Mapping[str, Doing] = {
     "text-generation": Doing(_generation, ("decoder",), SETTINGS),

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, nearest, several, shown
-from howdah.base.files import kind_of, parse_json, parse_toml, read_file
+from howdah.base.files import no_file, parse_json, parse_toml, read_file
 from howdah.base.tables import read_table
 from howdah.text.readers import opened
 
@@ -70,8 +70,8 @@ class Question:
 
 def read_task(path: Path) -> Task:
     """The task of a TOML or JSON file; its own file is relative to it. Raises UserError."""
-    if (kind := kind_of(path)) != "file":
-        raise UserError(f"--task: {named(path)} {kind}; name a task file (.toml or .json)")
+    if why := no_file(path):
+        raise UserError(f"--task: {named(path)} {why}; name a task file (.toml or .json)")
     try:
         data = read_file(path)
         table = parse_json(data) if path.suffix == ".json" else parse_toml(data.decode())
@@ -83,8 +83,8 @@ def read_task(path: Path) -> Task:
     if read.problems:
         raise UserError(f"{named(path)}: {several(read.problems)}")
     task: Task = read.value
-    if (kind := kind_of(path.parent / task.file)) != "file":
-        raise UserError(f"{named(path)}: file is {shown(task.file)}, which {kind}; name JSON lines")
+    if why := no_file(path.parent / task.file):
+        raise UserError(f"{named(path)}: file is {shown(task.file)}, which {why}; name JSON lines")
     return task
 
 

@@ -125,7 +125,14 @@ def work_there(
         start = Start(_nothing, None, int(seat["step"]), int(seat["samples"]))
         others = [[_address(one) for one in every] for every in seat["others"]]
         addresses = [_address(one) for one in seat["addresses"]]
-        way = Way(addresses, secret, run_hello(job), others=others, over=lambda: inbox.ended)
+        way = Way(
+            addresses,
+            secret,
+            run_hello(job),
+            others=others,
+            over=lambda: inbox.ended,
+            leave=lambda: request.signal,
+        )
         try:
             step = work(
                 job,

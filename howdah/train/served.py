@@ -191,8 +191,8 @@ class Server:
         }
 
     def write_ledger(self) -> None:
-        """Appends what was applied and answered since the last time to the run's ledger, which is
-        begun anew by each start: one that saved nothing has left a ledger of the same name.
+        """Appends what was applied and answered since the last time to the run's ledger, which
+        begins empty: an earlier start that saved nothing has left one of the same name.
         """
         events: list[Event] = []
 

@@ -41,7 +41,9 @@ def test_a_source_is_answered_and_an_export_answers_alike(make_job, tmp_path, mo
     for where in (folder, folder / "export"):
         code, told = sample(where, *SOURCES, "--length", "6", "--temperature", "0")
         assert (code, told.splitlines()) == (0, expected)
-    assert sample(folder, SOURCES[0], "--length", "6", "--temperature", "0")[1] == f"{expected[0]}\n"
+    assert (
+        sample(folder, SOURCES[0], "--length", "6", "--temperature", "0")[1] == f"{expected[0]}\n"
+    )
     code, told = sample(folder, "7", "--layout", "tp2")
     assert code == 2 and "an encoder-decoder is decoded on one process; leave" in told
     answer = howdah.pipeline("summarization", folder)(SOURCES[0], max_new_tokens=6)

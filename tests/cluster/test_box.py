@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_nothing_is_left_by_a_run_that_ends_or_is_killed(box, left, tmp_path):
         wait_until(lambda mark=mark: not processes_of(mark))
         wait_until(lambda: left() == before)
         assert not list(Path("/tmp").glob(f"{mark}*"))
+
+
+def test_a_command_that_was_stopped_does_not_hold_up_the_end(box):
+    """nsenter stops with it and reaps nobody, and the kernel waited with the end of the host."""
+    with box("flat-1g", 2) as cluster:
+        run = cluster.start(1, ["sh", "-c", "kill -STOP $$; sleep 1000"])
+        os.waitid(os.P_PID, run.pid, os.WSTOPPED | os.WNOWAIT)
+        end = threading.Thread(target=cluster.close)
+        end.start()
+        end.join(60)
+        held_up = end.is_alive()
+        run.kill()
+        end.join()
+        run.wait()
+    assert not held_up
 
 
 def processes_of(mark):

@@ -129,9 +129,8 @@ def test_who_waits_in_shared_memory_is_told_of_what_came_over_the_wire(workers):
     """It waited until its deadline, and then named a rank that had done nothing."""
     said = workers.run(gives_up, "aabb", ranks=4)
     assert said[3].startswith("a frame is damaged, as rank 3 saw")
-    assert said[2].startswith("rank 3 gave up; what it says tells why")
     assert all("this rank called all_reduce(float32 [100], sum, " in one for one in said)
-    assert all("rank 2 was silent" not in one for one in said)
+    assert all("a frame is damaged, as rank 3 saw" in one for one in said)
 
 
 @pytest.fixture(scope="module")

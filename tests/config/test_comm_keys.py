@@ -27,6 +27,8 @@ def test_one_text_is_for_every_operation_that_has_it(recipe):
     both = dict.fromkeys(("all_gather", "all_reduce"), sized)
     assert chosen(recipe, f"comm.algorithm={sized}") == both
     assert chosen(recipe, "comm.algorithm=ring", "comm.algorithm=default") == {}
+    assert chosen(recipe, "comm.algorithm=bruck") == {"all_gather": "bruck"}
+    assert "all_to_all" not in chosen(recipe, "comm.algorithm=hierarchical")
 
 
 def test_a_saved_choice_reads_back_and_is_in_the_plan(recipe, tmp_path):

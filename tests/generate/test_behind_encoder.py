@@ -10,7 +10,7 @@ from howdah.base.errors import UserError
 from howdah.generate.beams import Beams, beam_search
 from howdah.generate.draw import Draw, listed
 from howdah.generate.placed import decoding_plan
-from howdah.generate.predictor import BehindEncoder
+from howdah.generate.predictor import BehindEncoder, OneDevice
 from howdah.generate.rows import generate_rows
 from howdah.model.hub import read_hub
 from howdah.plan.layout import parse_layout
@@ -121,6 +121,8 @@ def test_what_cannot_be_decoded_is_told(both):
     _, model = both
     with pytest.raises(UserError, match="has 33 tokens, and the model's context is 32"):
         BehindEncoder(model, [[5], [1] * 33])
+    with pytest.raises(UserError, match="reads sources first; use BehindEncoder"):
+        OneDevice(model)
     with pytest.raises(UserError, match="decoded on one process; leave --layout out"):
         decoding_plan(model.shape, parse_layout("tp2"))
     with pytest.raises(UserError, match="beams is 40"):

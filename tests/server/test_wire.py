@@ -29,6 +29,7 @@ from howdah.comm.frames import Frames
 from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.method import Sync
+from howdah.server import client as client_module
 from howdah.server.client import Client, ServerAway, ServerGone, Way
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
@@ -278,3 +279,13 @@ def test_a_worker_asks_for_a_step_when_the_one_before_the_last_is_acknowledged()
     pushes = [letter for letter in sorted(link.outbox._large) if letter.kind == PUSH]
     sent = [fields_of(letter.fields)[:2] for letter in pushes]
     assert sent == sorted(sent) and len(sent) > 2  # the last key of a step before the next step
+
+
+def test_a_worker_that_is_asked_to_leave_does_not_wait_for_others_for_long(monkeypatch):
+    """It waited for a place that nobody had taken, whatever signal it got."""
+    monkeypatch.setattr(client_module, "LEAVING", 0.0)
+    with (
+        servers(Sync("bsp", workers=2), 1) as there,
+        pytest.raises(ServerGone, match="asked to leave while it waited for other workers"),
+    ):
+        work(there, 0, leave=lambda: True, patience=1.0)

@@ -155,6 +155,7 @@ def test_what_is_too_long_stops_or_is_cut(both, tmp_path):
         ('kind = "recall"\nfile = "a"', "kind is 'recall'; it must be"),
         ('kind = "perplexity"\nfile = "a"\nfeild = "b"', "unknown key 'feild'; did you mean"),
         ('kind = "perplexity"\nfile = "none.jsonl"', "file is 'none.jsonl', which does not exist"),
+        ('kind = "perplexity"\nfile = ".."', "file is '..', which is a folder; name JSON lines"),
         ("kind =", "cannot read"),
     ],
 )

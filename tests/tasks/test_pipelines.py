@@ -7,6 +7,7 @@ from their_folders import bert, gpt2, roberta, t5
 import howdah
 from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
+from howdah.tasks.opened import open_model
 from howdah.train.loop import train
 
 transformers = pytest.importorskip("transformers")
@@ -148,6 +149,11 @@ def test_tasks_that_cannot_be_done_are_declined_by_name(folders, task, kind, sen
         howdah.pipeline(task, folders[kind])
 
 
+def test_a_folder_of_others_has_no_best_checkpoint(folders):
+    with pytest.raises(UserError, match="is no run and has no best checkpoint; leave --best out"):
+        open_model(folders["gpt2"], say=print, best=True)
+
+
 def test_wrong_inputs_and_settings_are_told(folders):
     write = howdah.pipeline("text-generation", folders["gpt2"])
     fill = howdah.pipeline("fill-mask", folders["bert"])
@@ -160,6 +166,15 @@ def test_wrong_inputs_and_settings_are_told(folders):
         (lambda: answer("a", return_full_text=False), "no setting 'return_full_text'"),
         (lambda: answer("the " * 60), "context is 40"),
         (lambda: write("a", num_beams=2), "set do_sample=False"),
+        (lambda: write("a", max_new_tokens="3"), "max_new_tokens is '3'; it must be a whole"),
+        (lambda: write("a", top_p=True), "top_p is True; it must be a number"),
+        (lambda: write("a", early_stopping="now"), "early_stopping is 'now'; it must be True or"),
+        (lambda: write("a", num_return_sequences=0), "must be at least 1"),
+        (lambda: answer("a", prefix=3), "prefix is 3; give a str"),
+        (lambda: fill("a [MASK]", targets=[3]), "targets are words, and one is 3"),
+        (lambda: howdah.pipeline("fill-mask", 3), "model is 3; name a run folder"),
+        (lambda: howdah.pipeline(3, folders["t5"]), "there is no task '3'"),
+        (lambda: howdah.pipeline("fill-mask", folders["bert"], device="meta"), "cannot be used"),
         (lambda: write("a", do_sample=False, num_return_sequences=2), "drawn or searched"),
         (lambda: fill("no mask"), r"has no \[MASK\]"),
         (lambda: fill("a [MASK]", top_k=0), "top_k is 0"),

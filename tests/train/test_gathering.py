@@ -306,11 +306,11 @@ def test_a_server_that_waits_for_others_is_not_stalled(make_job):
     assert ended == [1]
 
 
-def test_a_ledger_is_begun_anew_by_each_start(make_job):
+def test_the_ledger_of_each_start_begins_empty(make_job):
     """A run that was ended before it had saved anything, and was started again, wrote behind the
     ledger of the first start, so that each update was there twice.
     """
-    job = make_job("anew", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    job = make_job("again", *SERVED, 'method.sync={kind = "asp", workers = 1}')
     start, event = start_of(job, -1, corpus_of(job)), Event("push", Update(0, 1, 0, 0), 1)
     for _ in range(2):
         with socket.socket() as door:
