@@ -52,7 +52,7 @@ def strike(box: Box, what: str, run: Path) -> None:
         os.kill(process_of(run, 1), signal.SIGSTOP)
     else:
         for host in (0, 1):
-            shaped = "rate 10mbit burst 16kb latency 400ms"
+            shaped = "rate 10mbit burst 128kb latency 400ms"  # a packet of 64 KiB passes
             box.tc(host, f"qdisc replace dev {CARD} root tbf {shaped}")
 
 

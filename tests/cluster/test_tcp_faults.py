@@ -174,7 +174,8 @@ def test_a_rank_that_is_stopped_for_good_is_told(ranks):
         os.kill(process, signal.SIGSTOP)
         told(made, [0], "^lost rank 1 (has not been heard of for 20 s|does not answer)", since)
         os.kill(process, signal.SIGCONT)
-        told(made, [1], "^lost rank 0", since)
+        # by the end of its connection, or by what rank 0 said before
+        told(made, [1], "^lost rank (0|1 has not been heard of for 20 s, as rank 0 saw)", since)
 
 
 def test_a_link_that_is_cut_for_two_seconds_loses_nothing(ranks):
@@ -201,7 +202,8 @@ def test_a_link_that_is_cut_for_long_is_told(ranks, seconds):
 def test_a_link_that_is_slow_changes_no_bit(ranks):
     with ranks() as made:
         for host in (0, 1):
-            shaped = "root tbf rate 10mbit burst 16kb latency 400ms"
+            # a packet of 64 KiB that waits already would never pass a smaller bucket
+            shaped = "root tbf rate 10mbit burst 128kb latency 400ms"
             made.box.tc(host, f"qdisc replace dev eth0 {shaped}")
         time.sleep(3)
         assert made.finish() > 0
