@@ -43,7 +43,7 @@ from howdah.plan.plan import for_gpus, make_plan
 from howdah.shapes.presets import preset
 from howdah.verify.matrix import FORMS, MODEL, case_of, pairs
 
-EVEN = 20  # tokens: chunks of cp2, and slices of tp2 of them, are equal
+EVEN = 32  # tokens: chunks of cp2 and cp4, and slices of tp2 of them, are equal
 QUICK = [
     "dp2 x2",
     "dp3 zero1 x2",
