@@ -155,7 +155,8 @@ def test_rank_0_decides_for_all(tmp_path, words, said):
     script.write_text(RANKS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     ended = subprocess.run([*torchrun, script, *words], capture_output=True, text=True, check=False)
-    assert [line for line in ended.stdout.splitlines() if line] == [said] * 3, ended.stderr
+    heard = ended.stdout.replace("\n", "")  # lines of ranks may run into each other
+    assert heard == said * 3, ended.stderr
 
 
 def test_a_damaged_measurement_is_told_and_one_that_is_missing_is_not_needed(wish):
