@@ -190,20 +190,22 @@ class Blocks:
 def take_turns(
     transport: Transport,
     trials: Mapping[str, Trial],
-    bound: Loop,
+    bound: Loop | None,
     *,
     repeats: int,
     block: float,
     limit: float = inf,
 ) -> dict[str, Blocks]:
-    """Measures trials and, as BOUND, their bound: a block of each in turn, `repeats` times.
+    """Measures trials and, as BOUND, their bound, if there is one: a block of each in turn,
+    `repeats` times.
 
     block  seconds that a block should take, preparations included
     limit  seconds after which no repeat begins; the first LEAST begin in any case
     """
     began = perf_counter()
     loops = {name: loop(transport, trial.call, trial.given) for name, trial in trials.items()}
-    loops[BOUND] = bound
+    if bound is not None:
+        loops[BOUND] = bound
     wrong = {name: check(transport, trial) for name, trial in trials.items()}
     calls = {name: fitting(transport, run, seconds=block) for name, run in loops.items()}
     seconds: dict[str, list[float]] = {name: [] for name in loops}

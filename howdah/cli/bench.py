@@ -43,6 +43,12 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
     algorithm: Annotated[str, typer.Option(help="such as ring, or auto; else direct")] = "",
     arena: Annotated[bool, typer.Option(help="also in memory that the engine allocates")] = False,
     plot: Annotated[Path | None, typer.Option(help="draw bus bandwidth to this SVG file")] = None,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="algorithms between the hosts of torchrun")
+    ] = False,
+    gloo: Annotated[
+        bool, typer.Option("--gloo", help="with --hosts: gloo, too, whose ports are open to all")
+    ] = False,
 ) -> None:
     """Time collectives between processes, and check every result; exit code 1 if one is wrong."""
     ready_torch()
@@ -66,6 +72,15 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
 
         require_usable(algorithms_of(algorithm), request.ranks)
     request = replace(request, arena=arena, algorithm=algorithm)
+    if hosts:
+        if algorithm or arena or plot or transport:
+            raise UserError(
+                "--hosts compares algorithms on the wire between hosts: leave --algorithm, "
+                "--transport, --arena and --plot out"
+            )
+        sys.exit(_between_hosts(request, gloo=gloo))
+    if gloo:
+        raise UserError("--gloo is measured between hosts: give --hosts too, or --transport torch")
     if not world:
         check_memory(request, memory().get("MemAvailable"))
     with in_words():
@@ -122,6 +137,24 @@ def _joined(request: Request) -> Iterator[Row]:
         for row in rows(transport, request):
             if transport.rank == 0:
                 yield row
+
+
+def _between_hosts(request: Request, *, gloo: bool) -> int:
+    """Measures between the hosts that torchrun has started; returns the exit code."""
+    from howdah.cli.hosts import WAIT, require_launcher
+
+    require_launcher()
+    from howdah.bench import between_hosts
+    from howdah.comm.rendezvous import join
+
+    wrong, told = 0, [between_hosts.HEADING]
+    with in_words(), closing(join(seconds=WAIT)) as transport:
+        for rows in between_hosts.timed(transport, request, gloo=gloo):
+            wrong += sum(row.wrong for row in rows)
+            if transport.rank == 0:
+                print("\n".join([*told, *between_hosts.table(rows)]), flush=True)
+                told = []
+    return 1 if wrong else 0
 
 
 def _kind(request: Request) -> "Kind | None":

@@ -25,11 +25,7 @@ def doctor_hosts(*, tune: bool) -> int:
 
     tune  also time algorithms, and keep how far their prices are off
     """
-    if not launched():
-        raise UserError(
-            "--hosts measures between hosts: start it on each of them by torchrun, as a run "
-            "(torchrun --nnodes N ... -m howdah doctor --hosts)"
-        )
+    require_launcher()
     from howdah.bench.tuning import tuned
     from howdah.comm.rendezvous import join
     from howdah.comm.selection import file_of, keep, topology_of
@@ -54,6 +50,16 @@ def doctor_hosts(*, tune: bool) -> int:
         print(f"{'corrections':16s} {len(kept.corrections)} prices of algorithms, as measured")
     sys.stdout.flush()
     return 1 if any(finding.lack for finding in findings) else 0
+
+
+def require_launcher() -> None:
+    """Raises UserError unless torchrun has started this process."""
+    if not launched():
+        words = " ".join(word for word in ("doctor", "bench", "collectives") if word in sys.argv)
+        raise UserError(
+            "--hosts measures between hosts: start it on each of them by torchrun, as a run "
+            f"(torchrun --nnodes N ... -m howdah {words} --hosts)"
+        )
 
 
 def with_algorithms(run: Run, machine: Machine) -> tuple[Run, str]:

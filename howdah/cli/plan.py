@@ -5,6 +5,7 @@ simulate or draw, and prints the result.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -307,40 +308,28 @@ def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path
     put(drawn, svg)
 
 
-@draw_app.command("memory")
-def _memory(
-    model: Model,
-    keys: Keys = None,
-    layout: LayoutText = "",
-    cluster: ClusterText = "",
-    svg: Svg = None,
-) -> None:
-    """Draw what each pipeline stage holds, against the memory of a device."""
-    _draw_plan("memory", model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
+def _drawer(what: str, words: str) -> Callable[..., None]:
+    """The command that draws one thing of a plan."""
+
+    def command(
+        model: Model,
+        keys: Keys = None,
+        layout: LayoutText = "",
+        cluster: ClusterText = "",
+        svg: Svg = None,
+    ) -> None:
+        _draw_plan(what, model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
+
+    command.__doc__ = words
+    return command
 
 
-@draw_app.command("mesh")
-def _mesh(
-    model: Model,
-    keys: Keys = None,
-    layout: LayoutText = "",
-    cluster: ClusterText = "",
-    svg: Svg = None,
-) -> None:
-    """Draw the ranks of a layout: nodes, axes, stages."""
-    _draw_plan("mesh", model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
-
-
-@draw_app.command("traffic")
-def _traffic(
-    model: Model,
-    keys: Keys = None,
-    layout: LayoutText = "",
-    cluster: ClusterText = "",
-    svg: Svg = None,
-) -> None:
-    """Draw what a rank sends in a step, by axis and link."""
-    _draw_plan("traffic", model, Draft(layout, keys=tuple(keys or ())), cluster, svg)
+for _what, _words in {
+    "memory": "Draw what each pipeline stage holds, against the memory of a device.",
+    "mesh": "Draw the ranks of a layout: nodes, axes, stages.",
+    "traffic": "Draw what a rank sends in a step, by axis and link.",
+}.items():
+    draw_app.command(_what)(_drawer(_what, _words))
 
 
 # -- measured --------------------------------------------------------------------------

@@ -68,3 +68,21 @@ def test_a_run_chooses_by_what_was_measured(box, modules, tmp_path):
         assert 'all_reduce = "auto"' not in recipe and "3x1: " in recipe
         (kept,) = cluster.file(0, "/tmp/cache/howdah/clusters").glob("hosts-*.json")
         assert json.loads(kept.read_text())["topology"]["hosts"] == ["host0", "host1", "host2"]
+
+
+def test_algorithms_are_compared_between_hosts(box, modules):
+    """Right results, a price beside each, and a star behind what `auto` takes."""
+    (prove,) = modules("prove")
+    words = ["bench", "collectives", "--hosts", "--op", "all_reduce,all_to_all", "--sizes", "4K,1M"]
+    with box("edge-100m", 3) as cluster:
+        said, codes = on_all(cluster, prove.seat, [*words, "--repeats", "2", "--gloo"])
+        assert codes == [0, 0, 0], said
+        assert said[1] == said[2] == "", "rank 0 tells"
+        rows = [line.split() for line in said[0].splitlines() if line.startswith("all_")]
+        assert {(row[0], row[1]) for row in rows} == {
+            (op, size) for op in ("all_reduce", "all_to_all") for size in ("4096", "1048576")
+        }
+        assert all(row[-1] == "0" for row in rows), "no wrong element"
+        assert sum("gloo" in row for row in rows) == sum("*" in row for row in rows) == 4
+        reduced = [row[2] for row in rows if row[:2] == ["all_reduce", "1048576"]]
+        assert {"default", "gloo"} < {*reduced} and len(reduced) >= 4
