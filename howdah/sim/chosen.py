@@ -143,10 +143,11 @@ def collectives_of(plan: Plan, rank: int) -> Iterator[Collective]:
 
 def staged_by_programs(plan: Plan, rank: int) -> int:
     """Bytes of the staging of chosen programs: for each group of ranks, that of its largest
-    operation (`comm/chosen.py`, Choosing), as on one machine.
+    operation (`comm/chosen.py`, Choosing), as on one machine. Algorithms that nobody knows
+    (`choice_problems`) have none.
     """
     most: Counter[tuple[int, ...]] = Counter()
-    if not plan.comm.algorithm:
+    if not plan.comm.algorithm or choice_problems(plan.comm.algorithm):
         return 0
     for row in (r for r in sums_of(plan, rank) if r.op != "push"):
         width = plan.sent_gradient_bytes

@@ -67,10 +67,11 @@ class Crew:
 
     members  by name, those that are live
     steps    by worker, its last report; shards: by shard, that of its server
+    again    what makes the run go on, as sentences say it
     """
 
-    def __init__(self, job: Job, say: Say, *, step: int) -> None:
-        self.job, self.say = job, say
+    def __init__(self, job: Job, say: Say, *, step: int, again: str) -> None:
+        self.job, self.say, self.again = job, say, again
         self.members: dict[str, Member] = {}
         self.steps: dict[int, Said] = {}
         self.shards: dict[int, Said] = {}
@@ -134,17 +135,20 @@ class Crew:
                 chains[shard] = [every[process].feeds[shard] for process in behind]
             one.tell({"chains": chains})
 
+    def lost(self, why: str) -> ServerDied:
+        """What ends a run whose weights died with a server."""
+        what = "what it had since the last checkpoint is lost"
+        return ServerDied(f"{why}; {what}: go on with {self.again}")
+
     def server_died(self, one: Member, why: str) -> None:
         """A server has ended before the run: its replicas take its place. Raises ServerDied if it
         has none.
         """
-        folder = self.job.folder
-        lost = f"{why}; what it had since the last checkpoint is lost: go on with howdah train"
         if not self.arranged:
-            raise ServerDied(f"{lost} {folder}")
+            raise self.lost(why)
         orders, moved = self._roll.died(one.number), []
         if not self.done.issuperset(self._roll.lost):
-            raise ServerDied(f"{lost} {folder}")
+            raise self.lost(why)
         for process, what, shard_number in orders:
             other = self.members.get(f"server {process}")
             if other and what == "drop":

@@ -150,7 +150,7 @@ class Gathering:
         self._job, self._request, self._say, self._secret = job, request, say, secret
         self._hello, self._step = member_hello(job, corpus), step
         self._folder = job.folder / "checkpoints"
-        self._crew = Crew(job, say, step=step)
+        self._crew = Crew(job, say, step=step, again="the same commands")
         self._parcels = Parcels(self._folder, job.layout.server, keep=job.train.keep_last, say=say)
         self._door = Door(listener, secret, json.dumps(self._hello).encode())
         self._heard: Queue[tuple[Joined, Said]] = Queue()
@@ -310,7 +310,7 @@ class Gathering:
             self._say(f"worker {one.number} has finished")
             return
         if kind == "away":
-            raise ServerDied(f"{told}; go on with the same commands from the last checkpoint")
+            raise self._crew.lost(told)
         self._say(
             f"worker {one.number} has left after step {steps} ({told or why}): another may take "
             "its place"

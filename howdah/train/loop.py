@@ -4,9 +4,8 @@ model, takes batches, steps, saves and reports.
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
 from math import isfinite
 from signal import SIGTERM
 from zlib import crc32
@@ -15,6 +14,9 @@ import torch
 
 from howdah.base.errors import UserError
 from howdah.base.signals import Stopped, StopRequest, listen
+from howdah.checkpoint.facts import Past, facts
+from howdah.checkpoint.folders import step_folder
+from howdah.checkpoint.load import open_checkpoint
 from howdah.comm.both import explain_losses_in
 from howdah.comm.transport import Transport
 from howdah.host.devices import device_lines, own_device
@@ -25,16 +27,16 @@ from howdah.parallel.apply import ParallelModel, apply
 from howdah.parallel.compile import compile_model
 from howdah.parallel.flat_params import DTYPES
 from howdah.parallel.mesh import Mesh, connect_mesh
-from howdah.text.batches import micros, order_of, rows_of
-from howdah.text.masking import task_of
-from howdah.text.order import Order
+from howdah.shapes.shape import stated
+from howdah.text.labelled import labels_of
 from howdah.text.prefetch import Prefetch
 from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.apart import team_of
+from howdah.train.callbacks import Callbacks, Moment
 from howdah.train.checkpointing import Checkpointer
 from howdah.train.console import RunConsole, Say, to_each
-from howdah.train.feed import Fed, Supply, columns_of, feeder_of
+from howdah.train.feed import Fed, Supply
 from howdah.train.finish import finish, how_to_finish, how_to_go_on
 from howdah.train.job import Job
 from howdah.train.length import describe
@@ -43,13 +45,16 @@ from howdah.train.monitor import SpeedMonitor
 from howdah.train.out_of_memory import out_of_memory
 from howdah.train.profile import StepProfiler
 from howdah.train.report import Bytes, measured_memory, predict_lines, predicted_time
-from howdah.train.resume import Start, check_match, find_start
+from howdah.train.resume import Start, check_match, find_start, read_weights
 from howdah.train.room import ranks_here, snapshots_for
 from howdah.train.run_folder import lock
 from howdah.train.same_text import require_same_text
-from howdah.train.state import restore_states
+from howdah.train.samples import first_samples, order_of_run, read_batches
+from howdah.train.spikes import Spikes
+from howdah.train.state import refill, restore_states
 from howdah.train.step import StepContext, StepResult, counted, train_step
 from howdah.train.tell import Untold, steps_late
+from howdah.train.trackers import trackers
 
 NOTHING: Bytes = {}  # measured by a run that takes no step
 
@@ -75,6 +80,9 @@ class Begun:
     in_epoch      samples of an epoch
     tell          shows a line to the user and appends it to log.txt
     profiler      records one step, if the user has asked for it
+    callbacks     functions of the user's own
+    records       the files that grow; None on ranks other than 0
+    stack         closes what was opened
     """
 
     context: StepContext
@@ -86,6 +94,13 @@ class Begun:
     checkpointer: Checkpointer
     tell: Say
     profiler: StepProfiler
+    callbacks: Callbacks
+    records: MetricsWriter | None
+    stack: ExitStack
+
+    def asked(self, request: StopRequest) -> bool:
+        """Whether this rank was asked to stop, by a signal or a callback."""
+        return request.signal != 0 or self.callbacks.why is not None
 
 
 def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
@@ -99,9 +114,12 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
     with listen() as request, ExitStack() as stack:
         begun = begin(job, transport, stack, device_of(job, local_rank))
         request.patient = True
-        step, stopped, held = take_steps(job, begun, request)
+        begun, step, stopped, held = take_steps(job, begun, request)
         begun.checkpointer.stop(step, samples=begun.first_sample(step))
-        if stopped:
+        if stopped and step < job.train.steps and not by_signal(begun, request):
+            begun.tell(f"stopped by a callback; to train on: howdah train {job.folder}")
+            job = replace(job, train=replace(job.train, steps=step))
+        elif stopped:
             begun.tell(how_to_go_on(job, step))
             return Outcome(step, request.signal or SIGTERM)
         try:
@@ -127,7 +145,10 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     said: list[str] = []  # for log.txt, which is opened when it is known where the run starts
     say = to_each(RunConsole(mesh.rank).say, said.append)
     extra = extra_tokens(job.shape)
-    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra)
+    labels = labels_of(job.shape)
+    corpus = prepare(
+        job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra, labels=labels
+    )
     require_same_text(mesh, corpus, job.data)
     require_same_algorithms(mesh, job)
     team = team_of(job, mesh, stack, say)
@@ -136,13 +157,12 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     placed = place(job, mesh, start, corpus)
     console = RunConsole(mesh.rank, steps=job.train.steps, done=start.step)
     stack.enter_context(closing(console))
-    records = (
-        MetricsWriter(job.folder, step=start.step, say=console.say) if mesh.rank == 0 else None
-    )
-    snapshots = snapshots_for(job.plan, mesh)
-    context = StepContext(placed, mesh, job.method, job.seed, snapshots=snapshots)
+    records = records_of(job, start, console.say) if mesh.rank == 0 else None
+    snapshots, spikes = snapshots_for(job.plan, mesh), spikes_of(job, start, device)
+    context = StepContext(placed, mesh, job.method, job.seed, snapshots=snapshots, spikes=spikes)
     tell: Say = console.say
     if records:
+        stack.callback(records.close)
         tell = to_each(console.say, records.log)
         for line in said:
             records.log(line)
@@ -157,53 +177,159 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     for line in [*of_device, *predict_lines(job.plan, mesh), *predicted_time(job), length]:
         tell(line)
     if start.step >= job.train.steps:
-        tell(f"no step is left: {start.step} of {job.train.steps} are done; raise train.steps")
+        tell(f"all {job.train.steps:,} steps are done; to train on, raise train.steps")
     in_epoch = sum(order.samples)
     profiler = profiler_of(job, mesh, tell)
     if 0 < job.train.profile <= start.step < job.train.steps:
         tell(f"profile     step {job.train.profile} is done: this start records none")
-    return Begun(context, start, first, in_epoch, batches, monitor, checkpointer, tell, profiler)
+    return Begun(
+        context=context,
+        start=start,
+        first_sample=first,
+        in_epoch=in_epoch,
+        batches=batches,
+        monitor=monitor,
+        checkpointer=checkpointer,
+        tell=tell,
+        profiler=profiler,
+        callbacks=Callbacks(job.train.callbacks, placed, records, tell),
+        records=records,
+        stack=stack,
+    )
 
 
-def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[int, bool, Bytes]:
-    """Trains until the last step, or until some rank was asked to stop. Returns the number of
-    updates done, whether the run was stopped, and the bytes that this rank was measured to hold.
+def records_of(job: Job, start: Start, say: Say) -> MetricsWriter:
+    """The files of the run folder that grow, and its trackers."""
+    about = {"name": job.name, "layout": str(job.layout), "seed": job.seed}
+    parts = {"model": asdict(stated(job.shape)), "batch": asdict(job.batch)}
+    parts["method"] = asdict(job.method)
+    keys = {f"{part}.{key}": x for part, one in parts.items() for key, x in one.items()}
+    names, folder = job.train.tracker, job.folder
+    tracked = trackers(names, folder, run=job.name, step=start.step, keys={**about, **keys})
+    return MetricsWriter(folder, step=start.step, say=say, trackers=tracked)
+
+
+def spikes_of(job: Job, start: Start, device: torch.device) -> Spikes | None:
+    """What watches the losses of a run; None if nobody asked for that."""
+    if job.method.spike is None:
+        return None
+    past = facts(start.checkpoint).spikes if start.checkpoint else None
+    return Spikes(job.method.spike, device, past)
+
+
+def by_signal(begun: Begun, request: StopRequest) -> bool:
+    """Whether a signal has stopped the run, on some rank. All ranks call together."""
+    mesh = begun.context.mesh
+    with mesh.counters.aside():
+        (signals,) = mesh.world.sum_scalars([float(request.signal != 0)])
+    return signals > 0
+
+
+def take_steps(job: Job, begun: Begun, request: StopRequest) -> tuple[Begun, int, bool, Bytes]:
+    """Trains until the last step, or until some rank was asked to stop. Returns the run as it is
+    then (it may have gone back to a checkpoint), the number of updates done, whether the run was
+    stopped, and the bytes that this rank was measured to hold.
 
     On a GPU the loop runs ahead of what is reported (`tell.py`).
     """
     context, first = begun.context, begun.start.step
     step, stopped, held = first, False, NOTHING
-    batches = Supply(
-        begun.batches,
-        context.mesh,
-        steps=job.train.steps - step,
-        labels=partial(counted, context),
-        asked=lambda: request.signal != 0,
-    )
+    batches = supply_of(job, begun, request, step)
     untold = Untold(steps_late(context.mesh.device))
     while step < job.train.steps and not stopped:
         rate = learning_rate(job.method.lr, step=step, steps=job.train.steps)
-        asked, batch = request.signal != 0, batches.next()
-        if step == first:
+        asked, batch = begun.asked(request), batches.next()
+        if held is NOTHING:
             held = measured_memory(context, batch[0])
         with begun.profiler.around(step + 1):
             result = train_step(context, batch, step=step, rate=rate, stop=asked)
         step, stopped = step + 1, result.stop
         sent = begun.monitor.sent
         untold.add(partial(report, begun, result, step=step, rate=rate, sent=sent))
-        if not stopped and begun.checkpointer.is_due(step):
+        due = not stopped and begun.checkpointer.is_due(step)
+        if due or stopped:
             untold.settle()
+        if context.spikes and context.spikes.goes_back:
+            untold.settle()
+            with begun.monitor.paused():
+                begun, step = go_back(job, begun, step)
+            batches = supply_of(job, begun, request, step)
+        elif due:
             with begun.monitor.paused():
                 begun.checkpointer.between(step, samples=begun.first_sample(step))
     untold.settle()
-    return step, stopped, held
+    return begun, step, stopped, held
+
+
+def supply_of(job: Job, begun: Begun, request: StopRequest, step: int) -> Supply:
+    """The batches from `step` on."""
+    return Supply(
+        begun.batches,
+        begun.context.mesh,
+        steps=job.train.steps - step,
+        labels=partial(counted, begun.context),
+        asked=lambda: begun.asked(request),
+    )
+
+
+def go_back(job: Job, begun: Begun, step: int) -> tuple[Begun, int]:
+    """Goes back to the newest checkpoint, and on with the samples behind those used so far. Without
+    a checkpoint, or after too many returns to one, the run goes on as it is. All ranks call
+    together. Returns the run, and the number of updates done.
+    """
+    context, checkpointer = begun.context, begun.checkpointer
+    placed, spikes = context.placed, context.spikes
+    assert spikes is not None
+    to = -1 if checkpointer.team.board else checkpointer.settled()
+    if not spikes.may_go_back(to):
+        there = "no checkpoint is there for all ranks" if to < 0 else f"step {to} was tried before"
+        begun.tell(f"spike       the run goes on from step {step}: {there}")
+        return begun, step
+    used = begun.first_sample(step)
+    checkpoint = open_checkpoint(step_folder(checkpointer.folder, to))
+    fill = read_weights(checkpoint, begun.checkpointer.job)
+    start = Start(fill, checkpoint, to, used, begun.start.team)
+    with context.mesh.counters.aside():
+        refill(placed, start.fill)
+        restore_states(placed, checkpoint)
+        placed.sync_weights()
+    spikes.back(facts(checkpoint).spikes or Past())
+    begun.tell(f"spike       back to step {to}, and on with the samples behind step {step}")
+    if begun.records:
+        begun.records.back_to(to)
+    begun.batches.close()
+    first = first_samples(job, start)
+    corpus, stack = checkpointer.corpus, begun.stack
+    batches = stack.enter_context(closing(read_batches(job, context.mesh, corpus, start, first)))
+    begun.monitor.read_from(batches)
+    return replace(begun, start=start, first_sample=first, batches=batches), to
 
 
 def report(begun: Begun, result: StepResult, *, step: int, rate: float, sent: int) -> None:
     """Reports a step, counted from 1, when its numbers may be read."""
     refuse_divergence(result, step)
     epoch = begun.first_sample(step) / begun.in_epoch
-    begun.monitor.step(result, step=step, rate=rate, epoch=epoch, sent=sent)
+    context, callbacks = begun.context, begun.callbacks
+    if context.spikes and (told := context.spikes.tell(step, result.loss, result.spike)):
+        begun.tell(told)
+    ends = result.stop and bool(callbacks)
+    begun.monitor.step(result, step=step, rate=rate, epoch=epoch, sent=sent, last=ends)
+    if callbacks:
+        callbacks.call(
+            Moment(
+                step=step,
+                steps=begun.checkpointer.job.train.steps,
+                loss=result.loss,
+                norm=result.norm,
+                rate=rate,
+                tokens=result.tokens,
+                epoch=epoch,
+                held_out=begun.checkpointer.latest,
+                rank=context.mesh.rank,
+                world=context.mesh.world.size,
+                model=context.placed,
+            )
+        )
 
 
 def profiler_of(job: Job, mesh: Mesh, tell: Say) -> StepProfiler:
@@ -251,49 +377,10 @@ def refuse_divergence(result: StepResult, step: int) -> None:
 def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
     """The model laid out for this rank, with weights and optimizer states filled from `start`."""
     if start.checkpoint:
-        check_match(start.checkpoint, job, corpus)
+        check_match(start.checkpoint, job, corpus, reads_base=mesh.rank == 0)
     placed = apply(job.plan, mesh=mesh, fill=start.fill)
     if start.checkpoint:
         restore_states(placed, start.checkpoint)
     if job.compile:
         compile_model(placed.model, whole=placed.store is None)
     return placed
-
-
-def first_samples(job: Job, start: Start) -> Callable[[int], int]:
-    """Returns a function: step → index of its first sample in the order of samples, for steps from
-    `start.step` to the end.
-    """
-    batch, last = job.batch, job.train.steps
-    sizes = (batch.size(step) for step in range(min(batch.ramp_steps, last)))
-    ramp = [*accumulate(sizes, initial=0)]  # cumulative; later batches all have one size
-
-    def before(step: int) -> int:
-        flat = max(step - len(ramp) + 1, 0)
-        return ramp[step - flat] + flat * batch.size(last)
-
-    return lambda step: start.samples + before(min(step, last)) - before(start.step)
-
-
-def order_of_run(job: Job, corpus: Corpus) -> Order:
-    """The order of the samples of a run."""
-    return order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
-
-
-def read_batches(
-    job: Job, mesh: Mesh, corpus: Corpus, start: Start, first: Callable[[int], int]
-) -> Prefetch[Fed]:
-    """Reads the micro-batches of this rank, step after step, and brings them to its device, ahead
-    of their use.
-    """
-    order = order_of_run(job, corpus)
-    assert job.batch.micro_batch is not None
-    rows = rows_of(job.layout, mesh.rank, micro=job.batch.micro_batch)
-    feed = feeder_of(mesh.device, columns_of(mesh))
-    task = task_of(job.shape, job.method, corpus, seed=job.seed)
-
-    def read(step: int) -> Fed:  # ahead of its use: may be past the last step
-        found = micros(corpus, order, rows, first=first(step), size=job.batch.size(step))
-        return feed([task(micro) for micro in found])
-
-    return Prefetch(read, step=start.step)

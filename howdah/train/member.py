@@ -5,7 +5,6 @@ import socket
 from contextlib import closing, suppress
 from pathlib import Path
 from queue import Empty, Queue
-from tempfile import TemporaryDirectory
 from threading import Lock
 from time import monotonic, sleep
 from typing import Any
@@ -30,6 +29,7 @@ from howdah.train.gathering import SERVER, WORKER, member_hello
 from howdah.train.job import Job
 from howdah.train.parcels import Parcel
 from howdah.train.resume import Start, check_match, read_folder, read_weights
+from howdah.train.run_folder import server_folder
 from howdah.train.served import run_hello
 from howdah.train.served_worker import work
 from howdah.train.shards import Ended, Shards
@@ -82,9 +82,8 @@ def serve_there(
     job: Job, corpus: Corpus, request: StopRequest, *, at: Address, secret: bytes
 ) -> None:
     """Joins a run as a server, and serves until its end. Raises UserError, Unfinished."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="server-", dir=job.folder) as made:
-        inbox, scratch = Inbox(), Path(made)
+    with server_folder(job.folder) as scratch:
+        inbox = Inbox()
         line, here = join(job, corpus, SERVER, inbox, at=at, secret=secret, folder=scratch)
         with closing(line):
             seat = inbox.next(request)
@@ -199,7 +198,7 @@ def _start(job: Job, corpus: Corpus, scratch: Path, step: int) -> Start:
     draft_folder(scratch, step).rename(there)
     checkpoint = open_checkpoint(there)
     check_match(checkpoint, job, corpus)
-    return Start(read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples)
+    return Start(read_weights(checkpoint, job), checkpoint, checkpoint.step, checkpoint.samples)
 
 
 def _nothing(piece: Piece, out: Tensor) -> None:

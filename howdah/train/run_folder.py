@@ -4,6 +4,7 @@ RUN/run.toml          the resolved run
     layout.txt        with layout=auto: what was found, and why
     history.jsonl     a line for each start: what has changed, versions, machine, command
     tokenizer.json    the tokenizer of its tokens
+    chat.json         of conversations, the tokenizer's chat template and special tokens
     log.txt           every line that was said, from the start on
     metrics.jsonl     one object per logged step and evaluation
     tensorboard/      the same values for TensorBoard
@@ -11,27 +12,31 @@ RUN/run.toml          the resolved run
     trace/            rank-0.json ...: what each rank did in its last steps
     export/           a Hugging Face folder, when asked for
     lock              held by rank 0 while it lives; the kernel releases it when the process dies
+    server-abcdefgh/  of a server that has joined from here, while it lives: what it gets and sends
 """
 
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of
+from howdah.text.template import CHAT
 
 TOKENIZER = "tokenizer.json"
 EXPORT = "export"
 LOCK = "lock"
+SERVER = "server-"
 CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
 LAYOUT, LOG = "layout.txt", "log.txt"
 BEFORE_STEPS = {
-    *("run.toml", LAYOUT, "history.jsonl", TOKENIZER, LOG, METRICS, "tensorboard", LOCK)
+    *("run.toml", LAYOUT, "history.jsonl", TOKENIZER, CHAT, LOG, METRICS, "tensorboard", LOCK)
 }
 
 
@@ -58,10 +63,14 @@ def make_run_folder(folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOCK).touch()
     except OSError as error:
-        raise UserError(
-            f"cannot write the run folder {folder}: {error.strerror}; give another with folder=PATH"
-        ) from error
+        raise _unwritable(folder, error) from error
     return made
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write the run folder {folder}: {error.strerror}; give another with folder=PATH"
+    )
 
 
 def _remove_empty(folder: Path, made: list[Path]) -> None:
@@ -92,6 +101,36 @@ def lock(folder: Path) -> Iterator[Found]:
         except BaseException:
             _remove_empty(folder, made)
             raise
+
+
+@contextmanager
+def server_folder(folder: Path) -> Iterator[Path]:
+    """A folder in the run folder, for a server, during the block. Removes those of servers that
+    were killed: nobody holds their locks. Raises UserError when it cannot be written.
+    """
+    with ExitStack() as during:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _held(folder):  # between the making of a folder and its lock nobody looks
+                for path in folder.glob(f"{SERVER}*"):
+                    with suppress(OSError), _held(path, fcntl.LOCK_NB):
+                        shutil.rmtree(path)
+                made = Path(during.enter_context(TemporaryDirectory(prefix=SERVER, dir=folder)))
+                during.enter_context(_held(made))
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        yield made
+
+
+@contextmanager
+def _held(folder: Path, how: int = 0) -> Iterator[None]:
+    """Holds the lock of a folder itself. Raises OSError."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(opened)
 
 
 def remove_start(found: Found) -> None:

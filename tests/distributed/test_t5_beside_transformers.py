@@ -5,26 +5,19 @@ trained by torch's AdamW; howdah reads its folder and trains on the same sources
 end in padding. After three steps losses, norms and every weight must agree, in float64 to 1e-10.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_loop import LENGTH, ROWS, assert_the_same, by_a_plain_loop
 
-from howdah.model.hub import read_hub
-from howdah.parallel.apply import apply
-from howdah.parallel.full_tensors import full_parameter
-from howdah.parallel.mesh import connect_mesh
-from howdah.plan.batch import MASKED, Batch
-from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method, Optimizer
-from howdah.plan.plan import make_plan
-from howdah.shapes.weights import weights
+from howdah.plan.batch import MASKED
 from howdah.text.batches import Micro
-from howdah.train.resume import read_folder
-from howdah.train.step import StepContext, train_step
 
 transformers = pytest.importorskip("transformers")
 
-ROWS, LENGTH, STEPS, RATE, CLIP, VOCAB, START = 4, 12, 3, 1e-3, 0.7, 61, 0
+VOCAB, START = 61, 0
 SIZES = {
     "vocab_size": VOCAB,
     "d_model": 32,
@@ -46,7 +39,6 @@ LAYOUTS = {
     "t5": ("dp2 tp2 sp zero3 x1", "pp2 1f1b recompute=full x2"),
     "flan": ("dp2 pp2 zero1 1f1b x2", "tp2 sp x2"),
 }
-PRECISIONS = {"float32": 1e-5, "float64": 1e-10}
 
 
 def batch_of(step):
@@ -72,47 +64,9 @@ def their_model(kind, dtype):
     return model
 
 
-def by_a_plain_loop(model):
-    """Losses and norms of the steps."""
-    decayed, others = [], []
-    for name, weight in model.named_parameters():
-        plain = weight.ndim == 1 or "relative_attention_bias" in name
-        (others if plain else decayed).append(weight)
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8)
-    found = []
-    for step in range(STEPS):
-        source, seen, _, labels = batch_of(step)
-        loss = model(source, attention_mask=seen, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        found.append((loss.item(), norm.item()))
-    return found
-
-
-def by_howdah(transport, folder, words, precision):
-    """The same on this rank of a layout; and how far its weights are from the folder `after`."""
-    shape, _ = read_hub(folder / "before")
-    method = Method(precision, Optimizer(weight_decay=0.1), grad_clip=CLIP)
-    layout = parse_layout(words)
-    batch = Batch(global_batch=ROWS, micro_batch=ROWS // (layout.readers * layout.micros))
-    plan = make_plan(shape, layout, batch, sequence=LENGTH, method=method)
-    with connect_mesh(plan.layout, transport, torch.device("cpu")) as mesh:
-        placed = apply(plan, mesh=mesh, fill=read_folder(folder / "before", shape))
-        context = StepContext(placed, mesh, method, 0)
-        results = []
-        for step in range(STEPS):
-            micros = micros_of(step, plan, mesh.index_of("dp"))
-            results.append(train_step(context, micros, step=step, rate=RATE))
-        placed.sync_weights()
-        _, tensor = read_hub(folder / "after")
-        apart = 0.0
-        for weight in weights(shape):
-            mine, theirs = full_parameter(placed, weight.name), tensor(weight.name)
-            apart = max(apart, float((mine - theirs).abs().max() / theirs.abs().max()))
-        return [(result.loss, result.norm) for result in results], apart
+def loss_of(model, step):
+    source, seen, _, labels = batch_of(step)
+    return model(source, attention_mask=seen, labels=labels).loss
 
 
 def micros_of(step, plan, replica):
@@ -141,14 +95,8 @@ def test_three_steps_are_those_of_a_plain_loop(workers, tmp_path, kind, precisio
     model.save_pretrained(tmp_path / "before")
     with monkeypatch.context() as patch:  # their norms are in float32 always; not while files are
         patch.setattr(torch, "float32", dtype)
-        expected = by_a_plain_loop(model)
+        expected = by_a_plain_loop(model, partial(loss_of, model), ["relative_attention_bias"])
     model.save_pretrained(tmp_path / "after")
-    bound = PRECISIONS[precision]
-    for words in LAYOUTS[kind]:
-        ranks = parse_layout(words).world
-        for found, apart in workers.run(by_howdah, tmp_path, words, precision, ranks=ranks):
-            assert found == [
-                (pytest.approx(loss, rel=bound), pytest.approx(norm, rel=bound))
-                for loss, norm in expected
-            ], words
-            assert apart < 10 * bound, words
+    assert_the_same(
+        workers, tmp_path, LAYOUTS[kind], precision, micros=micros_of, expected=expected
+    )

@@ -1,10 +1,11 @@
 """What an encoder-decoder writes: token by token that of transformers' generate, in float64."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from test_beside_generate import BEAMS, LENGTH, PROMPTS, VOCAB, cut
+from beside import BEAMS, PROMPTS, VOCAB, assert_beams_agree, assert_greedy_texts_agree
 
 from howdah.base.errors import UserError
 from howdah.generate.beams import Beams, beam_search
@@ -58,50 +59,18 @@ def both(request, tmp_path_factory) -> tuple:
     return theirs, loaded_model(fill, shape, dtype=torch.float64, device=torch.device("cpu"))
 
 
-def their_texts(model, source, ends, **how):
-    """The tokens behind the start, one list for each text that is returned; without padding."""
-    tokens = torch.tensor([source])
-    config = transformers.GenerationConfig(
-        max_new_tokens=LENGTH,
-        eos_token_id=ends or None,
-        pad_token_id=0,
-        decoder_start_token_id=START,
-        do_sample=False,
-        **how,
-    )
-    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
-    return [cut(text.tolist()[1:], ends) for text in found]
-
-
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_greedy_texts_are_those_of_generate(both, penalty):
     theirs, model = both
-    draw = Draw(temperature=0, repetition_penalty=penalty)
-    expected = [their_texts(theirs, p, [], repetition_penalty=penalty)[0] for p in PROMPTS]
-    ends = [expected[0][6], expected[1][9]]
-    texts = [their_texts(theirs, p, ends, repetition_penalty=penalty)[0] for p in PROMPTS]
-    without = [text[:-1] if text[-1] in ends else text for text in texts]
-    ours = BehindEncoder(model, PROMPTS)
-    steps = generate_rows(ours, TEXTS, length=LENGTH, draw=draw, ends=ends)
-    assert listed(steps, len(TEXTS)) == without
+    ours = partial(BehindEncoder, model, PROMPTS)
+    assert_greedy_texts_agree(theirs, ours, TEXTS, penalty, decoder_start_token_id=START)
 
 
 @pytest.mark.parametrize("beams", BEAMS, ids=str)
 def test_beams_are_those_of_generate(both, beams):
     theirs, model = both
-    how = {
-        "num_beams": beams.count,
-        "num_return_sequences": beams.count,
-        "length_penalty": beams.length_penalty,
-        "early_stopping": beams.early_stopping,
-        "repetition_penalty": beams.repetition_penalty,
-    }
-    best = [their_texts(theirs, p, [], **how)[0] for p in PROMPTS]
-    for ends in ([], [best[0][4], best[1][8]]):
-        ours = BehindEncoder(model, PROMPTS)
-        found = beam_search(ours, TEXTS, length=LENGTH, beams=beams, ends=ends)
-        for prompt, texts in zip(PROMPTS, found, strict=True):
-            assert [list(text.tokens) for text in texts] == their_texts(theirs, prompt, ends, **how)
+    ours = partial(BehindEncoder, model, PROMPTS)
+    assert_beams_agree(theirs, ours, TEXTS, beams, decoder_start_token_id=START)
 
 
 def test_a_drawn_text_is_that_of_its_source_alone_and_ends_at_the_context(both):

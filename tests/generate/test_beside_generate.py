@@ -6,18 +6,15 @@ Both compute in float64, so that no near-tie is decided by the last digit of a s
 
 import pytest
 import torch
+from beside import BEAMS, PROMPTS, VOCAB, assert_beams_agree, assert_greedy_texts_agree
 
-from howdah.generate.beams import Beams, beam_search
-from howdah.generate.draw import Draw, listed
 from howdah.generate.predictor import OneDevice
-from howdah.generate.rows import generate_rows
 from howdah.model.hub import read_hub
 from howdah.train.resume import read_folder
 from howdah.train.whole_model import loaded_model
 
 transformers = pytest.importorskip("transformers")
 
-VOCAB, LENGTH = 61, 14
 DENSE = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -66,15 +63,6 @@ MODELS = {
     "mixtral": DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v3": DENSE | LATENT,
 }
-PROMPTS = [[5, 9, 2, 33, 8], [17, 4], [60, 1, 1, 7, 20, 31, 5, 5]]
-BEAMS = [
-    Beams(3),
-    Beams(4, length_penalty=2.0, early_stopping=True),
-    Beams(2, length_penalty=-1.0, early_stopping="never", repetition_penalty=1.4),
-    Beams(3, length_penalty=0.5, early_stopping="never"),
-]
-
-
 QUICK = ("gpt2",)
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 
@@ -95,46 +83,13 @@ def both(request, tmp_path_factory):
     return theirs, OneDevice(ours)
 
 
-def their_texts(model, prompt, ends, **how):
-    """The tokens behind a prompt, one list for each text that is returned; without padding."""
-    tokens = torch.tensor([prompt])
-    config = transformers.GenerationConfig(
-        max_new_tokens=LENGTH, eos_token_id=ends or None, pad_token_id=0, do_sample=False, **how
-    )
-    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
-    return [cut(text.tolist()[len(prompt) :], ends) for text in found]
-
-
-def cut(tokens, ends):
-    """`tokens` up to the first end, which is kept."""
-    first = [at for at, token in enumerate(tokens) if token in ends]
-    return tokens[: first[0] + 1] if first else tokens
-
-
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_greedy_texts_are_those_of_generate(both, penalty):
     theirs, ours = both
-    draw = Draw(temperature=0, repetition_penalty=penalty)
-    expected = [their_texts(theirs, p, [], repetition_penalty=penalty)[0] for p in PROMPTS]
-    ends = [expected[0][6], expected[1][9]]
-    texts = [their_texts(theirs, p, ends, repetition_penalty=penalty)[0] for p in PROMPTS]
-    without = [text[:-1] if text[-1] in ends else text for text in texts]
-    found = listed(generate_rows(ours, PROMPTS, length=LENGTH, draw=draw, ends=ends), len(PROMPTS))
-    assert found == without
+    assert_greedy_texts_agree(theirs, lambda: ours, PROMPTS, penalty)
 
 
 @pytest.mark.parametrize("beams", BEAMS, ids=str)
 def test_beams_are_those_of_generate(both, beams):
     theirs, ours = both
-    how = {
-        "num_beams": beams.count,
-        "num_return_sequences": beams.count,
-        "length_penalty": beams.length_penalty,
-        "early_stopping": beams.early_stopping,
-        "repetition_penalty": beams.repetition_penalty,
-    }
-    best = [their_texts(theirs, p, [], **how)[0] for p in PROMPTS]
-    for ends in ([], [best[0][4], best[1][8]]):
-        found = beam_search(ours, PROMPTS, length=LENGTH, beams=beams, ends=ends)
-        for prompt, texts in zip(PROMPTS, found, strict=True):
-            assert [list(text.tokens) for text in texts] == their_texts(theirs, prompt, ends, **how)
+    assert_beams_agree(theirs, lambda: ours, PROMPTS, beams)

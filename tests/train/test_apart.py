@@ -234,7 +234,7 @@ def bring_counted(transport, folder, name):
     folder = Path(str(folder).format(machine))
     with (
         patch("howdah.comm.meeting.this_machine", lambda: machine),
-        closing(choose(store, rank=transport.rank, size=2)) as wire,
+        closing(choose(store, rank=transport.rank, size=2, secret=b"s" * 32)) as wire,
         closing(Group(wire)) as world,
     ):
         team = Team(transport.rank, (0, 1), Board(wire.among.aside))

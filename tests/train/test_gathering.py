@@ -248,7 +248,7 @@ def test_a_server_that_is_lost_ends_the_run_and_all_members_are_told_why(make_jo
                 requests[1].signal = signal.SIGTERM
 
         run._crew.hear = hear_and_end
-        with pytest.raises(ServerDied, match=r"server 1 has ended .*since the last checkpoint"):
+        with pytest.raises(ServerDied, match=r"server 1 has ended .*is lost: go on with the same"):
             run.see_through()
         run.close("server 1 has ended")
     errors = members.join()
@@ -264,7 +264,7 @@ def test_lines_are_said_of_those_who_are_there(make_job):
     job = make_job("few", *SERVED, 'method.sync={kind = "asp", workers = 3}', "train.steps=9")
     said, rest = [], {"loss": 1.0, "tokens": 1.0, "seconds": 1.0, "waited": 0.0, "queue": 0}
     job.folder.mkdir()
-    crew = Crew(job, said.append, step=-1)
+    crew = Crew(job, said.append, step=-1, again="it")
 
     def join(place):
         one = Member("worker", place, said.append, said.clear)
@@ -290,7 +290,7 @@ def test_lines_are_said_of_those_who_are_there(make_job):
 def test_a_server_that_waits_for_others_is_not_stalled(make_job):
     """It has nothing to say, and was ended after a minute."""
     sync = 'method.sync={kind = "asp", workers = 1, replicas = 1}'
-    crew, ended = Crew(make_job("late", *SERVED, sync), print, step=-1), []
+    crew, ended = Crew(make_job("late", *SERVED, sync), print, step=-1, again="it"), []
     for number in range(2):
         end, at = (lambda number=number: ended.append(number)), ("127.0.0.1", number)
         one = Member("server", number, lambda said: None, end)

@@ -43,10 +43,10 @@ def test_the_same_run_twice_gives_the_same_bits(workers, make_job, tmp_path):
 def test_a_run_that_is_over_says_so(workers, make_job, tmp_path):
     job = make_job("a", "layout=dp2", "train.steps=2")
     train_on(workers, job)
-    assert "no step is left" not in (tmp_path / "a" / "log.txt").read_text()
+    assert "steps are done" not in (tmp_path / "a" / "log.txt").read_text()
     train_on(workers, job)
     told = (tmp_path / "a" / "log.txt").read_text()
-    assert "no step is left: 2 of 2 are done; raise train.steps" in told
+    assert "all 2 steps are done; to train on, raise train.steps" in told
 
 
 def test_another_seed_gives_other_bits(workers, make_job, tmp_path):

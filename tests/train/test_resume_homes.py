@@ -58,6 +58,11 @@ def test_the_gradient_that_waits_is_in_a_checkpoint(workers, make_job, tmp_path)
     folder = copy_until(tmp_path / "late", tmp_path / "two", 10)
     train_on(workers, make_job("two", "layout=dp2 zero2 x1 gradients=host optimizer=host", *words))
     assert losses(folder) == pytest.approx(losses(tmp_path / "late"), rel=1e-6)
+    folder = copy_until(tmp_path / "late", tmp_path / "in time", 10)
+    train_on(workers, make_job("in time", "layout=single x2", "batch.micro_batch=3"))
+    assert (
+        "late_gradient is left out: this run has none, a step" in (folder / "log.txt").read_text()
+    )
 
 
 def test_a_checkpoint_without_a_gradient_that_waits_says_what_would_work():

@@ -194,7 +194,7 @@ def test_a_run_whose_last_step_cannot_be_saved_fails_and_nobody_trains_it_again(
 def test_why_a_run_has_lost_a_server_is_said(make_job, role, told, why):
     run, said = object.__new__(serving._Run), []
     run._job = make_job("lost", *SERVED, 'method.sync={kind = "asp", workers = 1}')
-    run._crew = Crew(run._job, said.append, step=-1)
+    run._crew = Crew(run._job, said.append, step=-1, again="it")
     child = SimpleNamespace(status=1, pid=1)
     one = serving.Process(role, 0, said.append, said.clear, told=told, child=child)
     with pytest.raises(serving.ServerDied, match=why):
