@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import howdah
 
 ROOT = Path(__file__).parent.parent
@@ -94,6 +96,7 @@ def changed(package):
     ]
 
 
+@pytest.mark.slow
 def test_a_schedule_and_an_optimizer_touch_as_many_files_as_promised(tmp_path):
     package = tmp_path / "howdah"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))

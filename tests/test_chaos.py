@@ -15,6 +15,7 @@ def chaos(monkeypatch):
     monkeypatch.syspath_prepend(str(CHAOS))
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_leave_nothing_and_change_no_bit(chaos, monkeypatch, tmp_path):
     import kills
 

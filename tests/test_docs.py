@@ -49,6 +49,7 @@ from howdah.config.recipe import Machine, load_run, resolve_run
 
 ROOT = Path(__file__).parents[1]
 TOUR = ROOT / "docs" / "tour.md"
+LONG = {f"docs/{name}.md" for name in ("collectives", "library", "planning", "verify")}  # to play
 FOLDERS = ("docs", "bench", "recipes")
 PAGES = sorted([*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))])
 
@@ -214,7 +215,12 @@ def test_the_tour_can_be_taken(toured):
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in PAGES if p != TOUR and list(console(p, slow=False))], ids=page_name
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (page_name(path) in LONG), id=page_name(path))
+        for path in PAGES
+        if path != TOUR and list(console(path, slow=False))
+    ],
 )
 def test_quick_commands_print_what_is_shown(path, toured, workers):
     play(path, toured, workers)
@@ -226,14 +232,16 @@ def test_quick_commands_print_what_is_shown(path, toured, workers):
 def check_command(line):
     """Raises UserError or a usage error where `line` would be refused."""
     words = shlex.split(line)
+    scripts = [word for word in words if word.startswith("examples/")]
     world = None
     if words[0] == "torchrun":
         sizes = {word: int(n) for word, n in pairwise(words) if n.isdigit()}
         world = sizes.get("--nnodes", 1) * sizes["--nproc-per-node"]
-        if words[-1].startswith("examples/"):
-            assert (ROOT / words[-1]).is_file(), words[-1]
-            return
-        words = words[words.index("howdah") :]
+        if not scripts:
+            words = words[words.index("howdah") :]
+    if scripts:
+        assert (ROOT / scripts[0]).is_file(), scripts[0]
+        return
     command = typer.main.get_command(app).commands[words[1]]
     given = command.make_context(words[1], words[2:]).params
     if "recipe" in given:

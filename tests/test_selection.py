@@ -57,6 +57,7 @@ def selected(folder, *sessions):
     return [line.removeprefix("code ").split()[0] for line in lines]
 
 
+@pytest.mark.slow
 def test_an_eighth_of_the_slow_tests_joins_the_quick_ones(tmp_path):
     slow = [f"test_made_up.py::test_slow[{n}]" for n in range(3)]
     first, chosen, last = map(eighth_of, slow)

@@ -32,6 +32,7 @@ def test_a_wheel_serves_all_pythons_and_old_systems(wheel):
         assert "howdah/config/recipes/laptop.toml" in archive.namelist()
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_wheel_s_engine_is_used(wheel, tmp_path):
     """In a bare environment, which takes torch from this one and finds no compiler anywhere."""
     bare = tmp_path / "bare"

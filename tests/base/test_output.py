@@ -302,6 +302,7 @@ with listen(patient=True):
         assert lines_of(reader)[-1] == b"again"
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_does_not_read_stops_when_it_is_asked(recipe, cache, tmp_path):
     program = (
         "import sys; from howdah.base import output; output.GLANCE, output.LOOKS = 10, 2\n"

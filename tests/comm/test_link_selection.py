@@ -43,6 +43,7 @@ def measure_twice(transport, machines, cache):
         return one, other, anew, chosen, x
 
 
+@pytest.mark.slow
 def test_hosts_are_measured_once_and_all_choose_alike(workers, tmp_path):
     ranks = workers.run(measure_twice, "aabb", tmp_path, ranks=4)
     one, other, anew, chosen, _ = ranks[0]
@@ -66,6 +67,7 @@ def look(transport, machines, cache):
             return str(problem), settled(wire, everywhere("auto"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machines", "told"),
     [

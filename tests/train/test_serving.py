@@ -42,6 +42,7 @@ def served(job):
     return said
 
 
+@pytest.mark.slow
 def test_a_run_with_servers_goes_on_as_an_all_reduce_run_and_back(workers, make_job, tmp_path):
     """Under bsp it is the all-reduce run of as many replicas, whatever the order of arrival."""
     sync = 'method.sync={kind = "bsp", workers = 2}'
