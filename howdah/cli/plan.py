@@ -308,7 +308,7 @@ def _draw_plan(what: Planned, model: str, wanted: Draft, cluster: str, svg: Path
     put(drawn, svg)
 
 
-def _drawer(what: str, words: str) -> Callable[..., None]:
+def _drawer(what: Planned, words: str) -> Callable[..., None]:
     """The command that draws one thing of a plan."""
 
     def command(
@@ -324,11 +324,12 @@ def _drawer(what: str, words: str) -> Callable[..., None]:
     return command
 
 
-for _what, _words in {
+_DRAWN: dict[Planned, str] = {
     "memory": "Draw what each pipeline stage holds, against the memory of a device.",
     "mesh": "Draw the ranks of a layout: nodes, axes, stages.",
     "traffic": "Draw what a rank sends in a step, by axis and link.",
-}.items():
+}
+for _what, _words in _DRAWN.items():
     draw_app.command(_what)(_drawer(_what, _words))
 
 
