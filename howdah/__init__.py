@@ -16,6 +16,7 @@ _HOMES = {
     "ModelShape": "howdah.shapes.shape",
     "Workers": "howdah.comm.spawn",
     "apply": "howdah.parallel.apply",
+    "distribute": "howdah.foreign.distribute",
     "full_gradient": "howdah.parallel.full_tensors",
     "full_parameter": "howdah.parallel.full_tensors",
     "full_state": "howdah.parallel.full_tensors",
@@ -25,6 +26,8 @@ _HOMES = {
     "pipeline": "howdah.tasks.pipelines",
     "preset": "howdah.shapes.presets",
     "resolve_run": "howdah.config.recipe",
+    "verify_step": "howdah.foreign.one_process",
+    "train_run": "howdah.cli.train_run",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 (a list of strings, made where the names are)

@@ -78,12 +78,11 @@ KEPT = " inputs=gathered"
 
 def test_what_is_said_to_be_missing_is_missing():
     methods = row_of("README.md", "methods")
-    said = "There is no LoRA, no supervised fine-tuning with prompts, chat templates or masked"
-    assert said in methods and "your own `nn.Module`" in methods
-    assert "There are no callbacks, no LoRA, no masked prompts" in text_of("docs/their-words.md")
+    assert "There is no QLoRA" in methods and "your own `nn.Module`" in methods
+    assert "There is no QLoRA" in text_of("docs/their-words.md")
     assert "takes a plan, not an `nn.Module`" in text_of("docs/library.md")
-    assert ABSENT["lora"].startswith("not there yet")
-    assert [word for word in ("lora", "chat", "prompt_", "callback") if find_keys(word)] == []
+    assert ABSENT["qlora"].startswith("not there yet")
+    assert [word for word in ("qlora", "prompt_") if find_keys(word)] == []
     assert {key.name for key in recipe_keys() if "prompt" in key.name} == {"train.prompt"}
 
 

@@ -35,7 +35,9 @@ from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape, stated
 from howdah.sim.timeline import simulate
 from howdah.text import tokenizer as tokenizers
-from howdah.text.sources import Source, contents, documents
+from howdah.text.chats import chat_of
+from howdah.text.contents import contents
+from howdah.text.sources import Data, Source, documents, documents_of
 from howdah.train.resume import as_plain
 
 Ask = Callable[[Random, Path], None]
@@ -245,6 +247,45 @@ def tokenizer(random: Random, folder: Path) -> None:
     tokenizers.encode(found, ["a few words", "é 日 \n"])
 
 
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content | trim + '<|end|>' }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}"
+    "{% endfor %}{% set n = namespace(a=messages | length) %}{{ n.a if n.a > 1 else '' }}"
+)
+ASKED, TOLD = {"role": "user", "content": "a few"}, {"role": "assistant", "content": "words"}
+CHATS: list[dict[str, object]] = [
+    {"messages": [{"role": "system", "content": "é"}, ASKED, TOLD], "tools": [{"name": "f"}]},
+    {"prompt": [ASKED], "completion": [TOLD]},
+    {"prompt": "a few", "response": "words"},
+    {"instruction": "a few", "input": "more", "output": "words"},
+]
+
+
+def chats(random: Random, folder: Path) -> None:
+    """Rows of conversations, a chat template and what a tokenizer's folder says, all read."""
+    if not (folder / "tokenizer.json").exists():
+        made = tokenizers.train(["a few words, a few more"], 300)
+        (folder / "tokenizer.json").write_text(made.to_str())
+    row, config = json.loads(json.dumps(random.choice(CHATS))), {"eos_token": "<|end|>"}
+    template = CHAT_TEMPLATE.encode()
+    for turn in range(random.choice([0, 1, 1, 2])):
+        what = (random.randrange(3) + turn) % 3
+        if what == 0:
+            mutate(random, row)
+        elif what == 1:
+            mutate(random, config)
+        else:
+            template = mutate_text(random, template)
+    (folder / "chat_template.jinja").write_bytes(template)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, default=str))
+    rows = folder / "rows.jsonl"
+    rows.write_text(json.dumps(row, default=str))
+    data = Data((Source(str(rows)),), tokenizer=str(folder), chat=random.choice(["answers", "all"]))
+    made = chat_of(data)
+    for one in documents_of(data.sources[0], data, lambda sentence: None):
+        made(one)
+
+
 KINDS: dict[str, Ask] = {
-    ask.__name__: ask for ask in (index, header, best, trace, hub, text, tokenizer)
+    ask.__name__: ask for ask in (index, header, best, trace, hub, text, tokenizer, chats)
 }

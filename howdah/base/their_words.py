@@ -87,8 +87,15 @@ AS_A_KEY = {  # of TrainingArguments and config.json, DeepSpeed, Megatron-LM, na
     "data.tokenizer": "tokenizer tokenizer_name tokenizer_name_or_path tokenizer_model "
     "tokenizer_path hf_assets_path",
     "data.end_token": "eos_token",
+    "data.chat": "chat assistant_only_loss completion_only_loss train_on_responses_only",
+    "data.rows": "packing",
     "init_from": "model_name_or_path pretrained_model_name_or_path pretrained initial_load_path "
     "base_model",
+    "init_adapter": "adapter_name_or_path adapter_path peft_path",
+    "method.adapter.rank": "lora peft peft_config lora_rank lora_r",
+    "method.adapter.alpha": "lora_alpha",
+    "method.adapter.targets": "target_modules lora_target lora_target_modules",
+    "method.train": "freeze frozen requires_grad trainable freeze_layers unfrozen_parameters",
     "model.vocab": "vocab_size padded_vocab_size",
     "model.width": "hidden_size n_embd d_model dim",
     "model.layers": "num_layers n_layer n_layers num_hidden_layers",
@@ -118,6 +125,9 @@ AS_A_KEY = {  # of TrainingArguments and config.json, DeepSpeed, Megatron-LM, na
     "compile": "torch_compile",
     "folder": "output_dir out_dir save_dir dump_folder",
     "name": "run_name experiment_name",
+    "train.callbacks": "callbacks callback add_callback",
+    "train.tracker": "report_to log_with tensorboard enable_tensorboard wandb enable_wandb",
+    "method.optimizer.average": "ema ema_decay use_ema ema_power",
 }
 
 OTHERWISE = {  # what no single key is called; what is done here ends a sentence
@@ -134,8 +144,8 @@ OTHERWISE = {  # what no single key is called; what is done here ends a sentence
     "an evaluation computes batch.micro_batch samples at once": "per_device_eval_batch_size "
     "eval_batch_size",
     "a share of the documents is kept for it: data.validation_share": "split",
-    "the run folder gets metrics.jsonl and TensorBoard files": "report_to tensorboard_dir "
-    "tensorboard enable_tensorboard logging_dir wandb wandb_project enable_wandb",
+    "the run folder gets metrics.jsonl, and files of trackers": "tensorboard_dir logging_dir "
+    "wandb_project",
     "the same command goes on from the newest checkpoint of its run folder": "load "
     "resume_from_checkpoint load_checkpoint",
     "the best checkpoint is kept, for howdah export RUN --best": "load_best_model_at_end "
@@ -155,12 +165,17 @@ OTHERWISE = {  # what no single key is called; what is done here ends a sentence
     "pipeline_schedule",
     "a named model is model.preset=NAME, of those that howdah presets lists": "flavor model_name",
     "weights start with a standard deviation of 0.02": "initializer_range init_method_std",
+    "a template is a file of the tokenizer's folder, and data.chat uses it": "chat_template "
+    "chat_template_path",
 }
 
 ABSENT_WORDS = {
-    "not there yet; init_from=FOLDER trains all weights of a model": "lora qlora peft lora_rank",
-    "not there yet; text is trained as it stands": "chat_template completion_only_loss",
-    "not there yet; metrics.jsonl gets a line with every log line": "callbacks",
+    "not there yet: no product reads weights of 4 or 8 bits that training keeps so; method.adapter "
+    "with method.precision=bf16 and zero3 shares the base out instead": "qlora load_in_4bit "
+    "load_in_8bit bnb_4bit quantization_config",
+    "not there yet: it needs pairs of answers and a second model beside the one that is trained; "
+    "data.chat trains on the better answer alone": "dpo ppo grpo orpo kto rlhf reward_model",
+    "not there yet; method.adapter trains without it": "lora_dropout dora use_dora use_rslora",
 }
 
 

@@ -6,6 +6,7 @@
       model.safetensors        or model-00001-of-00003.safetensors ... and an index of them
       tokenizer.json           the tokenizer of the training
       tokenizer_config.json    for AutoTokenizer
+      chat_template.jinja      of a run that trained on conversations
 
 Weights are streamed: each is read, converted to Hugging Face's layout in one buffer as large as the
 largest tensor, and written before the next is read. So a model may be far larger than memory.
@@ -32,6 +33,8 @@ from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub_names import HubTensor, names
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import ModelShape
+from howdah.text.labelled import frame_of
+from howdah.text.template import TEMPLATE, Manner
 from howdah.text.tokenizer import MASKS, PADS, load, start_of
 
 GIGABYTE = 10**9
@@ -41,6 +44,7 @@ TABLES = {
     "model.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    TEMPLATE,
 }
 WRITER = {"format": "pt", "writer": "howdah"}  # transformers requires "format"
 EXPORTED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -62,6 +66,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     end: int,
     to: Path,
     dtype: torch.dtype,
+    manner: Manner | None = None,
     shard_bytes: int = 5 * GIGABYTE,
 ) -> None:
     """Write the export folder `to`.
@@ -71,6 +76,7 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
     tokenizer    path of a tokenizer.json
     end          id of the end token between documents
     dtype        dtype of the stored weights
+    manner       how its tokenizer writes conversations
     shard_bytes  most bytes of tensors in one file (a larger tensor gets a file of its own)
 
     Raises UserError, before anything is written, when Hugging Face has no class for the shape, when
@@ -84,8 +90,13 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
         )
     found = names(shape)
     start = start_of(load(tokenizer), str(tokenizer)) if shape.encoder_layers else 0
-    sizes = config(shape, end=end, start=start, dtype=str(dtype).removeprefix("torch."))
+    pad = frame_of(load(tokenizer), end).pad if shape.labels else None
+    told = str(dtype).removeprefix("torch.")
+    sizes = config(shape, end=end, start=start, dtype=told, pad=pad)
     vocabulary = _vocabulary(tokenizer, end, shape)
+    if manner:  # whose template may ask whether there is a bos_token
+        vocabulary = {name: vocabulary[name] for name in vocabulary if name != "bos_token"}
+        vocabulary |= manner.special
     generation: dict[str, object] = {"bos_token_id": end, "eos_token_id": end}
     if shape.encoder_layers:
         generation = {"eos_token_id": end, "pad_token_id": start, "decoder_start_token_id": start}
@@ -99,6 +110,8 @@ def export(  # noqa: PLR0913 (seven facts that have nothing in common, all by ke
         _write_json(draft / "config.json", sizes)
         _write_json(draft / "generation_config.json", generation)
         _write_json(draft / "tokenizer_config.json", vocabulary)
+        if manner and manner.template:
+            write_text(draft / TEMPLATE, manner.template)
         write_text(draft / "tokenizer.json", _tokenizer(tokenizer, end, shape))
         _put(draft, to)
     except OSError as error:
@@ -214,6 +227,8 @@ def _vocabulary(path: Path, end: int, shape: ModelShape) -> dict[str, object]:
     pad = _padding(tokenizer, path, end, shape)
     if shape.encoder_layers:
         pad = tokenizer.id_to_token(start_of(tokenizer, str(path)))
+    if shape.labels and pad is None:
+        pad = tokenizer.id_to_token(frame_of(tokenizer, end).pad)
     return {
         **({"pad_token": pad} if pad else {}),
         **({"mask_token": masks[0]} if masks else {}),

@@ -6,13 +6,44 @@ read.
 """
 
 from dataclasses import dataclass, fields
+from math import isfinite
 
 from howdah.base.errors import UserError, several
 from howdah.base.tables import read_table
 from howdah.checkpoint.load import Checkpoint
+from howdah.plan.method import Adapter
 from howdah.shapes.check import check_shape
 from howdah.shapes.shape import RENAMED, ModelShape
 from howdah.text.order import Order
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a run with `method.spike` knows of its losses; equal on all ranks, so that any number of
+    ranks may go on with it.
+
+    losses  the window, in the order of its places
+    seen    how many losses there were in all
+    count   how many of them were spikes
+    """
+
+    losses: tuple[float, ...] = ()
+    seen: int = 0
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model beside which an adapter was trained.
+
+    folder   the Hugging Face folder
+    crc32    checksum of its weights that are frozen (`train/adapted.py`)
+    adapter  what was trained beside them
+    """
+
+    folder: str
+    crc32: int
+    adapter: Adapter
 
 
 @dataclass(frozen=True)
@@ -27,6 +58,8 @@ class Facts:
     best_loss  the lowest held-out loss so far
     text       CRC-32 of the tokens of each source, and of the held-out ones; empty in checkpoints
                of versions that did not store them
+    spikes     of the losses, where somebody watches them
+    base       of an adapter; None where the checkpoint holds the whole model
     """
 
     model: ModelShape
@@ -36,6 +69,8 @@ class Facts:
     order: Order
     best_loss: float | None = None
     text: tuple[int, ...] = ()
+    spikes: Past | None = None
+    base: Base | None = None
 
 
 def facts(checkpoint: Checkpoint) -> Facts:
@@ -47,6 +82,11 @@ def facts(checkpoint: Checkpoint) -> Facts:
         problems = [*check_shape(found.model), *_check_order(found.order)]
         if not 0 <= found.end < found.model.vocab:
             problems.append(f"end is {found.end}, which is no token")
+        past = found.spikes or Past()
+        if not (0 <= len(past.losses) <= past.seen and past.count >= 0):
+            problems.append("spikes holds numbers that are no counts")
+        if not all(map(isfinite, past.losses)):
+            problems.append("spikes holds a loss that is not finite")
     if problems:
         raise UserError(
             f"{checkpoint.path} does not say what it was trained with: {several(problems)}; use "

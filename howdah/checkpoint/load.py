@@ -78,6 +78,16 @@ class Checkpoint:
         """The names of the tensors of a kind."""
         return tuple(self._stored.get(kind, ()))
 
+    def with_weights_from(self, kind: str) -> "Checkpoint":
+        """The same checkpoint, whose weights are what it holds of another kind, where it does.
+        Raises UserError if it holds nothing of that kind.
+        """
+        if kind not in self._stored:
+            raise UserError(f"{self.path} holds no {kind!r}{nearest(kind, self.kinds)}")
+        other = Checkpoint(self.path, self._index)
+        other._stored |= {"weight": {**self._stored["weight"], **self._stored[kind]}}
+        return other
+
     def shape(self, kind: str, name: str) -> tuple[int, ...]:
         """The full tensor's shape. Raises UserError when the checkpoint does not hold it."""
         return self._find(kind, name)[0].piece.shape

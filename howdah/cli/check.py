@@ -3,7 +3,7 @@
 torch is loaded only where a recipe asks for a GPU, or for the weights of a folder.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.schedule.text import read_schedule
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.text.sources import unreadable
-from howdah.train.inputs import input_problems, text_of
+from howdah.train.inputs import code_problems, input_problems, text_of
 from howdah.train.notes import notes_of
 
 
@@ -45,8 +45,17 @@ def check(
     force: Annotated[bool, typer.Option(help="do not ask whether this machine is enough")] = False,
 ) -> None:
     """List everything that keeps RECIPE from running here; exit code 2 if anything does."""
+    print("\n".join(sound(recipe, overrides or [], force=force)))
+
+
+def sound(recipe: Path, overrides: Sequence[str], *, force: bool) -> list[str]:
+    """What there is to say of a recipe that can run here. Raises UserError with everything that
+    keeps it from running.
+
+    force  do not ask whether the machine's memory and cores are enough
+    """
     with and_the_rest(force=force):
-        run = load_run(recipe, overrides or [])
+        run = load_run(recipe, overrides)
         auto = settled(run, machine_for(run)) if is_auto(run) else None
         run = _with_one_replica(auto.run if auto else run)
         if problems := problems_of(run, None):
@@ -54,16 +63,15 @@ def check(
     if problems := [*_lacks_here(run, force=force), *file_problems(run)]:
         raise UserError(several([*dict.fromkeys(problems)]))
     plan = plan_of(run, parse_layout(run.layout))
-    if told := which(str(recipe)):
-        print(told)
-    print(
+    told = [which(str(recipe))]
+    told.append(
         f"{recipe}: sound: {run.name} on {plan.layout}, {plan.layout.world} ranks, "
         f"{plan.batch.global_batch} x {plan.sequence} tokens a step"
     )
     if auto:
-        print(f"layout: {auto.told}")
-    for note in notes_of(plan, run.train):
-        print(f"note: {note}")
+        told.append(f"layout: {auto.told}")
+    told += [f"note: {note}" for note in notes_of(plan, run.train)]
+    return [*filter(None, told)]
 
 
 @contextmanager
@@ -144,6 +152,7 @@ def _lacks_here(run: Run, *, force: bool) -> Iterator[str]:
         return
     yield from lacks_disk(plan)
     world = plan.layout.world
+    yield from code_problems(run.train, run.method, ranks=world)
     if on_cards and machine.cuda:
         from howdah.host.devices import require_cards
 

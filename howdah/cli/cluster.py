@@ -1,7 +1,5 @@
 """`howdah cluster`: lists, shows and checks clusters, and writes a file of a new one."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +7,7 @@ import typer
 
 from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, named
+from howdah.cli.asking import answer, ask, number
 from howdah.cli.environment import cluster_named
 from howdah.draw.cluster import check_cluster, list_clusters, show_cluster
 from howdah.draw.pictures import require_place
@@ -63,20 +62,19 @@ def _new(  # noqa: PLR0913, PLR0917  each is an option of the command
     require_place(file)
     if file.exists() and not force:
         raise UserError(f"{named(file)} is there already; give another name, or --force")
-    ask = _ask if sys.stdin.isatty() else _default
     device = device or ask("device", "which devices? " + ", ".join(known_devices()), "")
     like = usual(device)
     if not cluster_like(device):
         memory = memory or ask("memory", "memory of a device", "")
         bandwidth = bandwidth or ask("bandwidth", "bandwidth of its memory", "")
         bf16 = bf16 or float32 or ask("bf16", "dense TFLOP/s in bf16", "")
-    devices = _number("devices", devices, lambda: ask("devices", "how many in a node?", ""))
+    devices = _number("devices", devices, "how many in a node?", "")
     if devices > 1:
         inside = inside or ask("inside", "link between them", like["inside"])
-    nodes = _number("nodes", nodes, lambda: ask("nodes", "how many nodes?", "1"))
+    nodes = _number("nodes", nodes, "how many nodes?", "1")
     if nodes > 1:
         between = between or ask("between", "link between nodes", like["between"])
-        nics = _number("nics", nics, lambda: ask("nics", "network cards of a node", "1"))
+        nics = _number("nics", nics, "network cards of a node", "1")
     host_memory = host_memory or ask("host-memory", "memory of a node", like["host_memory"])
     text = cluster_text(
         Answers(
@@ -93,23 +91,6 @@ def _new(  # noqa: PLR0913, PLR0917  each is an option of the command
     print(f"written {file}: howdah plan MODEL --cluster {file}")
 
 
-def _ask(option: str, question: str, usual: str) -> str:
-    """The answer of the user on a terminal."""
-    from rich.prompt import Prompt
-
-    said = Prompt.ask(question, default=usual) if usual else Prompt.ask(question)
-    return said.strip()
-
-
-def _default(option: str, question: str, usual: str) -> str:
-    """The usual answer where nobody can be asked. Raises UserError if there is none."""
-    if not usual:
-        raise UserError(f"--{option} is missing, and there is no terminal to ask on; give it")
-    return usual
-
-
-def _number(option: str, given: int | None, ask: Callable[[], str]) -> int:
-    said = ask() if given is None else str(given)
-    if not said.isdecimal() or not 0 < int(said[:9]) < 10**6:
-        raise UserError(f"--{option} is {said!r}; it must be a number from 1 on")
-    return int(said)
+def _number(option: str, given: int | None, question: str, usual: str) -> int:
+    said = None if given is None else str(given)
+    return answer(option, said, question, usual, number(option))

@@ -10,6 +10,7 @@ from howdah.cli import (
     cluster,
     draw,
     evaluate,
+    init,
     lists,
     measure,
     members,
@@ -46,6 +47,7 @@ def _options(
     pass
 
 
+app.command()(init.init)
 app.command()(train.train)
 app.command()(members.server)
 app.command()(members.worker)

@@ -27,6 +27,13 @@ FOR_CARDS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }
 PROFILER = {"KINETO_LOG_LEVEL": "6"}  # torch's profiler tells of each start on stderr otherwise
+# Weights & Biases writes files, and uploads nothing, unless the user says so; MLflow writes files.
+TRACKERS = {
+    "WANDB_MODE": "offline",
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # other names of the first
 TORCH_BYTES = 1 << 30  # of address space: the least for torch's CPU build and a run's threads
 MOST_RANKS = 1 << 20
@@ -83,11 +90,11 @@ def ready_torch() -> Path:
 
 
 def settings_for_torch(given: Mapping[str, str], *, card: bool) -> dict[str, str]:
-    """The variables to set before torch is used: those that the user has not `given`.
+    """The variables to set before torch and trackers are used: those that the user has not `given`.
 
     card  whether the machine has a GPU
     """
-    wanted = PROFILER | (FOR_CARDS if card else {})
+    wanted = PROFILER | TRACKERS | (FOR_CARDS if card else {})
     if any(name in given for name in ALLOCATOR):
         wanted.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     return {name: value for name, value in wanted.items() if name not in given}

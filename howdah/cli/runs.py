@@ -13,13 +13,22 @@ def export(
     folder: Annotated[Path, typer.Argument(help="a run folder")],
     to: Annotated[Path, typer.Option(help="the Hugging Face folder to write")],
     best: Annotated[bool, typer.Option(help="the best checkpoint instead of the newest")] = False,
+    average: Annotated[bool, typer.Option(help="the average of the weights")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="the adapter alone, as PEFT's files")
+    ] = False,
 ) -> None:
     """Write a run's weights as a Hugging Face folder."""
     ready_torch()
     from howdah.train.finished_run import open_run
 
-    opened = open_run(folder, say=lambda line: print(line, file=sys.stderr), best=best)
-    opened.export(to)
+    opened = open_run(folder, say=_to_stderr, best=best, average=average)
+    if adapter:
+        from howdah.train.adapted import export_adapter
+
+        export_adapter(opened.checkpoint, to)
+    else:
+        opened.export(to)
     print(f"step {opened.checkpoint.step} of {folder} is in {to}")
 
 
@@ -50,3 +59,7 @@ def doctor(
         print(f"{finding.name:16s} {finding.value}")
         if finding.lack:
             print(f"{'':16s} {finding.lack}")
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

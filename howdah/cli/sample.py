@@ -37,12 +37,23 @@ class Wanted:
 
     folder  a run folder or a Hugging Face folder
     how     a draw or a search
+    chat    whether each prompt is what a user says
     """
 
     folder: Path
     prompts: tuple[str, ...]
     length: int
     how: "Draw | Beams"
+    chat: bool = False
+
+    def tokens(self, opened: "OpenedModel") -> list[list[int]]:
+        """The tokens that each text follows. Raises UserError."""
+        from howdah.text.tokenizer import as_utf8
+
+        if not self.chat:
+            return [opened.prompt(prompt) for prompt in self.prompts]
+        said = ({"role": "user", "content": as_utf8(prompt)} for prompt in self.prompts)
+        return [opened.prompt([message]) for message in said]
 
 
 def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
@@ -70,6 +81,9 @@ def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
     layout: Annotated[
         str, typer.Option(help='on several processes, such as "tp2" or "pp2 tp2"')
     ] = "single",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="answer each prompt, by the model's chat template")
+    ] = False,
 ) -> None:
     """Continue each of PROMPTS with the newest checkpoint of a run; or, with an encoder-decoder,
     write what belongs to it.
@@ -101,11 +115,11 @@ def sample(  # noqa: PLR0913, PLR0917  each is an option of the command
         wanted = TEMPERATURE if temperature is None else temperature
         how = Draw(wanted, top_k, top_p, seed, repetition_penalty)
         check_draw(how)
-    tokens = [opened.prompt(prompt) for prompt in prompts]
+    asked = Wanted(folder.absolute(), tuple(prompts), length, how, chat)
+    tokens = asked.tokens(opened)
     for prompt in tokens:
         check_prompt(opened.shape, prompt, length=length)
     plan = decoding_plan(opened.shape, parse_layout(layout))
-    asked = Wanted(folder.absolute(), tuple(prompts), length, how)
     if plan.layout.world > 1:
         sys.exit(_launched(asked, plan.layout.world, str(plan.layout)))
     write(opened.predictor(opened.model(), tokens), opened, asked)
@@ -121,7 +135,8 @@ def write(model: "Predictor", opened: "OpenedModel", asked: Wanted, *, first: bo
     from howdah.generate.rows import generate, generate_rows
     from howdah.generate.texts import decode
 
-    prompts = opened.texts([opened.prompt(prompt) for prompt in asked.prompts])
+    prompts = opened.texts(asked.tokens(opened))
+    shown = opened.start is None and not asked.chat
     ends, length, how = opened.ends, asked.length, asked.how
     if isinstance(how, Beams):
         found = beam_search(model, prompts, length=length, beams=how, ends=ends)
@@ -131,7 +146,7 @@ def write(model: "Predictor", opened: "OpenedModel", asked: Wanted, *, first: bo
             opened.tokenizer,
             generate(model, prompts[0], length=length, draw=how, ends=ends),
         )
-        _tell(asked.prompts[0] if first else "")
+        _tell(asked.prompts[0] if first and shown else "")
         for part in parts:
             _tell(part if first else "")
         return _tell("\n" if first else "")
@@ -140,7 +155,7 @@ def write(model: "Predictor", opened: "OpenedModel", asked: Wanted, *, first: bo
         texts = listed(steps, len(prompts))
     for prompt, tokens in zip(asked.prompts, texts, strict=True):
         if first:
-            print((prompt if opened.start is None else "") + opened.decoded(tokens))
+            print((prompt if shown else "") + opened.decoded(tokens))
     return None
 
 

@@ -49,6 +49,7 @@ from howdah.config.shipped import found, which
 from howdah.host.facts import free_memory, has_card
 from howdah.search.capacity import Room, refuse_too_large
 from howdah.text.sources import unreadable
+from howdah.train.inputs import code_problems
 from howdah.train.job import Job
 from howdah.train.notes import algorithm_note, device_note, notes_of, rate_note, sample_note
 
@@ -80,9 +81,25 @@ def train(  # noqa: PLR0917 (each is an option)
     """Train RECIPE, or resume a run folder. `howdah keys` lists what KEY=VALUE can change."""
     if restarts < 0:
         raise UserError(f"--restarts is {restarts}; it must be at least 0")
+    load = partial(load_run, recipe, overrides or [])
+    sys.exit(start(load, recipe, restarts=restarts, force=force, resume=resume, at=at))
+
+
+def start(
+    load: Callable[[], Run],
+    recipe: Path,
+    *,
+    restarts: int = 0,
+    force: bool = False,
+    resume: bool = False,
+    at: str = "",
+) -> int:
+    """Trains the run that `load` reads, of a recipe or run folder; returns its exit code. Raises
+    UserError with everything that keeps it from starting.
+    """
     among = launched()
     with and_the_rest(force=force or among):
-        run = load_run(recipe, overrides or [])
+        run = load()
     if among and "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
     machine = this_machine(among=among)
@@ -98,7 +115,8 @@ def train(  # noqa: PLR0917 (each is an option)
     if at:
         members.require_joinable(job, at)
     lacks_room = [] if at else [*_lacks_room(job, machine, force=force)]
-    if lacking := [*lacks_room, *_lacks_compiler(job)]:
+    own = code_problems(job.train, job.method, ranks=job.processes)
+    if lacking := [*lacks_room, *_lacks_compiler(job), *own]:
         raise UserError(several([*lacking, *file_problems(run)]))
     first = not among or os.environ["RANK"] == "0"
     said = [which(str(recipe)), f"algorithms  {chosen}" if chosen else ""] if first else []
@@ -116,8 +134,8 @@ def train(  # noqa: PLR0917 (each is an option)
         if among:
             code = _train_launched(ready(after=after))
             del store
-            sys.exit(code)
-        sys.exit(_train_listening(ready, after, restarts, at))
+            return code
+        return _train_listening(ready, after, restarts, at)
 
 
 def _train_listening(
@@ -221,7 +239,8 @@ def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
             after.callback(remove_start, there)
         done = max(steps(job.folder / "checkpoints"), default=0) if first else 0
         changed = changes_since(job.folder, now) if done else {}
-        asks = [partial(refuse_other_start, changed, job.folder)]
+        adapts = job.method.adapter is not None
+        asks = [partial(refuse_other_start, changed, job.folder, beside=adapts)]
         if not resume:
             steps_now = 0 if job.train.epochs else job.train.steps
             accident = partial(refuse_accident, changed, job.folder, done=done, steps=steps_now)
@@ -299,10 +318,8 @@ def _train_served(job: Job, restarts: int, at: str = "") -> int:
     found = choose(job.folder / "checkpoints", say)
     if not found or found.step < steps:  # one process would train what is missing
         there = f"the newest checkpoint is of step {found.step}" if found else "there is none"
-        raise UserError(
-            f"step {steps} is not among the checkpoints: {there}; go on with howdah train "
-            f"{job.folder}"
-        )
+        again = "the same commands" if at else f"howdah train {job.folder}"
+        raise UserError(f"step {steps} is not among the checkpoints: {there}; go on with {again}")
     return _train_alone(alone(job))
 
 

@@ -114,7 +114,7 @@ class Engine(OneLink):
     ) -> None:
         self.rank, self.size, self.site = arena.rank, len(arena.processes), ""
         self._checks = Checks(self.rank, self.size)
-        self._functions, self._processes = functions, arena.processes
+        self._functions, self.processes = functions, arena.processes
         self._bytes = torch.frombuffer(arena.memory, dtype=torch.uint8)
         self._heap, self._used = arena.heap, 0  # of this rank, in bytes
         self._batch: _Batch | None = None
@@ -327,7 +327,7 @@ class Engine(OneLink):
         """Raises UserError unless the engine is open and this process opened it."""
         if self._handle is None:
             _closed()
-        if self._processes[self.rank] != os.getpid():
+        if self.processes[self.rank] != os.getpid():
             raise UserError("this engine belongs to the process that forked this one")
 
     # -- how they run
@@ -344,7 +344,7 @@ class Engine(OneLink):
         if self._interruptions:
             raise self._interruptions.pop()
         site = self.site or caller()
-        failure = Failure(self._functions, self._handle, spoken(calls), site, self._processes)
+        failure = Failure(self._functions, self._handle, spoken(calls), site, self.processes)
         raise failure.explain(code)
 
 

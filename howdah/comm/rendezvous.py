@@ -112,6 +112,33 @@ def join(
         raise UserError(
             f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
         ) from None
+    store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
+    return join_through(
+        store,
+        *(rank, size, transport),
+        seconds=seconds,
+        device=device,
+        algorithms=algorithms,
+        hosts=hosts,
+    )
+
+
+def join_through(  # noqa: PLR0913
+    store: dist.Store,
+    rank: int,
+    size: int,
+    transport: Kind | None = None,
+    *,
+    seconds: float = 600,
+    device: torch.device = CPU,
+    algorithms: Algorithms = DIRECT,
+    hosts: Hosts = HOSTS,
+    head: str = "",
+) -> Transport:
+    """The transport between the `size` ranks that share a store; see `join`.
+
+    head  the name or address of the machine that keeps the store; empty: that of the launcher
+    """
     require_usable(algorithms, size)
     settings = read_settings()
     secret, problem = NOBODY, ""
@@ -125,7 +152,6 @@ def join(
     if device.type == "cuda":
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device)
         device = torch.device("cuda", torch.cuda.current_device())
-    store = dist.PrefixStore(f"howdah/{settings.restart}", store)
     store = dist.PrefixStore(str(store.add(f"connected/{rank}", 1)), store)
     own: dist.Store = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
     pulse = Pulse(own, rank=rank, size=size)
@@ -136,7 +162,7 @@ def join(
         hosts=hosts,
         secret=secret,
         problem=problem,
-        head=settings.head,
+        head=head or settings.head,
     )
     carrier = connecting(store, rank, size)
     host = carrier.host if isinstance(carrier, Both) else carrier

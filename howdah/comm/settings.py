@@ -9,6 +9,7 @@ read the environment. Only this module of the package reads it.
     TORCHELASTIC_RESTART_COUNT     how often torchrun has started these ranks again
     HOWDAH_SECRET_FILE             the file of the run's secret (`secret.py`)
     MASTER_ADDR                    the machine that keeps the launcher's store
+    WORLD_SIZE                     how many ranks the launcher has started
 """
 
 import os
@@ -26,6 +27,7 @@ class Settings:
     restart   how often these ranks were started again, as text
     secret    the file of the run's secret; None: it has none
     head      the name or address of the machine that keeps the launcher's store; may be empty
+    world     how many ranks a launcher has started; None: there is no launcher
     """
 
     compiler: tuple[str, ...]
@@ -33,6 +35,7 @@ class Settings:
     restart: str = "0"
     secret: Path | None = None
     head: str = ""
+    world: int | None = None
 
 
 def read_settings() -> Settings:
@@ -43,4 +46,6 @@ def read_settings() -> Settings:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     secret = os.environ.get("HOWDAH_SECRET_FILE")
     head = os.environ.get("MASTER_ADDR", "")
-    return Settings(compiler, folder, restart, Path(secret) if secret else None, head)
+    ranks = os.environ.get("WORLD_SIZE", "")
+    world = int(ranks) if ranks.isdecimal() else None
+    return Settings(compiler, folder, restart, Path(secret) if secret else None, head, world)

@@ -20,12 +20,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from zlib import crc32
 
+import torch
+
 BY_RANK = ("reduce_scatter", "all_gather", "gather", "scatter")  # with a count for each rank
 SPELLED = re.compile(r"(?P<head>(?:#\d+ )?(?P<name>\w+)\(\w+ \[)(?P<counts>[\d ]*)(?P<tail>\].*)")
 CALL, SITE = 132, 120  # bytes of text
 RECORD = 4 + CALL + SITE
 
-_INSIDE = (str(Path(__file__).parent), contextlib.__file__)  # whose frames are skipped
+# Whose frames are skipped: those of this floor, and of torch where it calls the backend.
+_TORCH = f"{Path(torch.__file__).parent}/"
+_INSIDE = (str(Path(__file__).parent), contextlib.__file__, _TORCH)
 
 
 class Disagreement(RuntimeError):
@@ -132,7 +136,7 @@ def _read(record: bytes) -> str:
 
 
 def caller() -> str:
-    """`file:line` of the innermost caller outside of howdah.comm."""
+    """`file:line` of the innermost caller outside of howdah.comm and torch."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(_INSIDE):
         frame = frame.f_back

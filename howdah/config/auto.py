@@ -47,6 +47,12 @@ def question_of(
     """The question for the layout of a run on a cluster. The global batch is that of the run; if
     it has none, that of published runs of such models.
     """
+    if run.method.train or run.method.adapter:
+        key = "method.adapter" if run.method.adapter else "method.train"
+        raise UserError(
+            f"a search prices layouts on which all weights are trained, and not yet {key}; name a "
+            'layout, such as layout="dp2 zero3", which howdah plan prices'
+        )
     sequence = run.data.sequence_length
     size = _batch_of(run)
     if size is None:

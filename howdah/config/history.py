@@ -39,7 +39,7 @@ FREE = {  # keys that change no result, but how and where a run is computed, and
     *("batch.micro_batch", "train.prompt", "train.export", "train.keep_last"),
     *("train.steps", "train.tokens", "train.epochs"),
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
-    "train.profile",
+    *("train.profile", "train.callbacks", "train.tracker"),
     *("comm.sparse", "comm.wire", "comm.trust", "comm.interface"),
     *(f"comm.algorithm.{one.name}" for one in fields(Algorithms)),
     *(f"storage.{one.name}" for one in fields(Storage)),
@@ -122,10 +122,12 @@ def spelled(value: Any) -> str:
     return str(value).lower()
 
 
-def refuse_other_start(found: Changes, folder: Path) -> None:
-    """Raises UserError if a run that has begun is given other initial weights."""
+def refuse_other_start(found: Changes, folder: Path, *, beside: bool = False) -> None:
+    """Raises UserError if a run that has begun is given other initial weights; `beside` which an
+    adapter is trained they may have been moved.
+    """
     old, new = found.get("init_from", (None, None))
-    if new is not None:
+    if new is not None and not beside:  # a base that was moved is known by its checksum
         begun = named(old or "random weights")
         raise UserError(
             f"init_from is {named(new)}, but {folder} has begun from {begun}; start another run "

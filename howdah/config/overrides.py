@@ -40,6 +40,8 @@ MEANT = {  # by table: what to write, and the keys that a value in its place may
     "method.masking": ("method.masking.share=0.15", "share"),
     "method.spans": ("method.spans.share=0.15", "share"),
     "method.sync": ('method.sync={kind = "ssp", bound = 3, workers = 4}', "kind"),
+    "method.spike": ('method.spike={action = "skip", deviations = 6.0, window = 128}', "action"),
+    "method.adapter": ("method.adapter.rank=8", "rank"),
     "train": ("train.steps=1000", "steps"),
     "comm": ("comm.algorithm=ring", "algorithm"),
     "comm.algorithm": ("comm.algorithm=ring",),

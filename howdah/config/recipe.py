@@ -10,7 +10,7 @@ them in, or refuses. Every table is a frozen dataclass of its floor; unknown key
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from howdah.base.bounds import Bound
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, parse_toml, path_problem, read_text
 from howdah.base.tables import out_of_bounds, read_table, with_new_names
+from howdah.config.models import model_of
 from howdah.config.overrides import Table, changed, with_key
 from howdah.config.shipped import RUN, found, hidden_by, meant
 from howdah.config.texts import absolute, with_texts
@@ -39,6 +40,7 @@ from howdah.shapes.presets import preset
 from howdah.shapes.shape import RENAMED as RENAMED_SIZES
 from howdah.shapes.shape import ModelShape
 from howdah.sim.chosen import choice_misfits, choice_problems, cuda_problem
+from howdah.text.labels import label_problems
 from howdah.text.sources import Data, check_sources
 from howdah.train.inputs import lacking_tokenizer, text_of
 from howdah.train.job import Job, Training
@@ -59,7 +61,6 @@ RENAMED = {  # keys of older recipes, and their names now
     "method.optimizer.decay": "method.optimizer.weight_decay",
     "method.optimizer.clip": "method.grad_clip",
 }
-SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
 AUTO = "auto"  # the layout that is searched for (`config/auto.py`)
 MOST_HERE = 512  # processes that one command starts on one machine
 MOST_THREADS = 8  # of one process, for each core of the machine
@@ -81,6 +82,7 @@ class Run:
     compile    whether blocks go through torch.compile
     folder     the run folder; None: runs/NAME
     init_from  a Hugging Face folder that holds the initial weights
+    init_adapter  a folder of PEFT's that holds the initial adapter, with method.adapter
     """
 
     name: str
@@ -93,6 +95,7 @@ class Run:
     compile: bool = False
     folder: Path | None = None
     init_from: Path | None = None
+    init_adapter: Path | None = None
     schedule: Path | None = None
     data: Data = field(default_factory=Data)
     batch: Batch = field(default_factory=Batch)
@@ -219,40 +222,15 @@ def _filled(table: Mapping[str, Any]) -> tuple[Table, list[str]]:
 
     The short forms are a preset instead of its sizes, and a path instead of a source.
     """
-    table, problems = dict(table), []
+    table, problems = with_texts(dict(table)), []
     try:
-        table["model"] = _model(table)
+        table["model"] = model_of(table)
     except UserError as problem:
         table["model"], problems = preset("laptop"), [str(problem)]
-    table = with_texts(table)
     if isinstance(train := table.get("train"), dict):
         table["train"], more = read_length(train)
         problems += more
     return table, problems
-
-
-def _model(table: Table) -> object:
-    """The model's sizes: those of the [model] table, or those of the folder init_from."""
-    if "model" not in table:
-        if not isinstance(table.get("init_from"), str):
-            raise UserError("model is missing; write model.preset=laptop, or a table of its sizes")
-        from howdah.model.hub import read_hub
-
-        return asdict(read_hub(Path(table["init_from"]))[0])
-    model = table["model"]
-    if isinstance(model, str):
-        raise UserError(f"model is {shown(model)}; write the name of a preset as model.preset=NAME")
-    if not isinstance(model, dict) or "preset" not in model:
-        if isinstance(model, dict) and "init_from" in table and not set(model) >= SIZES:
-            raise UserError(
-                "the table [model] lacks sizes, and those of init_from are used only without it: "
-                f"leave {', '.join(f'model.{name}' for name in model) or '[model]'} out"
-            )
-        return model
-    if not isinstance(model["preset"], str):
-        raise UserError(f"model.preset is {shown(model['preset'])}; it must be a name, like laptop")
-    rest = {name: size for name, size in model.items() if name != "preset"}
-    return {**asdict(preset(model["preset"])), **rest}
 
 
 # -- writing ---------------------------------------------------------------------
@@ -327,11 +305,14 @@ def _check_each(run: Run) -> Iterator[str]:
     """The problems of single values, which do not depend on other values."""
     yield from out_of_bounds(run)
     yield from check_sources(text_of(run.data, run.init_from))
+    yield from label_problems(run.data, run.model)
     if not run.layout.strip():
         yield "layout is empty; write single for one process"
     if run.name in ("", ".", "..") or "/" in run.name or path_problem(run.name):
         yield f"name is {shown(run.name)}; it must be able to name a folder, such as tour"
     yield from lacking_tokenizer(run.data, run.init_from)
+    if run.init_adapter and run.method.adapter is None:
+        yield "init_adapter is given, and method.adapter is not; write its rank, alpha and targets"
     yield from choice_problems(run.comm.algorithm)
 
 
@@ -378,6 +359,7 @@ def resolve_run(run: Run, machine: Machine) -> Job:
         device="cuda" if on_cuda else "cpu",
         threads=run.threads or max(machine.cores // local, 1),
         init_from=run.init_from.absolute() if run.init_from else None,
+        init_adapter=run.init_adapter.absolute() if run.init_adapter else None,
         compile=run.compile,
     )
 
@@ -395,6 +377,7 @@ def resolved(run: Run, job: Job) -> Run:
         folder=job.folder,
         train=job.train,
         init_from=job.init_from,
+        init_adapter=job.init_adapter,
         schedule=run.schedule.absolute() if run.schedule else None,
         data=absolute(job.data),
     )

@@ -7,13 +7,15 @@ from typing import Any
 
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of
+from howdah.base.named_code import absolute as one_path
 from howdah.collectives.choice import everywhere, passes_on
 from howdah.text.sources import STDLIB, Data
 
 
 def with_texts(table: dict[str, Any]) -> dict[str, Any]:
     """A recipe's table with `data.sources` and `data.validation` as lists of tables; one path, one
-    table, and paths in a list are short forms. One text for `comm.algorithm` is that of every
+    table, and paths in a list are short forms, as is one name of a callback or tracker. Files of
+    the user's own code get absolute paths. One text for `comm.algorithm` is that of every
     operation that has such an algorithm, and can have it in training.
     """
     data, comm = table.get("data"), table.get("comm")
@@ -23,6 +25,7 @@ def with_texts(table: dict[str, Any]) -> dict[str, Any]:
             every = everywhere(text).by_operation
             chosen = {op: said for op, said in every.items() if not passes_on(op, said)}
         table = {**table, "comm": {**comm, "algorithm": chosen}}
+    table = _with_code(table)
     if not isinstance(data, dict):
         return table
     data = dict(data)
@@ -30,6 +33,19 @@ def with_texts(table: dict[str, Any]) -> dict[str, Any]:
         found = data[key] if isinstance(data[key], list) else [data[key]]
         data[key] = [{"path": one} if isinstance(one, str) else one for one in found]
     return {**table, "data": data}
+
+
+def _with_code(table: dict[str, Any]) -> dict[str, Any]:
+    train, method = table.get("train"), table.get("method")
+    if isinstance(train, dict) and {"callbacks", "tracker"} & train.keys():
+        lists = {key: train[key] for key in ("callbacks", "tracker") if key in train}
+        lists = {key: [one] if isinstance(one, str) else one for key, one in lists.items()}
+        if isinstance(names := lists.get("callbacks"), list | tuple):
+            lists["callbacks"] = [one_path(n) if isinstance(n, str) else n for n in names]
+        table = {**table, "train": {**train, **lists}}
+    if isinstance(method, dict) and isinstance(name := method.get("loss"), str):
+        table = {**table, "method": {**method, "loss": one_path(name)}}
+    return table
 
 
 def absolute(data: Data) -> Data:

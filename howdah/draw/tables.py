@@ -14,6 +14,7 @@ from howdah.draw.mesh import stage_labels
 from howdah.draw.traffic import sums
 from howdah.machines.cluster import expected
 from howdah.plan.plan import Plan
+from howdah.plan.trained import told
 from howdah.shapes.parameters import parameters
 from howdah.shapes.products import conventions
 from howdah.shapes.shape import ModelShape
@@ -61,6 +62,7 @@ def show_prediction(
         f"layout  {plan.layout} on {_devices(prediction)}",
         f"batch   {plan.batch.global_batch:,} x {plan.sequence:,} tokens a step, "
         f"micro-batches of {plan.micro_batch}",
+        *_trained(plan),
         *_memory(prediction, why=why),
         *_traffic(prediction, why=why),
     ]
@@ -69,6 +71,16 @@ def show_prediction(
     if prediction.cost:
         lines.append(_run(prediction.cost))
     return [*lines, *show_notes(notes)]
+
+
+def _trained(plan: Plan) -> Iterator[str]:
+    """How much is trained, and the operations of that; nothing where all weights are."""
+    if said := told(plan.shape, plan.method):
+        flops = conventions(plan.shape, plan.sequence, marks=plan.marks)
+        yield (
+            f"trained {said}; flops per token: all pairs {flops.model:.3g}, "
+            f"causal {flops.causal_model:.3g}"
+        )
 
 
 def show_notes(notes: Sequence[str]) -> list[str]:
@@ -175,7 +187,8 @@ def _mfu(prediction: Prediction) -> str:
 
 def _causal_mfu(prediction: Prediction) -> float:
     assert prediction.time is not None
-    flops = conventions(prediction.plan.shape, prediction.plan.sequence)
+    plan = prediction.plan
+    flops = conventions(plan.shape, plan.sequence, marks=plan.marks)
     return prediction.time.mfu * flops.causal_model / flops.model
 
 

@@ -120,6 +120,12 @@ def check_prompt(shape: ModelShape, tokens: Sequence[int], *, length: int) -> No
             )
 
 
+OF_LABELS = (
+    "it tells texts apart, by howdah.pipeline('text-classification', FOLDER); sample from a "
+    "language model"
+)
+
+
 def require_decoder(shape: ModelShape) -> None:
     """Raises UserError when a model is no decoder alone."""
     if shape.family == "encoder-decoder":
@@ -129,5 +135,7 @@ def require_decoder(shape: ModelShape) -> None:
 
 def require_text(shape: ModelShape) -> None:
     """Raises UserError when a model writes no text."""
+    if shape.labels:
+        raise UserError(f"this model cannot continue a text: {OF_LABELS}")
     if not shape.causal:
         raise UserError(f"this model cannot continue a text: {NO_TEXT}; sample from a decoder")

@@ -20,7 +20,7 @@ from howdah.model.hub_fp8 import EIGHT_BITS, SCALE_TYPES, SCALES, Block, block_o
 from howdah.model.hub_names import HubTensor, names
 from howdah.shapes.huggingface import read_json, shape_from_config
 from howdah.shapes.huggingface_written import CLASSES, kind
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import ModelShape, with_labels
 
 # prefixes; missing when a model was saved without its head
 STEMS = ("model.", "transformer.", "bert.", "roberta.")
@@ -37,6 +37,8 @@ COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # of T5
 TIED_BIAS = ("cls.predictions.decoder.bias", "lm_head.decoder.bias")
 READ = (*CLASSES, "mistral")  # up to its window, a Llama by another name
 FLOATS = ("F64", "F32", "F16", "BF16")
+OF_LABELS = ("pooler.", "head.")  # howdah's names
+OF_TOKENS = ("lm_head.", "cls.")  # their heads of language models
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,17 @@ class _Stored:
     scales: "tuple[_Stored, Block] | None" = None
 
 
-def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
+def read_hub(
+    folder: Path,
+    *,
+    labels: tuple[str, ...] = (),
+    fresh: Callable[[str], Tensor] | None = None,
+) -> tuple[ModelShape, Callable[[str], Tensor]]:
     """Returns (sizes of the model in `folder`, function from howdah names to tensors).
+
+    labels  of a model that is to tell texts apart. If that in the folder is a language model, its
+            head is left out, and `fresh` returns the weights of one for labels, but a pooler that
+            is in the folder is used
 
     The function reads one weight from disk at each call, in the stored dtype.
     Raises UserError when the folder has no safetensors files, or when they do not contain exactly
@@ -70,11 +81,17 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
             f"run; it runs {', '.join(READ)}"
         )
     shape = shape_from_config(config)
+    begins = bool(labels) and not shape.labels
+    shape = with_labels(shape, labels) if begins else shape
     stored = {tensor.name: tensor for file in _files(folder) for tensor in _headers(file)}
     _pair_scales(stored, block_of(config), folder)
     sources: dict[str, tuple[_Stored, slice, HubTensor]] = {}
     experts: dict[str, list[_Stored]] = {}
+    drawn = set[str]()
     for theirs in names(shape):
+        if begins and theirs.ours[0].startswith(OF_LABELS) and not _has(stored, theirs):
+            drawn.update(theirs.ours)
+            continue
         found = _take(stored, theirs, folder)
         if theirs.expert is not None:
             experts.setdefault(theirs.ours[0], []).append(found)
@@ -83,11 +100,16 @@ def read_hub(folder: Path) -> tuple[ModelShape, Callable[[str], Tensor]]:
         for name, rows in zip(theirs.ours, theirs.rows, strict=True):
             sources[name] = found, slice(start, start + rows), theirs
             start += rows
+    if begins:
+        stored = {name: one for name, one in stored.items() if not name.startswith(OF_TOKENS)}
     _refuse_left(
         stored, shape, folder=folder, used={n: found for n, (found, *_) in sources.items()}
     )
 
     def tensor(name: str) -> Tensor:
+        if name in drawn:
+            assert fresh, "a head for labels begins with fresh weights"
+            return fresh(name)
         if name in experts:
             return torch.stack([_read(one, slice(None)) for one in experts[name]])
         return _read(*sources[name])
@@ -197,6 +219,10 @@ def _pair_scales(stored: dict[str, _Stored], block: Block | None, folder: Path) 
                 f"{one.name}{SCALES} {there}, not F32 {list(wanted)}; download the folder again"
             )
         stored[one.name] = replace(one, scales=(numbers, block))
+
+
+def _has(stored: Mapping[str, _Stored], theirs: HubTensor) -> bool:
+    return any(theirs.name.removeprefix(stem) in stored for stem in ("", *STEMS))
 
 
 def _take(stored: dict[str, _Stored], theirs: HubTensor, folder: Path) -> _Stored:

@@ -100,13 +100,16 @@ BERT = {
     "feedforward_norm": "output.LayerNorm",
     "transform": "cls.predictions.transform.dense",
     "transform_norm": "cls.predictions.transform.LayerNorm",
+    "pooler": "bert.pooler.dense",
     "head": "cls.predictions",
 }
 ROBERTA = {ours: theirs.replace("bert.", "roberta.") for ours, theirs in BERT.items()} | {
     "transform": "lm_head.dense",
     "transform_norm": "lm_head.layer_norm",
+    "pooler": "classifier.dense",
     "head": "lm_head",
 }
+LABELS = {"bert": "classifier", "roberta": "classifier.out_proj"}  # heads; of other types: score
 T5 = {
     "embedding": "shared",
     "relative.encoder": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -186,7 +189,10 @@ def names(shape: ModelShape) -> tuple[HubTensor, ...]:
     theirs = kind(shape)
     gpt2, groups = theirs == "gpt2", dict[str, list[Weight]]()
     for weight in weights(shape):
-        groups.setdefault(_their_name(weight, theirs, shape.gated), []).append(weight)
+        name = _their_name(weight, theirs, shape.gated)
+        if shape.labels and weight.name.startswith("head."):
+            name = f"{LABELS.get(theirs, 'score')}.{weight.name.removeprefix('head.')}"
+        groups.setdefault(name, []).append(weight)
     found = []
     for name, members in groups.items():
         if members[0].dims[0] == "expert":

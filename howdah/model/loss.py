@@ -25,6 +25,8 @@ Brébisson and Vincent 2016, https://arxiv.org/abs/1604.08859); the default of b
 The rows of the head may be sharded over tp ranks (`VocabShards`). Then each rank computes, for each
 token, the maximum of its logits, their sum of exponentials, and its terms of what is subtracted
 from L. Three all-reduces of one number per token combine them; logits are not sent.
+
+A loss of the user's own (`own_loss.py`) takes the place of the formula, where all rows are here.
 """
 
 from collections.abc import Callable
@@ -37,6 +39,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from howdah.model.islands import PLAIN, Islands, Smoothed, promoted
+from howdah.model.own_loss import OwnLoss, own_gradient, own_losses
 from howdah.plan.batch import MASKED
 
 CHUNK = 2048  # tokens
@@ -118,11 +121,13 @@ class Terms:
 
     tokens  what the caller will divide the loss by. The gradient of logits is divided by it before
             it is rounded; another divisor changes only the rounding
+    own     a loss of the user's own, in place of all that
     """
 
     smoothing: float = 0.0
     z: float = 0.0
     tokens: float = 1.0
+    own: OwnLoss | None = None
 
 
 NONE = Terms()
@@ -222,15 +227,25 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         kept = last = None
         for last in chunks(len(flat), how.chunk):
             kept = None  # frees the previous chunk's memory before this chunk's logits are made
+            if how.terms.own:
+                kept = _logits(states[last], rows, added)
+                largest[last] = own_losses(how.terms.own, kept, flat[last])
+                continue
             place = _local_rows(flat[last], len(rows), how)
             largest[last], total[last], label_term[last], kept = how.islands.loss_terms(
                 _logits(states[last], rows, added), *place, how.smoothed
             )
-        normalisers = _combine(how.shards, largest, total, label_term)
-        losses = normalisers - label_term
+        if how.terms.own:
+            losses = normalisers = largest
+            if how.trains and isinstance(kept, Tensor) and last is not None:
+                likely = _likely(normalisers, how)
+                kept = own_gradient(how.terms.own, kept, flat[last], likely).to(hidden.dtype)
+        else:
+            normalisers = _combine(how.shards, largest, total, label_term)
+            losses = normalisers - label_term
         if how.terms.z:
             losses += how.terms.z * normalisers.square()
-        if how.trains and kept is not None and last is not None:
+        if how.trains and kept is not None and last is not None and not how.terms.own:
             scale = (largest[last] - normalisers[last]).exp_()
             place, likely = (flat[last], normalisers[last]), _likely(normalisers, how)
             kept = _logit_gradient((kept, scale), *place, (likely, how)).to(hidden.dtype)
@@ -252,7 +267,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_bias = None if own_bias is None else torch.zeros_like(added, dtype=promoted(added.dtype))
         states = hidden if how.shards.keeps else how.states(hidden, labels)
         d_states = torch.empty_like(states)
-        d_weight = None if matrix else torch.zeros_like(rows, dtype=promoted(rows.dtype))
+        d_weight = None
+        if matrix is None and ctx.needs_input_grad[1]:  # else it is frozen
+            d_weight = torch.zeros_like(rows, dtype=promoted(rows.dtype))
         d_logits, ctx.kept = ctx.kept, None
         likely = _likely(normalisers, how)
         ratio = grad / likely
@@ -262,12 +279,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             add = None  # frees the gradient of these logits before the next logits are made
             if d_logits is None:
                 logits = _logits(states[part], rows, added)
-                exponentials = logits.sub_(normalisers[part, None]).exp_()
-                del logits
-                place = flat[part], normalisers[part]
-                d_logits = _logit_gradient((exponentials, None), *place, (likely, how))
+                if how.terms.own:
+                    d_logits = own_gradient(how.terms.own, logits, flat[part], likely)
+                else:
+                    exponentials = logits.sub_(normalisers[part, None]).exp_()
+                    place = flat[part], normalisers[part]
+                    d_logits = _logit_gradient((exponentials, None), *place, (likely, how))
+                    del exponentials
                 d_logits = d_logits.to(hidden.dtype)
-                del exponentials
+                del logits
             torch.mm(d_logits, rows, out=d_states[part])
             if added is not None:
                 total = d_logits.sum(0, dtype=ratio.dtype) * ratio

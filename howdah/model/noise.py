@@ -55,6 +55,23 @@ def fill_normal(
             part.fill_(mean)
 
 
+def fill_even(
+    out: Tensor,
+    *,
+    key: int,
+    reach: float,
+    index_of: Callable[[Tensor], Tensor] = lambda index: index,
+) -> None:
+    """Fill a 1-D `out` with numbers spread evenly over ±reach, computed in float32 and then cast;
+    `index_of` as for `fill_normal`.
+    """
+    for first in range(0, out.numel(), CHUNK):
+        part = out[first : first + CHUNK]
+        index = torch.arange(first, first + part.numel(), device=out.device)
+        bits = mix(key, index_of(index)) & 0xFFFFFF  # as many as float32 holds
+        part.copy_((bits.to(torch.float32) + 0.5) * (reach / (1 << 23)) - reach)
+
+
 @dataclass(frozen=True)
 class Noise:
     """What the dropout of one micro-batch depends on, besides the name of the dropout layer. The

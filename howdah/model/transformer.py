@@ -98,8 +98,10 @@ class Transformer(nn.Module):
         if last and shape.transform:
             self.transform = nn.Linear(shape.width, shape.width)
             self.transform_norm = build_norm(shape.norm, shape.width, shape.norm_eps)
+        if last and shape.pooler:
+            self.pooler = nn.Linear(shape.width, shape.width)
         if last and not shape.tie_embeddings:
-            self.head: nn.Module = nn.Linear(shape.width, shape.vocab, bias=shape.transform)
+            self.head: nn.Module = nn.Linear(shape.width, shape.outputs, bias=shape.head_bias)
         elif shape.tie_embeddings and shape.transform and (first or last):
             self.head = HeadBias(shape.vocab)  # in the unit of the matrix
 
@@ -116,13 +118,13 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix [V, h] that maps hidden states to logits."""
+        """The matrix [V, h] that maps hidden states to logits; [labels, h] of a classifier."""
         return cast(Tensor, (self.embedding if self.shape.tie_embeddings else self.head).weight)
 
     @property
     def head_bias(self) -> Tensor | None:
-        """What is added to the logits [V]; None: nothing."""
-        return cast(Tensor, self.head.bias) if self.shape.transform else None
+        """What is added to the logits [V], or [labels]; None: nothing."""
+        return cast(Tensor, self.head.bias) if self.shape.head_bias else None
 
     def forward(  # noqa: PLR0913
         self,
@@ -157,7 +159,7 @@ class Transformer(nn.Module):
         context = replace(context, balancing=balancing)
         for block in self.layers.values():
             x = block(x, context)
-        return self.final_norm(x)
+        return self.final_norm(x, noise)
 
     # -- an encoder and a decoder behind it
 
@@ -274,10 +276,14 @@ class Transformer(nn.Module):
         dropping = (self.dropping, length) if drops else None
         return BlockContext(rotary, mask, noise, cache, dropping=dropping)
 
-    def final_norm(self, x: Tensor) -> Tensor:
-        """The input of the head, from the output x of the last block."""
+    def final_norm(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        """The input of the head, from the output x of the last block. Which tokens of a text stand
+        for all of it, the labels say: only these have one.
+        """
         if self.shape.norm_at == "before":
             x = self.norm(x)
+        if self.shape.pooler:
+            x = dropout(self.pooler(x).tanh(), "pooler", share=self.dropout, noise=noise)
         if self.shape.family == "encoder-decoder" and self.shape.tie_embeddings:
             x = x * self.shape.width**-0.5  # T5 1.0: an embedding is larger than a head
         if self.shape.transform:

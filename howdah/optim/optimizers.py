@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from howdah.plan.method import Optimizer
+from howdah.plan.method import AVERAGE, Optimizer
+
+FACTOR = "factor"  # of a group's learning rate
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Range:
     decay     whether weight decay applies
     master    the master weights
     gradient  their gradient
+    rate      what the learning rate is multiplied by
     """
 
     unit: str
@@ -32,16 +35,18 @@ class Range:
     decay: bool
     master: Tensor
     gradient: Tensor
+    rate: float = 1.0
 
 
 def build_optimizer(settings: Optimizer, ranges: Sequence[Range]) -> torch.optim.Optimizer:
     """Builds the optimizer that `settings` names, with `ranges` as its parameters."""
-    groups = []
-    for decay in (True, False):
-        members = [r.master for r in ranges if r.decay is decay and r.master.numel()]
-        if members:
-            amount = settings.weight_decay if decay else 0.0
-            groups.append({"params": members, "weight_decay": amount})
+    groups: list[dict[str, Any]] = []
+    alike = sorted({(not one.decay, -one.rate) for one in ranges})
+    for plain, negative in alike:
+        some = [r for r in ranges if (not r.decay, -r.rate) == (plain, negative)]
+        if members := [r.master for r in some if r.master.numel()]:
+            amount = 0.0 if plain else settings.weight_decay
+            groups.append({"params": members, "weight_decay": amount, FACTOR: -negative})
     for part in ranges:
         part.master.grad = part.gradient
     groups = groups or [{"params": [torch.zeros(0)], "weight_decay": 0.0}]  # torch wants one
@@ -90,7 +95,8 @@ class SkippingRMSprop(torch.optim.RMSprop):
 def make_states(
     settings: Optimizer, optimizer: torch.optim.Optimizer, ranges: Sequence[Range], *, step: int
 ) -> None:
-    """Creates the optimizer state of every range that has none: zeros, after `step` updates.
+    """Creates the optimizer state of every range that has none: zeros, after `step` updates; an
+    average of the weights starts from them.
 
     torch creates states at the first update; loading a checkpoint and inspecting need them before.
     """
@@ -98,12 +104,14 @@ def make_states(
         if not part.master.numel() or part.master in optimizer.state:
             continue
         state = {name: torch.zeros_like(part.master) for name in settings.states}
+        if AVERAGE in state:
+            state[AVERAGE].copy_(part.master)
         if settings.name != "sgd":
             state["step"] = torch.full((), float(step), device=part.master.device)
         optimizer.state[part.master] = state
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Sets the learning rate of the next update."""
+    """Sets the learning rate of the next update; that of a group is so many times as high."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get(FACTOR, 1.0)

@@ -24,9 +24,13 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
+from howdah.base.named_code import load
 from howdah.comm.group import Group
+from howdah.model.adapter import adapt
 from howdah.model.loss import Terms, cross_entropy_sum
+from howdah.model.own_loss import OwnLoss
 from howdah.model.transformer import Transformer
 from howdah.optim.optimizers import Range, build_optimizer, make_states
 from howdah.parallel.context import Ring, Trade, share_sequences
@@ -51,7 +55,7 @@ from howdah.plan.homes import states_away
 from howdah.plan.layout import needs_own
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import counted_ranges, local_buffers, own_range, shard_axes
-from howdah.plan.sums import keeps_shares, used_by_several
+from howdah.plan.sums import Shared, keeps_shares, used_by_several
 
 Gatherer = UpdatedWeights | ShardedWeights | PulledWeights
 
@@ -74,6 +78,7 @@ class ParallelModel:
     homes     of what is not on the device; None where everything is
     update    of states that are not on the device, on the host; None where they are
     sharers   by unit whose states are shared out, the ranks that have the other shares
+    own_loss  of the user, in place of cross-entropy; None: there is none
     kinds     of passes that have run
     """
 
@@ -92,6 +97,7 @@ class ParallelModel:
     homes: Homes | None
     update: HomeUpdate | None
     sharers: Mapping[str, Group]
+    own_loss: OwnLoss | None = None
     kinds: set[str] = field(default_factory=set)
 
     @property
@@ -121,6 +127,8 @@ class ParallelModel:
         """
         if self.homes is not None and self.update is not None:
             return self.homes.own(unit, kind, first, last)
+        if kind == "masters" and not unit.trains:
+            return unit.own_weights[first:last]
         if kind not in self.plan.method.optimizer.states:
             kinds = {"weights": unit.own_weights, "masters": unit.masters, "summed": unit.summed}
             return kinds[kind][first:last]
@@ -159,7 +167,8 @@ class ParallelModel:
         method. `tokens` is what it will be divided by.
         """
         method = self.plan.method
-        return self._loss(hidden, labels, Terms(method.label_smoothing, method.z_loss, tokens))
+        terms = Terms(method.label_smoothing, method.z_loss, tokens, self.own_loss)
+        return self._loss(hidden, labels, terms)
 
     def plain_loss(self, hidden: Tensor, labels: Tensor, tokens: float = 1.0) -> Tensor:
         """The summed cross-entropy alone, which measures held-out text."""
@@ -177,6 +186,18 @@ class ParallelModel:
         head = self.model.head_weight, labels
         bias_of = self.model.head_bias
         return cross_entropy_sum(hidden, *head, bias=bias_of, terms=terms, islands=islands)
+
+    def label_logits(self, hidden: Tensor) -> Tensor:
+        """The logits [b, s, labels] of hidden states, of all positions where a rank of tp has a
+        slice of them.
+        """
+        weight, bias = self.model.head_weight, self.model.head_bias
+        if self.region:
+            hidden = self.region.gather_in(hidden, now=True)()
+        if self.store:
+            weight = cast(Handle, weight).value()
+            bias = bias if bias is None else cast(Handle, bias).value()
+        return linear(hidden, weight, bias)
 
     def counted(self) -> Iterator[tuple[FlatUnit, int, int]]:
         """Yields (unit, start, stop) for the ranges that this rank counts. Over all ranks, they
@@ -217,7 +238,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None)
     if store:
         if region:
             split(model, plan, region, store)
-        own_operations(model, store)
+        own_operations(model, store, plan.marks)
     elif sums.sums and not mesh.serves:
         listen_to_parameters(model, sums)
     if plan.method.precision == "fp8":
@@ -247,6 +268,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None)
         homes=homes,
         update=update,
         sharers=sharers,
+        own_loss=load("method.loss", plan.method.loss) if plan.method.loss else None,
     )
 
 
@@ -255,7 +277,9 @@ def _unfilled(plan: Plan, rank: int) -> Transformer:
     method = plan.method
     drops = {"dropout": method.dropout, "attention_dropout": method.attention_dropout}
     with torch.device("meta"):
-        return Transformer(plan.shape, parts=own_parts(plan, rank), **drops)
+        model = Transformer(plan.shape, parts=own_parts(plan, rank), **drops)
+        adapt(model, plan.marks, method.adapter)
+    return model
 
 
 def _shares_weights(plan: Plan, mesh: Mesh) -> bool:
@@ -345,11 +369,12 @@ def _multiplied(units: Mapping[str, FlatUnit], gatherer: Gatherer | None) -> lis
     return [*window, *(unit.weights for unit in units.values())]
 
 
-def sharers_of(units: Mapping[str, FlatUnit], plan: Plan, mesh: Mesh) -> dict[str, Group]:
+def sharers_of(units: Mapping[str, FlatUnit], plan: Shared, mesh: Mesh) -> dict[str, Group]:
     """By unit of which ranks have shares, the group of these ranks. All ranks call together."""
     if plan.layout.zero == 0:
         return {}
-    along = {unit: shard_axes(plan.layout, unit)[0] for unit in units}
+    shared = [name for name, unit in units.items() if unit.trains or plan.layout.zero == 3]
+    along = {unit: shard_axes(plan.layout, unit)[0] for unit in shared}
     groups = {
         one: mesh.group_of(one.group(mesh.rank), label="dp")
         for one in dict.fromkeys(along.values())
@@ -359,17 +384,13 @@ def sharers_of(units: Mapping[str, FlatUnit], plan: Plan, mesh: Mesh) -> dict[st
 
 
 def _ranges(unit: FlatUnit) -> list[Range]:
-    """The own range of a unit in two parts: with and without weight decay."""
-    turn = min(max(unit.buffer.decay_stop, unit.start), unit.stop)
-    cuts = [(unit.start, turn, True), (turn, unit.stop, False)]
-    return [
-        Range(
-            unit.buffer.unit,
-            a,
-            b,
-            decay,
-            unit.masters[a - unit.start : b - unit.start],
-            unit.summed[a - unit.start : b - unit.start],
-        )
-        for a, b, decay in cuts
-    ]
+    """The own range of a unit in parts that are updated alike: with and without weight decay, and
+    by learning rate. Frozen weights have none.
+    """
+    found = []
+    for first, last, decay, rate in unit.buffer.runs if unit.trains else ():
+        a, b = (min(max(edge, unit.start), unit.stop) for edge in (first, last))
+        mine = slice(a - unit.start, b - unit.start)
+        tensors = unit.masters[mine], unit.summed[mine]
+        found.append(Range(unit.buffer.unit, a, b, decay, *tensors, rate=rate))
+    return found

@@ -72,6 +72,9 @@ class Held(NamedTuple):
     uses: Counter[str]
 
 
+NOTHING = Held({}, {}, Counter())  # of a stage without a backward pass
+
+
 class DeferredGrads(NamedTuple):
     """What an I action leaves for its W action.
 
@@ -260,7 +263,7 @@ class StepRun:
             outputs = {"loss": outputs["loss"] / self.tokens}
         else:
             self.values[makes(action)] = {name: out.detach() for name, out in outputs.items()}
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.executor.plan.still(action.stage):
             ends = {name: get_gradient_edge(out) for name, out in outputs.items()}
             store = self.executor.store
             uses = store.set_aside() if store else Counter[str]()
@@ -273,12 +276,14 @@ class StepRun:
         stage, micro, executor = action.stage, action.micro, self.executor
         given, parts = self.given[micro], executor.parts[stage]
         inputs = self.values.pop(Value("activation", stage - 1, micro)) if stage > 0 else {}
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and parts[0] not in executor.plan.marks.still:
             for x in inputs.values():
                 x.requires_grad_()
         balancing = executor.balancing(given, self.tokens) if self.trains else None
-        ready = executor.await_weights
-        out = run_stage(executor.model, parts, inputs, given, ready, balancing=balancing)
+        ready, starts = executor.await_weights, executor.plan.starts
+        out = run_stage(
+            executor.model, parts, inputs, given, ready, balancing=balancing, starts=starts
+        )
         if executor.shelf:
             executor.shelf.settle()
         for name, load in balancing.loads.items() if balancing else ():
@@ -290,22 +295,24 @@ class StepRun:
         return inputs, {name: out[name] for name in executor.plan.boundary(stage)}
 
     def backward(self, action: Action) -> None:
-        held = self.held.pop((action.stage, action.micro))
+        held = self.held.pop((action.stage, action.micro), NOTHING)
         if self.executor.store:
             self.executor.store.expect_again(held.uses)
         self._back(action, held)
 
     def _back(self, action: Action, held: Held) -> None:
         stage, micro = action.stage, action.micro
+        if not held.ends:  # all of the stage is frozen, and so is what is before it
+            return
         after = self.values.pop(Value("gradient", stage + 1, micro), None)
         gradients = [after[name] for name in held.ends] if after else None
         torch.autograd.backward(list(held.ends.values()), gradients)
-        if held.inputs:
+        if held.inputs and not self.executor.plan.still(stage - 1):
             found = {name: x.grad for name, x in held.inputs.items()}
             self.values[makes(action)] = {n: x for n, x in found.items() if x is not None}
 
     def input_half(self, action: Action) -> None:
-        store, held = self.executor.store, self.held.pop((action.stage, action.micro))
+        store, held = self.executor.store, self.held.pop((action.stage, action.micro), NOTHING)
         assert store, "a backward pass that is split defers what it adds"
         store.defer()
         self._back(action, held)

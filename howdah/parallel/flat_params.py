@@ -16,6 +16,8 @@ hundreds of small tensors. bf16 weights get float32 gradients through `Tensor.gr
 
 The own range is the whole unit where each replica updates everything; with ZeRO it is a share.
 
+Of frozen weights there is nothing but `weights`.
+
 What has its home on the host is memory of its own there, also where the device is the CPU. What has
 its home on the disk is a tensor of the meta device, which has a length and no elements: these are
 in a file (`homes.py`).
@@ -31,7 +33,7 @@ from torch import Tensor, nn
 
 from howdah.base.seeds import key
 from howdah.model.islands import promoted
-from howdah.model.noise import fill_normal
+from howdah.model.noise import fill_even, fill_normal
 from howdah.plan.boxes import Piece
 from howdah.plan.flat_buffers import Buffer, pieces
 from howdah.plan.layout import Home, Layout
@@ -83,8 +85,13 @@ class FlatUnit:
 
     @property
     def stop(self) -> int:
-        """The end of the own range."""
-        return self.start + len(self.masters)
+        """The end of the own range; of frozen weights, of the range that is here."""
+        return self.start + len(self.masters if self.trains else self.weights)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its weights are trained."""
+        return self.buffer.trains
 
     @property
     def shared_out(self) -> bool:
@@ -146,21 +153,36 @@ def flatten(  # noqa: PLR0913 (facts that have nothing in common, all by keyword
 
     Parameters whose weights are not whole stay on the meta device, where only their names are used.
     """
-    units: dict[str, FlatUnit] = {}
+    units = allocate(buffers, dtype=dtype, device=device, own=own, whole=whole, homes=homes)
     names: set[str] = set()
-    for buffer in buffers:
-        kept = whole(buffer)
-        at = own(buffer)
-        unit = units[buffer.unit] = _allocate(buffer, dtype, device, at, whole=kept, homes=homes)
-        names.update(buffer.names)
+    for unit in units.values():
+        names.update(unit.buffer.names)
         if unit.comes:
             continue
         gradients = unit.views(unit.gradients) if unit.gradients is not None else {}
         for name, view in unit.views(unit.weights).items():
             _replace(model, name, view, gradients.get(name), unit.summed.dtype)
+            if not unit.trains:
+                model.get_parameter(name).requires_grad_(False)
     left = [name for name, _ in model.named_parameters() if name not in names]
     assert not left, f"the table does not list {left}"
     return units
+
+
+def allocate(
+    buffers: tuple[Buffer, ...],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    own: Own = everything,
+    whole: Callable[[Buffer], Whole] = lambda buffer: ALL,
+    homes: Layout = HERE,
+) -> dict[str, FlatUnit]:
+    """The flat units of buffers, of zeros, in their order; the arguments are those of `flatten`."""
+    return {
+        buffer.unit: _allocate(buffer, dtype, device, own(buffer), whole=whole(buffer), homes=homes)
+        for buffer in buffers
+    }
 
 
 def _allocate(
@@ -180,6 +202,9 @@ def _allocate(
     length = buffer.length if whole.weights else stop - start
     weights = zeros(length, dtype, homes.weights)
     mine = weights[start:stop] if whole.weights else weights
+    if not buffer.trains:
+        none = zeros(0, wide, "device")
+        return FlatUnit(buffer, start, weights, none, None, none.clone())
     apart = dtype != wide or homes.weights != homes.optimizer
     masters = zeros(stop - start, wide, homes.optimizer) if apart else mine
     gradients = zeros(buffer.length, wide, "device") if whole.gradients else None
@@ -232,6 +257,9 @@ def random_init(weights: tuple[Weight, ...], seed: int) -> Fill:
     def fill(piece: Piece, out: Tensor) -> None:
         weight, name = table[piece.name], key(seed, "weight", piece.name)
         index_of = index_of_piece(piece)
+        if weight.even:
+            fill_even(out, key=name, index_of=index_of, reach=weight.spread)
+            return
         fill_normal(out, key=name, index_of=index_of, mean=weight.mean, spread=weight.spread)
 
     return fill

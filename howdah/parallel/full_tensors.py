@@ -40,6 +40,8 @@ def _whole(placed: ParallelModel, name: str, kind: str) -> Tensor:
     if name not in parameter_names(placed):
         raise UserError(f"no parameter {name!r}{nearest(name, parameter_names(placed))}")
     weight = placed.plan.weight(name)
+    if kind != "masters" and not weight.rate:
+        raise UserError(f"{name} is frozen by method.train: it has no gradient and no states")
     like = next(iter(placed.units.values())).masters
     out = like.new_zeros(weight.elements, device=placed.mesh.device)
     for unit, first, last in placed.counted():
@@ -49,7 +51,7 @@ def _whole(placed: ParallelModel, name: str, kind: str) -> Tensor:
             if piece.name == name:
                 index = torch.arange(piece.elements, device=out.device)
                 mine = placed.own(unit, kind, start - unit.start, stop - unit.start)
-                out[index_of_piece(piece)(index)] = mine.to(out.device)
+                out[index_of_piece(piece)(index)] = mine.to(out)
     placed.mesh.world.all_reduce(out)
     return out.view(weight.shape)
 

@@ -35,7 +35,7 @@ from howdah.optim.in_turns import InTurns, Turn
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.plan.homes import set_width, sets_of
-from howdah.plan.method import LATE
+from howdah.plan.method import AVERAGE, LATE
 from howdah.plan.plan import Plan
 from howdah.plan.storage import SETS
 
@@ -57,6 +57,9 @@ class HomeUpdate:
         if self.delay:
             for states in homes.states.values():
                 states[LATE].fill_(nan)
+        if plan.method.optimizer.average:
+            for unit in units:
+                homes.put(unit, AVERAGE, homes.own(unit, "masters", 0, None))
         self._units = [unit for unit in units if len(unit.masters)]
         count, longest = sets_of(plan, homes.rank)
         wide = units[0].masters.dtype
@@ -77,29 +80,32 @@ class HomeUpdate:
         every = [buffer for one in self.sets for buffer in one.values()]
         return sum(buffer.nbytes for buffer in (*every, self._homes.adding))
 
-    def run(self, *, square: Tensor, limit: float, beside: Beside) -> None:
+    def run(self, *, square: Tensor, limit: float, beside: Beside, share: float = 0.0) -> None:
         """One update by gradients that are scaled by limit/norm when their norm is above `limit`
         (0: never); none when the norm is not finite.
 
         square  the square of the global norm over all ranks
         beside  is called with each unit, when its masters are updated and before they leave
+        share   by which the average of the weights moves toward them behind that; 0: none is kept
         """
         norm = sqrt(square.item())
         scale = limit / (norm + EPSILON) if norm > limit > 0 else None
         if self.delay:
-            return self._exchange(scale if isfinite(norm) else nan, beside)
-        if not isfinite(norm):
-            return
+            return self._exchange(scale if isfinite(norm) else nan, beside, share)
+        updates = isfinite(norm)  # without one, all that moves still moves, as it was planned
         ahead, coming = min(1, len(self.sets) - 1), list[tuple[Buffers, list[Handle]]]()
         for number, unit in enumerate(self._units):
             for one in self._units[len(coming) : number + 1 + ahead]:
                 coming.append(self._come(one, len(coming) % len(self.sets)))
             flats, handles = coming[number]
             self._homes.wait(f"the states of {unit.buffer.unit}", *handles)
-            self._update(unit, flats, scale)
-            beside([replace(unit, masters=flats["masters"])])
+            if updates:
+                self._update(unit, flats, scale)
+                beside([replace(unit, masters=flats["masters"])])
+            if updates and share:
+                flats[AVERAGE].lerp_(flats["masters"], share)
             self._homes.leaving[unit.buffer.unit] = [*self._leave(unit, flats)]
-        self.turns.updates += 1
+        self.turns.updates += updates
 
     def begin(self) -> None:
         """Starts the update by the gradients of the step before, if it is one step late: nobody
@@ -121,7 +127,7 @@ class HomeUpdate:
                 self._update(unit, flats, None)
         self.turns.updates += waits
 
-    def _exchange(self, scale: float | None, beside: Beside) -> None:
+    def _exchange(self, scale: float | None, beside: Beside, share: float) -> None:
         """Ends the update that is one step late: its weights go up, and the gradients of this step,
         times `scale`, wait in its place.
         """
@@ -130,6 +136,8 @@ class HomeUpdate:
         for unit in self._units:
             name = unit.buffer.unit
             beside([unit])
+            if share:
+                homes.states[name][AVERAGE].lerp_(unit.masters, share)
             if homes.layout.gradients == "device":
                 late = homes.states[name][LATE]
                 down.append(homes.copy("gradients", "evict", late, unit.summed, of=name))

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model import fp8
+from howdah.model.adapter import AdaptedLinear
 from howdah.model.embedding import Embedding
 from howdah.model.grouped import ExpertMatrix, Sizes
 from howdah.model.islands import PLAIN, Drop, Islands, promoted
@@ -36,6 +37,7 @@ from howdah.model.moe import Choice, Router
 from howdah.model.norm import AnyNorm, How, normed
 from howdah.model.relative import RelativeTable
 from howdah.model.transformer import HeadBias, Transformer
+from howdah.shapes.marks import ALL, Marks
 
 
 class WeightStore(Protocol):
@@ -58,10 +60,14 @@ class WeightStore(Protocol):
 
 @dataclass(frozen=True)
 class Handle:
-    """A weight, by its name in a store."""
+    """A weight, by its name in a store.
+
+    trains  whether it has a gradient; else none is expected, and none is computed
+    """
 
     name: str
     store: WeightStore
+    trains: bool = True
 
     def value(self) -> Tensor:
         """See WeightStore."""
@@ -69,11 +75,13 @@ class Handle:
 
     def expect_gradient(self) -> None:
         """See WeightStore."""
-        self.store.expect_gradient(self.name)
+        if self.trains:
+            self.store.expect_gradient(self.name)
 
     def add(self, add: Add, *, now: bool = False) -> None:
         """See WeightStore."""
-        self.store.add(self.name, add, now=now)
+        if self.trains:
+            self.store.add(self.name, add, now=now)
 
 
 def linear(x: Tensor, weight: Handle, bias: Handle | None = None) -> Tensor:
@@ -127,6 +135,8 @@ def add_bias(bias: Handle, rows: Tensor) -> None:
     """Adds the sum of `rows` [n, out] to the gradient of a bias; until then, only the sum is
     kept.
     """
+    if not bias.trains:
+        return
     total = rows.sum(0, dtype=promoted(rows.dtype))
     bias.add(lambda out: out.add_(total))
 
@@ -134,7 +144,7 @@ def add_bias(bias: Handle, rows: Tensor) -> None:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Handle, bias: Handle | None) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x if weight.trains else None)
         ctx.weight, ctx.bias = weight, bias
         return F.linear(x, weight.value(), bias.value() if bias else None)
 
@@ -142,18 +152,20 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
+        rows = gradient.flatten(0, -2)
         d_x = gradient @ ctx.weight.value()
         if ctx.bias:
             add_bias(ctx.bias, rows)
-        ctx.weight.add(lambda out: add_product(out, rows.T, inputs))
+        if x is not None:
+            inputs = x.flatten(0, -2)
+            ctx.weight.add(lambda out: add_product(out, rows.T, inputs))
         return d_x, None, None
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor, weight: Handle) -> Tensor:
-        ctx.save_for_backward(tokens)
+        ctx.save_for_backward(tokens if weight.trains else None)
         ctx.weight = weight
         return F.embedding(tokens, weight.value())
 
@@ -161,6 +173,8 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
+        if tokens is None:
+            return None, None, None
         rows = gradient.flatten(0, -2)
 
         def add(out: Tensor) -> None:
@@ -197,6 +211,21 @@ class OwnLinear(nn.Module):
             _note_use(x, self.weight, self.bias)
             return fp8.linear(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
+
+
+class OwnAdaptedLinear(OwnLinear):
+    """Replaces AdaptedLinear; `lora_a` and `lora_b` in it are own operations, too."""
+
+    lora_a: OwnLinear
+    lora_b: OwnLinear
+
+    def __init__(self, weight: Handle, bias: Handle | None, scale: float) -> None:
+        super().__init__(weight, bias)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., in] → [..., out]."""
+        return torch.add(super().forward(x), self.lora_b(self.lora_a(x)), alpha=self.scale)
 
 
 class OwnEmbedding(nn.Module):
@@ -271,14 +300,18 @@ class OwnExpertMatrix(ExpertMatrix):
         return super().forward(x, sizes)
 
 
-def own_operations(model: nn.Module, store: WeightStore) -> None:
+def own_operations(model: nn.Module, store: WeightStore, marks: Marks = ALL) -> None:
     """Replaces linears, embeddings, norms, tables of relative positions, routers and experts of
     `model` by own operations. The model then has no parameters; `store` has their weights under
     the names that they had.
+
+    marks  what is trained
     """
     for path, module in list(model.named_modules()):
-        own = _own(path, module, store)
+        own = _own(path, module, store, marks)
         if own is not None:
+            if isinstance(own, OwnEmbedding):
+                own.anchor.requires_grad_("embedding" not in marks.still)
             parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, own)
 
@@ -293,10 +326,17 @@ def in_eight_bits(model: Transformer) -> None:
             setattr(model.layers.get_submodule(parent), leaf, fp8.Fp8Linear(module))
 
 
-def _own(path: str, module: nn.Module, store: WeightStore) -> nn.Module | None:
-    weight = Handle(f"{path}.weight", store)
+def handle_of(name: str, store: WeightStore, marks: Marks) -> Handle:
+    """The weight `name`, which may be frozen."""
+    return Handle(name, store, marks.trains(name))
+
+
+def _own(path: str, module: nn.Module, store: WeightStore, marks: Marks) -> nn.Module | None:
+    weight = handle_of(f"{path}.weight", store, marks)
     has_bias = getattr(module, "bias", None) is not None
-    bias = Handle(f"{path}.bias", store) if has_bias else None
+    bias = handle_of(f"{path}.bias", store, marks) if has_bias else None
+    if isinstance(module, AdaptedLinear):
+        return OwnAdaptedLinear(weight, bias, module.scale)
     if isinstance(module, nn.Linear | HeadBias):  # of which the bias alone is asked for
         return OwnLinear(weight, bias)
     if isinstance(module, AnyNorm):

@@ -14,6 +14,7 @@ angles, masks, noise) follow from the batch, which every stage reads itself.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from howdah.model.block import BlockContext
@@ -57,7 +58,7 @@ def own_parts(plan: Plan, rank: int) -> tuple[Part, ...]:
     return tuple(part for parts in mine.values() for part in parts)
 
 
-def run_stage(
+def run_stage(  # noqa: PLR0913 (facts that have nothing in common, most by keyword)
     model: Transformer,
     parts: tuple[Part, ...],
     inputs: Boundary,
@@ -65,12 +66,14 @@ def run_stage(
     await_weights: Callable[[Part], None] = lambda part: None,
     *,
     balancing: Balancing | None = None,
+    starts: Part | None = None,
 ) -> Boundary:
     """Runs `parts` of the model on what the stage before has made; returns what they make. For the
     head that is its input.
 
     await_weights  called before each part with weights: they may be on their way from other ranks
     balancing      what training asks of the routers of experts
+    starts         the part at whose input a backward pass ends, as all before it is frozen
     """
     x, source = inputs.get("hidden"), inputs.get("source")
     context = None
@@ -82,12 +85,14 @@ def run_stage(
             x = model.embed(tokens, given.positions, types, noise=given.noise)
             continue
         assert x is not None, f"{part} needs what the part before it makes"
+        if part == starts and torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()
         if part == "target":
             source, context = x, None
             x = model.embed(given.tokens, given.positions, noise=given.noise, place="target")
             continue
         if part == "head":
-            x = model.final_norm(x)
+            x = model.final_norm(x, given.noise)
             continue
         if context is None:
             context = _context(model, part, x, source, given)

@@ -268,22 +268,40 @@ def gradient_sums(
     homes: Homes | None = None,
 ) -> GradientSums:
     """The sums of this rank of a plan. All ranks call together."""
+    away = homes if plan.layout.gradients != "device" else None
+    sent_as = torch.bfloat16 if plan.method.gradient_dtype == "bf16" else None
+    slots = window_of(plan, mesh.rank)
     sums = sums_of(plan, mesh.rank)
+    return connected(sums, mesh, units, slots=slots, sent_as=sent_as, links=links, homes=away)
+
+
+def connected(  # noqa: PLR0913
+    sums: Sequence[Sum],
+    mesh: Mesh,
+    units: Mapping[str, FlatUnit],
+    *,
+    slots: tuple[int, int],
+    sent_as: torch.dtype | None = None,
+    links: Links | None = None,
+    homes: Homes | None = None,
+) -> GradientSums:
+    """The sums of a list, with their groups and a window of so many slots of so many elements. All
+    ranks call together.
+    """
     # Sorted, so that ranks with several groups in common join them in the same order.
     sent = (row for row in sums if row.op != "push" and len(row.ranks) > 1)
     several = sorted({(row.axis, tuple(row.ranks)) for row in sent})
     groups = {(label, ranks): mesh.group_of(ranks, label=label) for label, ranks in several}
     like = next(iter(units.values())).summed.new_empty(0, device=mesh.device)
-    window = Window(*window_of(plan, mesh.rank), like=like)
+    window = Window(*slots, like=like)
     own = [groups.get((row.axis, tuple(row.ranks)), mesh.world) for row in sums]
-    sent_as = torch.bfloat16 if plan.method.gradient_dtype == "bf16" else None
-    away = homes if plan.layout.gradients != "device" else None
     return GradientSums(
-        sums, own, units, window, mesh.waited, sent_as=sent_as, links=links, homes=away
+        sums, own, units, window, mesh.waited, sent_as=sent_as, links=links, homes=homes
     )
 
 
 def listen_to_parameters(model: nn.Module, sums: GradientSums) -> None:
-    """Makes every parameter of `model` report when backward has made its gradient."""
-    for name, parameter in model.named_parameters():
+    """Makes every trained parameter of `model` report when backward has made its gradient."""
+    trained = ((name, one) for name, one in model.named_parameters() if one.requires_grad)
+    for name, parameter in trained:
         parameter.register_post_accumulate_grad_hook(partial(sums.take, name))

@@ -36,13 +36,15 @@ from howdah.model.attention import Attention, CrossAttention
 from howdah.model.loss import add_product
 from howdah.model.region import Region
 from howdah.model.transformer import Transformer
+from howdah.parallel.adapters import Beside, asked, beside
 from howdah.parallel.mesh import Mesh
-from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding
-from howdah.parallel.tensor_border import TpRegion, TpVocabShards
+from howdah.parallel.ops import Handle, WeightStore, add_bias, embedding, handle_of
+from howdah.parallel.tensor_border import TpRegion, TpVocabShards, WholeOnEach
 from howdah.plan.flat_buffers import share
 from howdah.plan.heads import heads
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import CUT_BY_TP, tokens
+from howdah.shapes.marks import Marks
 from howdah.shapes.weights import Weight, part_weights
 
 Linear = tuple[Handle, Handle | None]  # weight and bias
@@ -53,29 +55,37 @@ def split(model: Transformer, plan: Plan, region: TpRegion, store: WeightStore) 
 
     The table of weights says which dims of a matrix tp cuts.
     """
+    marks = plan.marks
     for block in model.blocks:
         matrices = [w for w in part_weights(plan.shape, block.part) if len(w.dims) == 2]
         cut = [weight for weight in matrices if CUT_BY_TP & set(weight.dims)]
         for path, found in groupby(cut, key=lambda weight: weight.name.rsplit(".", 2)[0]):
             inside = model.get_submodule(path)
             if not (path.endswith(".shared") or hasattr(inside, "region")):  # these have a border
-                _split_module(inside, path, list(found), region, store)
+                _split_module(inside, path, list(found), region, (store, marks))
         for inside in (block, block.attention):
             if hasattr(inside, "region"):
                 inside.region = TpBorder(region)
         if isinstance(block.attention, Attention):
             block.attention.own = heads(plan.shape, region.group.size, region.group.rank)
     if hasattr(model, "embedding"):
-        model.embedding = VocabEmbedding(  # type: ignore[assignment]
-            Handle("embedding.weight", store), region, _first_row(plan, region)
-        )
+        tokens = handle_of("embedding.weight", store, marks)
+        table = VocabEmbedding(tokens, region, _first_row(plan, region))
+        table.anchor.requires_grad_("embedding" not in marks.still)
+        model.embedding = table  # type: ignore[assignment]
     for name in ("positions", "token_types"):
         if region.sliced and hasattr(model, name):
-            setattr(model, name, SliceEmbedding(Handle(f"{name}.weight", store), region))
+            own = SliceEmbedding(handle_of(f"{name}.weight", store, marks), region)
+            own.anchor.requires_grad_("embedding" not in marks.still)
+            setattr(model, name, own)
 
 
 def _split_module(
-    inside: nn.Module, path: str, cut: list[Weight], region: TpRegion, store: WeightStore
+    inside: nn.Module,
+    path: str,
+    cut: list[Weight],
+    region: TpRegion,
+    store: tuple[WeightStore, Marks],
 ) -> None:
     """Replaces the linears of one module, such as the attention of a block.
 
@@ -86,11 +96,14 @@ def _split_module(
     columns = [leaf for leaf, weight in linears.items() if weight.dims[0] in CUT_BY_TP]
     crosses = isinstance(inside, CrossAttention)  # whose keys and values have another input
     for leaves in (columns[:1], columns[1:]) if crosses else (columns,):
-        together = Columns([_linear(f"{path}.{leaf}", inside, store) for leaf in leaves], region)
+        own = [_linear(f"{path}.{leaf}", inside, store) for leaf in leaves]
+        low = [beside(f"{path}.{leaf}", getattr(inside, leaf), *store) for leaf in leaves]
+        together = Columns(own, region, low)
         for index, leaf in enumerate(leaves):
             setattr(inside, leaf, Column(together, index))
     for leaf in linears.keys() - columns:
-        setattr(inside, leaf, Row(*_linear(f"{path}.{leaf}", inside, store), region))
+        low_rank = beside(f"{path}.{leaf}", getattr(inside, leaf), *store)
+        setattr(inside, leaf, Row(*_linear(f"{path}.{leaf}", inside, store), region, low_rank))
 
 
 def region_of(plan: Plan, mesh: Mesh) -> TpRegion:
@@ -101,6 +114,8 @@ def region_of(plan: Plan, mesh: Mesh) -> TpRegion:
 
 def vocab_shards(plan: Plan, region: TpRegion) -> TpVocabShards:
     """The tp ranks as the holders of the rows of the head."""
+    if plan.shape.labels:
+        return WholeOnEach(region, 0, plan.shape.outputs)
     return TpVocabShards(region, _first_row(plan, region), plan.shape.vocab)
 
 
@@ -109,10 +124,10 @@ def _first_row(plan: Plan, region: TpRegion) -> int:
     return share(plan.shape.vocab, region.group.size, region.group.rank)[0]
 
 
-def _linear(path: str, inside: nn.Module, store: WeightStore) -> Linear:
+def _linear(path: str, inside: nn.Module, store: tuple[WeightStore, Marks]) -> Linear:
     plain = getattr(inside, path.rpartition(".")[2])
-    bias = Handle(f"{path}.bias", store) if plain.bias is not None else None
-    return Handle(f"{path}.weight", store), bias
+    bias = handle_of(f"{path}.bias", *store) if plain.bias is not None else None
+    return handle_of(f"{path}.weight", *store), bias
 
 
 # -- operations ------------------------------------------------------------------
@@ -120,47 +135,64 @@ def _linear(path: str, inside: nn.Module, store: WeightStore) -> Linear:
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, linears: Sequence[Linear], region: TpRegion) -> Any:
+    def forward(ctx: Any, x: Tensor, of: "Columns") -> Any:
+        linears, region = of.linears, of.region
         whole = region.gather_in(x, now=True)()
-        ctx.save_for_backward(whole if region.keeps else x)
-        ctx.linears, ctx.region = linears, region
-        return tuple(F.linear(whole, w.value(), b.value() if b else None) for w, b in linears)
+        outs = [F.linear(whole, w.value(), b.value() if b else None) for w, b in linears]
+        inner = [
+            low.add_to(out, whole) if low else None for out, low in zip(outs, of.low, strict=True)
+        ]
+        asks = asked([weight for weight, _ in linears], of.low)
+        ctx.save_for_backward((whole if region.keeps else x) if asks else None, *inner)
+        ctx.of = of
+        return tuple(outs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        pending = (lambda: x) if ctx.region.keeps else ctx.region.gather_in(x.detach())
+        (x, *inner), of = ctx.saved_tensors, ctx.of
+        here = of.region.keeps or x is None  # nobody asks for it
+        pending = (lambda: x) if here else of.region.gather_in(x.detach())
         rows = [gradient.flatten(0, -2) for gradient in gradients]
-        d_x = _input_gradient(rows, ctx.linears)
-        summed = ctx.region.reduce_out(d_x.view(*gradients[0].shape[:-1], -1))
-        inputs = pending().flatten(0, -2)
-        for (weight, bias), row in zip(ctx.linears, rows, strict=True):
+        d_x = _input_gradient(rows, of.linears)
+        d_inner = [
+            low.back(row, d_x, u) if low else None
+            for low, row, u in zip(of.low, rows, inner, strict=True)
+        ]
+        summed = of.region.reduce_out(d_x.view(*gradients[0].shape[:-1], -1))
+        whole = pending()
+        inputs = None if whole is None else whole.flatten(0, -2)
+        for (weight, bias), low, row, d in zip(of.linears, of.low, rows, d_inner, strict=True):
             _add_gradients(weight, bias, row, inputs)
-        return summed(), None, None
+            if low:
+                low.add_to_a(d, inputs)
+        return summed(), None
 
 
 class _Row(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Handle, bias: Handle | None, region: TpRegion
-    ) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.region = weight, bias, region
-        out = region.reduce_out(F.linear(x, weight.value()), now=True)()
-        return out.add_(bias.value()) if bias else out
+    def forward(ctx: Any, x: Tensor, of: "Row") -> Tensor:
+        made = F.linear(x, of.weight.value())
+        inner = of.low.add_to(made, x) if of.low else None
+        ctx.save_for_backward(x if asked([of.weight], [of.low]) else None, inner)
+        ctx.of = of
+        out = of.region.reduce_out(made, now=True)()
+        return out.add_(of.bias.value()) if of.bias else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        pending = ctx.region.gather_in(gradient)
-        if ctx.bias:  # added after the sum: its gradient is that of this rank's positions
-            add_bias(ctx.bias, gradient.flatten(0, -2))
+        (x, inner), of = ctx.saved_tensors, ctx.of
+        pending = of.region.gather_in(gradient)
+        if of.bias:  # added after the sum: its gradient is that of this rank's positions
+            add_bias(of.bias, gradient.flatten(0, -2))
         whole = pending()
-        d_x = whole @ ctx.weight.value()
-        _add_gradients(ctx.weight, None, whole.flatten(0, -2), x.detach().flatten(0, -2))
-        return d_x, None, None, None
+        d_x, rows = whole @ of.weight.value(), whole.flatten(0, -2)
+        inputs = None if x is None else x.detach().flatten(0, -2)
+        if of.low:
+            of.low.add_to_a(of.low.back(rows, d_x.view(-1, d_x.shape[-1]), inner), inputs)
+        _add_gradients(of.weight, None, rows, inputs)
+        return d_x, None
 
 
 class _VocabEmbedding(torch.autograd.Function):
@@ -168,7 +200,7 @@ class _VocabEmbedding(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor, of: "VocabEmbedding") -> Tensor:
-        ctx.save_for_backward(tokens)
+        ctx.save_for_backward(tokens if of.weight.trains else None)
         ctx.of, rows = of, of.weight.value()
         local, elsewhere = _local_rows(tokens, of.first, len(rows))
         out = F.embedding(local, rows).masked_fill_(elsewhere[..., None], 0)
@@ -178,6 +210,8 @@ class _VocabEmbedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
+        if tokens is None:
+            return None, None, None
         of, whole = ctx.of, ctx.of.region.gather_in(gradient, now=True)()
 
         def add(out: Tensor) -> None:
@@ -207,10 +241,13 @@ def _input_gradient(rows: Sequence[Tensor], linears: Sequence[Linear]) -> Tensor
     return total
 
 
-def _add_gradients(weight: Handle, bias: Handle | None, rows: Tensor, inputs: Tensor) -> None:
+def _add_gradients(
+    weight: Handle, bias: Handle | None, rows: Tensor, inputs: Tensor | None
+) -> None:
     if bias:
         add_bias(bias, rows)
-    weight.add(lambda out: add_product(out, rows.T, inputs))
+    if weight.trains and inputs is not None:
+        weight.add(lambda out: add_product(out, rows.T, inputs))
 
 
 class _Enter(torch.autograd.Function):
@@ -258,10 +295,15 @@ class TpBorder(Region):
 
 
 class Columns:
-    """Linears of one input, computed together when the first of them is called."""
+    """Linears of one input, computed together when the first of them is called.
 
-    def __init__(self, linears: Sequence[Linear], region: TpRegion) -> None:
-        self.linears, self.region = linears, region
+    low  the adapter of each, if it has one
+    """
+
+    def __init__(
+        self, linears: Sequence[Linear], region: TpRegion, low: Sequence[Beside | None] = ()
+    ) -> None:
+        self.linears, self.region, self.low = linears, region, low or [None] * len(linears)
         self._outs: dict[int, Tensor] = {}
 
     def take(self, index: int, x: Tensor) -> Tensor:
@@ -270,9 +312,9 @@ class Columns:
         """
         if not self._outs:
             if torch.is_grad_enabled() and x.requires_grad:
-                for weight, bias in self.linears:
-                    _use(weight, bias)
-            self._outs = dict(enumerate(_Columns.apply(x, self.linears, self.region)))
+                for (weight, bias), low in zip(self.linears, self.low, strict=True):
+                    _use(weight, bias, low)
+            self._outs = dict(enumerate(_Columns.apply(x, self)))
         return self._outs.pop(index)
 
 
@@ -297,15 +339,17 @@ class Row(nn.Module):
     once.
     """
 
-    def __init__(self, weight: Handle, bias: Handle | None, region: TpRegion) -> None:
+    def __init__(
+        self, weight: Handle, bias: Handle | None, region: TpRegion, low: Beside | None = None
+    ) -> None:
         super().__init__()
-        self.weight, self.bias, self.region = weight, bias, region
+        self.weight, self.bias, self.region, self.low = weight, bias, region, low
 
     def forward(self, x: Tensor) -> Tensor:
         """The output, summed over the tp ranks."""
         if torch.is_grad_enabled() and x.requires_grad:
-            _use(self.weight, self.bias)
-        return _Row.apply(x, self.weight, self.bias, self.region)
+            _use(self.weight, self.bias, self.low)
+        return _Row.apply(x, self)
 
 
 class VocabEmbedding(nn.Module):
@@ -318,7 +362,7 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Rows for tokens [b, S] → [b, s, h]."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.anchor.requires_grad:
             _use(self.weight, None)
         return _VocabEmbedding.apply(self.anchor, tokens, self)
 
@@ -338,8 +382,10 @@ class SliceEmbedding(nn.Module):
         return embedding(self.region.own_slice(index), self.weight, self.anchor)
 
 
-def _use(weight: Handle, bias: Handle | None) -> None:
+def _use(weight: Handle, bias: Handle | None, low: Beside | None = None) -> None:
     """Notifies the store that a backward pass will follow."""
     weight.expect_gradient()
     if bias:
         bias.expect_gradient()
+    if low:
+        low.expect()

@@ -137,3 +137,16 @@ class TpVocabShards:
     def reduce_out(self, gradient: Tensor) -> Pending:
         """Starts to sum the gradient of the hidden states over the tp ranks, as TpRegion does."""
         return self.region.reduce_out(gradient)
+
+
+class WholeOnEach(TpVocabShards):
+    """The tp ranks where each holds all rows of a head for labels, which may be fewer than ranks:
+    under sp each gathers all positions, and all compute the same loss and the same gradient.
+    """
+
+    def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
+        """Does nothing: all rows are here."""
+
+    def reduce_out(self, gradient: Tensor) -> Pending:
+        """Returns a function that returns the gradient of this rank's positions."""
+        return lambda: self.region.own_slice(gradient)

@@ -40,6 +40,7 @@ from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.parallel.weight_store import whole_weights
+from howdah.shapes.weights import FROZEN
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,22 @@ class ShardedWeights:
     ) -> None:
         self._waited, self._cast, self._homes = waited, cast, homes
         cut = {name: unit for name, unit in units.items() if unit.comes}
-        self._units, self._group, self._sharers = cut, group, sharers or {}
-        self._unit_of = {s.name: u for u, unit in cut.items() for s in unit.buffer.segments}
+        self._group, self._sharers = group, sharers or {}
+        self._bundles: dict[
+            str, list[FlatUnit]
+        ] = {}  # what is trained and what is frozen of a unit
+        for name, unit in cut.items():
+            self._bundles.setdefault(name.removeprefix(FROZEN), []).append(unit)
+        self._unit_of = {
+            s.name: u
+            for u, some in self._bundles.items()
+            for one in some
+            for s in one.buffer.segments
+        }
         self._stays = whole_weights(units)
         self._keep = keep
-        lengths = [unit.buffer.length for unit in cut.values()]
-        self._starts = dict(zip(cut, accumulate(lengths, initial=0), strict=False))
+        lengths = [sum(one.buffer.length for one in some) for some in self._bundles.values()]
+        self._starts = dict(zip(self._bundles, accumulate(lengths, initial=0), strict=False))
         # the unit in use and the next are two different ones
         size = sum(lengths if keep else sorted(lengths)[-2:])
         device = homes.device if homes else None
@@ -118,6 +129,11 @@ class ShardedWeights:
 
     def wait(self, *units: str) -> None:
         """Does nothing: `value` gathers units when they are used."""
+
+    @property
+    def orders(self) -> Mapping[str, Sequence[str]]:
+        """By kind of pass, the units in the order in which they are gathered, if one has ended."""
+        return self._orders
 
     # -- weights
 
@@ -163,7 +179,7 @@ class ShardedWeights:
         return order[at + 1] if at + 1 < len(order) else None
 
     def _ask_others(self, unit: str) -> None:
-        names, size = list(self._units), self._group.size
+        names, size = list(self._bundles), self._group.size
         mine = [0.0] * size
         mine[self._group.rank] = names.index(unit)
         wanted = [names[int(number)] for number in self._group.sum_scalars(mine)]
@@ -174,16 +190,20 @@ class ShardedWeights:
         """Starts to gather `unit`: into its own range of the window if all units stay, otherwise
         into the end of the window that the unit `besides` does not use.
         """
-        one, left = self._units[unit], not (besides and besides.left)
-        length = one.buffer.length
+        some, left = self._bundles[unit], not (besides and besides.left)
+        length = sum(one.buffer.length for one in some)
         if self._keep:
             flat = self.window[self._starts[unit] :][:length]
         else:
             flat = self.window[:length] if left else self.window[-length:]
-        group = self._sharers.get(unit, self._group)
-        own, handle, fetch = None if one.away else one.weights, DONE, DONE
+        group = self._sharers.get(some[0].buffer.unit, self._group)
         if self._homes:
             self._homes.settle(unit)
+        flats = flat.split([one.buffer.length for one in some])
+        views = {n: v for one, x in zip(some, flats, strict=True) for n, v in one.views(x).items()}
+        if len(some) > 1:
+            return _Whole(left, views, self._gather_both(group, some, flats))
+        one, own, handle, fetch = some[0], None if some[0].away else some[0].weights, DONE, DONE
         if one.away:
             assert self._homes is not None
             mine = group.own_shard(flat) if one.shared_out else flat
@@ -193,7 +213,18 @@ class ShardedWeights:
             handle = _broadcast(group, flat, own)
         elif one.shared_out:
             handle = group.all_gather(flat, own, async_op=True, after=handle)
-        return _Whole(left, one.views(flat), handle, fetch)
+        return _Whole(left, views, handle, fetch)
+
+    def _gather_both(
+        self, group: Group, some: Sequence[FlatUnit], flats: Sequence[Tensor]
+    ) -> Handle:
+        """Starts to gather what is trained of a unit, and what is frozen."""
+        for one, flat in zip(some, flats, strict=True):
+            if self._cast:
+                _broadcast(group, flat, one.weights).result()
+            else:
+                group.own_shard(flat).copy_(one.weights)
+        return DONE if self._cast else group.all_gather([*flats], async_op=True)
 
 
 def _broadcast(group: Group, flat: Tensor, own: Tensor | None) -> Handle:

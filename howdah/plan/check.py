@@ -11,9 +11,11 @@ from howdah.plan.chosen_blocks import missing_problem
 from howdah.plan.heads import held_heads
 from howdah.plan.layout import Layout
 from howdah.plan.method import SENTINELS, Masking, Method, Routing, Spans
+from howdah.plan.method_problems import own_problems
 from howdah.plan.servers import server_problems
 from howdah.plan.stage_counts import blocks_problem
 from howdah.plan.storage import delay_problems
+from howdah.plan.trained import train_problems
 from howdah.shapes.check import check_shape
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
@@ -49,8 +51,10 @@ def check_plan(
         )
     problems += [f"layout '{layout}': {one}" for one in server_problems(shape, layout, method)]
     problems += [f"layout '{layout}': {one}" for one in delay_problems(layout, method)]
+    problems += [f"layout '{layout}': {one}" for one in own_problems(layout, method)]
     problems += [*_check_routing(shape, method.routing), *_check_masking(shape, method.masking)]
     problems += _check_spans(shape, method.spans, sequence)
+    problems += [] if problems else [*train_problems(shape, layout, method)]
     both = shape.family == "encoder-decoder"
     if method.attention_dropout and (layout.cp > 1 or shape.latent or both):
         what = "latent attention" if shape.latent else f"cp{layout.cp}"

@@ -98,34 +98,49 @@ def _sublayers(plan: Plan, part: Part) -> int:
     return 3 if part.stack == "layers" and plan.shape.family == "encoder-decoder" else 2
 
 
+def _asking(plan: Plan, part: Part) -> int:
+    """Sub-layers of a block in which a gradient needs the input that its first matrices share."""
+    if not plan.marks.frozen:
+        return _sublayers(plan, part)
+    first = ("attention.q", "attention.k", "attention.v"), ("feedforward.gate", "feedforward.up")
+    there = [[one for one in some if plan.shape.gated or one[-4:] != "gate"] for some in first]
+    return sum(any(plan.marks.asks(part, one) for one in some) for some in there)
+
+
 def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     if plan.layout.tp == 1:
         return
     parts, blocks = plan.stages.parts[stage], _blocks(plan, stage)
     width, samples = plan.shape.width, plan.micro_batch
     inner = sum(_sublayers(plan, part) for part in blocks)
-    again = sum(_sublayers(plan, part) for part in blocks if plan.recompute[part] == "full")
+    lively = [part for part in blocks if part not in plan.marks.still]
+    again = sum(_sublayers(plan, part) for part in lively if plan.recompute[part] == "full")
+    behind = sum(_sublayers(plan, part) for part in lively)
     crossing = [part for part in blocks if _sublayers(plan, part) == 3]  # and gather the source
     cross, crosses_again = len(crossing), sum(plan.recompute[part] == "full" for part in crossing)
     kept = sum(plan.sparse(part) + (plan.shape.latent is not None) for part in blocks)
     ends = sum(part in ("embedding", "target") for part in parts)
+    ended = ends * plan.marks.trains("embedding.weight")
     head, sliced = int("head" in parts), int(plan.layout.inputs == "sliced")
+    split = head * (not plan.shape.labels)  # a head for labels is whole on each rank
     lengths = shares(tokens(plan, rank), plan.layout.slices)
     for length, slices in zip(*np.unique(lengths, return_counts=True), strict=True):
         pieces = int(slices) * plan.micros
         if plan.layout.sp:
             whole = Whole(int(length) * samples * width, plan.compute_bytes, samples * width, False)
-            twice = sliced * (inner + cross - kept + head)  # experts and latent attention keep it
-            gathers = inner + cross + head, again + crosses_again + inner + ends + twice
-            scatters = inner + ends, again + inner + head + cross
+            # experts and latent attention keep it, and frozen matrices do not ask for it
+            asked = sum(_asking(plan, part) for part in lively)
+            twice = sliced * (asked + cross - kept + head)
+            gathers = inner + cross + head, again + crosses_again + behind + ended + twice
+            scatters = inner + ends, again + behind + split + cross
         else:
             whole = Whole(int(length) * samples * width, plan.compute_bytes)
-            gathers = scatters = inner + ends, again + inner + cross + head
+            gathers = scatters = inner + ends, again + behind + cross + split
         for back in (False, True):
             often = gathers[back] * pieces, scatters[back] * pieces
             yield from _halves(plan, rank, (stage, back), often, whole)
         loss = Whole(int(length) * samples, plan.master_bytes)
-        yield from _halves(plan, rank, (stage, False), (3 * head * pieces,) * 2, loss)
+        yield from _halves(plan, rank, (stage, False), (3 * split * pieces,) * 2, loss)
 
 
 def _halves(
@@ -149,11 +164,13 @@ def _context(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
         return
     cores = {part: _sublayers(plan, part) - 1 for part in _blocks(plan, stage)}
     times = sum(cores.values()) * plan.micros
-    again = sum(n for part, n in cores.items() if plan.recompute[part] != "none") * plan.micros
+    lively = {part: n for part, n in cores.items() if part not in plan.marks.still}
+    behind = sum(lively.values()) * plan.micros
+    again = sum(n for part, n in lively.items() if plan.recompute[part] != "none") * plan.micros
     if times and plan.layout.trading > 1:
-        yield from _all_to_all(plan, rank, stage, (times, again))
+        yield from _all_to_all(plan, rank, stage, (times, behind, again))
     if times and axis(plan.layout, "ring").size > 1:
-        yield from _ring(plan, rank, stage, (times, again))
+        yield from _ring(plan, rank, stage, (times, behind, again))
 
 
 def _per_head(plan: Plan) -> tuple[int, int]:
@@ -166,11 +183,11 @@ def _per_head(plan: Plan) -> tuple[int, int]:
     )
 
 
-def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
+def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int, int]) -> Iterator[Exchange]:
     """Ring attention: a rank sends the keys and values of all but the next rank; in the backward
     pass once more, and the gradients of all but its own.
 
-    times  forward passes, and those that backward passes repeat
+    times  forward passes, backward passes, and forward passes that these repeat
     """
     group, traders = axis(plan.layout, "ring"), axis(plan.layout, "traders")
     ranks = list(group.group(rank))
@@ -181,10 +198,10 @@ def _ring(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator
     )
     _, (first, last) = traded_heads(plan, rank, traders.index_of(rank))
     width = plan.micro_batch * (last - first) * sum(_per_head(plan))
-    passes, again = times
+    passes, behind, again = times
     once, back = seen * plan.compute_bytes, summed * plan.master_bytes
-    sent = once * passes, once * (passes + again) + back * passes
-    for backward, rounds in ((False, passes), (True, 2 * passes + again)):
+    sent = once * passes, once * (behind + again) + back * behind
+    for backward, rounds in ((False, passes), (True, 2 * behind + again)):
         often = rounds * (group.size - 1)
         yield Exchange(stage, backward, "cp", "send", [after], width * sent[backward], often)
 
@@ -194,10 +211,12 @@ def _traded_tokens(plan: Plan, rank: int) -> int:
     return sum(stop - start for start, stop in traded_chunks(plan.layout, plan.sequence, rank))
 
 
-def _all_to_all(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> Iterator[Exchange]:
+def _all_to_all(
+    plan: Plan, rank: int, stage: int, times: tuple[int, int, int]
+) -> Iterator[Exchange]:
     """Trades sequence for heads: queries, keys, values out, results back; gradients in reverse.
 
-    times  forward passes, and those that backward passes repeat
+    times  forward passes, backward passes, and forward passes that these repeat
     """
     group = axis(plan.layout, "traders")
     key, value = _per_head(plan)
@@ -213,10 +232,9 @@ def _all_to_all(plan: Plan, rank: int, stage: int, times: tuple[int, int]) -> It
     mine = tokens(plan, rank) * plan.micro_batch
     out = np.array([mine * theirs[p][0] + positions[p] * own[1] for p in indices])
     back = np.array([mine * theirs[p][1] + positions[p] * own[0] for p in indices])
-    passes, again = times
-    sent = out * passes * plan.compute_bytes, (out * again + back * passes) * plan.compute_bytes
-    for backward in (False, True):
-        often = 2 * (passes + again * backward)
+    passes, behind, again = times
+    sent = out * passes * plan.compute_bytes, (out * again + back * behind) * plan.compute_bytes
+    for backward, often in ((False, 2 * passes), (True, 2 * (behind + again))):
         ranks, sizes = group.group(rank), sent[backward]
         yield Exchange(stage, backward, "cp", "all_to_all", ranks, sizes, often)
 
@@ -231,7 +249,7 @@ def _pipeline(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
         positions = stop - start
     size = positions * plan.micro_batch * plan.shape.width * plan.compute_bytes * plan.micros
     for back, other, boundary in ((False, stage + 1, stage), (True, stage - 1, stage - 1)):
-        if 0 <= other < len(where):
+        if 0 <= other < len(where) and not (back and plan.still(other)):
             peer = rank + (where[other] - where[stage]) * pp.stride
             tensors = len(plan.boundary(boundary))
             times = tensors * plan.micros * plan.layout.slices

@@ -12,17 +12,20 @@ On GPUs a buffer that is shared out is padded at its end, so that all shares hav
 begin at multiples of SHARE_ALIGN elements: NCCL has one operation only for equal counts.
 
 The weights with weight decay are first, so that the optimizer's two parameter groups are two
-ranges. A rank's share of a buffer is a range too (`share`), cut at any element. Where tensor or
-expert parallelism cuts a weight, its segment holds the rank's box of the weight.
+ranges; with learning rates by pattern, each rate is a range inside of these. Frozen weights of a
+unit are a buffer of their own, `frozen.layers.0`, which has weights alone. A rank's share of a
+buffer is a range too (`share`), cut at any element. Where tensor or expert parallelism cuts a
+weight, its segment holds the rank's box of the weight.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from howdah.plan.boxes import Box, Piece, whole
-from howdah.shapes.weights import Weight
+from howdah.shapes.weights import FROZEN, Weight
 
 ALIGN = 16  # elements: a cache line of float32
 SHARE_ALIGN = 64  # elements: 128 bytes of bf16, the longest access of a GPU
@@ -42,14 +45,41 @@ class Segment:
     stop: int
 
 
+class Run(NamedTuple):
+    """The elements [start, stop) of a buffer, which the optimizer treats alike.
+
+    rate  what the learning rate is multiplied by
+    """
+
+    start: int
+    stop: int
+    decay: bool
+    rate: float
+
+
 @dataclass(frozen=True)
 class Buffer:
-    """The segment table of one unit. Weight decay applies to [0, decay_stop), not to the rest."""
+    """The segment table of one unit. Weight decay applies to [0, decay_stop), not to the rest.
+
+    rates  the runs of a buffer whose weights have learning rates of their own; else empty
+    """
 
     unit: str
     segments: tuple[Segment, ...]
     decay_stop: int
     length: int
+    rates: tuple[Run, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether its weights are trained; of a unit, all are or none is."""
+        return not self.unit.startswith(FROZEN)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The whole buffer as runs: with weight decay first."""
+        turn = self.decay_stop
+        return self.rates or (Run(0, turn, True, 1.0), Run(turn, self.length, False, 1.0))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,11 +110,20 @@ def buffers(
 
 def _lay(unit: str, members: list[tuple[Weight, Box]], multiple: int) -> Buffer:
     segments, end, decay_stop = [], 0, 0
-    for weight, box in sorted(members, key=lambda held: not held[0].decay):  # a stable sort
+    runs: dict[tuple[bool, float], int] = {}  # and where they end
+    # a stable sort
+    for weight, box in sorted(members, key=lambda held: (not held[0].decay, -held[0].rate)):
         segments.append(Segment(weight.name, weight.shape, box, end, end + box.elements))
         end += -(-box.elements // ALIGN) * ALIGN
         decay_stop = end if weight.decay else decay_stop
-    return Buffer(unit, tuple(segments), decay_stop, -(-end // multiple) * multiple)
+        runs[weight.decay, weight.rate] = end
+    end = -(-end // multiple) * multiple
+    rates: tuple[Run, ...] = ()
+    if {rate for _, rate in runs} - {0.0, 1.0}:
+        stops = [*list(runs.values())[:-1], end]
+        starts = [0, *stops[:-1]]
+        rates = tuple(Run(a, b, *key) for a, b, key in zip(starts, stops, runs, strict=True))
+    return Buffer(unit, tuple(segments), decay_stop, end, rates)
 
 
 def share(length: int, parts: int, index: int) -> tuple[int, int]:

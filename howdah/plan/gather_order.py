@@ -82,7 +82,7 @@ def forward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
 
 def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
     """The units that the backward pass of `parts` needs, in order; `parts` are in forward order."""
-    for part in reversed(list(parts)):
+    for part in reversed([part for part in parts if part not in plan.marks.still]):
         if part not in ("embedding", "target"):
             units = [u for u in units_at(plan, part) if not u.startswith("relative.")]
             if plan.recompute.get(part) == "full":
@@ -99,9 +99,9 @@ def units_at(plan: Plan, part: Part) -> list[str]:
         units = [*relative, part, f"{part}.experts"]
     else:
         units = ["head", "tied"] if part == "head" else ["tied", "embedding"]
-        if part == "target" and "tied" in plan.ranks_of_unit:
+        if part == "target" and "tied" in plan.bundles:
             units = ["tied"]
-    return [unit for unit in units if unit in plan.ranks_of_unit]
+    return [unit for unit in units if unit in plan.bundles]
 
 
 def _begins(plan: Plan, part: Part) -> bool:
@@ -121,6 +121,7 @@ def gradient_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
     """
     for part in parts:
         relative = relative_unit(part.stack, plan.shape) if part.is_block else ""
-        yield from (unit for unit in units_at(plan, part) if unit != relative)
+        units = (unit for unit in units_at(plan, part) if unit != relative)
+        yield from (unit for unit in units if unit in plan.ranks_of_unit)
         if relative in plan.ranks_of_unit:
             yield relative

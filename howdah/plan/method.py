@@ -23,6 +23,7 @@ STATES = {
     "rmsprop": ("square_avg", "momentum_buffer"),
 }
 LATE = "late_gradient"  # and of an update that is one step late
+AVERAGE = "average"  # and of the weights, over the updates
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class Optimizer:
                   host beside the passes: W(t+1) = update(W(t), g(t-1)), with g clipped as it was
                   computed. The first step updates nothing, nor does the one behind a norm that is
                   not finite (https://arxiv.org/abs/2101.06840, section 5.2)
+    average       d: an average A of the weights W is kept, A = c·A + (1 - c)·W after each update,
+                  with c = min(d, (1 + t)/(10 + t)) behind t steps, so that it forgets the start
+                  (tf.train.ExponentialMovingAverage); 0: none
     """
 
     name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
@@ -65,16 +69,17 @@ class Optimizer:
     epsilon: NotNegative = 1e-8
     weight_decay: NotNegative = 0.1
     delay: bool = False
+    average: Share = 0.0
 
     @property
     def states(self) -> tuple[str, ...]:
         """The states that it keeps for every element; without momentum, no momentum buffer; with a
-        delay, the gradient that waits.
+        delay, the gradient that waits; with an average, that.
         """
         names = STATES[self.name]
         if self.name in ("sgd", "rmsprop") and self.momentum == 0:
             names = tuple(name for name in names if name != "momentum_buffer")
-        return (*names, LATE) if self.delay else names
+        return (*names, *(LATE,) * self.delay, *(AVERAGE,) * (self.average > 0))
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,49 @@ class Sync:
 
 
 @dataclass(frozen=True)
+class Spike:
+    """What is done about a step whose loss is far above those before.
+
+    action      skip: its update is left out; rollback: the run goes back to its newest checkpoint,
+                and the samples since then are left out (https://arxiv.org/abs/2204.02311, section
+                5.1); before the first checkpoint its update is left out
+    deviations  a loss is a spike above mean + deviations·(standard deviation) of the losses in the
+                window; 0: it is not asked
+    ratio       a loss is a spike above ratio·mean; 0: it is not asked. One of both is enough
+    window      how many losses before it are looked at, spikes among them; nothing is decided until
+                half of them are there
+    most        how often a run goes back to one checkpoint
+    """
+
+    action: Literal["skip", "rollback"] = "skip"
+    deviations: NotNegative = 6.0
+    ratio: NotNegative = 0.0
+    window: Annotated[int, Bound(4, 1000)] = 128
+    most: Annotated[int, Bound(1, 1000)] = 3
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Matrices of low rank that are trained beside frozen ones (https://arxiv.org/abs/2106.09685):
+    y = W·x + alpha/rank · B·(A·x).
+
+    rank     rows of A and columns of B
+    alpha    what their product is multiplied by, times the rank
+    targets  the matrices of blocks that get one: q, k, v, o, gate, up, down, or patterns of names,
+             such as "layers.3.attention.*.weight"
+    """
+
+    rank: Annotated[int, Bound(1, 1 << 14)] = 8
+    alpha: Positive = 16.0
+    targets: tuple[str, ...] = ("q", "v")
+
+    @property
+    def scale(self) -> float:
+        """What B·(A·x) is multiplied by."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
 class Method:
     """Precision, optimizer, learning rate, dropout, and the terms added to plain cross-entropy.
 
@@ -181,6 +229,13 @@ class Method:
     gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
                       rank's term and the sum; full: as they are kept
     sync              how workers and parameter servers keep step; None: all ranks make one step
+    loss              a function of the user's own in place of cross-entropy, FILE.py:FUNCTION: of
+                      logits [n, V] and labels [n], n losses
+    spike             what is done about a step whose loss is far above those before; None: nothing
+    train             the weights that are trained, as patterns of their names, such as "head.*", or
+                      with a factor of the learning rate, "head.*=0.1"; the last that matches a
+                      weight counts, and what none matches is frozen. Empty: all are trained
+    adapter           low-rank matrices that are trained beside frozen ones (LoRA)
 
     Losses are summed over tokens and divided once, by the number of tokens of the global batch.
     """
@@ -198,6 +253,10 @@ class Method:
     spans: Spans = field(default_factory=Spans)
     gradient_dtype: Literal["full", "bf16"] = "full"
     sync: Sync | None = None
+    loss: str = ""
+    spike: Spike | None = None
+    train: tuple[str, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def compute(self) -> Precision:

@@ -19,11 +19,13 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.schedule.actions import Schedule
 from howdah.plan.stages import Stages, by_cost, counted, looped, v_shaped
 from howdah.plan.storage import Storage
+from howdah.plan.trained import marks_of, table_of
 from howdah.shapes.activations import Recompute
+from howdah.shapes.marks import Marks
 from howdah.shapes.part import Part
 from howdah.shapes.products import part_flops
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import Weight, parts, parts_of, weights
+from howdah.shapes.weights import FROZEN, Weight, parts, parts_of
 
 BYTES: dict[Precision, int] = {"float32": 4, "bf16": 2, "fp16": 2, "float64": 8}
 
@@ -105,8 +107,32 @@ class Plan:
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """Every weight of the model, in forward order."""
-        return weights(self.shape)
+        """Every weight of the model, in forward order, as the method trains them."""
+        return table_of(self.shape, self.method)
+
+    @property
+    def marks(self) -> Marks:
+        """What is trained."""
+        return marks_of(self.shape, self.method)
+
+    def still(self, stage: int) -> bool:
+        """Whether a stage has no backward pass."""
+        return self.marks.still.issuperset(self.stages.parts[stage])
+
+    @cached_property
+    def starts(self) -> Part | None:
+        """The part at which the graph of a backward pass begins, if parts before it have none."""
+        every = [part for some in self.stages.parts for part in some]
+        found = next((part for part in every if part not in self.marks.still), None)
+        return found if self.marks.still else None
+
+    @cached_property
+    def bundles(self) -> dict[str, tuple[str, ...]]:
+        """The units that are used together: what is trained of one, and what is frozen."""
+        found: dict[str, list[str]] = {}
+        for unit in self.ranks_of_unit:
+            found.setdefault(unit.removeprefix(FROZEN), []).append(unit)
+        return {name: tuple(units) for name, units in found.items()}
 
     @cached_property
     def weights_at(self) -> dict[int, tuple[Weight, ...]]:

@@ -17,10 +17,10 @@ from howdah.plan.layout import Layout, family_of
 from howdah.plan.plan import Plan, make_stages
 from howdah.plan.schedule.actions import Kind, Schedule, rank_of_stage
 from howdah.plan.schedule.check import check_schedule
-from howdah.plan.schedule.lowering import Lowered, lower
+from howdah.plan.schedule.lowering import Instruction, Lowered, Verb, lower
 from howdah.plan.schedule.registry import build
 from howdah.shapes.part import Part
-from howdah.shapes.weights import parts_of
+from howdah.shapes.weights import FROZEN, parts_of
 
 
 def schedule_of(plan: Plan, micros: int | None = None) -> Schedule:
@@ -55,12 +55,23 @@ def program_of(plan: Plan, micros: int | None = None) -> Lowered:
 
     The all-gathers of ZeRO-3 are not listed: they run unit by unit inside the actions.
     """
-    return _lowered(
+    lowered = _lowered(
         schedule_of(plan, micros),
         reduce_each=plan.layout.gradients != "device"
         or (plan.layout.accumulate == "shard" and plan.layout.sharers > 1),
         tied=tied_stages(plan),
     )
+    if not any(map(plan.still, range(len(plan.stages.parts)))):
+        return lowered
+
+    def asked(one: Instruction) -> bool:
+        """Whether a message has something to say: a stage that is still asks for no gradient."""
+        told = {Verb.SEND, Verb.RECEIVE} & {one.verb, one.started}
+        back = one.action.kind in (Kind.BACKWARD, Kind.INPUT)
+        return not (told and back and plan.still(max(one.action.stage - 1, 0)))
+
+    programs = (tuple(filter(asked, program)) for program in lowered.programs)
+    return lowered._replace(programs=tuple(programs))
 
 
 _lowered = lru_cache(2)(lower)  # a search simulates many layouts of the same pipeline
@@ -129,7 +140,8 @@ def tied_stages(plan: Plan) -> tuple[int, ...] | None:
     embedding; of an encoder-decoder all that embed, and all blocks of a stack, which have one table
     of relative positions. None if there are none.
     """
-    shared = [unit for unit, ranks in plan.ranks_of_unit.items() if len(ranks) > 1]
+    trained = {unit for unit in plan.ranks_of_unit if not unit.startswith(FROZEN)}
+    shared = [unit for unit in trained if len(plan.ranks_of_unit[unit]) > 1]
     users = {part for unit in shared for part in parts_of(unit, plan.shape)}
     found: dict[int, int] = {}
     for stage, (parts, rank) in enumerate(zip(plan.stages.parts, plan.stages.where, strict=True)):

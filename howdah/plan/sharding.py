@@ -9,7 +9,7 @@
     ffn          tp       columns
     expert       ep       experts
     expert_ffn   tp       columns of every expert
-    all others   none
+    all others   none     a head for labels is whole on every tp rank
 
 The units of a part of the model are on the pipeline rank that runs the part; a tied unit is on
 several.
@@ -24,8 +24,10 @@ work: then each has the true gradient.
     a shared key-value head   dp×cp, tp/k ranks       both
     norm, row bias            dp×cp, tp               dp×cp; tp too under sp, which cuts tokens
     norm of each head         dp×cp, tp               both: tp ranks have different heads
+    adapter's whole matrix    dp×cp, tp               both: tp ranks have different columns
     latent projections        dp×cp, tp               both: tp ranks have different heads
     router                    dp×cp, tp               both: tp ranks have different expert columns
+    head for labels           dp×cp, tp               dp×cp: tp ranks have gathered all tokens
     an expert                 dp×cp÷ep                dp×cp÷ep: its tokens come from all ep ranks
     a tied weight             dp×cp, its stages       both
 """
@@ -48,7 +50,8 @@ from howdah.shapes.weights import Weight
 
 CUT_BY_TP = {"vocab", "query", "key", "ffn", "expert_ffn"}  # dims; see the table above
 # Dims of weights that tp ranks hold whole, and use for different heads or columns of experts.
-THROUGH_SLICES = {"head", "rank", "choice"}
+THROUGH_SLICES = {"head", "rank", "choice", "adapter"}
+ON_ALL_TOKENS = {"label"}  # dims of weights that tp ranks use for the tokens of all of them
 
 
 @dataclass(frozen=True)
@@ -126,14 +129,25 @@ def shard_axes(layout: Layout, unit: str) -> tuple[Stride, Stride]:
 
 def own_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
     """The range of a buffer that `rank` updates: all of it, or its share under ZeRO; with servers,
-    theirs.
+    theirs. Of frozen weights, the range that it keeps.
     """
+    if not buffer.trains and layout.zero < 3:
+        return 0, buffer.length
     if layout.server:
         return kept_range(buffer.length, layout, rank)
     if layout.zero == 0:
         return 0, buffer.length
     inside, _ = shard_axes(layout, buffer.unit)
     return share(buffer.length, inside.size, inside.index_of(rank))
+
+
+def counted_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
+    """The range of a buffer that `rank` counts among its replicas."""
+    start, stop = 0, buffer.length
+    for along in shard_axes(layout, buffer.unit):
+        first, last = share(stop - start, along.size, along.index_of(rank))
+        start, stop = start + first, start + last
+    return start, stop
 
 
 def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
@@ -145,10 +159,7 @@ def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
     if plan.layout.server:
         yield own_range(buffer, plan.layout, rank)
         return
-    start, stop = 0, buffer.length
-    for along in shard_axes(plan.layout, buffer.unit):
-        first, last = share(stop - start, along.size, along.index_of(rank))
-        start, stop = start + first, start + last
+    start, stop = counted_range(buffer, plan.layout, rank)
     if all(_first(name, plan, rank) for name in buffer.names):
         yield start, stop
         return
@@ -323,7 +334,8 @@ def _partial(weight: Weight, layout: Layout, same: int) -> bool:
     copies.
     """
     through_heads = "key" in weight.dims or THROUGH_SLICES & set(weight.dims)
-    return same > 1 and (bool(through_heads) or layout.sp)
+    cut_by_sp = layout.sp and not ON_ALL_TOKENS & set(weight.dims)
+    return same > 1 and (bool(through_heads) or cut_by_sp)
 
 
 def _ranks(

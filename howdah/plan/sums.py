@@ -23,12 +23,14 @@ holds enough bytes:
     buckets             [head  layers.5][layers.4  layers.3] ... [embedding]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
+from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import Buffer, Segment, share
 from howdah.plan.gather_order import forward_units
+from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts
@@ -41,6 +43,24 @@ TABLE = "embedding.weight"  # whose gradient has few rows, where no head uses it
 ROW_NUMBER_BYTES = 4  # of the number of a row
 
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "push"]
+
+
+class Shared(Protocol):
+    """What sums over replicas follow from: of a plan, or of a module that is no plan's model
+    (`foreign/table.py`).
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def comm(self) -> Comm: ...
+
+    @property
+    def master_bytes(self) -> int: ...
+
+    @property
+    def ranks_of_unit(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
 class Span(NamedTuple):
@@ -105,23 +125,29 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
     listed = _SumList(plan, rank)
     for stage, buffers in completed(plan, rank).items():
         for buffer in buffers:
-            listed.over_tp(stage, buffer)
+            listed.over_tp(stage, buffer, plan)
         buckets = _buckets(plan, buffers)
         if plan.layout.server:
             for bucket in buckets:
                 listed.to_servers(stage, bucket)
             continue
-        for bucket in buckets:
-            listed.within_copy(stage, bucket)
-        for bucket in buckets:
-            listed.across_copies(stage, bucket)
-    for buffer in local_buffers(plan, rank):
+        listed.over_replicas(stage, buckets)
+    for buffer in _trained(plan, rank):
         if _on_several(plan, buffer.unit):
             listed.over_stages(buffer)
     return listed.sums
 
 
-def keeps_shares(plan: Plan, unit: str) -> bool:
+def sums_of_units(plan: Shared, rank: int, buffers: Sequence[Buffer]) -> list[Sum]:
+    """The sums over replicas of units that one stage uses, given in the order in which the backward
+    pass completes them.
+    """
+    listed = _SumList(plan, rank)
+    listed.over_replicas(0, _buckets(plan, buffers))
+    return listed.sums
+
+
+def keeps_shares(plan: Shared, unit: str) -> bool:
     """Whether gradients of `unit` are reduced to shares after every micro-batch, or added to those
     that are at home on the host or the disk.
     """
@@ -142,7 +168,7 @@ def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
             if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
                 last[action.stage] = number
     found: dict[int, list[Buffer]] = {stage: [] for stage in mine}
-    for buffer in local_buffers(plan, rank):
+    for buffer in _trained(plan, rank):
         users = set(parts_of(buffer.unit, plan.shape))
         used = [stage for stage, parts in mine.items() if set(parts) & users]
         found[max(used, key=last.__getitem__)].append(buffer)
@@ -155,7 +181,7 @@ def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
 def used_by_several(plan: Plan, rank: int) -> frozenset[str]:
     """The units that several stages of `rank` use."""
     mine = stage_parts(plan, axis(plan.layout, "pp").index_of(rank)).values()
-    users = {b.unit: set(parts_of(b.unit, plan.shape)) for b in local_buffers(plan, rank)}
+    users = {b.unit: set(parts_of(b.unit, plan.shape)) for b in _trained(plan, rank)}
     return frozenset(
         unit for unit, used in users.items() if sum(bool(used & set(parts)) for parts in mine) > 1
     )
@@ -179,7 +205,7 @@ def fill_buckets(
     return [bucket for bucket in buckets if bucket]
 
 
-def _buckets(plan: Plan, buffers: Sequence[Buffer]) -> list[list[Buffer]]:
+def _buckets(plan: Shared, buffers: Sequence[Buffer]) -> list[list[Buffer]]:
     """The buckets of a stage. All units of a bucket have their replicas on the same ranks, and a
     unit of several stages has a bucket of its own.
     """
@@ -191,7 +217,12 @@ def _buckets(plan: Plan, buffers: Sequence[Buffer]) -> list[list[Buffer]]:
     return [bucket for some in alike.values() for bucket in fill_buckets(some, element_bytes=width)]
 
 
-def _on_several(plan: Plan, unit: str) -> bool:
+def _trained(plan: Plan, rank: int) -> list[Buffer]:
+    """The buffers of `rank` that have gradients."""
+    return [buffer for buffer in local_buffers(plan, rank) if buffer.trains]
+
+
+def _on_several(plan: Shared, unit: str) -> bool:
     """Whether several pipeline ranks hold a unit, such as a tied embedding."""
     return len(plan.ranks_of_unit[unit]) > 1
 
@@ -199,19 +230,19 @@ def _on_several(plan: Plan, unit: str) -> bool:
 class _SumList:
     """The list of a rank while it is made."""
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: Shared, rank: int) -> None:
         self.plan, self.rank = plan, rank
         self.sums: list[Sum] = []
         self._awaited: set[str] = set()  # weights whose gradients some sum awaits
         self._latest: dict[str, tuple[int, ...]] = {}  # by unit, its latest sums
 
-    def over_tp(self, stage: int, buffer: Buffer) -> None:
+    def over_tp(self, stage: int, buffer: Buffer, plan: Plan) -> None:
         """Sums the gradients of which each tp rank has a term: a message for each set of tp
         ranks.
         """
         terms: dict[tuple[int, ...], list[Segment]] = {}
         for segment in buffer.segments:
-            tp_ranks = summed_over_tp(self.plan.weight(segment.name), self.plan, self.rank)
+            tp_ranks = summed_over_tp(plan.weight(segment.name), plan, self.rank)
             if len(tp_ranks) > 1:
                 terms.setdefault(tp_ranks, []).append(segment)
         along = axis(self.plan.layout, "tp").group(self.rank)
@@ -234,6 +265,13 @@ class _SumList:
         everyone = range(self.plan.layout.world)
         spans = tuple(Span(buffer.unit, 0, buffer.length) for buffer in bucket)
         self._append(Sum(stage, "dp", everyone, "push", spans, names=self._names(bucket)))
+
+    def over_replicas(self, stage: int, buckets: Sequence[list[Buffer]]) -> None:
+        """Sums buckets over all copies of their units."""
+        for bucket in buckets:
+            self.within_copy(stage, bucket)
+        for bucket in buckets:
+            self.across_copies(stage, bucket)
 
     def within_copy(self, stage: int, bucket: list[Buffer]) -> None:
         """Sums a bucket over the ranks among which one copy of the states is sharded. Each of them

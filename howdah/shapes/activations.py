@@ -20,87 +20,23 @@ Bytes for each token of a Llama block in 16 bits, with FLASH, and what cuts them
 
 A list does not change with the layout: `bytes_of` takes what a rank sees (`dims.RankSizes`).
 
-Not measured, but derived from its operators: cross attention. The copies for the experts are whole
-on each rank of tp; with ep they are those of evenly loaded experts.
+Cross attention is not measured, but derived. The copies for the experts are whole on each rank of
+tp; with ep they are those of evenly loaded experts.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
 from howdah.shapes.dims import OF_SOURCE, Dim, Per, RankSizes
+from howdah.shapes.kept import Kernels, Saved
+from howdah.shapes.marks import unkept
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
-# The format of the computation; it or float32, whichever has more digits; and fixed ones.
-Kind = Literal["compute", "wide", "float32", "int64", "byte"]
 FIXED = {"float32": 4, "int64": 8, "byte": 1}
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A tensor that is kept: one number for each `per` and place of `dims`.
-
-    core   made between the queries and the output of attention; selective recomputation drops it
-    copy   one that is made only where a rank has several of this dim: of one, it is a view
-    again  the output of attention in the layout that the projection takes: kept, and yet made
-           once more by selective recomputation
-    """
-
-    name: str
-    per: Per
-    dims: tuple[Dim, ...] = ()
-    kind: Kind = "compute"
-    core: bool = False
-    again: bool = False
-    copy: Dim | None = None
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """What the operations of a framework keep.
-
-    logits      the tensors of V numbers for each token in the head; none where it works in chunks
-    flash       attention keeps a number for each query, instead of its probabilities
-    dropout     masks of a byte behind embedding, attention, feed-forward and probabilities
-    activated   the gated feed-forward keeps act(gate) beside gate and up
-    small       also what is small: norms' statistics, rotary angles, token numbers
-    repeats     keys and values are repeated for each query head of their group
-    by_head     rotated or packed queries lie head by head, and so does attention's output
-    packed      a row of tokens holds several documents, each attended to by itself
-    gathered    linears keep all of an input that sp has gathered, instead of its slice; latent
-                attention and experts always do
-    balanced    the routers add to the loss
-    context     how attention spans ranks that share the tokens of a sample; "": they do not. In a
-                ring it keeps keys and values packed, as they are sent, and its output token after
-                token. After an all-to-all it keeps what it has of all tokens, for fewer heads; with
-                both, of the tokens of those with which it traded, packed
-    """
-
-    logits: tuple[tuple[str, Kind], ...] = ()
-    flash: bool = True
-    dropout: bool = False
-    activated: bool = False
-    small: bool = False
-    repeats: bool = False
-    by_head: bool = False
-    packed: bool = False
-    gathered: bool = False
-    balanced: bool = False
-    context: Literal["", "ring", "all-to-all", "both"] = ""
-
-    @property
-    def rings(self) -> bool:
-        """Whether keys and values go round."""
-        return self.context in ("ring", "both")
-
-    @property
-    def core(self) -> tuple[Per, str]:
-        """What attention has one of something for, and how the dims of its heads are called."""
-        return ("token", "") if self.context in ("", "ring") else ("traded", "traded ")
-
 
 CLASSIC = Kernels((("logits", "float32"),), flash=False, dropout=True, activated=True)
 FLASH = Kernels(
@@ -134,21 +70,49 @@ def saved(
     `full` all but the block's input.
     """
     stack = part.stack
+    if part in kernels.marks.still:
+        return ()
     if stack == "head":
-        return tuple(_head(shape, kernels))
+        return _asked(_head(shape, kernels), shape, part, kernels)
     selective = recompute == "selective"
     if part.is_block and recompute == "full":
         listed = [Saved("block input", "sp_token", (_width(shape),))]
     elif part.is_block:
-        kept = _block(shape, stack, part.layer, kernels, selective=selective)
+        whole = _block(shape, stack, part.layer, kernels, selective=selective)
+        kept = _asked(whole, shape, part, kernels, selective=selective)
         listed = [one for one in kept if not (one.core and selective)]
     else:
-        listed = list(_embedding(shape, kernels))
+        listed = list(_asked(_embedding(shape, kernels), shape, part, kernels))
     if (stack, part.layer) == ("encoder", shape.encoder_layers - 1) and shape.norm_at == "before":
         listed += _norm(shape, kernels, "encoder norm")
     if stack == "encoder" or (stack == "embedding" and shape.encoder_layers):
         return tuple(replace(one, per=OF_SOURCE.get(one.per, one.per)) for one in listed)
     return tuple(listed)
+
+
+def _asked(
+    listed: Iterable[Saved],
+    shape: ModelShape,
+    part: Part,
+    kernels: Kernels,
+    *,
+    selective: bool = False,
+) -> tuple[Saved, ...]:
+    """What is left of a list where some weights are frozen; and what adapters keep."""
+    kept, marks, apart = list(listed), kernels.marks, "attention output by head"
+    if marks.frozen:
+        left = unkept(marks, part, gated=shape.gated)
+        made = apart not in {one.name for one in kept}
+        if made and not selective:  # then it is what the kernel itself keeps
+            left -= {"attention output"}
+        if shape.feedforward == "relu":  # whose gradient needs its output
+            left -= {"down input"}
+        alone = {"attention output"} & left  # what is by head is no copy of it then
+        kept = [replace(o, copy=None) if alone and o.name == apart else o for o in kept]
+        kept = [one for one in kept if one.name not in left]
+    inner = (Dim("adapter", marks.rank),)
+    kept += [Saved(f"{name} adapter", "token", inner) for name in marks.adapters(part)]
+    return tuple(kept)
 
 
 def made_again(
@@ -368,12 +332,9 @@ def _experts(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
 
 
 def _embedding(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
-    if kernels.small:
-        yield Saved("tokens", "token", (), "int64")
-        if shape.positions == "learned":
-            yield Saved("positions", "token", (), "int64")
-        if shape.token_types:
-            yield Saved("token types", "token", (), "int64")
+    named = {"positions": shape.positions == "learned", "token types": shape.token_types > 0}
+    for name in ("tokens", *(one for one, has in named.items() if has)) if kernels.small else ():
+        yield Saved(name, "token", (), "int64")
     if shape.embedding_norm:
         yield from _norm(shape, kernels, "embedding norm")
     if kernels.dropout:
@@ -381,9 +342,14 @@ def _embedding(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
 
 
 def _head(shape: ModelShape, kernels: Kernels) -> Iterator[Saved]:
-    width, vocab = _width(shape), Dim("vocab", shape.vocab)
+    width, vocab = _width(shape), Dim("label" if shape.labels else "vocab", shape.outputs)
     if shape.norm_at == "before":
         yield from _norm(shape, kernels, "final norm")
+    if shape.pooler:  # whose output is the head's input, unless that is another tensor
+        names = ("pooler input", *["pooler output"] * (kernels.gathered or kernels.dropout))
+        yield from (Saved(name, "sp_token", (width,)) for name in names)
+        if kernels.dropout:
+            yield Saved("pooler dropout", "sp_token", (width,), "byte")
     if shape.transform:
         yield Saved("transform input", "sp_token", (width,))
         if shape.feedforward != "relu":  # whose gradient needs its output, the norm's input

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, shown
 from howdah.base.tables import out_of_bounds
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import Experts, ModelShape
@@ -15,6 +15,7 @@ def check_shape(shape: ModelShape) -> list[str]:
     if problems := out_of_bounds(shape, "model"):
         return problems
     problems = [*_check_heads(shape), *_check_stacks(shape), *_check_experts(shape)]
+    problems += _check_labels(shape)
     if not problems and (count := parameters(shape).total) > LARGEST:
         problems = [f"the model has {count:.2g} parameters; at most {LARGEST:.0e} are planned for"]
     return problems
@@ -98,6 +99,26 @@ def _check_experts(shape: ModelShape) -> Iterator[str]:
         )
     if experts.top_k <= experts.count:
         yield from _check_groups(experts)
+
+
+def _check_labels(shape: ModelShape) -> Iterator[str]:
+    labels = shape.labels
+    if not labels:
+        return
+    twice = [label for place, label in enumerate(labels) if label in labels[:place]]
+    if len(labels) == 1:
+        yield f"model.labels has {shown(labels[0])} alone; two at least can be told apart"
+    elif twice or "" in labels:
+        what = f"{shown(twice[0])} twice" if twice else "an empty name"
+        yield f"model.labels has {what}; give each label a name of its own"
+    if shape.family == "encoder-decoder":
+        yield (
+            "model.labels is for models of one stack, and model.family is encoder-decoder; leave "
+            "it out: a T5 writes its labels, as the targets of pairs"
+        )
+    for name in ("tie_embeddings", "transform"):
+        if getattr(shape, name):
+            yield f"model.labels has a head of its own; use model.{name}=false"
 
 
 def _check_groups(experts: Experts) -> Iterator[str]:

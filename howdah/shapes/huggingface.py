@@ -24,11 +24,13 @@ from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of, parse_json, read_file
 from howdah.shapes.check import require_shape
 from howdah.shapes.huggingface_names import DEFAULTS, LLAMA, MODEL_TYPES, SCALING, Setting
-from howdah.shapes.shape import Experts, Latent, ModelShape, RopeScaling
+from howdah.shapes.shape import Experts, Latent, ModelShape, RopeScaling, with_labels
 
 Config = dict[str, Any]
 T = TypeVar("T")
 
+CLASSIFIER = "ForSequenceClassification"  # how the classes end that have a head for labels
+ONE_LABEL = "single_label_classification"  # for each text; others have several, or a number
 GROUPED = "group_limited_greedy"  # DeepSeek-V2's name for a choice among groups of experts
 LARGEST = 16 << 20  # bytes: the list of the weights of a model with 256 experts a layer has 9 MB
 
@@ -129,8 +131,26 @@ def shape_from_config(config: Config) -> ModelShape:
         group, _, name = field.rpartition(".")
         (sizes.setdefault(group, {}) if group else sizes)[name] = value
     shape = ModelShape(**sizes | _beyond_names(config, sizes, found))
+    if labels := _labels(config):
+        shape = with_labels(shape, labels)
     require_shape(shape)
     return shape
+
+
+def _labels(config: Config) -> tuple[str, ...]:
+    """The names of the labels of a ...ForSequenceClassification; empty for other classes."""
+    classes = _get(config, Setting("architectures", [], list), {})
+    if not any(str(one).endswith(CLASSIFIER) for one in classes):
+        return ()
+    kind = config.get("problem_type")
+    _require({"problem_type": kind or ONE_LABEL}, "problem_type", ONE_LABEL)
+    number = _get(config, Setting("num_labels", 2), {})
+    usual = {str(place): f"LABEL_{place}" for place in range(number)}
+    found = _get(config, Setting("id2label", usual, dict), {})
+    names = [found.get(str(place)) for place in range(len(found))]
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(f"config.json has id2label {shown(found)}; name labels 0, 1 and so on")
+    return tuple(map(str, names))
 
 
 # -- one setting ---------------------------------------------------------------

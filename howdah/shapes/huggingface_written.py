@@ -17,17 +17,19 @@ These of transformers' classes compute exactly what a ModelShape can describe:
     DeepseekV2ForCausalLM  latent attention, shared experts, softmax scores
     DeepseekV3ForCausalLM  the same with sigmoid scores and biases of routers
 
+With labels they are LlamaForSequenceClassification, BertForSequenceClassification and so on.
+
 A shape that none of them describes is refused with the name of the field: a silent difference
 would only show as worse text.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial, reduce
 from typing import Any
 
 from howdah.base.errors import UserError
-from howdah.shapes.huggingface import GROUPED
+from howdah.shapes.huggingface import CLASSIFIER, GROUPED, ONE_LABEL
 from howdah.shapes.huggingface_names import MODEL_TYPES, SCALING
 from howdah.shapes.shape import Experts, ModelShape, stated
 
@@ -58,6 +60,7 @@ DECIDING = (
 
 def kind(shape: ModelShape) -> str:
     """The model type that describes `shape`, such as llama. Else raises UserError."""
+    shape = _language_model(shape)
     found = _nearest(shape)
     deciding = [*DECIDING, *(f"experts.{one.name}" for one in fields(Experts) if shape.experts)]
     for field in deciding:
@@ -86,6 +89,22 @@ def kind(shape: ModelShape) -> str:
             f"{4 * shape.width}: this model can be kept as a checkpoint but not exported"
         )
     return found
+
+
+def _language_model(shape: ModelShape) -> ModelShape:
+    """The model with the head of its type's language model, in the place of one for labels."""
+    if not shape.labels:
+        return shape
+    masks = shape.family == "encoder"
+    return replace(shape, labels=(), tie_embeddings=masks, transform=masks)
+
+
+def class_of(shape: ModelShape) -> str:
+    """The class of transformers that computes what `shape` describes. Raises UserError."""
+    name = CLASSES[kind(shape)]
+    if not shape.labels:
+        return name
+    return name.removesuffix("LMHeadModel").partition("For")[0] + CLASSIFIER
 
 
 def _nearest(shape: ModelShape) -> str:
@@ -136,22 +155,26 @@ def _allowed(shape: ModelShape, found: str, field: str) -> tuple[object, ...]:
     return tuple(dict.fromkeys(setting.words.values())) or (False, True)
 
 
-def config(shape: ModelShape, *, end: int, dtype: str, start: int = 0) -> Config:
+def config(
+    shape: ModelShape, *, end: int, dtype: str, start: int = 0, pad: int | None = None
+) -> Config:
     """The contents of config.json for `shape`, as transformers 4 and 5 read it.
 
     end    id of the token that stands between documents: it begins and ends a text
     start  id of the token of padding, with which a decoder behind an encoder begins
+    pad    id of the token behind shorter texts, of a model with labels
     dtype  of the stored weights, such as "float32"
     """
     found = kind(shape)
     common: Config = {
-        "architectures": [CLASSES[found]],
+        "architectures": [class_of(shape)],
         "model_type": found,
         "bos_token_id": end,
         "eos_token_id": end,
         "dtype": dtype,  # transformers 5
         "torch_dtype": dtype,  # transformers 4
     }
+    labels, shape = shape.labels, _language_model(shape)
     full, sizes = stated(shape), {}
     for field, setting in MODEL_TYPES[found].names.items():
         value = _value(full, field)
@@ -168,7 +191,18 @@ def config(shape: ModelShape, *, end: int, dtype: str, start: int = 0) -> Config
         "roberta": _bert,
         "t5": lambda _: _t5(start),
     }
-    return common | sizes | beyond.get(found, partial(_llama, found=found))(shape)
+    found_sizes = common | sizes | beyond.get(found, partial(_llama, found=found))(shape)
+    return found_sizes | (_classifier(labels, pad) if labels else {})
+
+
+def _classifier(labels: tuple[str, ...], pad: int | None) -> Config:
+    """The names of labels; and the token that is not looked at for the last of a text."""
+    return {
+        "id2label": {str(place): label for place, label in enumerate(labels)},
+        "label2id": {label: place for place, label in enumerate(labels)},
+        "problem_type": ONE_LABEL,
+        "pad_token_id": pad,
+    }
 
 
 def _gpt2(shape: ModelShape) -> Config:

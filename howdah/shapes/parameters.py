@@ -22,7 +22,7 @@ class Parameters:
     router       a row for each expert; not the bias, which a rule moves and no gradient
     experts      the routed experts
     norms        around the blocks, at the end, behind the embedding
-    head         of its own, and the transform in front of it
+    head         of its own, and the transform or pooler in front of it
     active       what one token meets: everything, but of the routed experts only the chosen
     """
 
@@ -49,6 +49,7 @@ COMPONENTS = {
     "cross": "attention",
     "shared": "feedforward",
     "shared_gate": "feedforward",
+    "pooler": "head",
     "transform": "head",
     "transform_norm": "head",
 }

@@ -31,10 +31,11 @@ from dataclasses import dataclass, replace
 
 from howdah.shapes.activations import Recompute
 from howdah.shapes.dims import Dim, Per, RankSizes, Tokens, local
+from howdah.shapes.marks import ALL, Marks
 from howdah.shapes.parameters import parameters
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import part_kinds, part_weights
+from howdah.shapes.weights import part_kinds, part_weights, parts
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Product:
     per     what there is a row for
     copies  rows for each of those: a token goes to several experts
     groups  weights that share the rows out: experts
+    trains  whether the weight is trained
     """
 
     name: str
@@ -52,6 +54,7 @@ class Product:
     inner: Dim
     copies: int = 1
     groups: int = 1
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,15 @@ class Pairs:
 Operator = Product | Pairs
 
 
-def operators(shape: ModelShape, part: Part) -> tuple[Operator, ...]:
-    """The matrix products of a part's forward pass, in order; none where tokens are embedded."""
+def operators(shape: ModelShape, part: Part, marks: Marks = ALL) -> tuple[Operator, ...]:
+    """The matrix products of a part's forward pass, in order; none where tokens are embedded.
+
+    marks  what is trained; with it come the products of adapters
+    """
     if part in ("embedding", "target"):
         return ()
+    if marks.frozen:
+        return tuple(_marked(shape, part, marks))
     found = tuple(_read_off(shape, part))
     if (
         part == "head" and shape.tie_embeddings
@@ -84,6 +92,22 @@ def operators(shape: ModelShape, part: Part) -> tuple[Operator, ...]:
         head = Product("head", "token", Dim("vocab", shape.vocab), Dim("width", shape.width))
         return (*found, head)
     return found
+
+
+def _marked(shape: ModelShape, part: Part, marks: Marks) -> Iterator[Operator]:
+    """The products of a part with what is trained of them, and those of adapters."""
+    for one in operators(shape, part):
+        if not isinstance(one, Product):
+            yield one
+            continue
+        path = f"{part}.{one.name}" if part.is_block else one.name
+        tied = one.name == "head" and shape.tie_embeddings
+        name = "embedding.weight" if tied else f"{path}.weight"
+        yield replace(one, trains=marks.trains(name))
+        if name in marks.adapted:
+            rank = Dim("adapter", marks.rank)
+            yield replace(one, name=f"{one.name}.lora_a", columns=rank)
+            yield replace(one, name=f"{one.name}.lora_b", inner=rank)
 
 
 def _read_off(shape: ModelShape, part: Part) -> Iterator[Operator]:
@@ -148,10 +172,21 @@ def forward_flops(shape: ModelShape, sequence: int, *, causal: bool) -> float:
 
 
 def train_flops(
-    shape: ModelShape, sequence: int, *, causal: bool, recompute: Recompute = "none"
+    shape: ModelShape,
+    sequence: int,
+    *,
+    causal: bool,
+    recompute: Recompute = "none",
+    marks: Marks = ALL,
 ) -> float:
-    """Operations of forward, backward (twice the forward) and recomputation, per token."""
+    """Operations of forward, backward (twice the forward) and recomputation, per token.
+
+    marks  what is trained: a backward pass ends at the lowest trained weight, and a product whose
+           weight is frozen has one for the gradient of its input alone
+    """
     of = _one(shape, sequence)
+    if marks.frozen:
+        return _trained_flops(shape, of, marks, causal=causal, recompute=recompute) / sequence
     again = sum(
         number * flops(operator, of, causal=causal)
         for part, number in part_kinds(shape).items()
@@ -160,6 +195,22 @@ def train_flops(
         if recompute == "full" or (recompute == "selective" and isinstance(operator, Pairs))
     )
     return 3 * forward_flops(shape, sequence, causal=causal) + again / sequence
+
+
+def _trained_flops(
+    shape: ModelShape, of: RankSizes, marks: Marks, *, causal: bool, recompute: Recompute
+) -> int:
+    total = 0
+    for part in parts(shape):
+        for one in operators(shape, part, marks):
+            once = flops(one, of, causal=causal)
+            total += once
+            if part in marks.still:
+                continue
+            again = recompute == "full" or (recompute == "selective" and isinstance(one, Pairs))
+            total += once * (2 if isinstance(one, Pairs) else 1 + one.trains)
+            total += once * (again and part != "head")
+    return total
 
 
 def _one(shape: ModelShape, sequence: int) -> RankSizes:
@@ -180,14 +231,17 @@ class Conventions:
     hardware: float
 
 
-def conventions(shape: ModelShape, sequence: int, recompute: Recompute = "none") -> Conventions:
+def conventions(
+    shape: ModelShape, sequence: int, recompute: Recompute = "none", marks: Marks = ALL
+) -> Conventions:
     """The four numbers. Times the tokens of a step or a run, they are its operations.
 
-    N is all parameters that a token meets, the embedding among them, but only chosen experts.
+    N is all parameters that a token meets, the embedding among them, but only chosen experts. With
+    frozen weights (`marks`) the first number is still 6·N·T; the others count what is computed.
     """
     return Conventions(
         by_parameters=6.0 * parameters(shape).active,
-        model=train_flops(shape, sequence, causal=False),
-        causal_model=train_flops(shape, sequence, causal=True),
-        hardware=train_flops(shape, sequence, causal=True, recompute=recompute),
+        model=train_flops(shape, sequence, causal=False, marks=marks),
+        causal_model=train_flops(shape, sequence, causal=True, marks=marks),
+        hardware=train_flops(shape, sequence, causal=True, recompute=recompute, marks=marks),
     )

@@ -183,6 +183,8 @@ class ModelShape:
     latent          multi-head latent attention instead of grouped heads
     experts         a mixture of experts instead of the feed-forward
     relative_buckets  distances that relative positions distinguish
+    labels          names of what whole texts are told apart in: the head has a row for each, in the
+                    place of one for each token; empty: the model predicts tokens
     """
 
     layers: Layers
@@ -213,6 +215,7 @@ class ModelShape:
     experts: Experts | None = None
     relative_buckets: Size = 32
     first_position: Annotated[int, Bound(0, 1 << 17)] = 0
+    labels: tuple[str, ...] = ()
 
     @property
     def k(self) -> int:
@@ -237,6 +240,21 @@ class ModelShape:
         return self.family != "encoder"
 
     @property
+    def outputs(self) -> int:
+        """Rows of the head: labels or, of a language model, tokens."""
+        return len(self.labels) or self.vocab
+
+    @property
+    def pooler(self) -> bool:
+        """Whether a linear layer and a tanh stand in front of the rows for labels (BERT)."""
+        return bool(self.labels) and self.family == "encoder"
+
+    @property
+    def head_bias(self) -> bool:
+        """Whether the rows of the head have a bias."""
+        return self.pooler or self.transform
+
+    @property
     def gated(self) -> bool:
         """Whether the feed-forward has a third matrix, the gate."""
         return self.feedforward in ("swiglu", "geglu")
@@ -246,6 +264,11 @@ class ModelShape:
         if self.experts is None or layer < self.experts.first_dense:
             return False
         return (layer - self.experts.first_dense + 1) % self.experts.every == 0
+
+
+def with_labels(shape: ModelShape, labels: tuple[str, ...]) -> ModelShape:
+    """The model with a head for these labels, in the place of the one that it has."""
+    return replace(shape, labels=labels, tie_embeddings=False, transform=False)
 
 
 def stated(shape: ModelShape) -> ModelShape:

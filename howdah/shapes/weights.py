@@ -28,7 +28,12 @@ blocks a stack:
                        encoder.0 … encoder.5          layers.0 … layers.5  head
                        relative.encoder ---           relative.decoder ---
 
-BERT's pooler and its next-sentence head are no part of a masked language model, and not here.
+A model of `labels` has another head, whose rows tp does not cut; an encoder's has BERT's pooler:
+
+    pooler.weight                   width, width               head              yes
+    head.weight                     label, width               head              yes
+
+The pooler and the next-sentence head are no part of a masked language model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +46,7 @@ from howdah.shapes.shape import Experts, Latent, ModelShape
 
 SPREAD = 0.02  # standard deviation of fresh weights, GPT-2's
 ROUTER_BIAS = "router.bias"  # of a block; its gradient is zero, and a rule moves it
+FROZEN = "frozen."  # before the name of a unit: of its weights those that are not trained
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Weight:
     unit    what it is reduced with
     decay   whether weight decay applies: matrices yes; norms, biases and positions no
     mean, spread   of the normal distribution it starts from (spread 0: a constant)
+    rate    what its learning rate is multiplied by; 0: it is frozen, in a unit of frozen weights
+    even    whether it starts from numbers spread evenly over mean ± spread instead
     """
 
     name: str
@@ -61,6 +69,8 @@ class Weight:
     decay: bool
     mean: float
     spread: float
+    rate: float = 1.0
+    even: bool = False
 
     @property
     def elements(self) -> int:
@@ -80,7 +90,7 @@ def parts(shape: ModelShape) -> tuple[Part, ...]:
 
 def parts_of(unit: str, shape: ModelShape) -> tuple[Part, ...]:
     """The parts that use `unit`, in forward order."""
-    return _users(shape).get(unit, ())
+    return _users(shape).get(unit.removeprefix(FROZEN), ())
 
 
 @lru_cache(16)  # called for each unit of a plan
@@ -182,6 +192,11 @@ def _head(shape: ModelShape) -> Iterator[Weight]:
     vocab, width = ("vocab", shape.vocab), ("width", shape.width)
     if shape.norm_at == "before":
         yield from _norm(shape, "norm")
+    if shape.pooler:
+        yield from _linear("pooler", width, width, bias=True)
+    if shape.labels:
+        yield from _linear("head", ("label", shape.outputs), width, bias=shape.head_bias)
+        return
     if shape.transform:
         yield from _linear("transform", width, width, bias=True)
         yield from _norm(shape, "transform_norm")

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Literal
 
 from howdah.plan.plan import Plan
-from howdah.shapes.activations import Kernels, howdah
+from howdah.shapes.activations import howdah
+from howdah.shapes.kept import Kernels
 
 
 def kernels_of(plan: Plan) -> Kernels:
@@ -18,4 +19,4 @@ def kernels_of(plan: Plan) -> Kernels:
     gathered, balanced = plan.layout.inputs == "gathered", plan.method.routing.adds_loss
     shared = plan.layout.cp > 1
     context: Literal["", "ring", "all-to-all", "both"] = plan.layout.context if shared else ""
-    return replace(kept, gathered=gathered, balanced=balanced, context=context)
+    return replace(kept, gathered=gathered, balanced=balanced, context=context, marks=plan.marks)

@@ -53,8 +53,10 @@ from howdah.plan.sharding import local_buffers, local_of, own_range, shard_axes
 from howdah.plan.stages import stages_of
 from howdah.plan.sums import sums_of
 from howdah.plan.window import window_of
-from howdah.shapes.activations import Kernels, bytes_of, made_again, saved, shared
+from howdah.shapes.activations import bytes_of, made_again, saved, shared
+from howdah.shapes.kept import Kernels
 from howdah.shapes.part import Part
+from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import staged_by_programs
 
 Moment = Literal["passes", "update"]
@@ -85,6 +87,9 @@ class Width(NamedTuple):
     reduced: int
 
 
+FROZEN_WIDTH = Width(0, 0, 0, 0, 0, 0)  # beside their weights, which are all that there is
+
+
 def width_of(plan: Plan) -> Width:
     """The formats of howdah: weights in the compute format, all else in float32 or wider."""
     narrow, wide = plan.compute_bytes, plan.master_bytes
@@ -100,8 +105,15 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     width    the formats of another framework; None for howdah's own
     """
     width = width or width_of(plan)
-    cuts = [_cut(b, plan, rank) for b in local_buffers(plan, rank)]
-    rows = [row for whole, own in cuts for row in states(whole, own, plan.layout, width)]
+    held, bundles = local_buffers(plan, rank), Counter[tuple[str, bool]]()
+    rows = []
+    for buffer in held:
+        whole, own = _cut(buffer, plan, rank)
+        kept = width if buffer.trains else FROZEN_WIDTH._replace(weights=width.weights)
+        rows += states(whole, own, plan.layout, kept)
+        for at, count in enumerate((whole, own)):
+            bundles[buffer.unit.removeprefix(FROZEN), bool(at)] += count
+    cuts = [(bundles[name, False], bundles[name, True]) for name, at in bundles if not at]
     rows += _windows(cuts, plan, rank, width)
     rows.append(Held("staged", "host", BOTH, staged_bytes(plan, rank)))
     rows.append(Held("programs", "device", BOTH, staged_by_programs(plan, rank)))
@@ -207,7 +219,8 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     here, there = [0] * len(plan.stages.where), [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]
-        blocks = any(part.stack == "layers" for part in parts)  # an encoder keeps no output
+        # an encoder keeps no output
+        blocks = any(p.stack == "layers" and p not in plan.marks.still for p in parts)
         here[stage] = sum(kept(part) for part in parts if not goes(part)) + blocks * once
         there[stage] = sum(kept(part) for part in parts if goes(part))
 

@@ -11,6 +11,7 @@ of the same kind communicate (`machines/network.py`). A path is looked up once f
     a tensor to stage 1      ranks 0 32, and at the same time 1 33, 2 34, …
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,7 @@ from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import shard_axes
 from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
+from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import Collective, ProgramTimes, gathers_of, of_exchange
 from howdah.sim.home_times import LANES, homes_of_rank
 from howdah.sim.traffic import HALVES, expected_rows
@@ -169,21 +171,26 @@ class RankMessages:
         layout = plan.layout
         every = range(layout.world) if layout.server else None
         inside = {b.unit: every or shard_axes(layout, b.unit)[0].group(rank) for b in held}
-        cut = [b for b in held if (layout.zero or every) and len(inside[b.unit]) > 1]
+        moves = [b for b in held if b.trains or layout.zero == 3]  # what is frozen has not changed
+        cut = [b for b in moves if (layout.zero or every) and len(inside[b.unit]) > 1]
         groups = [*(row.ranks for row in sums), *(inside[b.unit] for b in cut)]
         lane = {ranks: number for number, ranks in enumerate(dict.fromkeys(groups))}
         self.groups, self.sums = len(lane), sums
         self.of_sum = [(lane[row.ranks], times.of_sum(row)) for row in sums]
-        self.of_gather = {b.unit: (lane[inside[b.unit]], times.of_gather(rank, b)) for b in cut}
+        whole: defaultdict[tuple[str, int], float] = defaultdict(float)  # with what is frozen
+        for b in cut:
+            whole[b.unit.removeprefix(FROZEN), lane[inside[b.unit]]] += times.of_gather(rank, b)
+        self.of_gather = {unit: (number, seconds) for (unit, number), seconds in whole.items()}
         least = 1 if every else None  # servers send unit by unit
         filled = fill_buckets(cut, element_bytes=plan.compute_bytes, least_bytes=least)
-        self.buckets = [[buffer.unit for buffer in bucket] for bucket in filled]
+        names = [[buffer.unit.removeprefix(FROZEN) for buffer in bucket] for bucket in filled]
+        self.buckets = [[*dict.fromkeys(bucket)] for bucket in names]
         self.homes = homes_of_rank(plan, times.cluster, rank, sums, first=self.groups)
         self.lanes = self.groups + len(LANES) * bool(self.homes)
         self.by_use = layout.zero == 3 or layout.weights != "device"
         fetches = self.homes.fetches if self.homes else {}
         self.comes = {
-            b.unit: tuple(each[b.unit] for each in (fetches, self.of_gather) if b.unit in each)
-            for b in held
-            if b.unit in fetches or b.unit in self.of_gather
+            unit: tuple(each[unit] for each in (fetches, self.of_gather) if unit in each)
+            for unit in dict.fromkeys(b.unit.removeprefix(FROZEN) for b in held)
+            if unit in fetches or unit in self.of_gather
         }

@@ -9,7 +9,7 @@ tp, cp, ep  the exchanges of the part's stage (`plan/exchanges.py`), spread over
             runs beside them but the fraction that the profile says
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from howdah.plan.exchanges import Exchange
@@ -119,27 +119,42 @@ def waited(row: Exchange, seconds: float, plan: Plan, speeds: Speeds, profile: P
     return seconds - max(min(back if row.back else forward, seconds / 2), seconds * hidden)
 
 
-def _kind(plan: Plan, part: Part) -> tuple[str, bool, str]:
-    return part.stack, plan.sparse(part), plan.recompute.get(part, "none")
+def _kind(plan: Plan, part: Part) -> tuple[object, ...]:
+    return part.stack, plan.sparse(part), plan.recompute.get(part, "none"), *asked_of(plan, part)
+
+
+def asked_of(plan: Plan, part: Part) -> Iterator[tuple[bool, bool]]:
+    """Of each product of a part, whether gradients of its input and its weight are computed;
+    nothing where all are.
+    """
+    marks = plan.marks
+    if marks.frozen:
+        for one in operators(plan.shape, part, marks):
+            yield part not in marks.still, not isinstance(one, Product) or one.trains
 
 
 def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile) -> PartTimes:
     """A part without its exchanges."""
     of, spread = local_of(plan, rank), plan.layout.ep
-    listed = operators(plan.shape, part)
+    listed = operators(plan.shape, part, plan.marks)
     times = [speeds.operator(one, of, spread=spread) for one in listed]
+    if asked := [*asked_of(plan, part)]:
+        pairs = zip(times, asked, strict=True)
+        times = [Triple(t[0], t[1] * back, t[2] * back * own) for t, (back, own) in pairs]
     products = (
         Triple(*(sum(column) for column in zip(*times, strict=True)))
         if times
         else Triple(0.0, 0.0, 0.0)
     )
     touch = _touched(plan, of, part, profile) / speeds.bandwidth
-    touched = profile.again * touch
+    touched = profile.again * touch * (part not in plan.marks.still)
     low = speeds.quantised(listed, of, plan.compute_bytes)
     least = (profile.forward, profile.backward) if part.is_block else profile.ends
     if plan.sparse(part):
         least = least[0] + profile.routed, least[1] + 2 * profile.routed
     again, chosen = 0.0, plan.recompute.get(part, "none")
+    if part in plan.marks.still:
+        chosen, least = "none", (least[0], 0.0)
     if chosen == "full":
         again = products.forward + touch + low
         least = least[0], least[1] + least[0]
@@ -161,7 +176,7 @@ def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile
         touched = (1 - profile.loss) * both + profile.again * norm
         lost = 1 - profile.chunk / max(of.counts["token"], 1) if profile.chunk else 0.0
         again = max(lost, 0.0) * (products.forward + profile.loss * both)
-    if part == "embedding" and profile.table:
+    if part == "embedding" and profile.table and plan.marks.trains("embedding.weight"):
         table = of.size(Dim("vocab", plan.shape.vocab)) * plan.shape.width
         touched = profile.table * table * 4 / speeds.bandwidth
     touch, touched = touch + low, touched + 2 * low
@@ -172,7 +187,8 @@ def _touched(plan: Plan, of: RankSizes, part: Part, profile: Profile) -> float:
     """Bytes that pass through memory in a forward pass of a micro-batch, beside the products."""
     shape, width = plan.shape, plan.compute_bytes
     if part == "head":
-        rows = of.counts["token"] * of.size(Dim("vocab", shape.vocab))
+        dim = Dim("label" if shape.labels else "vocab", shape.outputs)
+        rows = of.counts["token"] * of.size(dim)
         return profile.logits * rows * 4 / (1 + profile.again)
     if not part.is_block:
         return 0.0

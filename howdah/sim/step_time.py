@@ -195,7 +195,7 @@ def _update(plan: Plan, bandwidth: float, rank: int, held: Sequence[Buffer]) -> 
     """Seconds in which a rank reads gradients, masters and moments of its share, and writes
     masters, moments and weights.
     """
-    ranges = (own_range(buffer, plan.layout, rank) for buffer in held)
+    ranges = (own_range(buffer, plan.layout, rank) for buffer in held if buffer.trains)
     return sum(stop - start for start, stop in ranges) * _element(plan) / bandwidth
 
 
@@ -246,7 +246,7 @@ def _summed(
     tokens = plan.batch.global_batch * plan.sequence
     precision = plan.method.precision
     dense = peak(cluster.device, NAMES.get(precision, precision)) * plan.layout.world
-    model = conventions(plan.shape, plan.sequence).model * tokens
+    model = conventions(plan.shape, plan.sequence, marks=plan.marks).model * tokens
     rates = tokens / seconds, model / seconds / dense
     computing = sum(_computing(rank, times) for rank in ranks)
     bubble = 1 - min(computing / seconds / len(ranks), 1.0)

@@ -47,6 +47,7 @@ from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.plan.servers import serves
 from howdah.plan.sharding import local_buffers, own_range, shard_axes, tokens
 from howdah.plan.sums import ROW_NUMBER_BYTES, Operation, Sum, sums_of
+from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import Collective, gathers_of, of_exchange, sent_by
 from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import moved_activations
@@ -162,7 +163,7 @@ def step_traffic(
     counts = expert_counts(plan)
     call = Collective("all_reduce", everyone, counts, SCALAR_BYTES)
     if counts and not sender.runs(label, call):
-        _halves(sender, label, "all_reduce", everyone, shares(counts, len(everyone)) * SCALAR_BYTES)
+        halves(sender, label, "all_reduce", everyone, shares(counts, len(everyone)) * SCALAR_BYTES)
     for move in moves(plan, rank):
         if count := move.bytes * move.times:
             sender.sent[Traffic(AXIS, move.operation, move.link)] += count
@@ -271,10 +272,10 @@ def _whole(sender: Sender, row: Sum, call: Collective, *, times: int) -> None:
     """Counts a message of a sum, which is made so many times."""
     if len(row.ranks) > 1 and not sender.runs(row.axis, call, times=times):
         sizes = shares(call.elements, len(row.ranks)) * call.width * times
-        _halves(sender, row.axis, row.op, row.ranks, sizes)
+        halves(sender, row.axis, row.op, row.ranks, sizes)
 
 
-def _halves(
+def halves(
     sender: Sender, axis: str, operation: Operation, ranks: Sequence[int], sizes: np.ndarray
 ) -> None:
     """Counts an operation whose shares have so many bytes."""
@@ -296,7 +297,11 @@ def _weights(plan: Plan, rank: int, sender: Sender) -> None:
     gathers = gather_counts(plan, rank) if plan.layout.zero == 3 else None
     for buffer in local_buffers(plan, rank):
         inside, _ = shard_axes(plan.layout, buffer.unit)
-        mine, times = inside.index_of(rank), 1 if gathers is None else gathers[buffer.unit]
+        mine, times = inside.index_of(rank), 1
+        if gathers is not None:
+            times = gathers[buffer.unit.removeprefix(FROZEN)]
+        elif not buffer.trains:  # it has not changed
+            continue
         start, stop = share(buffer.length, inside.size, mine)
         for call in gathers_of(plan, rank, buffer) if inside.size > 1 else ():
             sends = call.op == "all_gather" or call.root == mine

@@ -12,6 +12,7 @@ start        the token of padding                    decoder_start_token_id of t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ from howdah.parallel.flat_params import Fill
 from howdah.shapes.huggingface import read_json
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
+from howdah.text.labelled import frame_of
+from howdah.text.template import Chat, manner_of
 from howdah.text.tokenizer import FILE, LARGEST, MASKS, as_utf8, start_of
+from howdah.text.turns import checked
+from howdah.train.adapted import fill_for_use
 from howdah.train.console import Say
 from howdah.train.finished_run import open_run
-from howdah.train.resume import read_folder, read_weights
+from howdah.train.resume import read_folder
 from howdah.train.whole_model import loaded_model
 
 CPU = torch.device("cpu")
@@ -51,6 +56,7 @@ class OpenedModel:
     behind  tokens behind each text that is read, where `front` is not None
     start   the token with which a decoder behind an encoder begins; None: there is no encoder
     prefixes  what stands in front of a text that is read, by task
+    pad     the token that is not looked at for the last of a text, of a decoder with labels
     """
 
     folder: Path
@@ -64,6 +70,7 @@ class OpenedModel:
     behind: tuple[int, ...] = ()
     start: int | None = None
     prefixes: Mapping[str, str] = field(default_factory=dict)
+    pad: int | None = None
 
     def model(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Transformer:
         """The model on one device. Raises UserError when too little memory is left there."""
@@ -76,8 +83,18 @@ class OpenedModel:
             )
         return loaded_model(self.fill, self.shape, dtype=dtype, device=device)
 
-    def prompt(self, text: str) -> list[int]:
-        """The tokens of a text that is to be continued, or looked at as a whole."""
+    @cached_property
+    def chat(self) -> Chat:
+        """What writes conversations for the model. Raises UserError."""
+        manner = manner_of(str(self.folder))
+        return Chat(manner, read_tokenizer(self.folder), every=True, name=named(self.folder))
+
+    def prompt(self, text: str | Sequence[Any]) -> list[int]:
+        """The tokens of a text that is to be continued, or looked at as a whole; of messages those
+        that the assistant's answer follows.
+        """
+        if not isinstance(text, str):
+            return self.chat.prompt(checked(text), "the conversation")
         if self.front is None:
             return list(self.tokenizer.encode(as_utf8(text)).ids)
         return [*self.front, *self.plain(text), *self.behind]
@@ -118,11 +135,15 @@ def open_model(folder: Path | str, *, say: Say, best: bool = False) -> OpenedMod
     run = open_run(folder, say=say, best=best)
     causal, end, both = run.shape.causal, run.end, run.shape.encoder_layers > 0
     # a text may hold a mask or stand-ins of spans, but no other special token
-    tokenizer = run.tokenizer() if causal and not both else read_tokenizer(folder)
+    plain = causal and not both and not run.shape.labels
+    tokenizer = run.tokenizer() if plain else read_tokenizer(folder)
+    if run.shape.labels:  # whose texts the tokenizer has put its special tokens around
+        pad, fill = frame_of(tokenizer, end).pad, fill_for_use(run.checkpoint)
+        return OpenedModel(folder, run.shape, fill, tokenizer, pad=pad)
     return OpenedModel(
         folder=folder,
         shape=run.shape,
-        fill=read_weights(run.checkpoint),
+        fill=fill_for_use(run.checkpoint),
         tokenizer=tokenizer,
         front=() if both else (end,),
         behind=(end,) if both else (),
@@ -140,7 +161,7 @@ def _of_folder(folder: Path) -> OpenedModel:
     begin = names.get("bos_token") or names.get("eos_token")
     mask = names.get("mask_token")
     known = [name for name in MASKS if tokenizer.token_to_id(name) is not None]
-    ends, start = (_said(folder, f"{of}_token_id") for of in ("eos", "decoder_start"))
+    ends, start, pad = (_said(folder, f"{of}_token_id") for of in ("eos", "decoder_start", "pad"))
     if shape.encoder_layers and type(start) is not int:
         raise UserError(
             f"{named(folder)}: {' and '.join(SETTINGS)} name no decoder_start_token_id, with which "
@@ -156,6 +177,7 @@ def _of_folder(folder: Path) -> OpenedModel:
         mask=mask or (known[0] if known and not shape.causal else None),
         start=start if shape.encoder_layers else None,
         prefixes=_prefixes(folder),
+        pad=pad if type(pad) is int else None,
     )
 
 

@@ -7,6 +7,7 @@ pipelines.
     text-generation      generated_text
     text2text-generation, summarization, translation
                          generated_text, summary_text, translation_text, of an encoder-decoder
+    text-classification  label, score: the likeliest label of a text, or several
     fill-mask            score, token, token_str, sequence: the likeliest words in a masked place
     feature-extraction   the last hidden states, [1][tokens][width] numbers
 
@@ -29,6 +30,9 @@ from howdah.generate.draw import GREEDY, Draw, listed
 from howdah.generate.rows import generate_rows
 from howdah.model.islands import promoted
 from howdah.model.transformer import Transformer
+from howdah.shapes.shape import ModelShape
+from howdah.tasks.chatting import asked, joined
+from howdah.tasks.labelling import classified
 from howdah.tasks.opened import OpenedModel, open_model
 
 TRANSLATION = re.compile(r"translation(_\w\w+_to_\w\w+)?")
@@ -50,7 +54,7 @@ KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
 }
 
-Texts = str | list[str] | tuple[str, ...]
+Texts = str | Sequence[Any]  # or messages, of text-generation
 
 
 class Doing(NamedTuple):
@@ -81,16 +85,14 @@ class Pipeline:
         """The result of a text, or a list of those of several. The settings are those of the task,
         by transformers' names. Raises UserError.
         """
-        texts: list[Any] = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-        for text in texts:
-            if not isinstance(text, str):
-                raise UserError(f"{self.task} takes texts, and one is {shown(text)}; give a str")
+        texts, alone = asked(self.task, inputs)
         if not texts:
             return []
         for name, value in settings.items():
             self._check(name, value)
         found = self.does.run(self, texts, **settings)
-        return found[0] if isinstance(inputs, str) else found
+        lists = self.does.run is _classified and "top_k" not in settings  # as transformers does
+        return found[0] if alone and not lists else found
 
     def _check(self, name: str, value: object) -> None:
         """Raises UserError for a setting that the task does not have, or of another type."""
@@ -135,11 +137,15 @@ def pipeline(
     if not isinstance(model, str | Path):
         raise UserError(f"model is {shown(model)}; name a run folder or a Hugging Face folder")
     opened = open_model(model, say=lambda line: None)
-    if (family := opened.shape.family) not in does.families:
-        other = next(name for name, of in TASKS.items() if family in of.families)
+    family, labelled = opened.shape.family, bool(opened.shape.labels)
+    other = (does.run is _classified) != labelled and task != "feature-extraction"
+    if other and (labelled or family in does.families):
+        raise UserError(f"{named(model)} {_other_head(opened.shape, task)}")
+    if family not in does.families:
+        instead = next(name for name, of in TASKS.items() if family in of.families)
         raise UserError(
             f"{named(model)} is {_article(family)}, and {task} needs {_article(does.families[0])}; "
-            f"use {other}"
+            f"use {instead}"
         )
     if task == "fill-mask" and opened.mask is None:
         raise UserError(f"{named(model)} names no mask token, and fill-mask needs one")
@@ -150,12 +156,16 @@ def _article(family: str) -> str:
     return f"{'a' if family == 'decoder' else 'an'} {family}"
 
 
+def _other_head(shape: ModelShape, task: str) -> str:
+    if shape.labels:
+        return f"has a head for labels, and {task} needs one for tokens; use text-classification"
+    return (
+        f"has the head of a language model, and {task} needs one for labels; train one on rows "
+        "that have them, with data.sources.label, or score labels with howdah eval, as choices"
+    )
+
+
 def _declined(task: str) -> str:
-    if task == "text-classification":
-        return (
-            f"{task} needs a head for labels, and howdah's models have the head of a language "
-            "model alone; score the labels with howdah eval, as choices"
-        )
     if task in DECLINED or task.startswith(("image", "audio", "video")):
         return (
             f"{task} is declined: howdah's models read and write text; its tasks are "
@@ -174,11 +184,11 @@ def _generation(
     do_sample: bool = True,
     return_full_text: bool = True,
     **settings: Any,
-) -> list[list[dict[str, str]]]:
-    """Continuations of each text."""
+) -> list[list[dict[str, Any]]]:
+    """Continuations of each text, and answers to each conversation."""
     found = _written(of, texts, do_sample=do_sample, **settings)
     return [
-        [{of.does.key: text * return_full_text + one} for one in each]
+        [{of.does.key: joined(text, one, whole=return_full_text)} for one in each]
         for text, each in zip(texts, found, strict=True)
     ]
 
@@ -256,6 +266,12 @@ def _written(  # noqa: PLR0913  each is a setting of transformers
 
 
 # -- encoders, and hidden states -----------------------------------------------
+
+
+def _classified(of: Pipeline, texts: Sequence[str], *, top_k: int | str | None = "") -> list[Any]:
+    """The likeliest label of each text, or a list of the `top_k` likeliest; None: of all."""
+    tokens = [fitting(of.opened, text) for text in texts]
+    return classified(of.model, tokens, pad=of.opened.pad, top_k=top_k)
 
 
 @torch.no_grad()
@@ -375,6 +391,7 @@ PAIRED = ("encoder-decoder",)
 TASKS: Mapping[str, Doing] = {
     "text-generation": Doing(_generation, ("decoder",), SETTINGS),
     "fill-mask": Doing(_filled, ("encoder",)),
+    "text-classification": Doing(_classified, ("encoder", "decoder")),
     "text2text-generation": Doing(_answers, PAIRED, SETTINGS),
     "summarization": Doing(_answers, PAIRED, SETTINGS, "summary_text"),
     "translation": Doing(_answers, PAIRED, SETTINGS, "translation_text"),

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from howdah.plan.batch import MASKED, micro_steps
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
+from howdah.text.labelled import row_of
 from howdah.text.order import Numbers, Order, locate, shares
-from howdah.text.tokens import Corpus, Tokens, require_samples
+from howdah.text.tokens import Corpus, Tokens, packed, require_samples
 
 NO_SAMPLE = -1
 
@@ -178,13 +179,26 @@ def _fill(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers, *, end: i
     """Reads the samples `index` of a stream into the rows `rows` of `batch`; returns pairs by row.
 
     Positions past the last token, of the stream or of a padded document, contain `end` and have no
-    label. A pair that is longer than a sample is cut.
+    label. A pair that is longer than a sample is cut. A text with a label has that at its last
+    token.
     """
     if tokens.paired:
         most = batch.tokens.shape[1] - 1
         read = map(tokens.pair, index.tolist())
         both = [(np.append(a[:most], end), np.append(b[:most], end)) for a, b in read]
         return dict(zip(rows.tolist(), both, strict=True))
+    if tokens.trained is not None:
+        _fill_conversations(batch, rows, tokens, index)
+        return {}
+    if tokens.frame is not None:
+        for row, one in zip(rows.tolist(), index.tolist(), strict=True):
+            ids, label, place = row_of(
+                tokens.document(one)[1:], tokens.frame, batch.tokens.shape[1]
+            )
+            batch.tokens[row, : len(ids)], batch.labels[row, place] = ids, label
+            batch.documents[row, len(ids) :] = 1
+            batch.positions[row, len(ids) :] -= len(ids)
+        return {}
     sequence, last = batch.tokens.shape[1], np.full((len(index), 1), len(tokens.ids) - 1)
     first = index * sequence
     if tokens.padded:
@@ -204,6 +218,26 @@ def _fill(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers, *, end: i
         batch.documents[rows] = padding
         batch.positions[rows] = reads - np.where(padding, last, reads[:, :1])
     return {}
+
+
+def _fill_conversations(batch: Micro, rows: Numbers, tokens: Tokens, index: Numbers) -> None:
+    """Reads rows of conversations: each is a document, and so is the padding behind the last."""
+    assert tokens.trained is not None
+    found = packed(tokens, batch.tokens.shape[1])
+    for row, number in zip(rows.tolist(), index.tolist(), strict=True):
+        at, place = 0, -1
+        for place, one in enumerate(found.of(number)):
+            first, size = int(tokens.starts[one]) + 1, int(found.sizes[one])
+            here, reads = slice(at, at + size), slice(first, first + size)
+            predicted = slice(first + 1, first + 1 + size)
+            batch.tokens[row, here] = tokens.ids[reads]
+            wanted = tokens.ids[predicted].astype(np.int64)
+            batch.labels[row, here] = np.where(tokens.trained[predicted], wanted, MASKED)
+            batch.positions[row, here] = np.arange(size)
+            batch.documents[row, here] = place
+            at += size
+        batch.documents[row, at:] = place + 1
+        batch.positions[row, at:] = np.arange(batch.tokens.shape[1] - at)
 
 
 def _split(batch: Micro, micro: int) -> Iterator[Micro]:

@@ -28,12 +28,18 @@ from tokenizers import Tokenizer
 
 from howdah.base.errors import UserError, several
 from howdah.text import tokenizer as tokenizers
+from howdah.text.chats import chat_of
 from howdah.text.checking import INDEX, sealed, sum_of
 from howdah.text.encoding import Scales, Stream, encode
 from howdah.text.interruptible import interruptible
-from howdah.text.sources import Data, beside_text, documents, nothing_in, texts, unreadable
+from howdah.text.labelled import Labels
+from howdah.text.labels import check_labels, held_out_alone
+from howdah.text.records import PAIR
+from howdah.text.sources import Data, beside_text, documents_of, nothing_in, texts, unreadable
+from howdah.text.template import CHAT, manner_of
 from howdah.text.tokenised import Document, Known, TokenDocument, is_tokenised
 from howdah.text.tokenised import split as split_tokens
+from howdah.text.turns import Conversation
 
 Say = Callable[[str], None]
 
@@ -48,7 +54,7 @@ def source_name(index: int) -> str:
     return f"source{index}"
 
 
-def build(
+def build(  # noqa: PLR0913
     data: Data,
     folder: Path,
     *,
@@ -56,6 +62,7 @@ def build(
     say: Say,
     progress: Callable[[float], None],
     extra: Sequence[str] = (),
+    labels: Labels | None = None,
 ) -> None:
     """Writes a token cache into the empty `folder`; the arguments are those of `tokens.prepare`.
 
@@ -70,6 +77,8 @@ def build(
         _bring(data, folder, vocab)
     if problems := unreadable(data):
         raise UserError(several(problems))
+    if labels:
+        check_labels(data, labels.names)
     say("reading " + ", ".join(source.path for source in (*data.sources, *data.validation)))
     survey = _survey(data)  # 1
     held = survey.validation or split(survey.digests, data.validation_share, survey.duplicates)  # 2
@@ -85,6 +94,8 @@ def build(
         lesson = _lesson(data, held)
         mask = data.mask_token
         learned = interruptible(lambda: tokenizers.train(lesson, vocab, mask, extra=extra))
+        if labels:
+            tokenizers.frame(learned, labels.template)
         (folder / tokenizers.FILE).write_text(learned.to_str(), "utf-8")
     tokenizer = tokenizers.load(folder / tokenizers.FILE)
     facts = _facts(tokenizer, folder, survey, data.end_token)
@@ -93,10 +104,19 @@ def build(
     scales = Scales()
     streams = _streams(data, folder, entries=facts["entries"], end=facts["end"])
     given = _addressed(data, held, scales, tokenizer)
-    counts = encode(given, streams, tokenizer, done=meter.add, paired=data.paired)  # 4
+    numbers = labels.names if labels else ()
+    if labels:
+        tokenizers.require_numbers(len(numbers), facts["entries"])
+        given = _with_trained_labels(given, data)
+    counts = encode(  # 4
+        given, streams, tokenizer, done=meter.add, paired=data.paired, labels=numbers
+    )
     if sum(count["starts"] for count in counts.values()) != facts["documents"]:
         raise UserError("data.sources changed while they were read; start again when they rest")
     files = {tokenizers.FILE: sum_of(folder / tokenizers.FILE)}
+    if data.chats:
+        (folder / CHAT).write_text(manner_of(str(data.tokenizer)).text(), "utf-8")
+        files[CHAT] = sum_of(folder / CHAT)
     index = {"tokens": counts, "files": files, "facts": {**facts, **scales.sizes()}}
     (folder / INDEX).write_text(sealed(index))  # 5
     _settle(folder)
@@ -128,7 +148,7 @@ def _unique(
     """
     seen, known = set(), _known(data)
     for index, (_, one) in enumerate(texts(data), -len(data.validation)):
-        for text in _split(documents(one, data.undecodable, skipped=skipped), known):
+        for text in _split(documents_of(one, data, skipped), known):
             digest = blake2b(text.encode(), digest_size=16).digest()
             yield index, digest, None if digest in seen else text
             seen.add(digest)
@@ -231,7 +251,7 @@ def _lesson(data: Data, held: frozenset[bytes]) -> Iterator[str]:
     for index, digest, text in _unique(data):
         if index >= 0 and isinstance(text, str) and digest not in held and left[index] > 0:
             left[index] -= len(text)
-            yield text
+            yield text.partition(PAIR)[0] if data.labelled else text
 
 
 def _bring(data: Data, folder: Path, vocab: int) -> None:
@@ -264,20 +284,49 @@ def _facts(
 def _streams(data: Data, folder: Path, *, entries: int, end: int) -> dict[str, Stream]:
     dtype = np.dtype(np.uint16 if entries <= 1 << 16 else np.uint32)
     names = [*map(source_name, range(len(data.sources))), HELD_OUT]
-    return {name: Stream(folder, name, dtype=dtype, end=end) for name in names}
+    marks = data.chats
+    return {name: Stream(folder, name, dtype=dtype, end=end, marks=marks) for name in names}
 
 
 def _addressed(
     data: Data, held: frozenset[bytes], scales: Scales, tokenizer: Tokenizer
 ) -> Iterator[tuple[str, Document]]:
-    """Yields (stream name, text) of each document; held-out text is also added to `scales`."""
-    for index, digest, text in _unique(data):
-        if text is None:
+    """Yields (stream name, text) of each document; held-out text is also added to `scales`, of a
+    conversation that which is trained on.
+    """
+    chat = chat_of(data) if data.chats else None
+    for index, digest, found in _unique(data):
+        if (text := found) is None:
             continue
+        if isinstance(text, Conversation) and chat:
+            ids, trained = chat(text)
+            text = TokenDocument(np.array(ids, np.int64), text.where, trained=trained)
         if digest in held:
-            told = text if isinstance(text, str) else tokenizer.decode(text.ids.tolist())
-            scales.add(told)
+            scales.add(
+                tokenizer.decode(told(text)) if isinstance(text, TokenDocument) else str(text)
+            )
         yield HELD_OUT if digest in held else source_name(index), text
+
+
+def _with_trained_labels(
+    given: Iterator[tuple[str, Document]], data: Data
+) -> Iterator[tuple[str, Document]]:
+    """Yields what it is given. Raises UserError at the end if held-out rows have a label that no
+    row has that is trained on.
+    """
+    trained, held = set[str](), set[str]()
+    for name, text in given:
+        label = str(text).partition(PAIR)[2]
+        (held if name == HELD_OUT else trained).add(label)
+        yield name, text
+    for label in sorted(held - trained):
+        raise held_out_alone(data, label)
+
+
+def told(text: TokenDocument) -> list[int]:
+    """The tokens of a document by which a loss is measured."""
+    found: list[int] = (text.ids if text.trained is None else text.ids[text.trained]).tolist()
+    return found
 
 
 class _Meter:

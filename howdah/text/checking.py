@@ -26,6 +26,7 @@ LARGEST_INDEX = 64 << 20
 DTYPES = ("uint16", "uint32")
 COUNTS = ("ids", "starts", "ids_crc32", "starts_crc32")  # recorded for each stream
 POSITIVE = ("entries", "held_out_bytes")
+MARKS = "trained_crc32"  # of streams that say which tokens are trained on
 FACTS = (
     *("entries", "end", "documents", "duplicates", "skipped"),
     *("held_out_bytes", "held_out_gzip", "held_out_xz"),
@@ -51,7 +52,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         _require_name(name)
         if _table(fields["tokens"], name)["dtype"] not in DTYPES:
             raise ValueError(f"{INDEX} has tokens of an unknown type")
-        _require_whole(count, COUNTS)
+        _require_whole(count, (*COUNTS, MARKS) if MARKS in count else COUNTS)
     for name in _table(fields, "files"):
         _require_name(name)
     _require_whole(fields["files"], fields["files"])
@@ -104,6 +105,7 @@ def damage(folder: Path) -> str | None:
         for name, count in index["tokens"].items():
             _check_starts(folder / f"{name}.starts", count)
             _check_ids(folder / name, count, entries=facts["entries"], end=facts["end"])
+            _check_marks(folder / f"{name}.trained", count)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, KeyError, TypeError) as error:
@@ -175,6 +177,13 @@ def _check_ids(stream: Path, count: dict[str, Any], *, entries: int, end: int) -
         raise ValueError(f"{path.name} has token {largest}, and the tokenizer has {entries}")
     if not ends or placed != len(starts) or last != end or (placed and starts[-1] == at - 1):
         raise ValueError(f"{path.name} has documents that do not stand between end tokens")
+
+
+def _check_marks(path: Path, count: dict[str, Any]) -> None:
+    """Raises ValueError unless there is a mark for each token, with the recorded checksum."""
+    if MARKS in count:
+        require_size(path, count["ids"])
+        _require_crc32(path, sum_of(path), count[MARKS])
 
 
 def _mapped(path: Path) -> npt.NDArray[np.int64]:

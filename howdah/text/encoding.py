@@ -8,12 +8,13 @@ so memory holds one chunk at a time, however long the text is.
 
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from howdah.text import tokenizer as tokenizers
@@ -31,39 +32,51 @@ class Stream:
     folder, name  the files are folder/name.ids and folder/name.starts
     dtype         of the stored ids
     end           id of the end token
+    marks         whether folder/name.trained says which tokens are trained on
     """
 
-    def __init__(self, folder: Path, name: str, *, dtype: np.dtype[Any], end: int) -> None:
+    def __init__(
+        self, folder: Path, name: str, *, dtype: np.dtype[Any], end: int, marks: bool = False
+    ) -> None:
         self.ids = (folder / f"{name}.ids").open("wb")
         self.starts = (folder / f"{name}.starts").open("wb")
+        self.trained = (folder / f"{name}.trained").open("wb") if marks else None
         self.dtype, self.end = dtype, end
         self.tokens = self.documents = 0
-        self.ids_crc32 = self.starts_crc32 = 0  # of the bytes in memory, not of those on disk
+        # of the bytes in memory, not of those on disk
+        self.ids_crc32 = self.starts_crc32 = self.trained_crc32 = 0
 
-    def add(self, ids: list[int]) -> None:
+    def add(self, ids: list[int], trained: Sequence[bool] | npt.NDArray[np.bool_] = ()) -> None:
         """Appends one document: its end token and its token ids."""
         start = np.int64(self.tokens).tobytes()
         self.starts.write(start)
         self.starts_crc32 = zlib.crc32(start, self.starts_crc32)
-        self._add_ids([self.end, *ids])
+        self._add_ids([self.end, *ids], [False, *trained])
         self.documents += 1
 
-    def _add_ids(self, ids: list[int]) -> None:
+    def _add_ids(self, ids: list[int], trained: list[bool]) -> None:
         written = np.array(ids, dtype=self.dtype).tobytes()
         self.ids.write(written)
         self.ids_crc32 = zlib.crc32(written, self.ids_crc32)
         self.tokens += len(ids)
+        if self.trained:
+            marks = np.array(trained, dtype=np.uint8).tobytes()
+            self.trained.write(marks)
+            self.trained_crc32 = zlib.crc32(marks, self.trained_crc32)
 
     def close(self) -> dict[str, Any]:
         """Writes the last end token and closes the files.
 
         Returns what a reader needs to map and check them: dtype, lengths and checksums.
         """
-        self._add_ids([self.end])
+        self._add_ids([self.end], [False])
         self.ids.flush()
         self.starts.flush()
+        if self.trained:
+            self.trained.flush()
         self.abandon()
         return {
+            **({"trained_crc32": self.trained_crc32} if self.trained else {}),
             "dtype": self.dtype.name,
             "ids": self.tokens,
             "ids_crc32": self.ids_crc32,
@@ -73,7 +86,7 @@ class Stream:
 
     def abandon(self) -> None:
         """Closes the files as they are. Errors are ignored: an earlier write has raised them."""
-        for file in (self.ids, self.starts):
+        for file in filter(None, (self.ids, self.starts, self.trained)):
             with suppress(OSError):
                 file.close()
 
@@ -85,20 +98,30 @@ def encode(
     *,
     done: Callable[[int], None],
     paired: bool = False,
+    labels: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """Encodes each (stream name, text) and appends it to that stream, in order.
 
     `done` is called after each chunk with the number of bytes of its text. Where texts are `paired`
-    (`records.PAIR`), the parts of each have the end token between them. Returns the result of
-    `Stream.close` by stream name.
+    (`records.PAIR`), the parts of each have the end token between them. Where they have `labels`,
+    the number of its label is in front of each text, which is encoded with the special tokens that
+    the tokenizer puts around it. Returns the result of `Stream.close` by stream name.
     """
     try:
         for chunk in _chunks(texts):
-            parts = [_parts(text, paired) for _, text in chunk]
+            parts = [_parts(text, paired or bool(labels)) for _, text in chunk]
+            if labels:
+                bare = [text for text, _ in parts]
+                found = zip(chunk, parts, _encoded(tokenizer, bare, special=True), strict=True)
+                for (name, _), (_, label), tokens in found:
+                    streams[name].add([labels.index(label), *tokens.ids])
+                done(sum(len(text.encode()) for text in bare))
+                continue
             encoded = iter(_encoded(tokenizer, [part for some in parts for part in some]))
             for (name, text), some in zip(chunk, parts, strict=True):
                 if isinstance(text, TokenDocument):
-                    streams[name].add(text.ids.tolist())
+                    marks = () if text.trained is None else text.trained
+                    streams[name].add(text.ids.tolist(), marks)
                     continue
                 first, *others = (next(encoded).ids for _ in some)
                 end = streams[name].end
@@ -112,13 +135,13 @@ def encode(
 
 def _parts(text: Document, paired: bool) -> list[str]:
     """What is encoded of a document; tokens are not."""
-    if isinstance(text, TokenDocument):
+    if not isinstance(text, str):
         return []
     return text.split(PAIR) if paired else [text]
 
 
-def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
-    return interruptible(lambda: tokenizers.encode(tokenizer, texts))
+def _encoded(tokenizer: Tokenizer, texts: list[str], *, special: bool = False) -> list[Encoding]:
+    return interruptible(lambda: tokenizers.encode(tokenizer, texts, special=special))
 
 
 def _chunks(texts: Iterable[tuple[str, Document]]) -> Iterator[list[tuple[str, Document]]]:

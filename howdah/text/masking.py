@@ -73,15 +73,26 @@ class Mask:
         return np.asarray((self._bits(what, places) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
+def at_first_token(micro: Micro) -> Micro:
+    """The micro-batch with the label of each text at its first token, of an encoder's texts."""
+    labels = np.full_like(micro.labels, MASKED)
+    labels[:, 0] = np.where(micro.labels == MASKED, np.int64(-1), micro.labels).max(1)
+    labels[:, 0][labels[:, 0] < 0] = MASKED
+    return replace(micro, labels=labels)
+
+
 def task_of(
     shape: ModelShape, method: Method, corpus: Corpus, *, seed: int, held_out: bool = False
 ) -> Task:
     """What the rows of a corpus become for a model: of a decoder they stay as they are, of an
-    encoder some tokens are hidden, and a decoder behind an encoder writes spans of them; pairs stay
-    pairs. Raises UserError if the corpus has no mask token.
+    encoder some tokens are hidden, and a decoder behind an encoder writes spans of them; pairs and
+    labels stay, but those of an encoder's texts go to the first token. Raises UserError if the
+    corpus has no mask token.
     """
     if shape.family == "decoder" or corpus.sources[0].paired:
         return lambda micro: micro
+    if shape.labels:
+        return at_first_token
     of, name = corpus, "held-out " if held_out else ""
     if shape.family == "encoder-decoder":
         assert of.start is not None, "the corpus was prepared for a model without a decoder"

@@ -14,23 +14,22 @@
 
 A document is a string; `building.py` turns documents into tokens. File names fix the order, so two
 machines with the same files see the same documents in the same order. `readers.py` reads plain
-text, `records.py` the formats with fields; this file interprets source names, finds files, and
-hashes what identifies their contents.
+text, `records.py` the formats with fields, `contents.py` hashes what identifies a source; this file
+interprets source names and finds files.
 """
 
-import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from howdah.base.bounds import Bound, Positive, Tokens
 from howdah.base.errors import UserError, named, several, shown
 from howdah.base.files import kind_of, path_problem
-from howdah.text import readers, records, synthetic, tokenised
-from howdah.text.walking import unreadable_path, walk
+from howdah.text import labelled, readers, records, synthetic, tokenised
+from howdah.text.turns import Turns
+from howdah.text.walking import walk
 
 Undecodable = Literal["skip", "stop"]
 T = TypeVar("T")
@@ -60,11 +59,6 @@ MIXED = (".json", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 MANY = 1000  # sources at most: proportions of the mix are thousandths (`order.py`)
 SHARE = 0.03
 
-# Opening a corpus should be instant. Small sources are identified by their bytes, which copying
-# and `touch` do not change; hashing this many bytes takes about 0.1 s. Larger sources are
-# identified by file names, sizes and modification times.
-SMALL = 64 << 20
-
 # Longest documents in bytes. A single file as a source is usually a book: it is cut finely, or no
 # document could be held out of it. In a folder each file is one document, and only very large files
 # are cut, to limit memory.
@@ -80,11 +74,13 @@ class Text:
     field   the field (JSON) or column (CSV, Parquet, datasets) that holds the text
     target  the field (JSON) that holds what the decoder of an encoder-decoder writes, where `field`
             holds what its encoder reads; "": texts are no pairs
+    label   the field that holds the label of each text; "": they have none
     """
 
     path: str = STDLIB
     field: str = "text"
     target: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +109,8 @@ class Data:
     rows              packed: documents follow one another, and a sample is any part of them;
                       padded: each has samples of its own, and padding behind the last
     order             random: a permutation in each epoch; sequential: as the sources have them
+    chat              rows of the sources are conversations: answers: what the assistant writes is
+                      trained on; all: every token is; none: the sources are text
     """
 
     sources: tuple[Source, ...] = (Source(),)
@@ -125,11 +123,22 @@ class Data:
     undecodable: Undecodable = "skip"
     rows: Literal["packed", "padded"] = "packed"
     order: Literal["random", "sequential"] = "random"
+    chat: Literal["none", "answers", "all"] = "none"
+
+    @property
+    def chats(self) -> bool:
+        """Whether the rows of the sources are conversations."""
+        return self.chat != "none"
 
     @property
     def paired(self) -> bool:
         """Whether the texts are pairs of a source and a target."""
-        return any(source.target for source in self.sources)
+        return not self.chats and any(source.target for source in self.sources)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether each text has a label."""
+        return any(source.label for source in self.sources)
 
 
 def texts(data: Data) -> Iterator[tuple[str, Text]]:
@@ -163,12 +172,16 @@ def check_sources(data: Data) -> Iterator[str]:
                 f"{key}.path is {shown(source.path)}, tokens already; name the tokenizer that made "
                 "them in data.tokenizer"
             )
-        if bool(source.target) != data.paired:
+        if bool(source.target) != data.paired and not data.chats:
             yield (
                 f"{key} has {'a' if source.target else 'no'} target, and data.sources[0] "
                 f"{'none' if source.target else 'has one'}; train on pairs or on texts, not on both"
             )
-        if source.target and not source.path.removesuffix(".gz").endswith((".json", ".jsonl")):
+        if (
+            data.paired
+            and source.target
+            and not source.path.removesuffix(".gz").endswith((".json", ".jsonl"))
+        ):
             yield (
                 f"{key}.target is a field of a JSON file, and {key}.path is {shown(source.path)}; "
                 "name a .jsonl or a .json"
@@ -222,9 +235,9 @@ def unreadable(data: Data, *, opened: bool = True) -> list[str]:
         skipped: list[str] = []
         if source.path.startswith("hf:") or _unusable(source.path):
             return
-        if not opened:
+        if not opened or data.chats:  # whose rows `chats.py` looks at
             files(source)
-        elif next(documents(source, data.undecodable, skipped=skipped.append), None) is None:
+        elif next(documents_of(source, data, skipped.append), None) is None:
             raise nothing_in(source, skipped)
 
     try:
@@ -242,13 +255,23 @@ def nothing_in(source: Text, skipped: Sequence[str]) -> UserError:
     )
 
 
+def documents_of(
+    source: Text, data: Data, skipped: Callable[[str], None]
+) -> Iterator[tokenised.Document]:
+    """The documents of a source of a run, as `documents` yields them."""
+    take = Turns.of(source.field, source.target) if data.chats else None
+    return documents(source, data.undecodable, skipped=skipped, take=take)
+
+
 def documents(
     source: Text,
     undecodable: Undecodable = "skip",
     *,
     skipped: Callable[[str], None] = lambda sentence: None,
+    take: records.Take[Any] | None = None,
 ) -> Iterator[tokenised.Document]:
-    """Yields the documents of a source, in a fixed order, one at a time, without empty ones.
+    """Yields the documents of a source, in a fixed order, one at a time, without empty ones. `take`
+    says what is taken of records; None: the fields that the source names.
 
     A document that is not UTF-8 is left out too: `skipped` is called with a sentence that names
     the file and the offset. With `undecodable="stop"` a UserError with that sentence is raised
@@ -260,15 +283,18 @@ def documents(
             raise UserError(f"{sentence}; repair it, or set data.undecodable to 'skip'")
         skipped(sentence)
 
-    return (text for text in _read(source, bad) if text)
+    return (text for text in _read(source, bad, take) if text)
 
 
-def _read(source: Text, bad: readers.Bad) -> Iterator[tokenised.Document]:
+def _read(
+    source: Text, bad: readers.Bad, take: records.Take[Any] | None
+) -> Iterator[tokenised.Document]:
     if synthetic.is_synthetic(source.path):
         yield from synthetic.documents(source.path)
         return
+    take = take or _take(source)
     if dataset := _dataset(source):
-        yield from records.rows(dataset, source.path, field=source.field, bad=bad)
+        yield from records.rows(dataset, source.path, take=take, bad=bad)
         return
     longest = ALONE if kind_of(Path(source.path)) == "file" else SHELVED
     found, left_out = _listed(source)
@@ -276,10 +302,20 @@ def _read(source: Text, bad: readers.Bad) -> Iterator[tokenised.Document]:
         bad(f"{named(path)} {kind_of(path)}")
     for path in found:
         if read := RECORDS.get(Path(path.name.removesuffix(".gz")).suffix):
-            more = {"target": source.target} if source.target else {}
-            yield from read(path, field=source.field, bad=bad, **more)
+            yield from read(path, take=take, bad=bad)
+        elif isinstance(take, Turns):
+            raise UserError(
+                f"{named(path)} is text, and data.chat reads rows; name the files of rows, such as "
+                "a .jsonl"
+            )
         else:
             yield from readers.text(path, longest=longest, bad=bad)
+
+
+def _take(source: Text) -> records.Take[Any]:
+    if source.label:
+        return labelled.Labelled(source.field, source.label)
+    return records.Fields(source.field, source.target)
 
 
 # -- which files ---------------------------------------------------------------
@@ -351,36 +387,3 @@ def _dataset(source: Text) -> records.Dataset | None:
     if source.path != STDLIB and _saved(Path(source.path)):
         return records.dataset_on_disk(Path(source.path))
     return None
-
-
-# -- what identifies the contents ----------------------------------------------
-
-
-def contents(source: Text) -> str:
-    """A hash that changes when the documents of a source may have changed.
-
-    It depends on paths relative to their common folder only, so a corpus may be moved.
-    """
-    if source.path.startswith("hf:"):
-        return records.dataset_fingerprint(records.dataset_by_name(source.path), source.field)
-    if synthetic.is_synthetic(source.path):
-        return f"{source.path} of {synthetic.size_of(source.path)}"
-    paths = [path for file in files(source) for path in tokenised.with_index(file)]
-    root = Path(os.path.commonpath([path.parent for path in paths]))
-    try:
-        states = [path.stat() for path in paths]
-        small = source.path == STDLIB or sum(state.st_size for state in states) <= SMALL
-        target = f"\0to {source.target}" if source.target else ""
-        kind = kind_of(Path(source.path)) == "file"
-        total = blake2b(f"{source.field}\0{kind}{target}".encode(), digest_size=16)
-        for path, state in zip(paths, states, strict=True):
-            name = os.fsencode(path.relative_to(root))  # a file name need not be UTF-8
-            total.update(b"\0%b\0%d\0" % (name, state.st_size))
-            total.update(_digest(path) if small else str(state.st_mtime_ns).encode())
-    except OSError as error:
-        unreadable_path(error)
-    return total.hexdigest()
-
-
-def _digest(path: Path) -> bytes:
-    return blake2b(path.read_bytes(), digest_size=16).digest()

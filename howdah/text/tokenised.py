@@ -26,6 +26,8 @@ import numpy.typing as npt
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of
 from howdah.text.readers import Bad
+from howdah.text.records import Take
+from howdah.text.turns import Conversation
 
 ENDING, INDEX = ".bin", ".idx"
 MAGIC = b"MMIDIDX\x00\x00"
@@ -52,13 +54,15 @@ class TokenDocument:
     """A document of tokens, without the one that ends it. It is hashed by its `encode`, like a
     text.
 
-    name   of the file, for messages
-    whole  whether the file says that it is one
+    name     of the file, for messages
+    whole    whether the file says that it is one
+    trained  [n] of a conversation, whether each token is trained on
     """
 
     ids: npt.NDArray[Any]
     name: str
     whole: bool = False
+    trained: npt.NDArray[np.bool_] | None = None
 
     def encode(self) -> bytes:
         """The tokens as bytes that no text has: each as 4, behind a byte that UTF-8 never has."""
@@ -68,7 +72,7 @@ class TokenDocument:
         return len(self.ids)
 
 
-Document = str | TokenDocument
+Document = str | TokenDocument | Conversation
 
 
 def is_tokenised(path: str) -> bool:
@@ -88,7 +92,7 @@ def index_of(path: Path) -> Path | None:
     return index if kind_of(index) == "file" else None
 
 
-def parts(path: Path, *, field: str, bad: Bad) -> Iterator[TokenDocument]:
+def parts(path: Path, *, take: Take[Any], bad: Bad) -> Iterator[TokenDocument]:
     """Yields what a file of tokens says is a document, or all of it where it says nothing: `split`
     cuts it. Raises UserError for a file that is none.
     """

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 
 from howdah.base.errors import UserError, brief, named, nearest, shown
 from howdah.base.files import kind_of, read_file, read_text
@@ -173,13 +174,28 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
-    """Encodes whole documents, without the special tokens that a chat model adds around them.
+def frame(tokenizer: Tokenizer, template: Sequence[str]) -> None:
+    """Makes a tokenizer put special tokens around the tokens of a text, "$A"."""
+    special = [(one, tokenizer.token_to_id(one)) for one in {*template} - {"$A"}]
+    tokenizer.post_processor = TemplateProcessing(single=[*template], special_tokens=special)
+
+
+def require_numbers(labels: int, entries: int) -> None:
+    """Raises UserError for more labels than tokens: numbers of labels are stored as tokens are."""
+    if labels > entries:
+        raise UserError(
+            f"there are {labels} labels, and the tokenizer has {entries} entries; use a larger one"
+        )
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], *, special: bool = False) -> list[Encoding]:
+    """Encodes whole documents, without the special tokens that a chat model adds around them,
+    unless these are asked for.
 
     Raises UserError when the tokenizer has no entry for a text and no "unknown" token either.
     """
     try:
-        return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return list(tokenizer.encode_batch_fast(texts, add_special_tokens=special))
     except Exception as error:  # bare Exception, as in `load`
         raise UserError(
             f"data.tokenizer: it cannot encode the text ({brief(error)}); choose another"

@@ -28,6 +28,7 @@ from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +37,14 @@ from tokenizers import Tokenizer
 from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text.building import FORMAT, HELD_OUT, Say, build, source_name
-from howdah.text.checking import damage, read_index, require_size
+from howdah.text.chats import settled
+from howdah.text.checking import MARKS, damage, read_index, require_size
+from howdah.text.contents import contents
+from howdah.text.labelled import Frame, Labels, frame_of
 from howdah.text.order import Numbers, shares
-from howdah.text.sources import Data, contents, of_each
+from howdah.text.packing import Packed, pack
+from howdah.text.sources import Data, of_each
+from howdah.text.template import manner_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +55,40 @@ class Tokens:
     starts  [documents] int64: index in `ids` of the <end> in front of each document
     paired  whether each document is a sample: a source, <end>, and its target
     padded  whether each document has samples of its own
+    frame   of texts with a label, each of which is a sample; None: they have none
+    trained [n] uint8 of conversations, which are packed whole: whether a token is trained on
     """
 
     ids: npt.NDArray[Any]
     starts: npt.NDArray[np.int64]
     paired: bool = False
     padded: bool = False
+    frame: Frame | None = None
+    trained: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether each document is one sample."""
+        return self.paired or self.frame is not None
 
     def samples(self, sequence: int) -> int:
         """The number of full samples; the remainder of the stream is not trained on."""
+        if self.trained is not None:
+            return len(packed(self, sequence).rows) - 1
         if self.padded:
             return int(_rows_before(self, sequence)[-1])
-        return len(self.starts) if self.paired else (len(self.ids) - 1) // sequence
+        return len(self.starts) if self.single else (len(self.ids) - 1) // sequence
 
     def windows(self, sequence: int) -> int:
         """The number of samples when the last one is padded, so that every token is used."""
-        return len(self.starts) if self.paired else -(-(len(self.ids) - 1) // sequence)
+        if self.trained is not None:
+            return self.samples(sequence)
+        return len(self.starts) if self.single else -(-(len(self.ids) - 1) // sequence)
+
+    @property
+    def predicted(self) -> int:
+        """The number of tokens that are predicted in one pass."""
+        return len(self.ids) - 1 if self.trained is None else int(self.trained.sum(dtype=np.int64))
 
     def places(self, index: Numbers, sequence: int) -> tuple[Numbers, Numbers]:
         """Where samples of padded documents begin, and where the <end> behind their document is."""
@@ -73,12 +97,23 @@ class Tokens:
         stops = np.append(self.starts[1:], len(self.ids) - 1)
         return self.starts[document] + (index - before[document]) * sequence, stops[document]
 
+    def document(self, index: int) -> npt.NDArray[np.int64]:
+        """A document, from the <end> in front of it."""
+        stop = self.starts[index + 1] if index + 1 < len(self.starts) else len(self.ids) - 1
+        return self.ids[self.starts[index] : stop].astype(np.int64)
+
     def pair(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The tokens of a source and of its target."""
-        stop = self.starts[index + 1] if index + 1 < len(self.starts) else len(self.ids) - 1
-        both = self.ids[self.starts[index] : stop].astype(np.int64)
+        both = self.document(index)
         middle = 1 + int(np.flatnonzero(both[1:] == both[0])[0])  # <end>, which no text has
         return both[1:middle], both[middle + 1 :]
+
+
+@lru_cache(64)  # asked for each batch
+def packed(tokens: Tokens, sequence: int) -> Packed:
+    """The rows of a stream of conversations."""
+    assert tokens.trained is not None
+    return pack(tokens.trained, tokens.starts, room=sequence, alone=tokens.padded)
 
 
 @lru_cache(64)  # asked for each batch
@@ -151,6 +186,7 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     progress: Callable[[float], None] | None = None,
     check: bool = False,
     extra: Sequence[str] = (),
+    labels: Labels | None = None,
 ) -> Corpus:
     """Returns the tokens of `data`, from the cache or tokenised now. Many processes may call it.
 
@@ -159,13 +195,15 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     say       is called with a sentence about each stage of the work
     progress  is called with the fraction of the text that is encoded, up to 1
     extra     tokens that a tokenizer trained here has, and that no text has (`extra_tokens`)
+    labels    of texts that have them; None: they have none
     check     read every byte of the cache, and build a damaged cache again; one process of a
               machine does so at the start of a run
 
     Raises UserError about sources, tokenizer or cache; then nothing of the attempt is kept.
     """
     shares([source.weight for source in data.sources])  # check weights before hours of tokenising
-    folder = cache / _key(data, vocab, extra)
+    data = settled(data)
+    folder = cache / _key(data, vocab, extra, labels)
     try:
         if fault := _fault(folder, check):
             if folder.is_dir():
@@ -174,7 +212,8 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
             with _alone(folder.with_suffix(".lock"), say):
                 if _fault(folder, check):  # another process may have built it by now
                     _put_away(folder)
-                    _build(data, folder, vocab=vocab, say=say, progress=progress, extra=extra)
+                    more: Any = {"progress": progress, "extra": extra, "labels": labels}
+                    _build(data, folder, vocab=vocab, say=say, **more)
         corpus = _open(data, folder, source=tokenizers.SENTINEL.format(0) in extra)
     except OSError as error:
         raise UserError(
@@ -185,7 +224,7 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     return corpus
 
 
-def _key(data: Data, vocab: int, extra: Sequence[str]) -> str:
+def _key(data: Data, vocab: int, extra: Sequence[str], labels: Labels | None) -> str:
     """The cache key: a hash of all that the tokens depend on (not weights, not sequence)."""
     if data.tokenizer is None:
         tokenizer = f"trained {vocab}{' padded' if extra else ''}"
@@ -203,6 +242,10 @@ def _key(data: Data, vocab: int, extra: Sequence[str]) -> str:
     ]
     if data.mask_token is not None:
         words.append(f"mask {data.mask_token}")
+    if data.chats:
+        words.append(f"chat {data.chat} {manner_of(str(data.tokenizer)).fingerprint}")
+    if labels is not None:
+        words.append(str(labels))
     return blake2b("\x1f".join(map(str, words)).encode(), digest_size=12).hexdigest()
 
 
@@ -236,7 +279,7 @@ def _alone(path: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def _build(
+def _build(  # noqa: PLR0913
     data: Data,
     folder: Path,
     *,
@@ -244,6 +287,7 @@ def _build(
     say: Say,
     progress: Callable[[float], None] | None,
     extra: Sequence[str],
+    labels: Labels | None,
 ) -> None:
     """Builds the cache in a folder next to `folder`, renamed at the end. The caller holds the
     lock.
@@ -255,7 +299,8 @@ def _build(
     unfinished.mkdir()
     try:
         tell = progress or (lambda share: None)
-        build(data, unfinished, vocab=vocab, say=say, progress=tell, extra=extra)
+        more: Any = {"extra": extra, "labels": labels}
+        build(data, unfinished, vocab=vocab, say=say, progress=tell, **more)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -272,6 +317,9 @@ def _open(data: Data, folder: Path, *, source: bool) -> Corpus:
         names = [*map(source_name, range(len(data.sources))), HELD_OUT]
         parts = [_map(folder, name, counts[name], data.paired) for name in names]
         facts, mask, start = index["facts"], None, None
+        if data.labelled:
+            frame = frame_of(tokenizers.load(folder / tokenizers.FILE), facts["end"])
+            parts = [replace(one, frame=frame) for one in parts]
         sentinels: tuple[int, ...] = ()
         if source:
             loaded, name = tokenizers.load(folder / tokenizers.FILE), data.tokenizer or str(folder)
@@ -287,8 +335,8 @@ def _open(data: Data, folder: Path, *, source: bool) -> Corpus:
             sources=tuple(replace(one, padded=data.rows == "padded") for one in parts[:-1]),
             weights=tuple(source.weight for source in data.sources),
             names=tuple(source.path for source in data.sources),
-            held_out=parts[-1],
-            checksums=tuple(counts[name]["ids_crc32"] for name in names),
+            held_out=replace(parts[-1], padded=data.chats and data.rows == "padded"),
+            checksums=tuple(map(_checksum, (counts[name] for name in names))),
             mask=mask,
             start=start,
             sentinels=sentinels,
@@ -306,7 +354,17 @@ def _map(folder: Path, name: str, count: dict[str, Any], paired: bool) -> Tokens
         path = folder / f"{name}.{kind}"
         require_size(path, count[kind] * dtype.itemsize)
         arrays.append(np.asarray(np.memmap(path, dtype=dtype, mode="r")))
-    return Tokens(ids=arrays[0], starts=arrays[1], paired=paired)
+    trained = None
+    if MARKS in count:
+        require_size(path := folder / f"{name}.trained", count["ids"])
+        trained = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    return Tokens(ids=arrays[0], starts=arrays[1], paired=paired, trained=trained)
+
+
+def _checksum(count: dict[str, Any]) -> int:
+    """The checksum of a stream's tokens, and of which are trained on."""
+    ids: int = count["ids_crc32"]
+    return crc32(f"{ids} {count[MARKS]}".encode()) if MARKS in count else ids
 
 
 def require_samples(corpus: Corpus, *, sequence: int, batch: int) -> None:
@@ -315,6 +373,11 @@ def require_samples(corpus: Corpus, *, sequence: int, batch: int) -> None:
     """
     counts = [tokens.samples(sequence) for tokens in corpus.sources]
     for name, tokens, count in zip(corpus.names, corpus.sources, counts, strict=True):
+        if count == 0 and tokens.trained is not None:
+            raise UserError(
+                f"data.sources: no conversation of {name} has an answer within {sequence + 1} "
+                "tokens; make data.sequence_length larger"
+            )
         if count == 0:
             raise UserError(
                 f"data.sources: {name} has {len(tokens.ids)} tokens to train on, but one sample "

@@ -6,7 +6,9 @@ of all earlier ones. The best checkpoint is kept when older checkpoints are remo
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from howdah.base.atomic import replacing
 from howdah.base.errors import Unfinished, UserError
@@ -15,11 +17,14 @@ from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.checkpoint.sites import one_site
 from howdah.comm.meeting import this_machine
+from howdah.parallel.averages import averaged
 from howdah.plan.recording import RankTrace
 from howdah.plan.trace_file import FOLDER, write_trace
 from howdah.shapes.shape import stated
 from howdah.text.batches import order_of
+from howdah.text.template import CHAT
 from howdah.text.tokens import Corpus
+from howdah.train.adapted import base_facts
 from howdah.train.evaluate import HeldOut, evaluate
 from howdah.train.job import Job
 from howdah.train.metrics import MetricsWriter
@@ -57,6 +62,7 @@ class Checkpointer:
         self._saving = self._saved = -1  # step of the last save; of the last good one
         saved = start.checkpoint.meta if start.checkpoint else {}
         self._best: float | None = saved.get("best_loss")
+        self.latest: tuple[int, float] | None = None  # evaluation: its step and loss
         mesh = context.mesh
         world, keep, copies = mesh.layout.world, job.train.keep_last, context.snapshots
         self.team = start.team or one_site(mesh.rank, world)
@@ -64,6 +70,8 @@ class Checkpointer:
             self._saving = self._saved = start.step
         if self.team.leads:
             keep_tokenizer(corpus.tokenizer_path, job.folder / TOKENIZER)
+            if job.data.chats:
+                keep_tokenizer(corpus.folder / CHAT, job.folder / CHAT)
         self._saver = Saver(
             self.folder,
             rank=mesh.rank,
@@ -78,6 +86,14 @@ class Checkpointer:
     def saved(self) -> int:
         """The last step that all ranks know to be on disk, or -1."""
         return self._saved
+
+    def settled(self) -> int:
+        """Waits for a save in flight. The step of the newest checkpoint that all ranks know to be
+        on disk, or -1.
+        """
+        self._settle()
+        before = self._start.checkpoint
+        return max(self._saved, before.step if before else -1)
 
     def is_due(self, step: int) -> bool:
         """Whether `between` has something to do after `step`."""
@@ -157,19 +173,27 @@ class Checkpointer:
         held_out = evaluate(
             self.context, self.corpus, sequence=length, micro=micro, limit=limit or None
         )
+        self.latest = step, held_out.loss
+        values, of_average = held_out.values, ""
+        if self.job.method.optimizer.average:
+            average = self._of_average(length, micro, limit)
+            values = {**values, "average_loss": average.loss}
+            of_average = f"; of the average of the weights {average.loss:.4f}"
         if self._records:
-            self._records.held_out(
-                step=step,
-                loss=held_out.loss,
-                bits_per_byte=held_out.bits_per_byte,
-                whole=not limit,
-            )
+            self._records.held_out(step=step, values=values, whole=not limit)
         there = self.corpus.held_out.windows(length)
         part = f"{limit} of {there:,} samples" if 0 < limit < there else "all of it"
         hidden = self.corpus.mask is not None  # whose bits are not those of a text
         bits = "" if hidden else f", {held_out.bits_per_byte:.3f} bits per byte"
-        self.say(f"held-out at step {step}, {part}: loss {held_out.loss:.4f}{bits}")
+        bits = f", {held_out.scores}" if held_out.scores else bits
+        self.say(f"held-out at step {step}, {part}: loss {held_out.loss:.4f}{bits}{of_average}")
         return held_out
+
+    def _of_average(self, length: int, micro: int, limit: int) -> HeldOut:
+        """The same evaluation, with the average of the weights in their place."""
+        most = limit or None
+        with averaged(self.context.placed):
+            return evaluate(self.context, self.corpus, sequence=length, micro=micro, limit=most)
 
     def _save(self, step: int, samples: int, held_out: HeldOut | None, *, beside: bool) -> None:
         self._settle()
@@ -181,15 +205,25 @@ class Checkpointer:
         best = held_out is not None and (self._best is None or held_out.loss < self._best)
         if held_out is not None and best:
             self._best = held_out.loss
-        about = about_run(job, self.corpus, samples=samples, best=self._best)
+        watching = self.context.spikes
+        past = asdict(watching.past()) if watching else None
+        about = about_run(job, self.corpus, samples=samples, best=self._best, spikes=past)
         given = entries(self.context.placed)
         self._saver.save(step=step, entries=given, about=about, best=best, beside=beside)
 
 
-def about_run(job: Job, corpus: Corpus, *, samples: int, best: float | None) -> About:
+def about_run(
+    job: Job,
+    corpus: Corpus,
+    *,
+    samples: int,
+    best: float | None,
+    spikes: dict[str, Any] | None = None,
+) -> About:
     """What a checkpoint says of its run.
 
     samples  used so far; best: the lowest held-out loss so far
+    spikes   what it is to know of them
     """
     order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     meta = {
@@ -201,6 +235,8 @@ def about_run(job: Job, corpus: Corpus, *, samples: int, best: float | None) -> 
         "order": as_plain(order),
         "best_loss": best,
         "text": list(corpus.checksums),
+        **({"spikes": spikes} if spikes else {}),
+        **({"base": asdict(base)} if (base := base_facts(job)) else {}),
     }
     return About(job.name, str(job.layout), samples, meta)
 
@@ -222,8 +258,8 @@ def remove_drafts(run: Path) -> None:
 
 
 def keep_tokenizer(source: Path, to: Path) -> None:
-    """Copies the tokenizer into the run folder, completely or not at all; an equal file is left
-    alone.
+    """Copies a file of the tokenizer into the run folder, completely or not at all; an equal one is
+    left alone.
 
     Raises UserError when that fails: without the tokenizer the trained model could not be used.
     """

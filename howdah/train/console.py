@@ -36,7 +36,9 @@ class RunConsole:
     """Prints lines on rank 0. With `steps`, a terminal also gets a bar below the lines."""
 
     def __init__(self, rank: int, *, steps: int = 0, done: int = 0) -> None:
-        self._console = Console(quiet=rank != 0, soft_wrap=True, highlight=False, markup=False)
+        self._console = Console(
+            quiet=rank != 0, soft_wrap=True, highlight=False, markup=False, emoji=False
+        )
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),

@@ -104,7 +104,7 @@ def export(job: Job, opened: FinishedRun) -> list[str]:
     """Writes the Hugging Face folder of the run."""
     opened.export(job.folder / EXPORT)
     kinds = {"decoder": "CausalLM", "encoder": "MaskedLM", "encoder-decoder": "Seq2SeqLM"}
-    kind = kinds[job.shape.family]
+    kind = "SequenceClassification" if job.shape.labels else kinds[job.shape.family]
     return [f"export      {_short(job.folder)}/{EXPORT}, for AutoModelFor{kind}.from_pretrained"]
 
 
@@ -114,6 +114,9 @@ def quality(held_out: HeldOut, corpus: Corpus) -> list[str]:
         "gzip -9": 8 * corpus.held_out_gzip / corpus.held_out_bytes,
         "xz -9": 8 * corpus.held_out_xz / corpus.held_out_bytes,
     }
+    if held_out.scores:
+        loss = f"loss {held_out.loss:.4f}, {held_out.scores}"
+        return [f"held-out    {loss} of {held_out.tokens:,} texts"]
     if corpus.mask is not None:  # bits of hidden tokens are not those of a text
         loss = f"loss {held_out.loss:.4f}, perplexity {held_out.perplexity:.2f}"
         return [f"held-out    {loss} of {held_out.tokens:,} hidden tokens"]
@@ -237,9 +240,11 @@ def paths(job: Job, opened: FinishedRun) -> list[str]:
         f"checkpoint  {_short(opened.checkpoint.path)}",
         f"log         {run}/log.txt, {run}/metrics.jsonl; tensorboard --logdir {run}/tensorboard",
     ]
-    if job.shape.family != "decoder":
+    if job.shape.family != "decoder" or job.shape.labels:
         return lines
-    return [*lines, f'go on       howdah sample {run} "{job.train.prompt or "def "}"']
+    chat = " --chat" if job.data.chats else ""
+    prompt = job.train.prompt or ("Hello" if chat else "def ")
+    return [*lines, f'go on       howdah sample {run} "{prompt}"{chat}']
 
 
 def how_to_go_on(job: Job, step: int) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of
@@ -15,11 +14,13 @@ from howdah.checkpoint.facts import facts
 from howdah.checkpoint.load import Checkpoint, newest
 from howdah.host.measured import left
 from howdah.model.transformer import Transformer
+from howdah.plan.method import AVERAGE
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.text import tokenizer as tokenizers
+from howdah.text.template import CHAT, Manner, read_manner
+from howdah.train.adapted import fill_for_use, tensors_for_use
 from howdah.train.console import Say
-from howdah.train.resume import read_weights
 from howdah.train.run_folder import TOKENIZER
 from howdah.train.whole_model import loaded_model
 
@@ -46,6 +47,11 @@ class FinishedRun:
         """The tokenizer that the run was trained with."""
         return tokenizers.load(self.folder / TOKENIZER)
 
+    def manner(self) -> Manner | None:
+        """How the run's tokenizer writes conversations; None: its text was none."""
+        path = self.folder / CHAT
+        return read_manner(path) if path.is_file() else None
+
     def model(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Transformer:
         """The model on one device; any layout may have saved it.
 
@@ -61,27 +67,28 @@ class FinishedRun:
                 f"and {there / 1e9:.1f} GB are left{where}; end other programs, or use a larger "
                 f"{'machine' if device.type == 'cpu' else 'card'}"
             )
-        fill = read_weights(self.checkpoint)
+        fill = fill_for_use(self.checkpoint)
         return loaded_model(fill, self.shape, dtype=dtype, device=device)
 
     def export(self, to: Path) -> None:
         """Writes the model as a Hugging Face folder, one tensor at a time."""
-
-        def tensor(name: str) -> Tensor:
-            return self.checkpoint.tensor("weight", name)
-
         export(
             shape=self.shape,
-            tensor=tensor,
+            tensor=tensors_for_use(self.checkpoint),
             tokenizer=self.folder / TOKENIZER,
+            manner=self.manner(),
             end=self.end,
             to=to,
             dtype=torch.float32,
         )
 
 
-def open_run(folder: Path | str, *, say: Say, best: bool = False) -> FinishedRun:
+def open_run(
+    folder: Path | str, *, say: Say, best: bool = False, average: bool = False
+) -> FinishedRun:
     """Opens a run folder at its newest complete checkpoint, or at its best one.
+
+    average  take the average of the weights for the weights
 
     Raises UserError when there is none.
     """
@@ -96,4 +103,9 @@ def open_run(folder: Path | str, *, say: Say, best: bool = False) -> FinishedRun
         if best and newest(checkpoints, say):
             way = "set train.evaluate_every, or leave --best out"
         raise UserError(f"{folder} has no {kind} checkpoint; {way}")
-    return FinishedRun(folder, checkpoint)
+    if average and AVERAGE not in checkpoint.kinds:
+        raise UserError(
+            f"{checkpoint.path} has no average of the weights; train with "
+            "method.optimizer.average=0.999, or leave --average out"
+        )
+    return FinishedRun(folder, checkpoint.with_weights_from(AVERAGE) if average else checkpoint)

@@ -10,11 +10,16 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from howdah.base.errors import UserError, named
 from howdah.base.files import kind_of
+from howdah.base.named_code import name_problems
 from howdah.checkpoint.folders import steps
+from howdah.plan.method import Method
 from howdah.shapes.shape import ModelShape
 from howdah.text import tokenizer as tokenizers
+from howdah.text.chats import chat_problems, settled
 from howdah.text.masking import LACKING, NO_MASK, NO_PAIRS, NO_TASK, NO_TEXT
 from howdah.text.sources import Data
+from howdah.train.job import Training
+from howdah.train.trackers import tracker_problems
 
 WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)  # of a tokenizer that is trained here
 
@@ -27,8 +32,8 @@ def input_problems(
     Weights of `init_from` are left out where the folder has a checkpoint, which is resumed instead.
     Only their headers are read; torch is loaded for that alone.
     """
-    problems = [*_told(lambda: _check_prompt(data, shape, prompt))]
-    if shape.family == "encoder" and data.mask_token is None:
+    problems = [*_told(lambda: _check_prompt(settled(data), shape, prompt))]
+    if shape.family == "encoder" and data.mask_token is None and not shape.labels:
         problems.append(LACKING)
     if shape.family == "decoder" and data.mask_token is not None:
         problems.append(NO_TASK)
@@ -36,11 +41,26 @@ def input_problems(
         problems.append(NO_MASK)
     if shape.family != "encoder-decoder" and data.paired:
         problems.append(NO_PAIRS)
+    problems += chat_problems(data, shape.family)
     if init_from is not None and not steps(folder / "checkpoints"):
         from howdah.train.resume import read_folder
 
         problems += _told(lambda: read_folder(init_from, shape))
     return problems
+
+
+def code_problems(train: Training, method: Method, *, ranks: int) -> Iterator[str]:
+    """Yields why the user's own functions, and trackers, cannot be used, without running them."""
+    for name in train.callbacks:
+        yield from name_problems("train.callbacks", name, ranks=ranks)
+    if method.loss:
+        yield from name_problems("method.loss", method.loss, ranks=ranks)
+    if train.callbacks and method.sync:
+        yield (
+            "train.callbacks are called when all ranks have done a step, and under method.sync "
+            "workers have steps of their own; leave one of the two out"
+        )
+    yield from tracker_problems(train.tracker)
 
 
 def _told(check: Callable[[], object]) -> Iterator[str]:
@@ -55,6 +75,10 @@ def _check_prompt(data: Data, shape: ModelShape, prompt: str) -> None:
     tokenizer = None
     if prompt and not shape.causal:
         raise UserError(f"train.prompt is to be continued, and {NO_TEXT}; leave it out")
+    if prompt and shape.labels:
+        raise UserError(
+            "train.prompt is to be continued, and a model with labels writes no text; leave it out"
+        )
     if prompt and shape.family == "encoder-decoder":
         raise UserError(
             "train.prompt is to be continued, and an encoder-decoder writes what belongs to a "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from howdah.base.bounds import Bound, Steps
+from howdah.base.bounds import Bound, Length, Steps
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
@@ -17,6 +17,7 @@ from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 
 MOST_STEPS = 10**7
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Training:
     prompt            text that the sample at the end continues; empty: no sample
     export            whether to write a Hugging Face folder at the end
     profile           the step that torch's profiler records, counted from 1; 0: none
+    callbacks         functions that are called after every step, FILE.py:FUNCTION
+    tracker           where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow
     """
 
     steps: Annotated[int, Bound(1, MOST_STEPS)] = 1000
@@ -47,6 +50,8 @@ class Training:
     prompt: str = ""
     export: bool = False
     profile: Steps = 0
+    callbacks: Annotated[tuple[str, ...], Length(0, 100)] = ()
+    tracker: Annotated[tuple[TrackerName, ...], Length(0, 10)] = ("tensorboard",)
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Job:
     cache      folder of the token caches
     plan       model, layout, batch and method
     init_from  a Hugging Face folder to start from, or None
+    init_adapter  a folder of PEFT's whose adapter to start from, or None
     threads    number of threads that torch uses in each process
     compile    whether each block is compiled with torch.compile
     """
@@ -71,6 +77,7 @@ class Job:
     device: Literal["cpu", "cuda"]
     threads: int
     init_from: Path | None = None
+    init_adapter: Path | None = None
     compile: bool = False
 
     @property

@@ -289,6 +289,7 @@ def go_back(job: Job, begun: Begun, step: int) -> tuple[Begun, int]:
     checkpoint = open_checkpoint(step_folder(checkpointer.folder, to))
     fill = read_weights(checkpoint, begun.checkpointer.job)
     start = Start(fill, checkpoint, to, used, begun.start.team)
+    placed.sync_weights()  # what the last step has begun to send is part of it
     with context.mesh.counters.aside():
         refill(placed, start.fill)
         restore_states(placed, checkpoint)

@@ -23,10 +23,12 @@ from howdah.base.atomic import replacing, sync_folder
 from howdah.train.length import spell_time
 from howdah.train.optional import OptionalOutput
 from howdah.train.tensorboard import Board, write_all
+from howdah.train.trackers import Tracker
 
 METRICS, LOG, BOARD = "metrics.jsonl", "log.txt", "tensorboard"
 # Kinds of rows. HELD_OUT is of some samples, on the way; HELD_OUT_ALL of all held-out text.
 TRAIN, HELD_OUT, HELD_OUT_ALL = "train", "held_out", "held_out_all"
+OWN = "own"  # what callbacks have logged
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -73,6 +75,7 @@ class StepMetrics:
     left          seconds that the rest of the run takes, at the speed since its start or resume
     experts       by name of a block with experts, the tokens that each of them had in that step
     busy          how evenly the experts were busy in that step
+    spikes        steps of the run so far whose loss was a spike; None where nobody watches
     """
 
     step: int
@@ -94,6 +97,7 @@ class StepMetrics:
     reserved: int | None = None
     experts: Mapping[str, list[int]] | None = None
     busy: Busy | None = None
+    spikes: int | None = None
 
     def line(self) -> str:
         """The log line."""
@@ -101,6 +105,8 @@ class StepMetrics:
         if self.busy:
             dropped = f"dropped: {self.busy.dropped:.2%}  " if self.busy.dropped else ""
             card += f"experts: {self.busy.least:.0%}-{self.busy.most:.0%}  {dropped}"
+        if self.spikes:
+            card += f"spikes: {self.spikes}  "
         return (
             f"step: {self.step:2d}  loss: {self.loss:8.5f}  grad_norm: {self.norm:7.4f}  "
             f"memory: {self.memory / GIB:5.2f}GiB({self.memory_share:.2%})  "
@@ -115,6 +121,8 @@ class StepMetrics:
         card = {} if self.reserved is None else {"memory/max_reserved(GiB)": self.reserved / GIB}
         if self.busy:
             card |= {f"experts/{name}": value for name, value in asdict(self.busy).items()}
+        if self.spikes is not None:
+            card["spikes"] = self.spikes
         return {
             "loss_metrics/global_avg_loss": self.loss,
             "grad_norm": self.norm,
@@ -179,12 +187,21 @@ class MetricsWriter:
     step  the step from which the run resumes. Metrics of later steps are removed first: these steps
           run again, and each step should be in the file once. log.txt keeps all lines
     say   shows a sentence to the user when a file cannot be written; log.txt gets it, too
+    trackers  by name, what else gets the metrics; None: TensorBoard's files
     """
 
-    def __init__(self, folder: Path, *, step: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        say: Callable[[str], None],
+        trackers: Mapping[str, Tracker] | None = None,
+    ) -> None:
         self._folder, self._say = folder, say
         self._beside = OptionalOutput(self._tell)
-        self._board = Board(folder / BOARD, step=step)
+        board = {BOARD: Board(folder / BOARD, step=step)}
+        self._trackers: Mapping[str, Tracker] = board if trackers is None else trackers
         self._evaluated = step  # no evaluation of a later step is in metrics.jsonl
         with self._beside.writing(METRICS):
             spoilt = sift(folder / METRICS, lambda _, done: done <= step)
@@ -197,27 +214,49 @@ class MetricsWriter:
             row = asdict(measured)
             self._add(TRAIN, {name: value for name, value in row.items() if value is not None})
         self.log(measured.line())
-        with self._beside.writing(BOARD):
-            self._board.add(measured.scalars(), measured.step)
+        self._track(measured.scalars(), measured.step)
 
-    def held_out(self, *, step: int, loss: float, bits_per_byte: float, whole: bool) -> None:
-        """Writes an evaluation, of some held-out samples or of the `whole` text. If a step is
-        evaluated again, its last result is kept.
+    def held_out(self, *, step: int, values: Mapping[str, float], whole: bool) -> None:
+        """Writes the values of an evaluation, of some held-out samples or of the `whole` text. If a
+        step is evaluated again, its last result is kept.
         """
         kind = HELD_OUT_ALL if whole else HELD_OUT
-        values = {"loss": loss, "bits_per_byte": bits_per_byte}
         with self._beside.writing(METRICS):
             if step <= self._evaluated:
                 sift(self._folder / METRICS, lambda *row: row != (kind, step))
             self._add(kind, {"step": step, **values})
             self._evaluated = step
-        with self._beside.writing(BOARD):
-            self._board.add({f"{kind}/{name}": value for name, value in values.items()}, step)
+        self._track({f"{kind}/{name}": value for name, value in values.items()}, step)
+
+    def own(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes what callbacks have logged of a step."""
+        with self._beside.writing(METRICS):
+            self._add(OWN, {"step": step, **values})
+        told = "  ".join(f"{name}: {value:.6g}" for name, value in values.items())
+        self.log(f"own         step: {step:2d}  {told}")
+        self._track({f"{OWN}/{name}": value for name, value in values.items()}, step)
 
     def log(self, line: str) -> None:
         """Appends a line to log.txt."""
         with self._beside.writing(LOG):
             append(self._folder / LOG, line)
+
+    def back_to(self, step: int) -> None:
+        """Removes the rows of steps behind `step`, which are done again."""
+        with self._beside.writing(METRICS):
+            sift(self._folder / METRICS, lambda _, done: done <= step)
+        self._evaluated = min(self._evaluated, step)
+
+    def close(self) -> None:
+        """Ends what the trackers have begun."""
+        for name, tracker in self._trackers.items():
+            with self._beside.writing(name):
+                tracker.close()
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        for name, tracker in self._trackers.items():
+            with self._beside.writing(name):
+                tracker.add(values, step)
 
     def _add(self, kind: str, values: Mapping[str, object]) -> None:
         append(self._folder / METRICS, json.dumps({"kind": kind, **values}))

@@ -56,12 +56,13 @@ class SpeedMonitor:
     ) -> None:
         self._job, self._mesh = job, context.mesh
         self.packed = context.placed.executor.packed
-        self._homes = context.placed.homes
+        self._homes, self._spikes = context.placed.homes, context.spikes
         self._batches, self._console, self._records = batches, console, records
         self.peak, self.peak_source = peak
         sequence = job.data.sequence_length
-        self._full = train_flops(job.shape, sequence, causal=False)
-        self._causal = train_flops(job.shape, sequence, causal=True)
+        marks = job.plan.marks
+        self._full = train_flops(job.shape, sequence, causal=False, marks=marks)
+        self._causal = train_flops(job.shape, sequence, causal=True, marks=marks)
         self._steps = self._tokens = self._done = 0
         self._began = perf_counter()
         self.steps, self.tokens, self.seconds, self.most = 0, 0, 0.0, 0
@@ -92,19 +93,36 @@ class SpeedMonitor:
         passed = zip(self._mark, self._now(), before, strict=True)
         self._mark = _Mark(*(mark + now - then for mark, now, then in passed))
 
-    def step(self, result: StepResult, *, step: int, rate: float, epoch: float, sent: int) -> None:
+    def read_from(self, batches: Prefetch[Fed]) -> None:
+        """Goes on with other batches, behind a return to a checkpoint."""
+        more = batches.waited.seconds - self._batches.waited.seconds
+        self._mark = self._mark._replace(waited=self._mark.waited + more)
+        self._batches = batches
+
+    def step(
+        self,
+        result: StepResult,
+        *,
+        step: int,
+        rate: float,
+        epoch: float,
+        sent: int,
+        last: bool = False,
+    ) -> None:
         """Counts the finished `step` (from 1); at the end of a stretch, reports the stretch.
 
         epoch  epochs of the text that the run has used so far
         sent   bytes that this rank had sent when the step was launched; a later one may be by now
+        last   whether the run ends with it
         """
         self._steps += 1
         self._done += 1
         every = self._job.batch.size(step - 1) * self._job.data.sequence_length
-        all_labelled = self._job.shape.family == "decoder"  # hidden ones, and targets, are few
+        shape = self._job.shape
+        all_labelled = shape.family == "decoder" and not shape.labels  # of others few are
         self._tokens += result.tokens if all_labelled else every
         self._console.step(step)
-        if step % self._job.train.log_every == 0 or step == self._job.train.steps:
+        if last or step % self._job.train.log_every == 0 or step == self._job.train.steps:
             left = (perf_counter() - self._began) / self._done * (self._job.train.steps - step)
             measured = self._measure(result, step, rate, sent)
             self.last = replace(measured, epoch=epoch, left=left)
@@ -148,4 +166,5 @@ class SpeedMonitor:
             seconds=seconds,
             experts={name: tokens for name, (*tokens, _) in experts.items()} or None,
             busy=busy(experts),
+            spikes=self._spikes.count if self._spikes else None,
         )

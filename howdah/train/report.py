@@ -25,6 +25,7 @@ from howdah.plan.layout import Home
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of
 from howdah.plan.schedule.held import peak_held
+from howdah.plan.trained import told
 from howdah.sim.kernels import kernels_of
 from howdah.sim.measured import read_measured
 from howdah.sim.memory import memory, peak
@@ -52,6 +53,8 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
         f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
         f"sends {(sum(rows.values()) - moved) / MIB:,.1f} MiB a step{homes}"
     ]
+    if said := told(plan.shape, plan.method):
+        lines.append(f"trained     {said}")
     if plan.comm.algorithm:
         lines.append(f"algorithms  {plan.comm.algorithm}")
     if plan.layout.pp > 1:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError, several
@@ -23,13 +24,21 @@ from howdah.checkpoint.sites import Team
 from howdah.model.hub import read_hub
 from howdah.parallel.flat_params import Fill, random_init
 from howdah.parallel.mesh import Mesh
-from howdah.plan.boxes import Piece
-from howdah.plan.method import LATE, Optimizer
+from howdah.plan.boxes import Piece, whole_piece
+from howdah.plan.method import AVERAGE, LATE, Optimizer
+from howdah.plan.trained import is_adapter
 from howdah.shapes.shape import ModelShape, stated
 from howdah.shapes.weights import weights
 from howdah.text.batches import order_of
 from howdah.text.order import Order
 from howdah.text.tokens import Corpus
+from howdah.train.adapted import (
+    base_problems,
+    beside_base,
+    by_pieces,
+    first_adapter,
+    trained_problems,
+)
 from howdah.train.apart import find_apart
 from howdah.train.console import Say
 from howdah.train.job import Job
@@ -72,12 +81,23 @@ def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Star
     if step is not None:
         checkpoint = open_checkpoint(step_folder(checkpoints, step))
         say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
-        return Start(
-            read_weights(checkpoint), checkpoint, checkpoint.step, checkpoint.samples, team
-        )
-    if job.init_from is not None:
-        return Start(read_folder(job.init_from, job.shape), None, 0, 0, team)
-    return Start(random_init(weights(job.shape), job.seed), None, 0, 0, team)
+        for line in left_out(checkpoint, job.method.optimizer):
+            say(line)
+        fill = read_weights(checkpoint, job)
+        return Start(fill, checkpoint, checkpoint.step, checkpoint.samples, team)
+    return Start(first_weights(job), None, 0, 0, team)
+
+
+def first_weights(job: Job) -> Fill:
+    """Returns a Fill with the weights that a run begins with."""
+    fresh = random_init(job.plan.weights, job.seed)
+    if job.init_from is None:
+        return fresh
+    base = read_folder(job.init_from, job.shape, job.seed)
+    if job.method.adapter is None:
+        return base
+    own = by_pieces(first_adapter(job.init_adapter, job)) if job.init_adapter else fresh
+    return beside_base(own, base, is_adapter)
 
 
 def _find(checkpoints: Path, mesh: Mesh, say: Say) -> int | None:
@@ -122,19 +142,35 @@ def _elsewhere(checkpoints: Path) -> File | None:
     return None
 
 
-def read_weights(checkpoint: Checkpoint) -> Fill:
-    """Returns a Fill that reads pieces of weights from a checkpoint."""
-    return lambda piece, out: checkpoint.read("weight", piece, out)
+def read_weights(checkpoint: Checkpoint, job: Job) -> Fill:
+    """Returns a Fill that reads pieces of weights from a checkpoint; those of a base, beside which
+    an adapter is trained, from its folder.
+    """
+
+    def own(piece: Piece, out: Tensor) -> None:
+        checkpoint.read("weight", piece, out)
+
+    if job.method.adapter is None or job.init_from is None:
+        return own
+    base = read_folder(job.init_from, job.shape, job.seed)
+    return beside_base(own, base, frozenset(checkpoint.names("weight")).__contains__)
 
 
-def read_folder(folder: Path, shape: ModelShape) -> Fill:
+def read_folder(folder: Path, shape: ModelShape, seed: int = 0) -> Fill:
     """Returns a Fill that reads pieces of weights from a Hugging Face folder. It raises UserError
-    for numbers that are not finite.
+    for numbers that are not finite. A head for labels that the folder lacks is drawn by the seed.
 
     Raises UserError when the model in the folder is not of `shape`. A model with rotary positions
     may get a longer context, and its wavelengths are those of `shape` then.
     """
-    found, tensor = read_hub(folder)
+    sizes = {weight.name: weight.shape for weight in weights(shape)}
+
+    def fresh(name: str) -> Tensor:
+        out = torch.empty(sizes[name])
+        random_init(weights(shape), seed)(whole_piece(name, sizes[name]), out.view(-1))
+        return out
+
+    found, tensor = read_hub(folder, labels=shape.labels, fresh=fresh)
     if shape.positions == found.positions == "rotary" and shape.context > found.context:
         found = replace(found, context=shape.context, rope_scaling=shape.rope_scaling)
         found = replace(found, rope_theta=shape.rope_theta)
@@ -162,13 +198,15 @@ def read_folder(folder: Path, shape: ModelShape) -> Fill:
 # -- does the checkpoint belong to this run? ---------------------------------------
 
 
-def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
+def check_match(
+    checkpoint: Checkpoint, job: Job, corpus: Corpus, *, reads_base: bool = True
+) -> None:
     """Raises UserError, with every reason, when `job` cannot resume from a checkpoint, because it
     would be a different training.
 
     The checkpoint must not be past the job's last step. Model, tokenizer, order of samples and
     optimizer must be those of the checkpoint; layout, batch, precision and learning rate may
-    change.
+    change. The base of an adapter must have the same checksum, for which it is read.
     """
     saved = facts(checkpoint)
     problems = [
@@ -176,7 +214,11 @@ def check_match(checkpoint: Checkpoint, job: Job, corpus: Corpus) -> None:
         *_of_model(job.shape, saved.model),
         *_of_text(saved, job, corpus),
         *_of_optimizer(checkpoint, saved.optimizer, job.method.optimizer),
+        *base_problems(saved, job, reads=reads_base),
     ]
+    if not problems:
+        states = tuple(name for name in job.method.optimizer.states if name in checkpoint.kinds)
+        problems = [*trained_problems(checkpoint, job.plan.weights, states)]
     if problems:
         raise UserError(several([f"{checkpoint.path} {problems[0]}", *problems[1:]]))
 
@@ -235,6 +277,13 @@ def check_held_out(checkpoint: Checkpoint, corpus: Corpus) -> None:
         )
 
 
+def left_out(checkpoint: Checkpoint, optimizer: Optimizer) -> Iterator[str]:
+    """Lines about states of a checkpoint that the run has no use for."""
+    for state in sorted({*checkpoint.kinds} - {"weight", *optimizer.states}):
+        why = ", a step whose update is never made" if state == LATE else ""
+        yield f"note        the checkpoint's {state} is left out: this run has none{why}"
+
+
 def _of_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> Iterator[str]:
     if saved != optimizer.name:
         yield (
@@ -244,9 +293,10 @@ def _of_optimizer(checkpoint: Checkpoint, saved: str, optimizer: Optimizer) -> I
         return
     for state in optimizer.states:
         if state not in checkpoint.kinds:
-            late, momentum = state == LATE, f"method.optimizer.momentum {optimizer.momentum}"
-            needs = "method.optimizer.delay" if late else momentum
-            way = "method.optimizer.delay=false" if late else "momentum 0"
+            needs, way = {
+                LATE: ("method.optimizer.delay", "method.optimizer.delay=false"),
+                AVERAGE: ("method.optimizer.average", "method.optimizer.average=0"),
+            }.get(state, (f"method.optimizer.momentum {optimizer.momentum}", "momentum 0"))
             yield (
                 f"holds no {state} of {saved}, which {needs} needs; go on with {way}, or start a "
                 "new run from an export"

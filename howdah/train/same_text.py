@@ -9,7 +9,8 @@ from zlib import crc32
 from howdah.base.errors import UserError
 from howdah.checkpoint.gather import exchange
 from howdah.parallel.mesh import Mesh
-from howdah.text.sources import Data, contents, of_each, texts
+from howdah.text.contents import contents
+from howdah.text.sources import Data, of_each, texts
 from howdah.text.tokens import Corpus
 
 

@@ -37,6 +37,7 @@ from howdah.comm.launch import Failure, explain, killed
 from howdah.parallel.flat_params import random_init
 from howdah.server.client import ServerAway, Way
 from howdah.shapes.weights import weights
+from howdah.text.labelled import labels_of
 from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, prepare
 from howdah.train.console import Say
@@ -120,7 +121,8 @@ class _Run:
         self._job, self._request, self._say = job, request, say
         self._step, self._secret = found_start(job, say), os.urandom(32)
         self.server = ForkServer(farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=False)
-        self._crew = Crew(job, say, step=self._step)
+        again = f"howdah train {job.folder}"
+        self._crew = Crew(job, say, step=self._step, again=again)
         self._processes: dict[str, Process] = {}
 
     def see_through(self) -> int:
@@ -215,10 +217,7 @@ class _Run:
             self._crew.server_died(one, told)
             return
         if kind == "away":
-            raise ServerDied(
-                f"{told}; what it had since the last checkpoint is lost: go on with howdah train "
-                f"{self._job.folder}"
-            )
+            raise self._crew.lost(told)
         if one.tries >= TRIES:
             raise UserError(f"{one.name} fails again and again: {told}")
         self._say(f"{told}; another one takes its place")
@@ -317,6 +316,7 @@ def corpus_of(job: Job) -> Corpus:
         cache=job.cache,
         say=lambda line: None,
         extra=extra_tokens(job.shape),
+        labels=labels_of(job.shape),
     )
 
 
@@ -325,9 +325,9 @@ def start_of(job: Job, step: int, corpus: Corpus) -> Start:
     if step >= 0:
         there = open_checkpoint(step_folder(job.folder / "checkpoints", step))
         check_match(there, job, corpus)
-        return Start(read_weights(there), there, there.step, there.samples)
+        return Start(read_weights(there, job), there, there.step, there.samples)
     if job.init_from is not None:
-        return Start(read_folder(job.init_from, job.shape), None, 0, 0)
+        return Start(read_folder(job.init_from, job.shape, job.seed), None, 0, 0)
     return Start(random_init(weights(job.shape), job.seed), None, 0, 0)
 
 

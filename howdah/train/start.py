@@ -5,15 +5,18 @@ gives one sentence from one process, and the ranks find the tokens built. Under 
 are already running: all of them prepare the tokens, and rank 0 checks the rest.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from howdah.base.errors import UserError, named, several
 from howdah.checkpoint.export import require_free
 from howdah.checkpoint.folders import steps
 from howdah.text.batches import order_of
+from howdah.text.labelled import labels_of
 from howdah.text.sources import unreadable
 from howdah.text.tokenizer import FILE, extra_tokens, load
-from howdah.text.tokens import Corpus, prepare, require_samples
+from howdah.text.tokens import Corpus, packed, prepare, require_samples
+from howdah.train.adapted import first_adapter, needs_base
 from howdah.train.console import Say, encoding_bar
 from howdah.train.inputs import input_problems, require_prompt
 from howdah.train.job import Job
@@ -35,6 +38,8 @@ def require_inputs(job: Job) -> None:
         folder=job.folder,
     ):
         raise UserError(several([*unreadable(job.data), *problems]))
+    for problem in needs_base(job):
+        raise UserError(problem)
 
 
 def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
@@ -54,17 +59,34 @@ def prepare_tokens(job: Job, say: Say, *, check: bool = True) -> Corpus:
             progress=progress,
             check=check,
             extra=extra_tokens(job.shape),
+            labels=labels_of(job.shape),
         )
     order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
     require_samples(
         corpus, sequence=job.data.sequence_length, batch=job.batch.size(job.train.steps)
     )
+    for note in cut_notes(corpus, job.data.sequence_length):
+        say(f"note        {note}")
     open_still = job.init_from is None and not steps(job.folder / "checkpoints")
     if open_still and (note := vocab_note(corpus.entries, job.shape.vocab)):
         say(f"note        {note}")
     if job.train.prompt:
         require_prompt(job.train.prompt, corpus.tokenizer, context=job.shape.context)
     return corpus
+
+
+def cut_notes(corpus: Corpus, sequence: int) -> Iterator[str]:
+    """Yields a note for each source of conversations of which some are longer than a sample."""
+    for name, tokens in zip(corpus.names, corpus.sources, strict=True):
+        if tokens.trained is not None and (found := packed(tokens, sequence)).cut:
+            without = (
+                f", and {found.without:,} left out, without an answer" if found.without else ""
+            )
+            yield (
+                f"{found.cut:,} of {len(tokens.starts):,} conversations of {name} are longer than "
+                f"{sequence + 1:,} tokens, and are cut there{without}; data.sequence_length says "
+                "how long a row is"
+            )
 
 
 def vocab_note(entries: int, vocab: int) -> str:
@@ -97,6 +119,8 @@ def prepare_start(
             check_held_out(checkpoint, corpus)
     elif job.init_from is not None:
         require_its_tokenizer(job.init_from, corpus)
+        if job.init_adapter is not None:
+            first_adapter(job.init_adapter, job)
 
 
 def require_its_tokenizer(folder: Path, corpus: Corpus) -> None:

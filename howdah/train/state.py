@@ -20,16 +20,17 @@ from howdah.checkpoint.load import Checkpoint
 from howdah.checkpoint.snapshot import Elsewhere, Entry
 from howdah.optim.optimizers import Range
 from howdah.parallel.apply import ParallelModel
-from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.flat_params import Fill, FlatUnit, copied, fill_masters
 from howdah.plan.flat_buffers import pieces
 
 
 def entries(placed: ParallelModel) -> Iterator[Entry]:
     """The pieces that this rank saves: masters and optimizer states of the ranges that it counts.
     Yields (kind, piece, its elements in 1-D); the kind is "weight" or the name of an optimizer
-    state.
+    state. Beside an adapter, frozen weights are left out.
     """
-    counted = list(placed.counted())
+    beside = placed.plan.method.adapter is not None  # a base, which is in a folder of its own
+    counted = [one for one in placed.counted() if one[0].trains or not beside]
     for unit, first, last in counted:
         for piece, start, stop in pieces(unit.buffer, first, last):
             yield "weight", piece, _kept(placed, unit, "masters", start, stop)
@@ -61,6 +62,26 @@ def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     for state in placed.optimizer.state.values():
         if "step" in state:
             state["step"] = torch.full_like(state["step"], float(checkpoint.step))
+
+
+def count_steps(placed: ParallelModel, step: int) -> None:
+    """Makes the optimizer's count of updates that of steps: a step whose update was left out counts
+    too, or a resumed run would correct the bias of its moments by another count.
+    """
+    if placed.update:
+        placed.update.turns.updates = max(step - placed.update.delay, 0)
+        return
+    for state in placed.optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(float(step))
+
+
+def refill(placed: ParallelModel, fill: Fill) -> None:
+    """Fills the weights of a model that has trained with others, such as those of a checkpoint."""
+    placed.sync_weights()
+    fill_masters(placed.units, fill, placed.homes.put if placed.homes else copied)
+    if placed.gatherer:
+        placed.gatherer.updated()
 
 
 def _kept(

@@ -6,7 +6,8 @@
   3. reduce   the gradients, mostly while backward still runs
   4. sum      the loss over all ranks, and the squares of the full gradient, each element counted
               once
-  5. update   the masters, by the clipped gradient, behind a snapshot of them, and copy them to
+  5. update   (left out if the loss is a spike, where the method asks for that)
+              the masters, by the clipped gradient, behind a snapshot of them, and copy them to
               the weights, for which other ranks may wait; and the biases of routers, by the tokens
               that each expert had on all ranks
   6. tell     loss and norm: the host asks for them when it needs them
@@ -28,9 +29,11 @@ from torch import Tensor
 
 from howdah.checkpoint.snapshot import Snapshots
 from howdah.comm.recorder import Recorder
+from howdah.optim.average import move_averages, new_share
 from howdah.optim.clip import clipped_update, squared_norm
 from howdah.optim.optimizers import set_rate
 from howdah.parallel.apply import ParallelModel
+from howdah.parallel.executor import Loss
 from howdah.parallel.expert_counts import expert_counts, move_biases
 from howdah.parallel.flat_params import FlatUnit, publish
 from howdah.parallel.mesh import Mesh
@@ -42,6 +45,8 @@ from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.text.batches import Micro
 from howdah.train.feed import Counts, Fed, OnDevice, arrays_of, columns_of, on_device, with_noise
+from howdah.train.spikes import Spikes
+from howdah.train.state import count_steps
 from howdah.train.tell import Told, over_ranks, streams_of, tell
 
 
@@ -71,6 +76,7 @@ class StepContext:
     count      counts the labelled tokens of micro-batches
     square     computes the squared norm of gradients, as a float64 scalar on their device
     snapshots  copies of masters and states for which an update must wait
+    spikes     decides which losses are spikes, whose updates are left out
     """
 
     placed: ParallelModel
@@ -80,6 +86,7 @@ class StepContext:
     count: Callable[[Sequence[Micro]], int] = count_tokens
     square: Callable[[Iterable[Tensor]], Tensor] = squared_norm
     snapshots: Snapshots = field(default_factory=Snapshots)
+    spikes: Spikes | None = None
 
     @property
     def recorder(self) -> Recorder:
@@ -95,12 +102,14 @@ class StepResult:
     tokens  number of labelled tokens in the global batch
     stop    whether some rank was asked to stop
     sparse  names of the blocks with experts
+    spikes  numbers of `Spikes` behind loss and norm
     """
 
     told: Told
     tokens: int
     stop: bool
     sparse: tuple[str, ...] = ()
+    spikes: int = 0
 
     @property
     def loss(self) -> float:
@@ -115,9 +124,14 @@ class StepResult:
         return sqrt(self.told.values()[1])
 
     @property
+    def spike(self) -> list[float]:
+        """What `Spikes.tell` asks for; empty where nothing is watched."""
+        return self.told.values()[2 : 2 + self.spikes]
+
+    @property
     def expert_tokens(self) -> dict[str, list[int]]:
         """By name of a block with experts: the tokens of each, and last how many were dropped."""
-        every = [int(count) for count in self.told.values()[2:]]
+        every = [int(count) for count in self.told.values()[2 + self.spikes :]]
         each = len(every) // max(len(self.sparse), 1)
         return {name: every[i * each :][:each] for i, name in enumerate(self.sparse)}
 
@@ -137,12 +151,15 @@ def train_step(
     tokens, stops = fed.counts or exchange(context, micros, stop=stop)  # 1
     fed.wait(streams)
     with context.recorder.step(step + 1):
+        if context.spikes:
+            count_steps(placed, step)
         if placed.update and placed.update.delay:
             context.snapshots.settle()
             set_rate(placed.optimizer, rate)
             placed.update.begin()
         total = accumulate(context, fed, step=step, tokens=tokens)  # 2, 3
-        loss, square = _sums(context, total)  # 4
+        loss, norm = _sums(context, total)  # 4
+        square, told = watched(context, loss, norm, tokens=tokens)
         counts = expert_counts(placed)
         with context.recorder.span(_update(len(micros))):  # 5
             context.snapshots.settle()
@@ -150,17 +167,32 @@ def train_step(
             limit = context.method.grad_clip
             most = context.method.routing.bias_rate * square.isfinite().double()
             biases = partial(move_biases, counts=counts, rate=most)
+            share = new_share(context.method.optimizer, step=step)
             if placed.update:
-                placed.update.run(square=square, limit=limit, beside=biases)
+                placed.update.run(square=square, limit=limit, beside=biases, share=share)
             else:
                 clipped_update(placed.optimizer, placed.gradients(), square=square, limit=limit)
                 biases(placed.units.values())
+                if share:
+                    move_averages(placed.optimizer, placed.ranges, share=share, square=square)
                 publish(placed.units.values())
             if placed.gatherer:
                 placed.gatherer.updated()
-        numbers = torch.cat([torch.stack([loss, square]), *counts.values()])
-        told = tell(numbers, context.mesh.world, streams=streams, keep=fed)  # 6
-    return StepResult(told, int(tokens), stops, tuple(counts))
+        numbers = torch.cat([torch.stack([loss, norm]), told, *counts.values()])
+        later = tell(numbers, context.mesh.world, streams=streams, keep=fed)  # 6
+    return StepResult(later, int(tokens), stops, tuple(counts), len(told))
+
+
+def watched(
+    context: StepContext, loss: Tensor, square: Tensor, *, tokens: float
+) -> tuple[Tensor, Tensor]:
+    """The squared norm by which the step is updated, not finite where the update is left out; and
+    what is told of spikes.
+    """
+    if context.spikes is None:
+        return square, loss.new_empty(0)
+    found = context.spikes.watch(loss / max(tokens, 1), square)
+    return found.square, found.told
 
 
 def exchange(context: StepContext, micros: Sequence[Micro], *, stop: bool) -> Counts:
@@ -255,22 +287,24 @@ def _there(context: StepContext, micro: Micro) -> OnDevice:
 
 
 @torch.no_grad()
-def held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
+def held_out_loss(
+    context: StepContext, micros: Iterable[Micro], loss: Loss | None = None
+) -> tuple[float, int]:
     """Mean loss per token over held-out micro-batches without dropout, and the number of tokens.
-    Both are over all ranks, which call together.
+    Both are over all ranks, which call together. `loss` takes the place of the plain loss.
     """
     context.placed.sync_weights()
     with context.mesh.counters.aside():
-        return _held_out_loss(context, micros)
+        return _held_out_loss(context, micros, loss or context.placed.plain_loss)
 
 
-def _held_out_loss(context: StepContext, micros: Iterable[Micro]) -> tuple[float, int]:
+def _held_out_loss(context: StepContext, micros: Iterable[Micro], loss: Loss) -> tuple[float, int]:
     tokens, placed, mesh = 0, context.placed, context.mesh
     losses = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for some in chunks(micros, placed.plan.micros):
         given = [arrays_of(micro, mesh.device, columns_of(mesh)) for micro in some]
         with placed.in_pass(f"a held-out loss of {len(some)} micro-batches"):
-            losses += placed.executor.evaluate(given, placed.plain_loss)
+            losses += placed.executor.evaluate(given, loss)
         tokens += count_tokens(some) if mesh.counts_batch else 0
     total = float(losses) if mesh.index_of("tp") == 0 else 0.0  # all tp ranks have the same
     total, count = mesh.world.sum_scalars([total, tokens])

@@ -25,6 +25,8 @@ def own_model(placed: ParallelModel) -> Transformer | None:
     """The model of the weights that this rank trains, in the run's precision and on its device;
     None if it does not have all of them. The weights must be those of the last update.
     """
+    if placed.plan.method.adapter:  # its matrices are not merged
+        return None
     units = list(placed.units.values())
     mine = {name for unit in units if _is_whole(unit) for name in unit.buffer.names}
     if mine != {weight.name for weight in placed.plan.weights}:

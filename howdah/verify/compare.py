@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from howdah.plan.method import Precision
-from howdah.shapes.weights import parts_of, weights
+from howdah.shapes.weights import parts_of
 from howdah.verify.case import Case
 from howdah.verify.evidence import Arrays, Evidence
 
@@ -89,7 +89,7 @@ def _scalar(what: str, mine: float, theirs: float, precision: Precision) -> Diff
 
 def _gradient_bound(case: Case, theirs: Arrays, noise: Arrays) -> Callable[[str], float]:
     all_of_them = _norm_of_all(theirs)
-    depths = {weight.name: _depth(weight.unit, case) for weight in weights(case.shape)}
+    depths = {weight.name: _depth(weight.unit, case) for weight in case.plan.weights}
 
     def bound(name: str) -> float:
         own = _norm(theirs[name])

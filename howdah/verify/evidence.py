@@ -24,7 +24,6 @@ from howdah.parallel.flat_params import random_init
 from howdah.parallel.full_tensors import full_gradient, full_parameter, parameter_names
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.plan.recording import TCP, Traffic, Wires
-from howdah.shapes.weights import weights
 from howdah.text.batches import Micro, Rows, micros, order_of, rows_of
 from howdah.text.masking import Task, task_of
 from howdah.text.tokens import Corpus
@@ -83,7 +82,7 @@ def gather(
 
 
 def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) -> Evidence:
-    fill = random_init(weights(case.shape), case.seed)
+    fill = random_init(case.plan.weights, case.seed)
     placed = apply(case.plan, mesh=mesh, fill=fill)
     context = StepContext(placed, mesh, case.method, case.seed)
     context = mutate(context) if mutate else context
@@ -95,7 +94,8 @@ def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) 
     held = {} if mutate else measured_memory(context, first)
     (tokens,) = mesh.world.sum_scalars([counted(context, batches[0])])
     accumulate(context, batches[0], step=0, tokens=tokens)
-    gradients = {name: _array(full_gradient(placed, name)) for name in parameter_names(placed)}
+    trained = [name for name in parameter_names(placed) if placed.plan.weight(name).rate]
+    gradients = {name: _array(full_gradient(placed, name)) for name in trained}
 
     before, rows = mesh.counters.sent(), (mesh.counters.rows_sent, mesh.counters.dense_sums)
     placed.executor.packed.clear()

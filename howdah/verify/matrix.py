@@ -23,10 +23,11 @@ from howdah.plan.method import Method, Routing
 from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
 from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
-from howdah.shapes.shape import ModelShape
+from howdah.shapes.shape import ModelShape, with_labels
 from howdah.verify.case import Case, small_shape
 
 SEQUENCE, MODEL = 19, "model="
+LABELS = ("high", "low", "middle")
 # Schedules of token slices are left out: they cannot run yet.
 PIPES = tuple(name for name in SCHEDULES if FAMILIES[name].takes != "slices")
 FORMS = {
@@ -158,6 +159,8 @@ def model_of(name: str) -> tuple[ModelShape, Routing]:
     bloom     ALiBi, a norm behind the embedding
     encoder   BERT's forms: both ways, norms behind, a transform and a bias of the head
     t5        an encoder with a decoder behind it: relative positions, spans of a text
+    classes   BERT with a pooler and three labels
+    scores    a decoder with grouped queries and three labels
     """
     balanced = Routing(balance_loss=0.3, z_loss=0.1)
     shape, routing = {
@@ -173,6 +176,14 @@ def model_of(name: str) -> tuple[ModelShape, Routing]:
         "bloom": (small_shape(preset("bloom-176b"), context=SEQUENCE), Routing()),
         "encoder": (small_shape(preset("bert-base"), context=SEQUENCE), Routing()),
         "t5": (small_shape(preset("t5-base"), context=SEQUENCE), Routing()),
+        "classes": (
+            with_labels(small_shape(preset("bert-base"), context=SEQUENCE), LABELS),
+            Routing(),
+        ),
+        "scores": (
+            with_labels(small_shape(preset("laptop"), context=SEQUENCE), LABELS),
+            Routing(),
+        ),
     }[name]
     return replace(shape, layers=4, vocab=67, ffn_size=28), routing
 

@@ -57,9 +57,10 @@ from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, tied_stages
 from howdah.plan.schedule.actions import Kind
-from howdah.plan.schedule.messages import message_order
+from howdah.plan.schedule.messages import Message, message_order
 from howdah.plan.sharding import placement, summed_over_tp
 from howdah.plan.sums import Sum
+from howdah.shapes.weights import Weight
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, count_tokens
 from howdah.verify.context_mutations import OwnBlocksAgain, breaks_of
@@ -93,18 +94,19 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
             found.append(Mutation("a pull skipped", mutate=skip_a_pull))
     if plan.layout.recompute != "none":
         found.append(Mutation("another second run", mutate=run_otherwise_again))
-    if plan.layout.pp > 1:
+    if any(map(_is_back, _sent(plan))):
         found.append(Mutation("a gradient lost between stages", mutate=lose_a_gradient))
-        if tied_stages(plan):
-            found.append(Mutation("a tie skipped", mutate=skip_the_tie))
+    if plan.layout.pp > 1 and tied_stages(plan):
+        found.append(Mutation("a tie skipped", mutate=skip_the_tie))
     if plan.layout.tp > 1:
-        found.append(Mutation("an input's sum skipped", mutate=skip_an_input_s_sum))
+        if any(".attention." in weight.name for weight in _trained(plan)):
+            found.append(Mutation("an input's sum skipped", mutate=skip_an_input_s_sum))
         if _partial(plan):
             found.append(Mutation("a part left out", mutate=leave_a_part_out))
     if plan.layout.cp > 1:
         found += [Mutation(name, mutate=mutate) for name, mutate in breaks_of(plan).items()]
     found += [Mutation(name, mutate=mutate) for name, mutate in of_experts(plan).items()]
-    held = placement(plan.weights[0], plan, rank=0)
+    held = placement(_trained(plan)[0], plan, rank=0)
     sums = held is not None and len(held.summed) > 1
     return [Mutation("a sum skipped", mutate=skip_a_sum), *found] if sums else found
 
@@ -132,7 +134,8 @@ def count_a_unit_twice(context: StepContext) -> StepContext:
 
     def square(gradients: Iterable[Tensor]) -> Tensor:
         every = list(gradients)
-        return squared_norm([*every[:1], *every])
+        first = [one for one in every if one.numel()][:1]
+        return squared_norm([*first, *every])
 
     return replace(context, square=square)
 
@@ -143,9 +146,9 @@ def skip_a_sum(context: StepContext) -> StepContext:
     """
     rank, store = context.mesh.rank, context.placed.store
     if store:
-        _leave_out(store, context.placed.plan.weights[0].name, rank)
+        _leave_out(store, _trained(context.placed.plan)[0].name, rank)
         return context
-    first = next(context.placed.model.parameters())
+    first = next(one for one in context.placed.model.parameters() if one.requires_grad)
     first.register_hook(lambda gradient: gradient if rank == 0 else torch.zeros_like(gradient))
     return context
 
@@ -207,7 +210,9 @@ def keep_a_unit(context: StepContext) -> StepContext:
 
 def run_otherwise_again(context: StepContext) -> StepContext:
     """In the first block of each rank, attention masks other tokens when it is recomputed."""
-    for block in cast(Iterable[Block], context.placed.model.layers.values()):
+    still = context.placed.plan.marks.still
+    blocks = cast(Iterable[Block], context.placed.model.layers.values())
+    for block in (one for one in blocks if one.part not in still):
         block.attention.core = _recut(block.attention.core, context.placed.plan.sequence)
         break
     return context
@@ -237,8 +242,8 @@ class _Recut(Spans):
 def lose_a_gradient(context: StepContext) -> StepContext:
     """The first gradient of a step that one stage sends to another is all zeros."""
     links, plan = context.placed.executor.links, context.placed.plan
-    every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
-    lost = next(message for message in every if message.action.kind is not Kind.FORWARD)
+    every = _sent(plan)
+    lost = next(filter(_is_back, every))
     if context.mesh.index_of("pp") != lost.source:
         return context
     way = [m for m in every if (m.source, m.target) == (lost.source, lost.target)]
@@ -251,17 +256,32 @@ def lose_a_gradient(context: StepContext) -> StepContext:
     return context
 
 
+def _sent(plan: Plan) -> list[Message]:
+    """The messages between stages in a step; a stage that is frozen asks for no gradient."""
+    if plan.layout.pp == 1:
+        return []
+    every = [message for queue in message_order(schedule_of(plan)).values() for message in queue]
+    return [one for one in every if not (_is_back(one) and plan.still(one.action.stage - 1))]
+
+
+def _is_back(message: Message) -> bool:
+    return message.action.kind is not Kind.FORWARD
+
+
 def skip_the_tie(context: StepContext) -> StepContext:
     """The stages of the embedding and of the head do not sum their gradients of the tied weight."""
     return _skip(context, lambda row: row.axis == "pp")
 
 
 def skip_an_input_s_sum(context: StepContext) -> StepContext:
-    """Every tp rank keeps its own term of the gradient of its first region's input."""
+    """Every tp rank keeps its own term of the gradient of its first region's input; where some
+    weights are frozen, of its last's, behind which some are not.
+    """
     modules = list(context.placed.model.modules())
     found: list[Columns | TpBorder] = [m.together for m in modules if isinstance(m, Column)]
     borders = (getattr(module, "region", None) for module in modules)
-    for inside in [*found, *(border for border in borders if isinstance(border, TpBorder))]:
+    every = [*found, *(border for border in borders if isinstance(border, TpBorder))]
+    for inside in reversed(every) if context.placed.plan.marks.frozen else every:
         region = inside.region
         inside.region = _WithoutSum(**{f.name: getattr(region, f.name) for f in fields(region)})
         break
@@ -285,7 +305,11 @@ def leave_a_part_out(context: StepContext) -> StepContext:
 
 def _partial(plan: Plan) -> list[str]:
     """The names of the weights whose gradients are sums of terms of several tp ranks."""
-    return [w.name for w in plan.weights if len(summed_over_tp(w, plan, 0)) > 1]
+    return [w.name for w in _trained(plan) if len(summed_over_tp(w, plan, 0)) > 1]
+
+
+def _trained(plan: Plan) -> list[Weight]:
+    return [weight for weight in plan.weights if weight.rate]
 
 
 def shift_first_micro(batch: list[Micro], replica: int) -> list[Micro]:

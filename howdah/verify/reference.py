@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from howdah.base.seeds import key
+from howdah.model.adapter import adapt
 from howdah.model.islands import promoted
-from howdah.model.noise import Noise, fill_normal
+from howdah.model.noise import Noise, fill_even, fill_normal
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import DTYPES
 from howdah.plan.batch import MASKED
 from howdah.plan.method import Optimizer
-from howdah.shapes.weights import weights
 from howdah.text.batches import Micro
 from howdah.verify.case import Case
 from howdah.verify.evidence import Evidence, global_batch, rate_of
@@ -37,7 +37,9 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
     dtype = DTYPES[case.method.precision]
     dtype = promoted(dtype) if wide else dtype
     drops = {name: getattr(case.method, name) for name in ("dropout", "attention_dropout")}
-    model = Transformer(case.shape, **drops).to(dtype)
+    model = Transformer(case.shape, **drops)
+    adapt(model, case.plan.marks, case.method.adapter)
+    model = model.to(dtype)
     masters, routers = _fill(model, case), HeardRouters(model, case.method.routing)
     optimizer = _optimizer(case, masters)
     losses, norms, gradients = [], [], {}
@@ -47,11 +49,12 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
         for name, parameter in model.named_parameters():
             masters[name].grad = parameter.grad
         if step == 0:
-            gradients = {name: _array(m.grad) for name, m in masters.items()}
+            trained = [n for n, one in model.named_parameters() if one.requires_grad]
+            gradients = {name: _array(masters[name].grad) for name in trained}
         limit = case.method.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(masters.values(), limit)))
         for group in optimizer.param_groups:
-            group["lr"] = rate_of(case, step)
+            group["lr"] = rate_of(case, step) * group["factor"]
         if case.method.optimizer.delay:
             for name, master in masters.items():
                 waited, late[name] = late[name], torch.clone(cast(Tensor, master.grad))
@@ -68,12 +71,16 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
     """Fills the model with random weights. Returns their masters, by name, in at least float32."""
     masters = {}
     parameters = dict(model.named_parameters())
-    for weight in weights(case.shape):
+    for weight in case.plan.weights:
         parameter = parameters[weight.name]
         master = torch.empty(weight.elements, dtype=promoted(parameter.dtype))
         name = key(case.seed, "weight", weight.name)
-        fill_normal(master, key=name, mean=weight.mean, spread=weight.spread)
+        if weight.even:
+            fill_even(master, key=name, reach=weight.spread)
+        else:
+            fill_normal(master, key=name, mean=weight.mean, spread=weight.spread)
         masters[weight.name] = master.view(weight.shape)
+        parameter.requires_grad_(weight.rate > 0)
         parameter.data.copy_(masters[weight.name].to(DTYPES[case.method.precision]))
         if parameter.dtype != master.dtype:
             parameter.grad_dtype = master.dtype
@@ -124,10 +131,14 @@ def _sample_loss(
 
 def _optimizer(case: Case, masters: dict[str, Tensor]) -> torch.optim.Optimizer:
     settings = case.method.optimizer
-    decays = {weight.name: weight.decay for weight in weights(case.shape)}
     groups = [
-        {"params": [masters[n] for n in masters if decays[n] is decay], "weight_decay": amount}
-        for decay, amount in ((True, settings.weight_decay), (False, 0.0))
+        {
+            "params": [masters[weight.name]],
+            "weight_decay": settings.weight_decay if weight.decay else 0.0,
+            "factor": weight.rate,
+        }
+        for weight in case.plan.weights
+        if weight.rate
     ]
     return _torch_optimizer(settings, groups)
 

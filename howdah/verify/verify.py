@@ -17,7 +17,6 @@ from howdah.comm.spawn import Workers
 from howdah.plan.boxes import Box
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import fixed_capacity, held
-from howdah.shapes.weights import weights
 from howdah.sim.traffic import activation_traffic, rows_traffic, step_traffic
 from howdah.train.report import predicted_memory
 from howdah.verify.case import Case
@@ -165,7 +164,7 @@ def report(verdict: Verdict) -> Iterator[str]:
     where = "one device" if on_cpu else f"one CPU, the layout on {case.device}"
     yield (
         f"{case.layout} against {where}: {case.method.precision}, {case.steps} steps of "
-        f"{case.samples} samples, {len(weights(case.shape))} weights"
+        f"{case.samples} samples, {len(case.plan.weights)} weights"
     )
     yield f"{'share of bound':>15s}  {'apart':>9s}  {'allowed':>9s}  what"
     for difference in _worst(verdict.differences):

@@ -69,7 +69,7 @@ def test_words_are_known_however_they_are_spelled():
     assert ours("walrus", LAYOUT) == ours("", KEYS) == our_key("walrus") == otherwise("") == ""
     assert our_key("--warmup-steps".lstrip("-")) == "method.lr.warmup_steps"
     assert our_key("pipeline_parallel_degree") == "layout=ppN"
-    assert otherwise("LoRA").startswith("it is not there yet; ")
+    assert otherwise("QLoRA").startswith("it is not there yet: ")
 
 
 THEIRS = {  # arguments of each, as its own source or documentation names them

@@ -21,9 +21,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="
 
 # keys of the items of lists
 OF_ITEMS = {
-    *(f"data.sources.{key}" for key in ("path", "field", "target", "weight")),
-    *("data.validation.path", "data.validation.field", "data.validation.target"),
-    "method.sync",  # a table that may be absent
+    *(f"data.sources.{key}" for key in ("path", "field", "target", "label", "weight")),
+    *(f"data.validation.{key}" for key in ("path", "field", "target", "label")),
+    "method.sync",  # tables that may be absent
+    "method.spike",
+    "method.adapter",
 }
 
 

@@ -100,8 +100,10 @@ def test_keys_answers_every_word_of_a_layout(run, word):
 
 
 def test_keys_says_what_is_not_there_yet(run):
-    code, _, error = run("keys", "LoRA")
-    assert code == 2 and error.startswith("howdah: 'LoRA' is not there yet; init_from=FOLDER ")
+    code, _, error = run("keys", "QLoRA")
+    assert code == 2 and error.startswith("howdah: 'QLoRA' is not there yet: no product reads wei")
+    code, out, _ = run("keys", "LoRA")
+    assert code == 0 and out.startswith("method.adapter.rank  (whole number, from 1 to 16384; by ")
 
 
 @pytest.mark.parametrize("word", KEYS)
@@ -129,7 +131,9 @@ def test_keys_shows_the_keys_that_an_answer_names(run):
     [
         ("check laptop warmup_ratio=0.1", "unknown key 'warmup_ratio'; a warm-up is counted in s"),
         ("check laptop method.optimizer.beta1=0.9", "unknown key 'method.optimizer.beta1'; both a"),
-        ("check laptop lora=8", "unknown key 'lora'; it is not there yet; init_from=FOLDER trains"),
+        ("check laptop lora=8", "unknown key 'lora'; here it is 'method.adapter.rank'"),
+        ("check laptop qlora=8", "unknown key 'qlora'; it is not there yet: no product reads wei"),
+        ("check laptop dpo=1", "unknown key 'dpo'; it is not there yet: it needs pairs of answers"),
         ("check laptop hsdp=2", "unknown key 'hsdp'; in a layout it is 'dpN zero3 shardG'"),
         ("check laptop layout=deepspeed", "layout 'deepspeed': unknown word 'deepspeed'; here it"),
         ("check laptop layout=megatron", "layout 'megatron': unknown word 'megatron'; here it is"),

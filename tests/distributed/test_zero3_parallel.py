@@ -123,7 +123,8 @@ class Unpublished(ShardedWeights):
 
     def __init__(self, units, group, waited, **how):
         super().__init__(units, group, waited, **how)
-        self._units = {n: _frozen(u) for n, u in units.items()}
+        bundles = self._bundles.items()
+        self._bundles = {name: [*map(_frozen, some)] for name, some in bundles}
 
 
 def _frozen(unit):

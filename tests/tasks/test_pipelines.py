@@ -133,7 +133,7 @@ def test_a_run_writes_texts_that_a_seed_gives_again(make_job, tmp_path):
     ("task", "kind", "sentence"),
     [
         ("image-classification", "gpt2", "image-classification is declined: howdah's models read"),
-        ("sentiment-analysis", "gpt2", "text-classification needs a head for labels"),
+        ("sentiment-analysis", "gpt2", "text-classification needs one for labels"),
         ("question-answering", "gpt2", "question-answering is declined"),
         ("summarization", "gpt2", "is a decoder, and summarization needs an encoder-decoder"),
         ("translation_en_to_fr", "bert", "translation_en_to_fr needs an encoder-decoder"),

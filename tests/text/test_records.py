@@ -15,7 +15,9 @@ from pyarrow import parquet as format
 from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
 from howdah.text import records
-from howdah.text.sources import Source, contents, documents
+from howdah.text.contents import contents
+from howdah.text.records import Fields
+from howdah.text.sources import Source, documents
 from howdah.train.loop import train
 
 
@@ -32,7 +34,7 @@ def test_json_lines_give_their_field(tmp_path, suffix):
     lines = "\n".join(json.dumps({"body": text, "n": 1}) for text in ("é", "a\u2028b", "\n"))
     with (gzip.open if suffix.endswith(".gz") else open)(path, "wb") as file:
         file.write(f"{lines}\n\n".encode())
-    assert list(records.lines(path, field="body", bad=refuse)) == ["é", "a\u2028b", "\n"]
+    assert list(records.lines(path, take=Fields("body"), bad=refuse)) == ["é", "a\u2028b", "\n"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_json_lines_give_their_field(tmp_path, suffix):
 def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, sentence):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "fine"}}\n{line}\n')
-    read = records.lines(path, field="text", bad=refuse)
+    read = records.lines(path, take=Fields("text"), bad=refuse)
     assert next(read) == "fine"
     with pytest.raises(UserError, match=sentence) as refusal:
         next(read)
@@ -59,7 +61,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, sentence):
 def test_lines_that_are_not_utf8_are_told_and_passed_over(tmp_path):
     path, told = tmp_path / "a.jsonl", []
     path.write_bytes(b'{"text": "a\xff"}\n{"text": "\\ud800"}\n{"text": "fine"}\n')
-    assert list(records.lines(path, field="text", bad=told.append)) == ["fine"]
+    assert list(records.lines(path, take=Fields("text"), bad=told.append)) == ["fine"]
     assert [sentence.removeprefix(str(path)) for sentence in told] == [
         " line 1: the byte at offset 11 is not UTF-8",
         " line 2: the character at 0 is not UTF-8, or half of a surrogate pair",
@@ -72,17 +74,17 @@ def test_a_damaged_gzip_is_a_sentence(tmp_path, keep):
     whole = gzip.compress(b'{"text": "fine"}\n' * 100)
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(UserError, match=r"cannot read .*a\.jsonl\.gz"):
-        list(records.lines(path, field="text", bad=refuse))
+        list(records.lines(path, take=Fields("text"), bad=refuse))
     path.write_bytes(b"not gzip")
     with pytest.raises(UserError, match=r"cannot read .*a\.jsonl\.gz"):
-        list(records.lines(path, field="text", bad=refuse))
+        list(records.lines(path, take=Fields("text"), bad=refuse))
 
 
 def test_a_line_without_an_end_is_not_held(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "LONGEST_LINE", 30)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n' + " " * 13 + '{"text": "fine"}\n{"text": "' + "x" * 30)
-    read = records.lines(path, field="text", bad=refuse)
+    read = records.lines(path, take=Fields("text"), bad=refuse)
     assert [next(read), next(read)] == ["fine", "fine"]
     with pytest.raises(
         UserError, match=r"a\.jsonl line 3: longer than 0 MiB; a line is one document"
@@ -94,7 +96,7 @@ def test_fields_of_any_length_leave_the_sentence_short(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"x" * 5000: 1, "a\nb": 2}) + "\n")
     with pytest.raises(UserError, match="no field 'y") as refused:
-        list(records.lines(path, field="y" * 5000, bad=refuse))
+        list(records.lines(path, take=Fields("y" * 5000), bad=refuse))
     assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
 
 
@@ -102,7 +104,7 @@ def test_fields_of_any_length_leave_the_sentence_short(tmp_path):
 
 
 def array(path, text="text", bad=refuse):
-    return list(records.array(path, field=text, bad=bad))
+    return list(records.array(path, take=Fields(text), bad=bad))
 
 
 @pytest.mark.parametrize("part", [1, 3, 1 << 20])
@@ -174,7 +176,7 @@ def test_an_array_with_a_wrong_byte_loses_that_record_alone(tmp_path):
 
 
 def rows(path, field="text", bad=refuse):
-    return list(records.table(path, field=field, bad=bad))
+    return list(records.table(path, take=Fields(field), bad=bad))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz", "semicolons.csv"])
@@ -228,7 +230,7 @@ def table(path, **columns):
 
 def test_parquet_gives_its_column(tmp_path):
     path = table(tmp_path / "a.parquet", body=["one", "é", "three"], n=[1, 2, 3])
-    assert list(records.parquet(path, field="body", bad=refuse)) == ["one", "é", "three"]
+    assert list(records.parquet(path, take=Fields("body"), bad=refuse)) == ["one", "é", "three"]
 
 
 def test_bad_parquet_is_named_by_file_and_row(tmp_path):
@@ -239,16 +241,16 @@ def test_bad_parquet_is_named_by_file_and_row(tmp_path):
         ("n", "row 1: the field 'n' is of type int"),
     ):
         with pytest.raises(UserError, match=sentence):
-            list(records.parquet(path, field=field, bad=refuse))
+            list(records.parquet(path, take=Fields(field), bad=refuse))
     path.write_bytes(b"not parquet at all")
     with pytest.raises(UserError, match=r"cannot read .*a\.parquet as Parquet"):
-        list(records.parquet(path, field="text", bad=refuse))
+        list(records.parquet(path, take=Fields("text"), bad=refuse))
 
 
 def test_parquet_rows_that_are_not_utf8_are_told_and_passed_over(tmp_path):
     raw = pyarrow.array([b"a\xff", b"fine"]).view(pyarrow.string())
     path, told = table(tmp_path / "a.parquet", text=raw), []
-    assert list(records.parquet(path, field="text", bad=told.append)) == ["fine"]
+    assert list(records.parquet(path, take=Fields("text"), bad=told.append)) == ["fine"]
     assert told == [f"{path} row 1: the byte at offset 1 is not UTF-8"]
 
 
@@ -256,7 +258,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     path = tmp_path / "a.parquet"
     with pytest.raises(UserError, match=r"needs the package pyarrow; pip install pyarrow$"):
-        list(records.parquet(path, field="text", bad=refuse))
+        list(records.parquet(path, take=Fields("text"), bad=refuse))
 
 
 # -- the datasets library --------------------------------------------------------

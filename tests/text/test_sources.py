@@ -11,14 +11,15 @@ from socket import AF_UNIX, socket
 import pytest
 
 from howdah.base.errors import UserError
+from howdah.text import contents as identity
 from howdah.text import sources, walking
+from howdah.text.contents import contents
 from howdah.text.sources import (
     Data,
     Source,
     Text,
     beside_text,
     check_sources,
-    contents,
     documents,
     files,
     unreadable,
@@ -102,7 +103,7 @@ def test_contents_are_the_bytes_wherever_they_stand(tmp_path):
 
 
 def test_contents_of_large_sources_are_sizes_and_times(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "SMALL", 2)
+    monkeypatch.setattr(identity, "SMALL", 2)
     source, path = fill(tmp_path, a_txt="one"), tmp_path / "a.txt"
     os.utime(path, ns=(1, 1))
     before = contents(source)

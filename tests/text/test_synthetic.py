@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.text.sources import Data, Source, contents, unreadable
+from howdah.text.contents import contents
+from howdah.text.sources import Data, Source, unreadable
 from howdah.text.synthetic import WORDS, _word, documents
 from howdah.text.tokens import prepare
 

@@ -14,7 +14,9 @@ import pytest
 from howdah.base.errors import UserError
 from howdah.text import tokenizer as tokenizers
 from howdah.text.batches import Rows, micros, order_of
-from howdah.text.sources import Data, Source, Text, check_sources, contents
+from howdah.text.contents import contents
+from howdah.text.records import Fields
+from howdah.text.sources import Data, Source, Text, check_sources
 from howdah.text.tokenised import ALONE, Known, parts, split
 from howdah.text.tokens import prepare
 
@@ -60,7 +62,7 @@ WRITERS = {
 
 
 def read(path, known=KNOWN):
-    found = parts(path, field="text", bad=print)
+    found = parts(path, take=Fields("text"), bad=print)
     return [one.ids.tolist() for part in found for one in split(part, known)]
 
 

@@ -68,7 +68,7 @@ def test_what_is_said_is_written(tmp_path):
     said = []
     records = MetricsWriter(tmp_path, step=0, say=said.append)
     measured(records, 1, 2)
-    records.held_out(step=2, loss=3.0, bits_per_byte=2.0, whole=False)
+    records.held_out(step=2, values={"loss": 3.0, "bits_per_byte": 2.0}, whole=False)
     assert rows(tmp_path) == [("train", 1), ("train", 2), ("held_out", 2)]
     assert (tmp_path / "log.txt").read_text().splitlines() == [
         replace(ROW, step=step).line() for step in (1, 2)
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_opened_cost_a_sentence_each(tmp_path):
     said = []
     records = MetricsWriter(tmp_path, step=0, say=said.append)
     measured(records, 1, 2, 3)
-    records.held_out(step=3, loss=3.0, bits_per_byte=2.0, whole=False)
+    records.held_out(step=3, values={"loss": 3.0, "bits_per_byte": 2.0}, whole=False)
     why = "No space left on device"
     assert sorted(said) == sorted([*sentences(why)[:2], *sentences("File exists")[2:]])
 
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path):
         filler = fill(tmp_path)
         measured(records, *range(2, 60))
         assert sorted(said) == sorted(sentences("No space left on device"))
-        records.held_out(step=60, loss=3.0, bits_per_byte=2.0, whole=False)
+        records.held_out(step=60, values={"loss": 3.0, "bits_per_byte": 2.0}, whole=False)
         filler.unlink()
         measured(records, 60)
         steps = [step for _, step in rows(tmp_path)]
@@ -260,9 +260,9 @@ def test_a_step_that_is_evaluated_again_stands_there_once(tmp_path):
     """A finished run that was started again added a row each time."""
     for loss in (3.0, 3.0, 2.5):
         records = MetricsWriter(tmp_path, step=2, say=print)
-        records.held_out(step=2, loss=loss, bits_per_byte=1.0, whole=False)
-    records.held_out(step=4, loss=2.0, bits_per_byte=1.0, whole=False)
-    records.held_out(step=4, loss=1.0, bits_per_byte=1.0, whole=False)
+        records.held_out(step=2, values={"loss": loss, "bits_per_byte": 1.0}, whole=False)
+    records.held_out(step=4, values={"loss": 2.0, "bits_per_byte": 1.0}, whole=False)
+    records.held_out(step=4, values={"loss": 1.0, "bits_per_byte": 1.0}, whole=False)
     measured(records, 4)
     assert rows(tmp_path) == [("held_out", 2), ("held_out", 4), ("train", 4)]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()

@@ -87,7 +87,7 @@ def what_is_read(transport, job, folder, hub):
     """Weights and moments of a checkpoint, and the weights of an export, through a layout."""
     mesh = connect_mesh(job.layout, transport, torch.device("cpu"))
     checkpoint = opened(folder, 4)
-    placed = apply(job.plan, mesh=mesh, fill=read_weights(checkpoint))
+    placed = apply(job.plan, mesh=mesh, fill=read_weights(checkpoint, job))
     restore_states(placed, checkpoint)
     found = {("weight", n): full_parameter(placed, n) for n in parameter_names(placed)}
     for state in job.method.optimizer.states:

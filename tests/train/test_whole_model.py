@@ -21,8 +21,8 @@ from howdah.parallel.flat_params import fill_masters, flatten
 from howdah.plan.flat_buffers import buffers
 from howdah.shapes.weights import weights
 from howdah.train import finish, loop
+from howdah.train.adapted import fill_for_use
 from howdah.train.finished_run import FinishedRun, open_run
-from howdah.train.resume import read_weights
 
 PROMPT = "7 follows"
 SHORT = ["train.steps=4", "train.save_every=0", f"train.prompt={PROMPT}"]
@@ -35,7 +35,7 @@ def as_before(run):
     units = flatten(
         model, buffers(weights(run.shape)), dtype=torch.float32, device=torch.device("cpu")
     )
-    fill_masters(units, read_weights(run.checkpoint))
+    fill_masters(units, fill_for_use(run.checkpoint))
     return model
 
 

@@ -1,0 +1,115 @@
+"""`howdah init`: five questions, and a recipe that `howdah check` finds sound."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from howdah.base.atomic import write_text
+from howdah.base.errors import UserError, named
+from howdah.cli.asking import answer
+from howdah.cli.auto import cluster_of, machine_for, settled
+from howdah.cli.check import sound
+from howdah.cli.environment import cluster_named
+from howdah.config.new_recipe import (
+    PURPOSES,
+    Answers,
+    check_purpose,
+    read_length,
+    read_model,
+    read_purpose,
+    recipe_table,
+    recipe_text,
+    shown_purposes,
+    usual_purpose,
+    with_length,
+)
+from howdah.config.recipe import parse_run, plan_of
+from howdah.draw.pictures import require_place
+from howdah.machines.cluster import Cluster
+from howdah.plan.layout import parse_layout
+from howdah.sim.measured import profile_for
+from howdah.sim.step_time import step_time
+from howdah.text.sources import Data, Source, unreadable
+
+HERE = "here"
+MODEL = "what model? a preset (howdah presets), or a folder of Hugging Face"
+DATA = "what data? a file or folder of text, stdlib, hf:NAME, synthetic:4MB"
+MACHINE = "what machine? here, or a cluster (howdah cluster list)"
+LENGTH = "how long? such as '500 steps', '1B tokens', '2 epochs', '30 minutes'"
+
+
+def init(  # noqa: PLR0913, PLR0917
+    file: Annotated[Path, typer.Argument(help="the recipe to write, such as mine.toml")],
+    model: Annotated[str, typer.Option(help="a preset, or a folder of Hugging Face")] = "",
+    data: Annotated[str, typer.Option(help="a file or folder, stdlib, hf:NAME")] = "",
+    machine: Annotated[str, typer.Option(help="here, or a cluster by its name or file")] = "",
+    length: Annotated[str, typer.Option(help="such as '500 steps' or '30 minutes'")] = "",
+    purpose: Annotated[str, typer.Option("--for", help=", ".join(PURPOSES))] = "",
+    force: Annotated[bool, typer.Option(help="write over a file that is there")] = False,
+) -> None:
+    """Write a recipe from five answers. What no option says is asked on a terminal."""
+    if file.suffix != ".toml":
+        raise UserError(f"{named(file)} is no name of a recipe; it must end in .toml")
+    require_place(file)
+    if file.exists() and not force:
+        raise UserError(f"{named(file)} is there already; give another name, or --force")
+    model = answer("model", model, MODEL, "laptop", read_model)
+    data = answer("data", data, DATA, "stdlib", _read_data)
+    cluster = answer("machine", machine, MACHINE, HERE, _read_machine)
+    how_long = answer("length", length, LENGTH, "500 steps", read_length)
+    for_what = answer(
+        "for",
+        purpose,
+        f"what for? {', '.join(shown_purposes())}",
+        usual_purpose(model),
+        lambda said: check_purpose(read_purpose(said), model),
+    )
+    draft = {"name": file.stem, "model": {"preset": "laptop"}}
+    machine_here = machine_for(parse_run(draft))
+    found = cluster or cluster_of(parse_run(draft), machine_here)[0]
+    answers = Answers(
+        *(model, data, how_long, for_what), bool(found.device.cuda_names), found.devices
+    )
+    table = recipe_table(answers)
+    run = parse_run({"name": file.stem, **table})
+    if cluster:
+        run = replace(run, cluster=machine)
+    chosen = settled(run, machine_here)
+    run = chosen.run
+    plan = plan_of(run, parse_layout(run.layout))
+    seconds = step_time(plan, found, profile_for(found, run.method)).seconds
+    text = recipe_text(with_length(table, answers, seconds=seconds), run, chosen.told)
+    _write(file, text, elsewhere=cluster is not None)
+    print(f"written {file}: howdah train {file}")
+
+
+def _write(file: Path, text: str, *, elsewhere: bool) -> None:
+    """Writes a recipe if it is sound. Raises UserError.
+
+    elsewhere  its machine is another than this one
+    """
+    draft = file.with_name(f".{file.name}")
+    if draft.exists():
+        raise UserError(f"{named(draft)} is there already, and is written first; remove it")
+    try:
+        write_text(draft, text)
+        lines = sound(draft, [f"name={file.stem}"], force=elsewhere)
+        draft.replace(file)
+    except OSError as error:
+        raise UserError(f"cannot write {named(file)}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    print("\n".join(line.removeprefix(f"{draft}: ") for line in lines))
+
+
+def _read_data(said: str) -> str:
+    for problem in unreadable(Data(sources=(Source(path=said),)), opened=False):
+        raise UserError(problem.replace("data.sources", "--data"))
+    return said
+
+
+def _read_machine(said: str) -> Cluster | None:
+    """The cluster of a name; None for this machine."""
+    return None if said == HERE else cluster_named(said)

@@ -1,0 +1,1 @@
+"""Any torch module on several processes: what `howdah.distribute` does."""

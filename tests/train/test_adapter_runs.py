@@ -1,0 +1,155 @@
+"""Runs that train adapters: their checkpoints, going on, other bases, exports, PEFT's files."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_runs import losses, opened, train_on
+
+from howdah.base.errors import UserError
+from howdah.model.adapter import merged
+from howdah.model.hub import read_hub
+from howdah.train.adapted import export_adapter, tensors_for_use
+from howdah.train.finished_run import open_run
+from howdah.train.start import prepare_start, prepare_tokens, require_inputs
+
+TARGETS = 'method.adapter.targets=["q", "o", "down"]'
+LOW = ("method.adapter.rank=4", TARGETS, "train.save_every=0", "method.lr.peak=0.03")
+
+
+@pytest.fixture
+def base(workers, make_job, tmp_path):
+    """A Hugging Face folder of a trained model."""
+    train_on(workers, make_job("base", "train.export=true", "train.steps=1"))
+    return tmp_path / "base" / "export"
+
+
+@pytest.fixture
+def adapted(workers, make_job, base):
+    """Makes the job of a run with an adapter beside the base, on a layout."""
+
+    def make(name, steps, *more):
+        return make_job(name, f"init_from={base}", f"train.steps={steps}", *LOW, *more)
+
+    return make
+
+
+def started(job):
+    require_inputs(job)
+    prepare_start(job, prepare_tokens(job, print), print)
+
+
+def test_an_adapter_goes_on_on_another_layout(workers, adapted, tmp_path, base):
+    """Its checkpoint holds it, and not the base; its export is a model of the base's sizes."""
+    train_on(workers, adapted("a", 2, "layout=dp2 zero3"))
+    job = adapted("a", 4, "layout=tp2 sp")
+    started(job)
+    train_on(workers, job)
+    train_on(workers, adapted("b", 4))
+    mine, theirs = losses(tmp_path / "a"), losses(tmp_path / "b")
+    assert mine.keys() == theirs.keys()
+    for step, loss in theirs.items():
+        assert mine[step] == pytest.approx(loss, rel=1e-5)
+    there = opened(tmp_path / "a", 4)
+    assert len(there.names("weight")) == 2 * 3 * 2 == len(there.names("exp_avg"))
+    assert all(".lora_" in name for name in there.names("weight"))
+    open_run(tmp_path / "a", say=print).export(tmp_path / "merged")
+    _, whole = read_hub(tmp_path / "merged")
+    _, before = read_hub(base)
+    name = "layers.1.attention.o"
+    a, b = (there.tensor("weight", f"{name}.lora_{one}.weight") for one in "ab")
+    expected = merged(before(f"{name}.weight"), a, b, 16 / 4)
+    assert torch.equal(whole(f"{name}.weight"), expected)
+    assert not torch.equal(expected, before(f"{name}.weight"))
+    assert torch.equal(whole("norm.weight"), before("norm.weight"))
+
+
+def test_peft_files_come_back(workers, adapted, tmp_path):
+    train_on(workers, adapted("a", 2))
+    there = opened(tmp_path / "a", 2)
+    export_adapter(there, tmp_path / "peft")
+    stored = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+    assert torch.equal(stored[name], there.tensor("weight", "layers.0.attention.q.lora_b.weight"))
+    job = adapted("b", 1, f"init_adapter={tmp_path / 'peft'}", "method.lr.peak=1e-9")
+    started(job)
+    train_on(workers, job)
+    again = opened(tmp_path / "b", 1)
+    for one in there.names("weight"):
+        assert torch.allclose(again.tensor("weight", one), there.tensor("weight", one), atol=1e-7)
+
+
+def test_mistakes_about_an_adapter_are_named(workers, adapted, make_job, base, tmp_path):
+    train_on(workers, adapted("a", 1))
+    peft = tmp_path / "peft"
+    export_adapter(opened(tmp_path / "a", 1), peft)
+    at = f"init_adapter={peft}"
+    say = {
+        "holds an adapter with rank 4, alpha 16 and targets q, o, down; restore method.adapter": [
+            ("a", 2, "method.adapter.alpha=8")
+        ],
+        "method.adapter.rank is 2": [("c", 1, at, "method.adapter.rank=2")],
+        "which method.adapter.targets": [("c", 1, at, 'method.adapter.targets=["q"]')],
+        "has no adapter_config.json; name a folder that PEFT": [("c", 1, f"init_adapter={base}")],
+    }
+    for sentence, cases in say.items():
+        for name, steps, *more in cases:
+            with pytest.raises(UserError, match=sentence.replace(".", r"\.")):
+                started(adapted(name, steps, *more))
+    with pytest.raises(
+        UserError, match=r"trains beside the weights of a model, and this run would"
+    ):
+        started(make_job("d", *LOW))
+    with pytest.raises(UserError, match=r"init_adapter is given, and method\.adapter is not"):
+        make_job("d", f"init_from={base}", at)
+    with pytest.raises(UserError, match=r"holds an adapter beside .* trains the model's own"):
+        started(make_job("a", f"init_from={base}", "train.steps=2"))
+    with pytest.raises(UserError, match=r"holds a whole model and no adapter"):
+        export_adapter(opened(tmp_path / "base", 1), tmp_path / "other")
+    config = json.loads((peft / "adapter_config.json").read_text())
+    (peft / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    with pytest.raises(UserError, match=r"has use_dora True, and howdah has False"):
+        started(adapted("c", 1, at))
+
+
+def test_another_base_is_refused_by_its_checksum(workers, adapted, base, tmp_path):
+    """One number of one matrix is enough, and a base that was moved is the same."""
+    train_on(workers, adapted("a", 1))
+    export_adapter(opened(tmp_path / "a", 1), tmp_path / "peft")
+    moved = tmp_path / "moved"
+    shutil.copytree(base, moved)
+    started(adapted("a", 2, f"init_from={moved}"))
+    weights = load_file(moved / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] += 1e-3
+    save_file(weights, moved / "model.safetensors", {"format": "pt"})
+    other = tmp_path / "other"
+    moved.rename(other)  # a process remembers the checksum of a folder
+    with pytest.raises(UserError, match=r"trained beside other weights than those in .*other now"):
+        started(adapted("a", 2, f"init_from={other}"))
+    with pytest.raises(UserError, match=r"was trained beside another base than init_from names"):
+        started(adapted("b", 1, f"init_from={other}", f"init_adapter={tmp_path / 'peft'}"))
+    shutil.rmtree(base)
+    with pytest.raises(UserError, match="does not exist"):
+        tensors_for_use(opened(tmp_path / "a", 1))
+
+
+def test_a_part_of_a_model_goes_on_on_another_layout(workers, make_job, tmp_path):
+    """And its checkpoint holds all weights; to train more than before is refused."""
+    part = ('method.train=["layers.1.*", "norm.weight=0.1"]', "train.save_every=0")
+    train_on(workers, make_job("a", "layout=dp2 zero3", "train.steps=2", *part))
+    train_on(workers, make_job("a", "layout=pp2", "train.steps=4", *part))
+    train_on(workers, make_job("b", "train.steps=4", *part))
+    mine, theirs = losses(tmp_path / "a"), losses(tmp_path / "b")
+    for step, loss in theirs.items():
+        assert mine[step] == pytest.approx(loss, rel=1e-5)
+    first, last = opened(tmp_path / "a", 2), opened(tmp_path / "a", 4)
+    frozen = "layers.0.attention.q.weight"
+    assert torch.equal(first.tensor("weight", frozen), last.tensor("weight", frozen))
+    trained = "layers.1.attention.q.weight"
+    assert not torch.equal(first.tensor("weight", trained), last.tensor("weight", trained))
+    assert frozen not in last.names("exp_avg") and trained in last.names("exp_avg")
+    job = make_job("a", "train.steps=5", 'method.train=["layers.*"]')
+    with pytest.raises(UserError, match=r"was trained with layers\.0\.attention_norm\.weight froz"):
+        started(job)
