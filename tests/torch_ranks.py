@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import howdah.comm.backend
-from howdah.comm.process_group import connected
+from howdah.comm.torch_backend.process_group import connected
 from howdah.plan.comm import Hosts
 
 SECONDS = 60

@@ -33,7 +33,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import howdah.comm.backend  # noqa: F401  registers it
-from howdah.comm.fsdp2 import share_buffers
+from howdah.comm.torch_backend.fsdp2 import share_buffers
 
 HERE = Path(__file__).resolve().parent
 TRAINER = HERE / "trainer_steps.py"

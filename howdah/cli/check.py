@@ -34,6 +34,7 @@ from howdah.plan.layout import parse_layout
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.text import read_schedule
 from howdah.search.capacity import Room, refuse_too_large
+from howdah.text.labels import check_labels
 from howdah.text.sources import unreadable
 from howdah.train.inputs import code_problems, input_problems, text_of
 from howdah.train.notes import notes_of
@@ -102,6 +103,8 @@ def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
         yield from problem_of(partial(read_schedule, run.schedule))
     if not meant:
         return
+    if data.labelled:
+        yield from problem_of(partial(check_labels, data, run.model.labels))
     if run.init_from is not None:
         ready_torch()
     yield from input_problems(

@@ -4,8 +4,9 @@
     dist.init_process_group("howdah")
 
 Ranks of one machine then meet in shared memory, and those of several over TCP; which of the two is
-found by the ranks themselves. `process_group.py` is the group that torch then has. What one needs
-for connections between machines goes by `pg_options=Hosts(…)` of `howdah.plan.comm`.
+found by the ranks themselves. The group that torch then has is in `torch_backend/process_group.py`.
+What one needs for connections between machines goes by `pg_options=Hosts(…)` of
+`howdah.plan.comm`.
 """
 
 import platform
@@ -56,7 +57,7 @@ def create(options: Any, own: Any) -> dist.ProcessGroup:
         raise UserError(
             f"pg_options of {NAME} is a Hosts of howdah.plan.comm, not {type(own).__name__}"
         )
-    from howdah.comm.process_group import connected  # needs Linux
+    from howdah.comm.torch_backend.process_group import connected  # needs Linux
 
     return connected(options, own)
 

@@ -48,6 +48,7 @@ RATES = (  # (from how many parameters, peak of the learning rate)
 )
 TUNED = ("tune", "chat", "classify")  # purposes that go on from weights
 TUNED_RATE = 1e-5
+MOST = 1e9  # epochs, seconds, minutes ...
 UNITS = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "day": 86400}
 
 
@@ -105,7 +106,7 @@ def read_length(said: str) -> Length:
             return Length("steps", parse_count(number, what="--length"))
         if unit in ("token", "tokens"):
             return Length("tokens", parse_count(number, what="--length"))
-        amount = float(number)
+        amount = float(number) if float(number) < MOST else 0.0
     except (UserError, ValueError):
         amount = 0.0
     if amount > 0 and unit in ("epoch", "epochs"):

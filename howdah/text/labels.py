@@ -6,11 +6,12 @@ from howdah.base.errors import UserError, shown
 from howdah.shapes.shape import ModelShape
 from howdah.text.labelled import Places
 from howdah.text.records import PAIR
-from howdah.text.sources import RECORDS, STDLIB, Data, Text, documents, texts
+from howdah.text.sources import RECORDS, STDLIB, Data, Text, documents, nothing_in, texts
 from howdah.text.synthetic import is_synthetic
 from howdah.text.tokenised import ENDING
 
 MOST = 1000  # labels of a model, as many as a list of a recipe has items
+LONG = 1000  # digits of a label that is no number: int() reads some 4,000
 
 
 def label_problems(data: Data, shape: ModelShape | None = None) -> Iterator[str]:
@@ -55,18 +56,19 @@ def label_names(data: Data) -> tuple[str, ...]:
     for label, _ in _labels(data, data.sources):
         rows += 1
         found.add(label)
-    if len(found) < 2:
-        which = f"the label {shown(*found)}" if found else "none"
+    if len(found) == 1:
         raise UserError(
-            f"data.sources: of {rows} rows all have {which}; two labels at least can be told apart"
+            f"data.sources: of {rows} rows all have the label {shown(*found)}; two labels at least "
+            "can be told apart"
         )
     if len(found) > MOST:
         raise UserError(
             f"data.sources: {rows} rows have {len(found):,} labels, such as {shown(min(found))}, "
             f"and at most {MOST:,} are told apart; is data.sources.label the field of the labels?"
         )
-    digits = all(label.removeprefix("-").isdecimal() for label in found)
-    return tuple(sorted(found, key=int) if digits else sorted(found))
+    ordered = sorted(found)  # first: 7 and 007 are two labels and one number
+    digits = all(label.removeprefix("-").isdecimal() and len(label) < LONG for label in found)
+    return tuple(sorted(ordered, key=int) if digits else ordered)
 
 
 def check_labels(data: Data, names: Iterable[str]) -> None:
@@ -92,7 +94,11 @@ def held_out_alone(data: Data, label: str) -> UserError:
 def _labels(data: Data, some: Iterable[Text]) -> Iterator[tuple[str, str]]:
     """Yields the label and the place of each row."""
     for one in some:
-        take = Places(one.field, one.label)
-        for row in documents(one, data.undecodable, take=take):
+        take, skipped = Places(one.field, one.label), list[str]()
+        empty = True
+        for row in documents(one, data.undecodable, skipped=skipped.append, take=take):
             label, _, where = str(row).partition(PAIR)
             yield label, where
+            empty = False
+        if empty:
+            raise nothing_in(one, skipped)

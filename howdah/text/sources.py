@@ -308,6 +308,11 @@ def _read(
                 f"{named(path)} is text, and data.chat reads rows; name the files of rows, such as "
                 "a .jsonl"
             )
+        elif isinstance(take, labelled.Labelled):
+            raise UserError(
+                f"{named(path)} is text, and a label is a field of a row; name the files of rows, "
+                "such as a .jsonl"
+            )
         else:
             yield from readers.text(path, longest=longest, bad=bad)
 

@@ -250,9 +250,10 @@ class Chat:
         for piece, inside in _pieces(text):
             found = self._encode(piece)
             before = np.concatenate([[0], np.cumsum(inside)])
-            spans = np.array(found.offsets, np.int64).reshape(-1, 2)
+            first, stop = np.array(found.offsets, np.int64).reshape(-1, 2).T
+            first = np.where(first == stop, np.maximum(stop - 1, 0), first)  # trimmed: all blank
             ids += found.ids
-            trained.append(before[spans[:, 1]] > before[spans[:, 0]])
+            trained.append(before[stop] > before[first])
         return ids, np.concatenate(trained)
 
     # -- what a template must do ---------------------------------------------------

@@ -33,7 +33,11 @@ def input_problems(
     Only their headers are read; torch is loaded for that alone.
     """
     problems = [*_told(lambda: _check_prompt(settled(data), shape, prompt))]
-    if shape.family == "encoder" and data.mask_token is None and not shape.labels:
+    if (
+        shape.family == "encoder"
+        and data.mask_token is None
+        and not (shape.labels or data.labelled)
+    ):
         problems.append(LACKING)
     if shape.family == "decoder" and data.mask_token is not None:
         problems.append(NO_TASK)

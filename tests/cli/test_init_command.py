@@ -99,6 +99,7 @@ CHAT = (
         (("--machine", "h1000"), "cluster 'h1000' is unknown"),
         (("--length", "soon"), "--length is 'soon'; write it like '500 steps'"),
         (("--length", "0 epochs"), "--length is '0 epochs'"),
+        (("--length", "1e400 minutes"), "--length is '1e400 minutes'"),
         (("--for", "fun"), "--for is 'fun'; it must be scratch, tune, chat, classify, try"),
         (("--for", "tune"), "--for tune goes on from weights, and the preset laptop has none"),
     ],

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import ranks_of, told
 
-from howdah.comm.fsdp2 import Gathers, share_buffers
+from howdah.comm.torch_backend.fsdp2 import Gathers, share_buffers
 
 
 @pytest.fixture

@@ -65,6 +65,10 @@ def test_labels_that_are_numbers_are_sorted_as_numbers(tmp_path):
     rows = [{"text": f"row {n}", "label": n} for n in (10, 9, 2, True)]
     assert label_names(data_of(tmp_path, rows[:3], [])) == ("2", "9", "10")
     assert label_names(data_of(tmp_path, rows, [])) == ("10", "2", "9", "true")
+    rows = [{"text": "a", "label": label} for label in ("7", "10", "007", "07")]
+    assert label_names(data_of(tmp_path, rows, [])) == ("007", "07", "7", "10")
+    rows[0]["label"] = "1" * 5000
+    assert label_names(data_of(tmp_path, rows, [])) == ("007", "07", "10", "1" * 5000)
 
 
 def test_a_copy_with_another_label_is_another_row(tmp_path):
@@ -194,6 +198,25 @@ def test_a_table_without_the_column_is_told_by_its_name(tmp_path):
 def test_one_label_for_all_rows_can_not_be_told_apart(tmp_path):
     data = data_of(tmp_path, [row for row in ROWS if row["label"] == "cat"])
     with pytest.raises(UserError, match=r"of 10 rows all have the label 'cat'; two labels at"):
+        label_names(data)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "notes"])
+def test_text_without_fields_has_no_labels(tmp_path, name):
+    """A file that is named, and one among others in a folder."""
+    (tmp_path / "notes").mkdir()
+    for file in (tmp_path / "notes.txt", tmp_path / "notes" / "a.txt"):
+        file.write_text("the cat\n\na dog\n")
+    data = Data((Source(str(tmp_path / name), label="label"),))
+    sentence = r"\.txt is text, and a label is a field of a row; name the files of rows"
+    with pytest.raises(UserError, match=sentence):
+        label_names(data)
+
+
+def test_rows_of_which_none_can_be_read_are_told(tmp_path):
+    (tmp_path / "train.jsonl").write_bytes(b"\xff\n")
+    data = Data((Source(str(tmp_path / "train.jsonl"), label="label"),))
+    with pytest.raises(UserError, match=r"train\.jsonl holds no document.*line 1: the byte at off"):
         label_names(data)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from howdah.base.errors import UserError
-from howdah.comm.backend_work import Work
+from howdah.comm.torch_backend.work import Work
 
 OLD = {  # names of methods before torch 2.13
     "all_gather_single_coalesced": "allgather_into_tensor_coalesced",

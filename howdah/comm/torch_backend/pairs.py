@@ -18,11 +18,11 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from howdah.comm.backend_work import Lane, Queued, Work
 from howdah.comm.engine import Engine
-from howdah.comm.pair_wires import PairWires
 from howdah.comm.signature import Disagreement, caller
 from howdah.comm.staging import DIRECT
+from howdah.comm.torch_backend.pair_wires import PairWires
+from howdah.comm.torch_backend.work import Lane, Queued, Work
 from howdah.comm.transport import PeerLost, Transport
 
 SITE = 120  # bytes of the sender's line

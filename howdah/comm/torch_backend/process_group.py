@@ -2,7 +2,7 @@
 
     dist.all_reduce(x)  →  HowdahGroup.allreduce([x], options)  →  transport.all_reduce(flat)
 
-A call without async_op runs on the caller's thread; others are queued (`backend_work.py`). Messages
+A call without async_op runs on the caller's thread; others are queued (`work.py`). Messages
 between two ranks have lanes of their own (`pairs.py`). Tensors are brought to the form of the
 transport and back (`staging.py`), so any strides are right, and every dtype can be moved.
 
@@ -23,17 +23,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from howdah.base.errors import UserError
-from howdah.comm import backend_moves as moves
-from howdah.comm import backend_sums as sums
-from howdah.comm.backend_cards import Cards
-from howdah.comm.backend_names import NAME, Named
-from howdah.comm.backend_work import Lane, Results, Several, Work
 from howdah.comm.meeting import Kind
-from howdah.comm.pair_wires import PairWires
-from howdah.comm.pairs import Pairs
 from howdah.comm.rendezvous import join_through
 from howdah.comm.signature import Disagreement
 from howdah.comm.staging import check_tensor
+from howdah.comm.torch_backend import moves, sums
+from howdah.comm.torch_backend.cards import Cards
+from howdah.comm.torch_backend.names import NAME, Named
+from howdah.comm.torch_backend.pair_wires import PairWires
+from howdah.comm.torch_backend.pairs import Pairs
+from howdah.comm.torch_backend.work import Lane, Results, Several, Work
 from howdah.comm.transport import PeerLost, Transport
 from howdah.plan.comm import Hosts
 

@@ -26,7 +26,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from howdah.base.errors import UserError
 from howdah.comm.engine import Engine
-from howdah.comm.process_group import HowdahGroup
+from howdah.comm.torch_backend.process_group import HowdahGroup
 
 Size = Sequence[int | torch.SymInt]
 BUFFERS = 3  # of each size: one that is read, one that is gathered ahead, one that comes next
