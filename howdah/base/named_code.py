@@ -8,6 +8,7 @@ Nothing is pickled: a rank gets the name, and runs the file. A class is made wit
 """
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -52,8 +53,10 @@ def name_problems(key: str, name: str, *, ranks: int = 1) -> Iterator[str]:
             _require_in(Path(where), what)
         elif where not in sys.modules and find_spec(where) is None:
             raise UserError(f"there is no module {where}; name a file, such as mine.py:{what}")
-    except (UserError, ImportError) as problem:
+    except UserError as problem:
         yield f"{key}: {problem}"
+    except ImportError as problem:
+        yield f"{key}: {brief(problem)}; {FORM}"
 
 
 def _require_here(what: str, ranks: int) -> None:
@@ -102,7 +105,7 @@ def load(key: str, name: str) -> Any:
         made = found() if isinstance(found, type) else found
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise failed(with_words, error) from error
     if not callable(made):
         raise UserError(f"{with_words} is no function, but {shown(made)}")
@@ -133,6 +136,14 @@ def _module(where: str) -> ModuleType:
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+def loading() -> bool:
+    """Whether the caller is called by a file that is being loaded by its name."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _module.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def name_of(function: Any) -> str:

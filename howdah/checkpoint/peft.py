@@ -24,7 +24,9 @@ from howdah.base.files import kind_of
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub_names import HubTensor, names
 from howdah.plan.method import Adapter
+from howdah.plan.trained import base_of
 from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -39,6 +41,11 @@ FIXED: Mapping[str, Any] = {  # what changes the result, with the value that our
     "rank_pattern": {},
     "alpha_pattern": {},
 }
+OTHERS = (  # forms of an adapter that are computed in another way, where they are set
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication"),
+    *("monteclora_config", "use_bdlora", "use_qalora"),
+)
+BESIDE_ITS_BASE = (True, False, None, "eva", "gaussian", "orthogonal")  # PEFT's others change it
 TASKS = {"decoder": "CAUSAL_LM", "encoder": None}
 
 
@@ -93,11 +100,16 @@ def write_peft(
 
 
 def read_peft(
-    folder: Path, *, shape: ModelShape, adapter: Adapter, targets: Sequence[str], base: int
+    folder: Path,
+    *,
+    shape: ModelShape,
+    adapter: Adapter,
+    targets: Sequence[str],
+    base: Callable[[], int],
 ) -> Callable[[str], Tensor]:
     """A function from our names to the matrices of an adapter in PEFT's files.
 
-    base  checksum of the base that it is to stand beside
+    base  returns the checksum of the base that it is to stand beside; called where files have one
 
     Raises UserError when it is not of `adapter` and `targets`, or of another base.
     """
@@ -114,6 +126,12 @@ def read_peft(
         if config.get(key) != mine:
             said = shown(config.get(key))
             problems.append(f"{key} {said}, and method.adapter.{word} is {mine:g}")
+    problems += [f"{key}, which howdah has not" for key in OTHERS if config.get(key)]
+    if (begun := config.get("init_lora_weights")) not in BESIDE_ITS_BASE:
+        problems.append(
+            f"init_lora_weights {shown(begun)}, which changes the base too; let PEFT save it with "
+            "path_initial_model_for_weight_conversion"
+        )
     if problems:
         raise UserError(f"init_adapter: {named(folder / CONFIG)} has {several(problems)}")
     path = folder / WEIGHTS
@@ -121,7 +139,7 @@ def read_peft(
         raise UserError(f"init_adapter: {named(path)} is missing; name a folder that PEFT wrote")
     header = read_header(path)
     of = (header.metadata or {}).get(BASE, "")
-    if of and of != str(base):
+    if of and of != str(base()):
         raise UserError(
             f"init_adapter: the adapter in {named(folder)} was trained beside another base than "
             "init_from names: their checksums differ; name its own base by init_from"
@@ -148,13 +166,19 @@ def read_peft(
             raise UserError(f"init_adapter: cannot read {named(path)}: {brief(error)}") from error
         return found
 
+    sizes = {row.name: row.shape for row in weights(shape)}
     for name, stored in there.items():
         found = tensor(name)
-        wide = found.shape[0 if ".lora_a." in name else 1]
-        if wide != adapter.rank or not found.isfinite().all():
+        out, inner = sizes[base_of(name)]
+        size = (adapter.rank, inner) if ".lora_a." in name else (out, adapter.rank)
+        if found.shape != size:
             raise UserError(
-                f"init_adapter: {stored} in {named(path)} is {list(found.shape)} or not finite, "
-                f"and an adapter of rank {adapter.rank} is read; name another folder"
+                f"init_adapter: {stored} in {named(path)} is {list(found.shape)}, and one of "
+                f"{list(size)} fits beside this model; name an adapter of its size"
+            )
+        if not found.isfinite().all():
+            raise UserError(
+                f"init_adapter: {stored} in {named(path)} is not finite; name another folder"
             )
     return tensor
 

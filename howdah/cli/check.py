@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.errors import UserError, several
+from howdah.checkpoint.folders import steps
 from howdah.cli.auto import machine_for, settled
 from howdah.cli.environment import ready_torch, this_machine, visible_cards
 from howdah.config.auto import is_auto
@@ -114,6 +115,18 @@ def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
         init_from=run.init_from,
         folder=folder_of(run),
     )
+    if run.method.adapter:
+        yield from _adapter_problems(run)
+
+
+def _adapter_problems(run: Run) -> Iterator[str]:
+    """Yields why an adapter cannot be trained beside a base, or begin as it is to."""
+    from howdah.train.adapted import first_adapter, needs_base
+
+    yield from needs_base(run.method, run.init_from)
+    if run.init_from and run.init_adapter and not steps(folder_of(run) / "checkpoints"):
+        args = run.init_adapter, run.model, run.method, run.init_from
+        yield from problem_of(partial(first_adapter, *args))
 
 
 def free_disk(plan: Plan) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from howdah.base.errors import Unfinished, UserError
-from howdah.base.named_code import name_of
+from howdah.base.named_code import loading, name_of
 from howdah.cli.train import start
 from howdah.config.recipe import Run, folder_of, load_run
 
@@ -40,6 +40,14 @@ def train_run(
     notebook's cell runs on a layout of one rank alone. Raises UserError with everything that keeps
     the run from starting, and Unfinished when it does not reach its end.
     """
+    if loading():
+        raise UserError(
+            "howdah.train_run is called by a file that a rank loads for a function in it; put the "
+            'call behind if __name__ == "__main__":'
+        )
+    for name, given in (("overrides", overrides), ("callbacks", callbacks)):
+        if isinstance(given, str) or callable(given):
+            raise UserError(f"{name} must be a list, even of one: {name}=[...]")
     if isinstance(run, Run) and overrides:
         raise UserError("overrides are of a recipe; change a Run with dataclasses.replace")
     names = [name_of(one) for one in callbacks]

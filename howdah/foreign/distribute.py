@@ -20,13 +20,13 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, shown
 from howdah.comm.group import Group
 from howdah.comm.rendezvous import join
 from howdah.comm.settings import read_settings
 from howdah.comm.transport import SingleRank, Transport
 from howdah.foreign.elementwise import groups_of, require_elementwise
-from howdah.foreign.job import Job, Laid
+from howdah.foreign.job import Job, Laid, is_laid_out
 from howdah.foreign.refusals import refuse
 from howdah.foreign.states import States, agree
 from howdah.foreign.statistics import Statistics, rules_of
@@ -79,10 +79,13 @@ def distribute(  # noqa: PLR0913
         raise UserError(
             f"the model is a {wrapper}; give the module inside of it, {WRAPPED[wrapper]}"
         )
-    if clip is not None and not clip > 0:
-        raise UserError(f"clip is {clip}; give a norm above 0, or None")
+    if not isinstance(layout, str):
+        raise UserError(f'layout is {shown(layout)}; give words such as "dp2 zero2"')
+    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        raise UserError(f"clip is {shown(clip)}; give a norm above 0, or None")
     found = parse_layout(layout)  # 1
     refuse(found)
+    _require_free(model)
     require_elementwise(optimizer)
     groups = groups_of(model, optimizer)
     rules_of(model, buffers)
@@ -96,6 +99,7 @@ def distribute(  # noqa: PLR0913
         transport = join(device=device) if world else SingleRank()
     mesh = connect_mesh(found, transport, device)
     try:
+        _compare_settings(optimizer, clip, rules_of(model, buffers), mesh.world)
         return Job(_laid(model, optimizer, table, mesh, buffers), clip=clip)
     except BaseException:
         mesh.__exit__(UserError)
@@ -178,13 +182,45 @@ def _compare(model: nn.Module, table: Table, world: Group) -> None:
     """Raises UserError when the processes have other models."""
     told = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
     rows = f"{told} {sorted(table.unit_of.items())} {table.layout} {sorted(table.groups.items())}"
-    number = float(crc32(rows.encode()))
-    mine = [0.0] * world.size
-    mine[world.rank] = number
-    numbers = world.sum_scalars(mine)
-    others = [rank for rank, other in enumerate(numbers) if other != numbers[0]]
-    if others:
+    if other := _other(rows, world):
         raise UserError(
-            f"process {others[0]} has another model, layout, units or groups of the optimizer than "
+            f"process {other} has another model, layout, units or groups of the optimizer than "
             "process 0: names, shapes and dtypes of all parameters must be alike"
         )
+
+
+def _compare_settings(
+    optimizer: torch.optim.Optimizer, clip: float | None, rules: Mapping[str, str], world: Group
+) -> None:
+    """Raises UserError when the processes have other settings."""
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    if other := _other(f"{type(optimizer).__name__} {groups} {clip} {rules}", world):
+        raise UserError(
+            f"process {other} has another optimizer than process 0, another rate or other setting "
+            "of it, another clip or other rules for buffers; all have to be alike"
+        )
+
+
+def _other(told: str, world: Group) -> int:
+    """The first rank that tells something else than rank 0 does; 0 if all tell the same."""
+    mine = [0.0] * world.size
+    mine[world.rank] = float(crc32(told.encode()))
+    numbers = world.sum_scalars(mine)
+    return next((rank for rank, number in enumerate(numbers) if number != numbers[0]), 0)
+
+
+def _require_free(model: nn.Module) -> None:
+    """Raises UserError for a model that is another job's, or was under zero3."""
+    for name, parameter in model.named_parameters():
+        if is_laid_out(parameter):
+            raise UserError(f"another job trains {name}; close that job, or build another model")
+        if any(
+            n > 1 and not step for n, step in zip(parameter.shape, parameter.stride(), strict=True)
+        ):
+            raise UserError(
+                f"elements of {name} share memory, as those of a closed zero3 job do; build the "
+                "model again, and load what job.state() returned"
+            )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,17 @@ class Job:
         self.steps = self.skipped = self.seen = 0
         self.norm = 0.0
         self.folders: dict[Path, int] = {}  # of checkpoints, with the step saved or loaded last
-        self._failed = ""
+        self._ended = ""  # why no step can be made any more
+        self._ready = self._updating = False  # for an update; at it
         self._compared: set[int] = set()
         self._hooks: list[Any] = []
         self._micros = 1  # of the step that runs
         self._left = 0  # micro-batches of this step that are still to come
         self._loss = 0.0
-        self._count: float | None = None  # sum of what the user counts; None: means of rows
+        self._rows = 0  # of this process's batch
+        self._count, self._pairs = 0.0, 0  # sum of what the user counts, and how often it came
+        optimizer: Any = laid.states.optimizer
+        self._hooks.append(optimizer.register_step_pre_hook(self._only_in_update))
         for name, parameter in laid.model.named_parameters():
             if name in laid.table.groups:
                 listen: Any = parameter.register_post_accumulate_grad_hook
@@ -120,18 +124,20 @@ class Job:
                 if mine and isinstance(found, Tensor):  # others may have more rows
                     found = found * (last - first), last - first
                 self.backward(found, part=(last - first) / total)
-        self.seen += total
-        return self.update()
+        self._rows = rows
+        return self.update(same=not mine)
 
     @contextmanager
     def accumulating(self, micros: int | None = None) -> Iterator[None]:
         """Forward and backward passes of a step run inside: `backward` is called once for each of
         `micros` micro-batches (those of the layout), and `update` after the block.
         """
-        if self._failed:
-            raise UserError(f"an earlier step of this job failed ({self._failed}); build it again")
-        self._left = self._micros = count = micros or self.layout.micros or 1
-        self._loss, self._count = 0.0, None
+        self._require_steps()
+        count = (self.layout.micros or 1) if micros is None else micros
+        if count < 1:
+            raise UserError(f"micros is {count}; give the number of micro-batches, at least 1")
+        self._left = self._micros = count
+        self._loss, self._count, self._pairs, self._rows, self._ready = 0.0, 0.0, 0, 0, False
         self.clear_gradients()
         try:
             with self.laid.weights.in_pass(self.kind(count)):
@@ -147,8 +153,10 @@ class Job:
         except BaseException as error:
             self._left = 0
             if self.layout.world > 1:  # which have stopped in the middle of their calls
-                self._failed = type(error).__name__
+                name = type(error).__name__
+                self._ended = f"an earlier step of this job failed ({name}); build it again"
             raise
+        self._ready = True
 
     def forward(self) -> AbstractContextManager[Any]:
         """The context of a forward pass inside of `accumulating`, which `step` enters by itself."""
@@ -164,6 +172,8 @@ class Job:
             raise UserError("job.backward is called inside of `with job.accumulating(micros):`")
         count: float | None = None
         if isinstance(loss, tuple | list):
+            if len(loss) != 2 or not isinstance(loss[1], Tensor | int | float):
+                raise UserError(f"the loss is {len(loss)} things; return a pair (sum, number)")
             loss, count = loss[0], float(loss[1])
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise UserError(
@@ -173,7 +183,7 @@ class Job:
         if count is None:
             loss = loss * (part or 1 / (self._micros * self.layout.replicas))
         else:
-            self._count = (self._count or 0.0) + count
+            self._count, self._pairs = self._count + count, self._pairs + 1
         told = float(loss.detach())
         self._loss += told
         if not self.steps and not isfinite(told):
@@ -186,20 +196,36 @@ class Job:
         order.finish(0)
 
     @torch.no_grad()
-    def update(self) -> float:
-        """Updates the weights by the gradients of `accumulating`, and returns the mean loss."""
-        laid = self.laid
+    def update(self, *, same: bool = False) -> float:
+        """Updates the weights by the gradients of `accumulating`, and returns the mean loss.
+
+        same  whether all processes were given the same batch; then their rows are compared
+        """
+        if not self._ready:
+            raise UserError("job.update is called once, after `with job.accumulating(micros):`")
+        self._ready, laid = False, self.laid
         mine = [unit.summed[a - unit.start : b - unit.start] for unit, a, b in self.counted()]
-        counts = [] if self._count is None else [self._count]
-        square = float(squared_norm(mine))
-        loss, square, *number = laid.mesh.world.sum_scalars([self._loss, square, *counts])
+        square, rows = float(squared_norm(mine)), float(self._rows)
+        told = [self._loss, square, rows, rows**2, self._count, float(self._pairs)]
+        loss, square, rows, squares, number, pairs = laid.mesh.world.sum_scalars(told)
+        world = self.layout.replicas
+        if same and squares * world != rows**2:
+            raise UserError(
+                f"the processes have batches of different numbers of rows ({self._rows} here, "
+                f"{rows / world:g} on average); give all the same batch, or each its own rows with "
+                "mine=True"
+            )
         flats = [unit.summed for unit in laid.units.values()]
-        if number:
-            loss, square = loss / number[0], square / number[0] ** 2
-            torch._foreach_mul_(flats, 1 / number[0])
+        if pairs:
+            self._require_number(number, pairs)
+            loss, square = loss / number, square / number**2
+            torch._foreach_mul_(flats, 1 / number)
         laid.states.attach()
         total = torch.tensor(square, dtype=torch.float64)
+        self._updating = True
         clipped_update(laid.states.optimizer, flats, square=total, limit=self.clip)
+        self._updating = False
+        self.seen += int(rows / world if same else rows)
         self.norm = sqrt(square) if square >= 0 else square
         self.skipped += not isfinite(square)
         publish(laid.units.values())
@@ -226,6 +252,37 @@ class Job:
         """The ranges that this rank counts: over all ranks, each element once."""
         for unit in self.laid.units.values():
             yield unit, *counted_range(unit.buffer, self.layout, self.rank)
+
+    def _require_number(self, number: float, pairs: float) -> None:
+        """Raises UserError on all processes alike."""
+        if pairs != self._micros * self.layout.replicas:
+            raise UserError(
+                "some micro-batches have a mean as their loss and others a pair (sum, number); "
+                "return pairs for all"
+            )
+        if not 0 < number < inf:
+            raise UserError(
+                f"the numbers of the pairs (sum, number) add up to {number:g} over the whole "
+                "batch, and its loss is divided by that; leave out a batch of which nothing counts"
+            )
+
+    def _require_steps(self) -> None:
+        """Raises UserError if there can be no further step."""
+        if self._ended:
+            raise UserError(self._ended)
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad != (name in self.laid.table.groups):
+                now = "trained" if parameter.requires_grad else "frozen"
+                raise UserError(
+                    f"{name} is {now} since howdah.distribute; freeze and free parameters before it"
+                )
+
+    def _only_in_update(self, *_: object) -> None:
+        if not self._updating:
+            raise UserError(
+                "optimizer.step() is called, and job.step or job.update does that already, with "
+                "gradients of all processes; drop the call"
+            )
 
     def _take(self, name: str, parameter: Tensor) -> None:
         if not self.laid.weights.whole_again:
@@ -312,10 +369,18 @@ class Job:
         return outline(self)
 
     def close(self) -> None:
-        """Ends the connections to the other processes; the model keeps its weights, except under
-        zero3, and is an ordinary one again.
+        """Ends the connections to the other processes; the model keeps its weights and is an
+        ordinary one again. Under zero3 it has none: take `state` before, for a model built again.
         """
+        self._ended = "this job is closed; call howdah.distribute again"
         for hook in self._hooks:
             hook.remove()
         self.laid.weights.close()
         self.laid.mesh.close()
+
+
+def is_laid_out(parameter: Tensor) -> bool:
+    """Whether a job that is not closed trains this parameter."""
+    hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    own = [hook.func for hook in (hooks or {}).values() if isinstance(hook, partial)]
+    return any(getattr(one, "__func__", None) is Job._take for one in own)

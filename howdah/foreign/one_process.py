@@ -68,6 +68,8 @@ def verify_step(job: Job, loss_of: Callable[..., Any], batch: Any) -> Verdict:
     Raises UserError for a model with dropout that is on, whose noise differs between processes, and
     for one that is too large for one process's memory no more than torch does.
     """
+    if not isinstance(job, Job):
+        raise UserError("verify_step takes the job that howdah.distribute has returned")
     _require_comparable(job.model)
     laid, layout = job.laid, job.layout
     micros = (layout.micros or 1) * layout.replicas

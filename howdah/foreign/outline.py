@@ -1,9 +1,8 @@
 """What is where in a job, and the bytes that this process sends in a step.
 
 Bytes are those of the lists that also run: sums of gradients (`plan/sums.py`), gathers of weights,
-means of module buffers, two scalars (a third where the loss is a sum and a number). They equal what
-`comm` counts. Under zero3 the order in which a module uses its units is known when one step has
-run; before that, gathers are not in the sum.
+means of module buffers, six scalars. They equal what `comm` counts. Under zero3 the order in which
+a module uses its units is known when one step has run; before that, gathers are not in the sum.
 """
 
 from collections import Counter
@@ -18,6 +17,8 @@ from howdah.sim.traffic import SCALAR_BYTES, Sender, halves
 
 if TYPE_CHECKING:
     from howdah.foreign.job import Job
+
+SCALARS = 6  # of an update: `Job.update`
 
 
 @dataclass(frozen=True)
@@ -79,5 +80,5 @@ def step_bytes(job: "Job", gathers: Counter[str]) -> dict[Traffic, int]:
         halves(sender, "dp", "all_reduce", everyone, shares(elements, layout.world) * width)
     if rank == 0:
         sender.send("dp", "broadcast", everyone, sum(broadcasts))
-    sender.send("dp", "scalars", everyone, 2 * SCALAR_BYTES, by_hosts=True)
+    sender.send("dp", "scalars", everyone, SCALARS * SCALAR_BYTES, by_hosts=True)
     return {traffic: count for traffic, count in sender.sent.items() if count}

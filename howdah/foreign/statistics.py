@@ -127,6 +127,8 @@ class Statistics:
 
 def rules_of(model: nn.Module, rules: Mapping[str, str]) -> dict[str, str]:
     """By name of a buffer, its rule: that of the last pattern that names it. Raises UserError."""
+    if not isinstance(rules, Mapping):
+        raise UserError(f'buffers is {shown(rules)}; give rules by pattern: {{"*": "mean"}}')
     names = [name for name, _ in model.named_buffers()]
     found: dict[str, str] = {}
     for pattern, rule in rules.items():

@@ -40,6 +40,8 @@ def choose_units(model: nn.Module, wanted: Sequence[str] | None) -> list[str]:
     if wanted is None:
         own = own_elements(model, [*dict.fromkeys(_found(model, "", total))])
         return [path for path, elements in own.items() if elements * SMALL >= total]
+    if isinstance(wanted, str) or not all(isinstance(pattern, str) for pattern in wanted):
+        raise UserError(f"units is {shown(wanted)}; give a list of paths or patterns of submodules")
     paths = {path: module for path, module in model.named_modules() if path}
     chosen: dict[str, None] = {}
     for pattern in wanted:

@@ -115,12 +115,11 @@ class Weights:
             if name in self._sharded
         }
         self._absent = {x.untyped_storage().data_ptr(): name for name, x in self._nothing.items()}
-        self._restore: list[Callable[[], object]] = []
+        self._restore: list[Callable[[], object]] = []  # at the end; under zero3 `_refuse` stays
         self._enclose(model, again=layout.recompute == "full")
         if self._sharded:
             hooked: Any = model.register_state_dict_pre_hook
-            asked = hooked(self._refuse)
-            self._restore.append(asked.remove)
+            hooked(self._refuse)
         self.drop()
 
     @property
@@ -245,7 +244,7 @@ class Weights:
         if not self.naming:
             raise UserError(
                 "model.state_dict() has no whole weights under zero3; take job.state(), on every "
-                "process"
+                "process, before job.close()"
             )
 
     def put_whole(self, whole: Mapping[str, Tensor]) -> None:

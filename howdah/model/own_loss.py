@@ -40,6 +40,11 @@ def own_gradient(own: OwnLoss, logits: Tensor, labels: Tensor, likely: Tensor) -
     with torch.enable_grad(), saved_tensors_hooks(lambda x: x, lambda x: x):
         leaf = logits.detach().requires_grad_()
         total = _losses(own, leaf, labels).sum() * likely
+    if not total.requires_grad:
+        raise UserError(
+            "method.loss gave losses that autograd cannot trace back to the logits; compute them "
+            "with torch's functions, without detach, numbers or argmax"
+        )
     try:
         (gradient,) = torch.autograd.grad(total, leaf)
     except RuntimeError as error:

@@ -24,6 +24,11 @@ def own_problems(layout: Layout, method: Method) -> Iterator[str]:
             "method.spike has neither deviations nor ratio, so nothing would be a spike; give one, "
             "such as method.spike.deviations=6"
         )
+    if method.spike and 0 < method.spike.ratio <= 1:
+        yield (
+            f"method.spike.ratio is {method.spike.ratio:g}, so a loss like those before would be a "
+            "spike; it must be above 1, such as 1.5"
+        )
 
 
 def _of_loss(layout: Layout, method: Method) -> Iterator[str]:

@@ -139,6 +139,11 @@ def targets_of(rows: Iterable[Weight], adapter: Adapter) -> dict[str, Weight]:
     """The matrices with an adapter, by name. Raises UserError for a target that is none."""
     table = {row.name: row for row in rows}
     found: dict[str, Weight] = {}
+    if not adapter.targets:
+        raise UserError(
+            "method.adapter.targets is empty, so that nothing has an adapter; name matrices of "
+            f"blocks, {', '.join(TARGETS)}"
+        )
     for target in adapter.targets:
         pattern = f"*.{target}.weight" if target in TARGETS else target
         hit = [row for name, row in table.items() if fnmatchcase(name, pattern)]

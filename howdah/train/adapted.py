@@ -11,7 +11,7 @@ the folder is cut into files.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from zlib import crc32
 
@@ -27,7 +27,9 @@ from howdah.model.adapter import merged
 from howdah.model.hub import read_hub
 from howdah.parallel.flat_params import Fill, index_of_piece
 from howdah.plan.boxes import Piece
-from howdah.plan.trained import base_of, is_adapter
+from howdah.plan.method import Method
+from howdah.plan.trained import base_of, is_adapter, marks_of, table_of
+from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight, weights
 from howdah.train.job import Job
 
@@ -40,8 +42,12 @@ def base_facts(job: Job) -> Base | None:
     adapter = job.method.adapter
     if adapter is None or job.init_from is None:
         return None
-    frozen = tuple(row.name for row in job.plan.weights if not row.rate)
-    return Base(str(job.init_from), checksum(job.init_from, frozen), adapter)
+    return Base(str(job.init_from), _checksum(job.init_from, job.shape, job.method), adapter)
+
+
+def _checksum(folder: Path, shape: ModelShape, method: Method) -> int:
+    """The checksum of what a method freezes of a base."""
+    return checksum(folder, tuple(row.name for row in table_of(shape, method) if not row.rate))
 
 
 @lru_cache(OPENED)
@@ -175,13 +181,14 @@ def trained_problems(
                 return
 
 
-def first_adapter(folder: Path, job: Job) -> Callable[[str], Tensor]:
-    """The adapter in PEFT's files with which a run begins. Raises UserError."""
-    adapter, base = job.method.adapter, base_facts(job)
-    assert adapter is not None
-    targets = tuple(job.plan.marks.adapted)
-    crc = base.crc32 if base else 0
-    return read_peft(folder, shape=job.shape, adapter=adapter, targets=targets, base=crc)
+def first_adapter(
+    folder: Path, shape: ModelShape, method: Method, base: Path
+) -> Callable[[str], Tensor]:
+    """The adapter in PEFT's files with which a run begins, beside a base. Raises UserError."""
+    assert method.adapter is not None
+    targets = sorted(marks_of(shape, method).adapted)
+    crc = partial(_checksum, base, shape, method)
+    return read_peft(folder, shape=shape, adapter=method.adapter, targets=targets, base=crc)
 
 
 def export_adapter(checkpoint: Checkpoint, to: Path) -> None:
@@ -207,9 +214,9 @@ def export_adapter(checkpoint: Checkpoint, to: Path) -> None:
     )
 
 
-def needs_base(job: Job) -> Iterator[str]:
+def needs_base(method: Method, init_from: Path | None) -> Iterator[str]:
     """Why a run with an adapter cannot start."""
-    if job.method.adapter and job.init_from is None:
+    if method.adapter and init_from is None:
         yield (
             "method.adapter trains beside the weights of a model, and this run would begin with "
             "random ones; name a Hugging Face folder by init_from=DIR"

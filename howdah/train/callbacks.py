@@ -25,6 +25,7 @@ from howdah.train.console import Say
 from howdah.train.metrics import MetricsWriter
 
 Value = float | int
+ROW = ("kind", "step")  # of every row of metrics.jsonl
 
 
 @dataclass
@@ -61,9 +62,11 @@ class Moment:
 
     def log(self, **values: Value) -> None:
         """Logs values by name; those of rank 0 are written. Raises UserError for what is no finite
-        number.
+        number, and for a name that a row has already or that is no line.
         """
         for name, value in values.items():
+            if name in ROW or not name.isprintable():
+                raise UserError(f"a callback logs a value named {shown(name)}; name it otherwise")
             number = value if isinstance(value, float | int) else _number(value)
             if number is None or not isfinite(number):
                 raise UserError(f"a callback logs {name} as {shown(value)}; give a finite number")
@@ -115,7 +118,7 @@ class Callbacks:
                     function(now)
             except UserError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if stop_behind(error):
                     raise
                 raise failed(f"train.callbacks: {name} at step {now.step}", error) from error

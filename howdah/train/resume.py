@@ -96,8 +96,10 @@ def first_weights(job: Job) -> Fill:
     base = read_folder(job.init_from, job.shape, job.seed)
     if job.method.adapter is None:
         return base
-    own = by_pieces(first_adapter(job.init_adapter, job)) if job.init_adapter else fresh
-    return beside_base(own, base, is_adapter)
+    if job.init_adapter is None:
+        return beside_base(fresh, base, is_adapter)
+    own = first_adapter(job.init_adapter, job.shape, job.method, job.init_from)
+    return beside_base(by_pieces(own), base, is_adapter)
 
 
 def _find(checkpoints: Path, mesh: Mesh, say: Say) -> int | None:

@@ -38,7 +38,7 @@ def require_inputs(job: Job) -> None:
         folder=job.folder,
     ):
         raise UserError(several([*unreadable(job.data), *problems]))
-    for problem in needs_base(job):
+    for problem in needs_base(job.method, job.init_from):
         raise UserError(problem)
 
 
@@ -120,7 +120,7 @@ def prepare_start(
     elif job.init_from is not None:
         require_its_tokenizer(job.init_from, corpus)
         if job.init_adapter is not None:
-            first_adapter(job.init_adapter, job)
+            first_adapter(job.init_adapter, job.shape, job.method, job.init_from)
 
 
 def require_its_tokenizer(folder: Path, corpus: Corpus) -> None:

@@ -53,7 +53,7 @@ def test_functions_classes_and_what_is_imported_are_loaded(file):
         ("a b:c", "names no function"),
         ("mine.py:a.b", "names no function"),
         ("nowhere.py:watch", "key: nowhere.py does not exist"),
-        ("no.such.module:watch", "key: No module named 'no'"),
+        ("no.such.module:watch", "key: No module named 'no'; write FILE.py:FUNCTION or MODULE"),
         ("nosuchmodule:watch", "there is no module nosuchmodule; name a file, such as mine.py:w"),
         ("{file}:twise", "has no function twise at its top; did you mean 'twice'?"),
         ("{folder}.py:twice", "is a folder"),

@@ -291,3 +291,22 @@ def test_a_recipe_that_is_not_there_and_a_text_in_its_place(refused, tmp_path):
     (tmp_path / "book.txt").write_text("It was a dark night.")
     told = refused("check", tmp_path / "book.txt")
     assert " is not TOML: " in told and told.endswith("a file of text is named in data.sources")
+
+
+def test_check_looks_at_the_labels_of_all_rows(run, refused, recipe, tmp_path):
+    """It looked at the first row of each file alone, and `train` refused the last."""
+    rows = [
+        f'{{"text": "{word} {n}", "label": "{word}"}}\n' for n in range(9) for word in ("a", "b")
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    (tmp_path / "held.jsonl").write_text("".join(rows) + '{"text": "c", "label": "c"}\n')
+    texts = [
+        f'[{{path = "{tmp_path / name}.jsonl", label = "label"}}]' for name in ("rows", "held")
+    ]
+    words = ("check", recipe, "data.validation_share=0.03")
+    assert run(*words, f"data.sources={texts[0]}")[0] == 0
+    told = refused(*words, f"data.sources={texts[0]}", f"data.validation={texts[1]}")
+    assert told == f"{tmp_path / 'held.jsonl'} line 19: the label 'c' has no row of data.sources"
+    bare = f"data.validation={tmp_path / 'held.jsonl'}"
+    told = refused(*words, f"data.sources={texts[0]}", bare, "model.family=encoder")
+    assert told.startswith("data.validation[0] has no label") and "mask_token" not in told

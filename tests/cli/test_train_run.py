@@ -8,6 +8,7 @@ import pytest
 
 import howdah
 from howdah.base.errors import Unfinished, UserError
+from howdah.base.named_code import load
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 RUNNER = Path(__file__).parents[1] / "run_notebook.py"
@@ -83,6 +84,9 @@ def test_the_notebook_runs_cell_by_cell(environment, tmp_path):
         ({"callbacks": [lambda now: None]}, "has no name at the top of a module"),
         ({"callbacks": ["nowhere.py:watch"]}, "nowhere.py does not exist; write FILE.py"),
         ({"loss": "mine:loss"}, "method.loss: there is no module mine"),
+        ({"callbacks": "watch.py:watch"}, "callbacks must be a list, even of one"),
+        ({"callbacks": print}, "callbacks must be a list, even of one"),
+        ({"overrides": "layout=dp2"}, "overrides must be a list, even of one"),
         ({"callbacks": ["__main__:x"], "overrides": ["layout=dp2"]}, "and 2 processes need it"),
         ({"overrides": ["train.stepz=3"]}, "unknown key 'train.stepz'"),
         ({"overrides": ["train.callbacks=3"]}, "train.callbacks is 3; it must be a list"),
@@ -102,6 +106,16 @@ def test_what_keeps_a_run_from_starting_is_raised(here, how, said):
     with pytest.raises(UserError, match=said):
         howdah.train_run("small.toml", **how)
     assert not (here / "runs").exists()
+
+
+def test_a_file_that_trains_when_it_is_loaded_is_one_sentence(here):
+    """Each rank would start a run, whose ranks would load the file."""
+    name, call = "mine_that_trains", 'howdah.train_run("small.toml", ["folder=other"])'
+    code = f"import howdah\ndef watch(now): pass\n{call}\n"
+    (here / f"{name}.py").write_text(code)
+    with pytest.raises(UserError, match="train_run is called by a file that a rank loads"):
+        load("train.callbacks", str(here / f"{name}.py:watch"))
+    assert not (here / "other").exists()
 
 
 def test_a_run_that_does_not_end_is_raised(here, capfd):

@@ -3,6 +3,9 @@
 Each runs on two ranks with howdah and with gloo. The sum of two terms has one order: equal bits.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -263,3 +266,30 @@ def test_meshes_of_groups(workers, tmp_path):
     found = ranks_of(workers, tmp_path, ranks=4)(with_mesh)
     sums = [(2.0, 1.0), (4.0, 1.0), (2.0, 5.0), (4.0, 5.0)]
     assert found == [[("howdah", dp), ("howdah", tp)] for dp, tp in sums]
+
+
+ENDS_AT_ONCE = """
+import threading, time
+from howdah.comm.torch_backend.work import Lane
+
+taken, go = threading.Event(), threading.Event()
+
+def job():
+    taken.set()
+    go.wait()
+
+work = Lane("lane", lambda site: None).later(job, [])
+taken.wait()
+work.get_future().then(lambda _: time.sleep(0.3))  # in C++, on the thread of the lane
+go.set()
+work.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_while_a_callback_runs():
+    """Without destroy_process_group; gloo aborts then, now and then."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

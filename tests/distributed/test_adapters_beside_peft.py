@@ -89,7 +89,9 @@ def gradients_of(transport, folder, words):
     """For workers: the gradients of A and B on a layout, by name."""
     plan = plan_of(folder, words)
     base, targets = read_folder(folder / "base", plan.shape), [*plan.marks.adapted]
-    low = read_peft(folder / "peft", shape=plan.shape, adapter=OURS, targets=targets, base=0)
+    low = read_peft(
+        folder / "peft", shape=plan.shape, adapter=OURS, targets=targets, base=lambda: 0
+    )
     with connect_mesh(plan.layout, transport, torch.device("cpu")) as mesh:
         fill = beside_base(by_pieces(low), base, is_adapter)
         placed = apply(plan, mesh=mesh, fill=fill)
@@ -132,7 +134,9 @@ def test_peft_loads_what_is_written(tmp_path, widened):
     tokens, _ = rows()
     plan = plan_of(tmp_path, "single x1")
     targets = [*plan.marks.adapted]
-    low = read_peft(tmp_path / "peft", shape=plan.shape, adapter=OURS, targets=targets, base=0)
+    low = read_peft(
+        tmp_path / "peft", shape=plan.shape, adapter=OURS, targets=targets, base=lambda: 0
+    )
     base = str(tmp_path / "base"), 5
     to = tmp_path / "ours"
     write_peft(to, shape=plan.shape, adapter=OURS, targets=targets, base=base, tensor=low)

@@ -147,6 +147,12 @@ def test_other_mistakes_in_the_call():
     assert "meta device and has no weights" in refused(meta)
     both = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     assert "on several devices: 0.bias on cpu and 1.bias on meta" in refused(both)
+    assert "clip is 'a'; give a norm" in refused(net, clip="a")
+    assert "layout is None; give words such as" in refused(net, None)
+    assert "buffers is ['a']; give rules by pattern" in refused(net, buffers=["a"])
+    assert "units is 'blocks.*'; give a list of paths" in refused(Reader(), units="blocks.*")
+    with pytest.raises(UserError, match=r"takes the job that howdah.distribute has returned"):
+        howdah.verify_step(net, net, torch.ones(2, 2))
     waves = nn.Linear(2, 2, dtype=torch.complex64)
     assert "weight is of torch.complex64" in refused(waves).replace("bias", "weight")
 
@@ -172,6 +178,47 @@ def test_mistakes_in_a_step():
         pass
     with pytest.raises(UserError, match="is called inside of `with"):
         job.backward(net(x).sum())
+    with pytest.raises(UserError, match="micros is 0; give the number"), job.accumulating(0):
+        pass
+    job, net = fresh()
+    before = job.state()
+    assert "the loss is 3 things" in mistaken(job, lambda x: (net(x).sum(), 1, 2), x)
+    assert "the loss is 2 things" in mistaken(job, lambda x: (net(x).sum(), "1"), x)
+    assert "add up to 0 over the whole batch" in mistaken(job, lambda x: (net(x).sum(), 0), x)
+    assert "add up to -3 over" in mistaken(job, lambda x: (net(x).sum(), -1), x)
+    given = iter([2, None, None])
+
+    def of_both(x):
+        number = next(given)
+        return net(x).mean() if number is None else (net(x).sum(), number)
+
+    assert "others a pair (sum, number)" in mistaken(job, of_both, x)
+    assert all(torch.equal(before[name], now) for name, now in job.state().items())
+    assert (job.steps, job.seen) == (0, 0)
+    job.step(lambda x: net(x).mean(), x)
+    assert (job.steps, job.seen) == (1, 6)
+
+
+def test_habits_of_a_plain_loop_are_told():
+    net = nn.Linear(2, 2)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    job, x = howdah.distribute(net, sgd, "single"), torch.ones(2, 2)
+    job.step(lambda x: net(x).mean(), x)
+    before = job.state()
+    with pytest.raises(UserError, match=r"job.step or job.update does that already.*drop the call"):
+        sgd.step()
+    with pytest.raises(UserError, match=r"job.update is called once, after"):
+        job.update()
+    assert all(torch.equal(before[name], now) for name, now in job.state().items())
+    assert "another job trains weight; close that job" in refused(net)
+    net.bias.requires_grad_(False)
+    assert "bias is frozen since howdah.distribute" in mistaken(job, lambda x: net(x).mean(), x)
+    net.bias.requires_grad_(True)
+    job.close()
+    assert "this job is closed" in mistaken(job, lambda x: net(x).mean(), x)
+    again = torch.optim.SGD(net.parameters(), lr=0.1)
+    howdah.distribute(net, again, "single").step(lambda x: net(x).mean(), x)
+    sgd.step()  # nobody's any more
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
@@ -227,6 +274,11 @@ def outside(transport, what):
             loss_of(*batch_of(0))
         elif what == "state_dict":
             job.model.state_dict()
+        elif what.startswith("closed"):
+            job.close()
+            if what.endswith("again"):
+                howdah.distribute(job.model, torch.optim.SGD(job.model.parameters()), "single")
+            job.model.state_dict()
         elif what == "failed":
             with pytest.raises(UserError):
                 job.step(lambda *rows: 3, batch_of(0))
@@ -250,6 +302,11 @@ def outside(transport, what):
         ("state_dict", "model.state_dict() has no whole weights under zero3; take job.state()"),
         ("order", "must use its weights in one order"),
         ("not called", "the first loss is not finite, and up has not run: if the model uses its"),
+        (
+            "closed",
+            "state_dict() has no whole weights under zero3; take job.state(), on every proc",
+        ),
+        ("closed, again", "share memory, as those of a closed zero3 job do; build the model again"),
         ("failed", "an earlier step of this job failed (UserError); build it again"),
     ],
 )
@@ -269,6 +326,31 @@ def of_other_models(transport):
 def test_processes_have_one_model(workers):
     for told in workers.run(of_other_models, ranks=2):
         assert "process 1 has another model, layout, units or groups" in told
+
+
+def of_other_settings(transport, what):
+    """For workers: the sentence about processes that do not call alike, or the rows seen."""
+    rank, net = transport.rank, nn.Linear(2, 2)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1 * (1 + rank * (what == "rate")))
+    clip = 1.0 if what == "clip" and rank else None
+    try:
+        job = howdah.distribute(net, sgd, "dp2", clip=clip, transport=transport)
+        job.step(lambda x: net(x).mean(), torch.ones(4 + 2 * rank, 2), mine=what == "own rows")
+        seen = job.seen
+        job.close()
+        return seen
+    except UserError as error:
+        return str(error)
+
+
+def test_processes_have_the_same_settings_and_batches(workers):
+    for what in ("rate", "clip"):
+        for told in workers.run(of_other_settings, what, ranks=2):
+            assert "process 1 has another optimizer than process 0, another rate or other" in told
+    one, two = workers.run(of_other_settings, "rows", ranks=2)
+    assert "batches of different numbers of rows (4 here, 5 on average)" in one
+    assert "(6 here, 5 on average); give all the same batch, or each its own" in two
+    assert workers.run(of_other_settings, "own rows", ranks=2) == [10, 10]
 
 
 def of_other_worlds(transport, layout):

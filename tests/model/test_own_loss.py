@@ -62,13 +62,24 @@ def fails(logits, labels):
     return 1 // 0
 
 
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits):
+        return logits.sum(1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no gradient")
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [
         (fails, "method.loss failed in .*test_own_loss.py, line .*: ZeroDivisionError: integer"),
         (lambda x, y: plain(x, y).mean(), r"method.loss gave \(\) for 10 tokens; it must return"),
         (lambda x, y: 0.0, "method.loss gave float for 10 tokens"),
-        (lambda x, y: plain(x.detach(), y), "the gradient of method.loss failed"),
+        (lambda x, y: plain(x.detach(), y), "gave losses that autograd cannot trace back to the l"),
+        (lambda x, y: Fails.apply(x), r"the gradient of method.loss failed in .*no gradient"),
     ],
 )
 def test_a_loss_that_is_none_is_one_sentence(own, said):

@@ -127,6 +127,9 @@ MISTAKES = {
     "method.adapter.targets '*norm.weight' names layers.0.attention_norm.weight, which": {
         "adapter": Adapter(targets=("*norm.weight",))
     },
+    "method.adapter.targets is empty, so that nothing has an adapter; name matrices": {
+        "adapter": Adapter(targets=())
+    },
     "method.adapter.targets: no weight is called 'gate'; ": {"adapter": Adapter(targets=("gate",))},
     "method.adapter.rank 800 is larger than layers.0.attention.q.weight, which is 768 x 768; use "
     "method.adapter.rank=768 at most": {"adapter": Adapter(rank=800)},

@@ -17,7 +17,7 @@ from made_chats import (
     turns,
     write_rows,
 )
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from howdah.text.chats import chat_of, chat_problems, settled
 from howdah.text.checking import damage
@@ -99,6 +99,17 @@ def test_a_token_that_the_assistant_writes_in_part_is_trained(tmp_path):
     first = next(one for one in labels if one != MASKED)
     assert tokenizer.decode([first])[0] == " " and len(tokenizer.decode([first])) > 1
     assert "assistant follows" in tokenizer.decode(ids)
+
+
+def test_tokens_of_blanks_are_trained_where_offsets_leave_blanks_out(tmp_path):
+    """GPT-NeoX's post-processor does: a token of one blank has no width then."""
+    folder = make_folder(tmp_path / "other", "chatml")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": turns(" one  two", "a   b  ")}])
+    (wanted,) = encoded(data_of(path, folder))
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert [*encoded(data_of(path, folder))] == [wanted]
 
 
 def test_all_tokens_are_trained_if_asked_for(folders, tmp_path):

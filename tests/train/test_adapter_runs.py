@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import losses, opened, train_on
 
 from howdah.base.errors import UserError
+from howdah.cli.check import sound
 from howdah.model.adapter import merged
 from howdah.model.hub import read_hub
 from howdah.train.adapted import export_adapter, tensors_for_use
@@ -109,9 +110,43 @@ def test_mistakes_about_an_adapter_are_named(workers, adapted, make_job, base, t
     with pytest.raises(UserError, match=r"holds a whole model and no adapter"):
         export_adapter(opened(tmp_path / "base", 1), tmp_path / "other")
     config = json.loads((peft / "adapter_config.json").read_text())
-    (peft / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
-    with pytest.raises(UserError, match=r"has use_dora True, and howdah has False"):
-        started(adapted("c", 1, at))
+    for other, sentence in (
+        ({"use_dora": True}, r"has use_dora True, and howdah has False"),
+        ({"init_lora_weights": "pissa"}, r"init_lora_weights 'pissa', which changes the base too"),
+        ({"alora_invocation_tokens": [1]}, r"has alora_invocation_tokens, which howdah has not"),
+    ):
+        (peft / "adapter_config.json").write_text(json.dumps(config | other))
+        with pytest.raises(UserError, match=sentence):
+            started(adapted("c", 1, at))
+
+
+def test_check_looks_at_an_adapter(recipe, base, tmp_path):
+    """It told that a recipe was sound which `train` refused."""
+    with pytest.raises(
+        UserError, match=r"trains beside the weights of a model, and this run would"
+    ):
+        sound(recipe, LOW, force=True)
+    words = [*LOW, f"init_from={base}", f"folder={tmp_path / 'new'}"]
+    assert ": sound: " in "".join(sound(recipe, words, force=True))
+    with pytest.raises(UserError, match=r"has no adapter_config\.json; name a folder that PEFT"):
+        sound(recipe, [*words, f"init_adapter={base}"], force=True)
+
+
+def test_an_adapter_of_a_model_of_another_size_is_refused(workers, adapted, tmp_path):
+    """PEFT's own files have no checksum of their base, and the sizes are all there is."""
+    train_on(workers, adapted("a", 1))
+    peft = tmp_path / "peft"
+    export_adapter(opened(tmp_path / "a", 1), peft)
+    path, name = peft / "adapter_model.safetensors", "base_model.model.model.layers.0.mlp.down_proj"
+    found = load_file(path)
+    job = adapted("b", 1, f"init_adapter={peft}")
+    for side, size in (("A", (4, 99)), ("B", (99, 4))):
+        save_file({**found, f"{name}.lora_{side}.weight": torch.zeros(size)}, path)
+        with pytest.raises(UserError, match=rf"lora_{side}\.weight in .* is \[{size[0]}, .* fits"):
+            started(job)
+    save_file({**found, f"{name}.lora_A.weight": found[f"{name}.lora_A.weight"] / 0}, path)
+    with pytest.raises(UserError, match=r"lora_A\.weight in .* is not finite; name another folder"):
+        started(job)
 
 
 def test_another_base_is_refused_by_its_checksum(workers, adapted, base, tmp_path):

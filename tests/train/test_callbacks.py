@@ -11,6 +11,7 @@ from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError
 
 CODE = """
+import sys
 import torch.nn.functional as F
 from howdah import full_parameter
 
@@ -39,6 +40,9 @@ class Evaluations:
 
 def fails(now):
     raise KeyError("what")
+
+def leaves(now):
+    sys.exit(3)
 
 def no_number(now):
     now.log(bad=float("nan"))
@@ -126,6 +130,7 @@ def test_all_ranks_stop_after_the_same_step_and_the_run_ends_well(
     ("name", "said"),
     [
         ("fails", r"mine_of_callbacks.py:fails at step 1 failed in .*, line \d+: KeyError: 'what'"),
+        ("leaves", r"mine_of_callbacks.py:leaves at step 1 failed in .*, line \d+: SystemExit: 3"),
         ("no_number", "a callback logs bad as nan; give a finite number"),
     ],
 )
@@ -155,3 +160,6 @@ def test_numbers_of_torch_and_numpy_can_be_logged(workers, make_job):
     assert now.logged == {"a": 2.5, "b": 1.0, "c": 1.0}
     with pytest.raises(UserError, match="a callback logs d as "):
         now.log(d=torch.ones(2))
+    for name in ("step", "kind", "two\nlines"):  # a row has a step already, by which it is sorted
+        with pytest.raises(UserError, match="a callback logs a value named"):
+            now.log(**{name: 1.0})

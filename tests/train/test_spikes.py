@@ -181,6 +181,7 @@ def test_before_the_first_checkpoint_and_after_too_many_returns_it_goes_on(
     ("keys", "said"),
     [
         (("method.spike={deviations = 0}",), "method.spike has neither deviations nor ratio"),
+        (("method.spike={ratio = 0.5}",), "method.spike.ratio is 0.5, so a loss like those before"),
         (("method.spike.window=2",), "method.spike.window is 2; it must be at least 4"),
         (("method.spike.most=0",), "method.spike.most is 0; it must be at least 1"),
         (("method.spike=skip",), "method.spike is 'skip'; it must be a table: write method.spike."),

@@ -8,6 +8,7 @@ The calls of one lane run one at a time, in their order. A thread that waits run
 itself, up to what it waits for: then no thread is woken, which takes 50 us.
 """
 
+import atexit
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -194,6 +195,7 @@ class Lane:
         if self._thread is None:
             self._thread = Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
+            atexit.register(self._at_exit)
         self._wake.release()
         return work
 
@@ -221,8 +223,16 @@ class Lane:
         self._open = False
         self._wake.release()
         if self._thread is not None:
+            atexit.unregister(self._at_exit)
             self._thread.join()
             self._thread = None
+
+    def _at_exit(self) -> None:
+        """Ends a thread that is at nothing but the futures of calls that have run: Python stops
+        daemons anywhere, and one that is in C++ then aborts the process.
+        """
+        if not self.busy:
+            self.close()
 
     def _next(self) -> Queued:
         work = self._queue.popleft()
