@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from beside import BEAMS, PROMPTS, VOCAB, assert_beams_agree, assert_greedy_texts_agree
+from their_texts import BEAMS, PROMPTS, VOCAB, assert_beams_agree, assert_greedy_texts_agree
 
 from howdah.base.errors import UserError
 from howdah.generate.beams import Beams, beam_search

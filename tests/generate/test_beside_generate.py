@@ -6,7 +6,7 @@ Both compute in float64, so that no near-tie is decided by the last digit of a s
 
 import pytest
 import torch
-from beside import BEAMS, PROMPTS, VOCAB, assert_beams_agree, assert_greedy_texts_agree
+from their_texts import BEAMS, PROMPTS, VOCAB, assert_beams_agree, assert_greedy_texts_agree
 
 from howdah.generate.predictor import OneDevice
 from howdah.model.hub import read_hub
