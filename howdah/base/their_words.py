@@ -93,6 +93,7 @@ AS_A_KEY = {  # of TrainingArguments and config.json, DeepSpeed, Megatron-LM, na
     "base_model",
     "init_adapter": "adapter_name_or_path adapter_path peft_path",
     "method.adapter.rank": "lora peft peft_config lora_rank lora_r",
+    "method.adapter.kind": "dora use_dora",
     "method.adapter.alpha": "lora_alpha",
     "method.adapter.targets": "target_modules lora_target lora_target_modules",
     "method.train": "freeze frozen requires_grad trainable freeze_layers unfrozen_parameters",
@@ -175,7 +176,7 @@ ABSENT_WORDS = {
     "load_in_8bit bnb_4bit quantization_config",
     "not there yet: it needs pairs of answers and a second model beside the one that is trained; "
     "data.chat trains on the better answer alone": "dpo ppo grpo orpo kto rlhf reward_model",
-    "not there yet; method.adapter trains without it": "lora_dropout dora use_dora use_rslora",
+    "not there yet; method.adapter trains without it": "lora_dropout use_rslora",
 }
 
 

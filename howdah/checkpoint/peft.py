@@ -2,7 +2,8 @@
 
     TO/
       adapter_config.json         rank, alpha, targets, the folder of the base
-      adapter_model.safetensors   base_model.model.<their matrix>.lora_A.weight [r, in], … lora_B
+      adapter_model.safetensors   base_model.model.<their matrix>.lora_A.weight [r, in], … lora_B,
+                                  with use_dora … lora_magnitude_vector [out]
 
 Where transformers keeps several of our matrices as one (GPT-2's q, k and v), PEFT has one adapter
 for all of them, which ours are not: then only merged weights can be exported. PEFT's files do not
@@ -24,7 +25,7 @@ from howdah.base.files import kind_of
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub_names import HubTensor, names
 from howdah.plan.method import Adapter
-from howdah.plan.trained import base_of
+from howdah.plan.trained import MAGNITUDE, base_of, is_magnitude
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import weights
 
@@ -34,7 +35,6 @@ BASE = "howdah_base_crc32"  # in the header of a safetensors file
 FIXED: Mapping[str, Any] = {  # what changes the result, with the value that ours have
     "peft_type": "LORA",
     "bias": "none",
-    "use_dora": False,
     "use_rslora": False,
     "lora_bias": False,
     "modules_to_save": None,
@@ -71,6 +71,7 @@ def write_peft(
         raise UserError(f"{named(to)} is not empty; choose another folder to export to")
     config = {
         **FIXED,
+        "use_dora": adapter.measures,
         "task_type": "SEQ_CLS" if shape.labels else TASKS.get(shape.family),
         "base_model_name_or_path": base[0],
         "r": adapter.rank,
@@ -81,11 +82,7 @@ def write_peft(
         "inference_mode": True,
         "init_lora_weights": True,
     }
-    found = {
-        f"{PREFIX}{_module(one)}.lora_{side}.weight": tensor(_ours(target, side))
-        for target, one in theirs.items()
-        for side in "AB"
-    }
+    found = {stored: tensor(ours) for stored, ours in _stored(theirs, adapter).items()}
     specs = [Spec(name, tuple(x.shape), x.dtype) for name, x in found.items()]
     header = {"format": "pt", BASE: str(base[1])}
     try:
@@ -132,6 +129,9 @@ def read_peft(
             f"init_lora_weights {shown(begun)}, which changes the base too; let PEFT save it with "
             "path_initial_model_for_weight_conversion"
         )
+    if bool(config.get("use_dora")) != adapter.measures:
+        said = shown(bool(config.get("use_dora")))
+        problems.append(f"use_dora {said}, and method.adapter.kind is {adapter.kind}")
     if problems:
         raise UserError(f"init_adapter: {named(folder / CONFIG)} has {several(problems)}")
     path = folder / WEIGHTS
@@ -145,11 +145,7 @@ def read_peft(
             "init_from names: their checksums differ; name its own base by init_from"
         )
     theirs = _theirs(shape, targets)
-    wanted = {
-        f"{PREFIX}{_module(one)}.lora_{side}.weight": _ours(target, side)
-        for target, one in theirs.items()
-        for side in "AB"
-    }
+    wanted = _stored(theirs, adapter)
     if missing := sorted({*wanted} ^ {*header.entries}):
         has, other = ("lacks", "has") if missing[0] in wanted else ("has", "lacks")
         raise UserError(
@@ -170,7 +166,9 @@ def read_peft(
     for name, stored in there.items():
         found = tensor(name)
         out, inner = sizes[base_of(name)]
-        size = (adapter.rank, inner) if ".lora_a." in name else (out, adapter.rank)
+        size: tuple[int, ...] = (out,) if is_magnitude(name) else (out, adapter.rank)
+        if ".lora_a." in name:
+            size = adapter.rank, inner
         if found.shape != size:
             raise UserError(
                 f"init_adapter: {stored} in {named(path)} is {list(found.shape)}, and one of "
@@ -216,8 +214,16 @@ def _module(one: HubTensor) -> str:
     return one.name.removesuffix(".weight")
 
 
-def _ours(target: str, side: str) -> str:
-    return f"{target.removesuffix('.weight')}.lora_{side.lower()}.weight"
+def _stored(theirs: Mapping[str, HubTensor], adapter: Adapter) -> dict[str, str]:
+    """PEFT's names of the matrices of an adapter, with ours."""
+    found = {}
+    for target, one in theirs.items():
+        path, module = target.removesuffix(".weight"), f"{PREFIX}{_module(one)}"
+        for side in "AB":
+            found[f"{module}.lora_{side}.weight"] = f"{path}.lora_{side.lower()}.weight"
+        if adapter.measures:
+            found[f"{module}.lora_magnitude_vector"] = f"{path}{MAGNITUDE}"
+    return found
 
 
 def _modules(some: Iterable[HubTensor], every: Sequence[HubTensor]) -> list[str]:

@@ -62,7 +62,7 @@ class _Norm(torch.autograd.Function):
         x, weight, bias, *moments = ctx.saved_tensors
         of = value_of(ctx.handles[0] or weight)
         d_x, *gradients = ctx.islands.norm_backward(x.detach(), of, tuple(moments), grad)
-        return d_x, *_give(ctx, (weight, bias), gradients), None
+        return d_x, *give(ctx, (weight, bias), gradients), None
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -89,7 +89,7 @@ class _ResidualNorm(torch.autograd.Function):
             (of_sum, of_normed),
             (kept, ctx.factor),
         )
-        return d_x, d_y, *_give(ctx, (weight, bias), gradients), None
+        return d_x, d_y, *give(ctx, (weight, bias), gradients), None
 
 
 class _Residual(torch.autograd.Function):
@@ -128,7 +128,7 @@ def keep(
     ctx.handles = tuple(None if isinstance(weight, Tensor) else weight for weight in weights)
 
 
-def _give(
+def give(
     ctx: Any, parameters: tuple[Tensor | None, ...], gradients: list[Tensor | None]
 ) -> list[Tensor | None]:
     """Adds the gradients of handles to them; returns those of parameters."""

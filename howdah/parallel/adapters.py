@@ -6,32 +6,63 @@
 
 What is whole has a term of its gradient on each rank (`plan/sharding.py`); these are summed once
 in a step, and have rank · width elements.
+
+Lengths of rows (DoRA) are cut as rows are. Where columns of W are on several ranks, each has the
+squares of its own, and the lengths are used behind the sum, with the bias.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from howdah.model.adapter import AdaptedLinear
+from howdah.model.adapter import (
+    AdaptedLinear,
+    lengths,
+    magnified,
+    magnified_back,
+    row_squares,
+)
 from howdah.model.loss import add_product
 from howdah.parallel.ops import Handle, WeightStore, handle_of
 from howdah.shapes.marks import Marks
 
 
+class Sums(Protocol):
+    """The tp ranks."""
+
+    def combine(self, x: Tensor, op: Literal["max", "sum"]) -> None:
+        """Combines x of all ranks in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the rows of one matrix W, and the matrix."""
+
+    weight: Handle
+    base: Handle
+
+
 @dataclass(frozen=True)
 class Beside:
-    """The adapter of one matrix: A [r, in], B [out, r], and what their product is multiplied by."""
+    """The adapter of one matrix: A [r, in], B [out, r], what their product is multiplied by; and
+    lengths of rows, if it has them.
+    """
 
     a: Handle
     b: Handle
     scale: float
+    lengths: Lengths | None = None
 
-    def expect(self) -> None:
+    def expect_gradient(self) -> None:
         """Notifies the store that a backward pass will follow."""
         self.a.expect_gradient()
         self.b.expect_gradient()
+        if self.lengths:
+            self.lengths.weight.expect_gradient()
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:
         """Adds s·B·(A·x) to what the matrix has made of x [.., in]; returns A·x, [n, r]."""
@@ -49,6 +80,32 @@ class Beside:
         self.b.add(lambda out: add_product(out, rows.T, inner * scale))
         return d_inner
 
+    def measured(
+        self, v: Tensor, bias: Handle | None, over: Sums | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The output of the matrix, from v [.., out], and what is kept for it: v, and the lengths
+        that rows had. Without lengths to train, v itself, and nothing is kept.
+
+        bias  added behind the lengths
+        over  the ranks that have other columns of the matrix; None: all are here
+        """
+        if self.lengths is None:
+            return v, None, None
+        base, low = self.lengths.base.value(), (self.a.value(), self.b.value(), self.scale)
+        squares = row_squares(base, *low)
+        if over:
+            over.combine(squares, "sum")
+        norms = lengths(squares, base.dtype)
+        return magnified(v, norms, self.lengths.weight, bias), v, norms
+
+    def unmeasured(self, rows: Tensor, v: Tensor | None, norms: Tensor | None) -> Tensor:
+        """From the gradient of the output, `rows` [n, out]: that of v. Gives lengths their own."""
+        if self.lengths is None or v is None or norms is None:
+            return rows
+        d_v, of_m = magnified_back(rows, v, norms, self.lengths.weight)
+        self.lengths.weight.add(lambda out: out.add_(of_m))
+        return d_v
+
     def add_to_a(self, d_inner: Tensor, inputs: Tensor) -> None:
         """Gives A its gradient; inputs [n, in]."""
         self.a.add(lambda out: add_product(out, d_inner.T, inputs))
@@ -59,7 +116,9 @@ def beside(path: str, plain: nn.Module, store: WeightStore, marks: Marks) -> Bes
     if not isinstance(plain, AdaptedLinear):
         return None
     a, b = (handle_of(f"{path}.lora_{name}.weight", store, marks) for name in "ab")
-    return Beside(a, b, plain.scale)
+    measures = plain.lora_magnitude is not None
+    m, base = (handle_of(f"{path}{one}weight", store, marks) for one in (".lora_magnitude.", "."))
+    return Beside(a, b, plain.scale, Lengths(m, base) if measures else None)
 
 
 def asked(weights: Sequence[Handle], besides: Sequence[Beside | None]) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from howdah.model import fp8
-from howdah.model.adapter import AdaptedLinear
+from howdah.model.adapter import AdaptedLinear, Magnitude, row_lengths
 from howdah.model.embedding import Embedding
 from howdah.model.grouped import ExpertMatrix, Sizes
 from howdah.model.islands import PLAIN, Drop, Islands, promoted
@@ -131,11 +131,11 @@ def head_loss(  # noqa: PLR0913
     )
 
 
-def add_bias(bias: Handle, rows: Tensor) -> None:
-    """Adds the sum of `rows` [n, out] to the gradient of a bias; until then, only the sum is
-    kept.
+def add_bias(bias: Handle | None, rows: Tensor) -> None:
+    """Adds the sum of `rows` [n, out] to the gradient of a bias, if there is one; until then, only
+    the sum is kept.
     """
-    if not bias.trains:
+    if bias is None or not bias.trains:
         return
     total = rows.sum(0, dtype=promoted(rows.dtype))
     bias.add(lambda out: out.add_(total))
@@ -154,8 +154,7 @@ class _Linear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
         d_x = gradient @ ctx.weight.value()
-        if ctx.bias:
-            add_bias(ctx.bias, rows)
+        add_bias(ctx.bias, rows)
         if x is not None:
             inputs = x.flatten(0, -2)
             ctx.weight.add(lambda out: add_product(out, rows.T, inputs))
@@ -218,14 +217,33 @@ class OwnAdaptedLinear(OwnLinear):
 
     lora_a: OwnLinear
     lora_b: OwnLinear
+    lora_magnitude: "OwnMagnitude | None"
 
     def __init__(self, weight: Handle, bias: Handle | None, scale: float) -> None:
         super().__init__(weight, bias)
-        self.scale = scale
+        self.scale, self.lora_magnitude = scale, None  # until it is put in, if there is one
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] → [..., out]."""
-        return torch.add(super().forward(x), self.lora_b(self.lora_a(x)), alpha=self.scale)
+        low, magnitude = self.lora_b(self.lora_a(x)), self.lora_magnitude
+        if magnitude is None:
+            return torch.add(super().forward(x), low, alpha=self.scale)
+        v = torch.add(linear(x, self.weight), low, alpha=self.scale)
+        base, a, b = (one.weight.value() for one in (self, self.lora_a, self.lora_b))
+        return magnitude.forward(v, row_lengths(base, a, b, self.scale), self.bias)
+
+
+class OwnMagnitude(Magnitude):
+    """Replaces Magnitude."""
+
+    def __init__(self, weight: Handle) -> None:
+        nn.Module.__init__(self)
+        self.weight: Handle = weight
+
+    def forward(self, v: Tensor, norms: Tensor, bias: Any) -> Tensor:
+        """v [.., out] · m/norms + bias."""
+        _note_use(v, self.weight, bias)
+        return super().forward(v, norms, bias)
 
 
 class OwnEmbedding(nn.Module):
@@ -351,4 +369,5 @@ OF_A_WEIGHT: dict[type[nn.Module], Callable[[Handle], nn.Module]] = {
     Embedding: OwnEmbedding,
     RelativeTable: OwnRelativeTable,
     ExpertMatrix: OwnExpertMatrix,
+    Magnitude: OwnMagnitude,
 }

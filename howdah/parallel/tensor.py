@@ -138,22 +138,29 @@ class _Columns(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, of: "Columns") -> Any:
         linears, region = of.linears, of.region
         whole = region.gather_in(x, now=True)()
-        outs = [F.linear(whole, w.value(), b.value() if b else None) for w, b in linears]
-        inner = [
-            low.add_to(out, whole) if low else None for out, low in zip(outs, of.low, strict=True)
-        ]
+        outs, kept = [], []
+        for (weight, bias), low in zip(linears, of.low, strict=True):
+            behind = bias if low and low.lengths else None
+            out = F.linear(whole, weight.value(), bias.value() if bias and not behind else None)
+            inner = low.add_to(out, whole) if low else None
+            out, v, norms = low.measured(out, behind) if low else (out, None, None)
+            outs.append(out)
+            kept += [inner, v, norms]
         asks = asked([weight for weight, _ in linears], of.low)
-        ctx.save_for_backward((whole if region.keeps else x) if asks else None, *inner)
+        ctx.save_for_backward((whole if region.keeps else x) if asks else None, *kept)
         ctx.of = of
         return tuple(outs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x, *inner), of = ctx.saved_tensors, ctx.of
+        (x, *kept), of = ctx.saved_tensors, ctx.of
+        inner, vs, norms = kept[::3], kept[1::3], kept[2::3]
         here = of.region.keeps or x is None  # nobody asks for it
         pending = (lambda: x) if here else of.region.gather_in(x.detach())
-        rows = [gradient.flatten(0, -2) for gradient in gradients]
+        given = [gradient.flatten(0, -2) for gradient in gradients]
+        every = zip(given, of.low, vs, norms, strict=True)
+        rows = [low.unmeasured(row, v, n) if low else row for row, low, v, n in every]
         d_x = _input_gradient(rows, of.linears)
         d_inner = [
             low.back(row, d_x, u) if low else None
@@ -162,8 +169,10 @@ class _Columns(torch.autograd.Function):
         summed = of.region.reduce_out(d_x.view(*gradients[0].shape[:-1], -1))
         whole = pending()
         inputs = None if whole is None else whole.flatten(0, -2)
-        for (weight, bias), low, row, d in zip(of.linears, of.low, rows, d_inner, strict=True):
-            _add_gradients(weight, bias, row, inputs)
+        found = zip(of.linears, of.low, given, rows, d_inner, strict=True)
+        for (weight, bias), low, out, row, d in found:
+            add_bias(bias, out)
+            _add_gradients(weight, row, inputs)
             if low:
                 low.add_to_a(d, inputs)
         return summed(), None
@@ -174,24 +183,28 @@ class _Row(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, of: "Row") -> Tensor:
         made = F.linear(x, of.weight.value())
         inner = of.low.add_to(made, x) if of.low else None
-        ctx.save_for_backward(x if asked([of.weight], [of.low]) else None, inner)
+        out, v, norms = of.region.reduce_out(made, now=True)(), None, None
+        if of.low:
+            out, v, norms = of.low.measured(out, of.bias, of.region)
+        ctx.save_for_backward(x if asked([of.weight], [of.low]) else None, inner, v, norms)
         ctx.of = of
-        out = of.region.reduce_out(made, now=True)()
-        return out.add_(of.bias.value()) if of.bias else out
+        return out.add_(of.bias.value()) if of.bias and v is None else out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x, inner), of = ctx.saved_tensors, ctx.of
+        (x, inner, v, norms), of = ctx.saved_tensors, ctx.of
+        here = gradient.flatten(0, -2)
+        if of.low and v is not None:
+            gradient = of.low.unmeasured(here, v, norms).view_as(gradient)
         pending = of.region.gather_in(gradient)
-        if of.bias:  # added after the sum: its gradient is that of this rank's positions
-            add_bias(of.bias, gradient.flatten(0, -2))
+        add_bias(of.bias, here)  # added after the sum: its gradient is of this rank's positions
         whole = pending()
         d_x, rows = whole @ of.weight.value(), whole.flatten(0, -2)
         inputs = None if x is None else x.detach().flatten(0, -2)
         if of.low:
             of.low.add_to_a(of.low.back(rows, d_x.view(-1, d_x.shape[-1]), inner), inputs)
-        _add_gradients(of.weight, None, rows, inputs)
+        _add_gradients(of.weight, rows, inputs)
         return d_x, None
 
 
@@ -241,11 +254,7 @@ def _input_gradient(rows: Sequence[Tensor], linears: Sequence[Linear]) -> Tensor
     return total
 
 
-def _add_gradients(
-    weight: Handle, bias: Handle | None, rows: Tensor, inputs: Tensor | None
-) -> None:
-    if bias:
-        add_bias(bias, rows)
+def _add_gradients(weight: Handle, rows: Tensor, inputs: Tensor | None) -> None:
     if weight.trains and inputs is not None:
         weight.add(lambda out: add_product(out, rows.T, inputs))
 
@@ -363,7 +372,7 @@ class VocabEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Rows for tokens [b, S] → [b, s, h]."""
         if torch.is_grad_enabled() and self.anchor.requires_grad:
-            _use(self.weight, None)
+            _use(self.weight)
         return _VocabEmbedding.apply(self.anchor, tokens, self)
 
 
@@ -382,10 +391,8 @@ class SliceEmbedding(nn.Module):
         return embedding(self.region.own_slice(index), self.weight, self.anchor)
 
 
-def _use(weight: Handle, bias: Handle | None, low: Beside | None = None) -> None:
+def _use(*used: Handle | Beside | None) -> None:
     """Notifies the store that a backward pass will follow."""
-    weight.expect_gradient()
-    if bias:
-        bias.expect_gradient()
-    if low:
-        low.expect()
+    for one in used:
+        if one:
+            one.expect_gradient()

@@ -3,7 +3,8 @@
 With A micro-batches a step, T tokens of a micro-batch on a rank, and width h:
 
     tp     per sub-layer and micro-batch an all-reduce of T·h each way; with sp an all-gather and a
-           reduce-scatter each way, and the input gathered once more
+           reduce-scatter each way, and the input gathered once more; forward, one of h numbers for
+           each matrix cut by columns of which the lengths of rows are trained (DoRA)
     cp     ring: each rank sends on the keys and values of all but the next rank, and in the
            backward pass also the gradients of all but its own;
            all-to-all: sequence traded for heads, and back; both: the one around the other;
@@ -107,6 +108,12 @@ def _asking(plan: Plan, part: Part) -> int:
     return sum(any(plan.marks.asks(part, one) for one in some) for some in there)
 
 
+def measured(plan: Plan, part: Part) -> int:
+    """Matrices of a block cut by columns, of whose rows each rank measures a part."""
+    there = plan.marks.adapters(part) if plan.marks.measures else ()
+    return sum(name.rpartition(".")[2] in ("o", "down") for name in there)
+
+
 def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     if plan.layout.tp == 1:
         return
@@ -141,6 +148,11 @@ def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
             yield from _halves(plan, rank, (stage, back), often, whole)
         loss = Whole(int(length) * samples, plan.master_bytes)
         yield from _halves(plan, rank, (stage, False), (3 * split * pieces,) * 2, loss)
+        rows = Whole(width, plan.master_bytes)
+        for back, some in ((False, blocks), (True, lively)):
+            there = [part for part in some if not back or plan.recompute[part] == "full"]
+            times = sum(measured(plan, part) for part in there) * pieces
+            yield from _halves(plan, rank, (stage, back), (times, times), rows)
 
 
 def _halves(

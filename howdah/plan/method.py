@@ -190,17 +190,25 @@ class Spike:
 @dataclass(frozen=True)
 class Adapter:
     """Matrices of low rank that are trained beside frozen ones (https://arxiv.org/abs/2106.09685):
-    y = W·x + alpha/rank · B·(A·x).
+    y = W·x + alpha/rank · B·(A·x). With DoRA (https://arxiv.org/abs/2402.09353) the lengths of the
+    rows of W + alpha/rank · B·A are trained apart from their directions.
 
     rank     rows of A and columns of B
     alpha    what their product is multiplied by, times the rank
     targets  the matrices of blocks that get one: q, k, v, o, gate, up, down, or patterns of names,
              such as "layers.3.attention.*.weight"
+    kind     lora; dora: with a length for each row of a target
     """
 
     rank: Annotated[int, Bound(1, 1 << 14)] = 8
     alpha: Positive = 16.0
     targets: tuple[str, ...] = ("q", "v")
+    kind: Literal["lora", "dora"] = "lora"
+
+    @property
+    def measures(self) -> bool:
+        """Whether the lengths of rows are trained, too."""
+        return self.kind == "dora"
 
     @property
     def scale(self) -> float:
@@ -235,7 +243,7 @@ class Method:
     train             the weights that are trained, as patterns of their names, such as "head.*", or
                       with a factor of the learning rate, "head.*=0.1"; the last that matches a
                       weight counts, and what none matches is frozen. Empty: all are trained
-    adapter           low-rank matrices that are trained beside frozen ones (LoRA)
+    adapter           low-rank matrices that are trained beside frozen ones (LoRA, DoRA)
 
     Losses are summed over tokens and divided once, by the number of tokens of the global batch.
     """

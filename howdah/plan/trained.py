@@ -16,10 +16,15 @@ match a weight the last one counts. A rate of 0 freezes.
     layers.0.attention.o.weight         width, query     query           the base
     layers.0.attention.o.lora_a.weight  adapter, query   query           ±1/√query
     layers.0.attention.o.lora_b.weight  width, adapter   whole           0
+    … kind = "dora", which trains the lengths of rows too:
+    layers.0.attention.q.lora_magnitude.weight  query    query           the base's
+    layers.0.attention.o.lora_magnitude.weight  width    whole           the base's
 
 What a rank holds whole of an adapter it uses for its own columns, so its gradients are terms of a
 sum over tp. The forward pass sends nothing more: behind a matrix that is cut by rows of its input,
 W·x + s·B·(A·x) of each rank is a term of the same sum, because B is the same on all of them.
+Lengths of its rows are used behind that sum, as a bias is, and their gradients are summed like a
+bias's. To measure these rows is one sum more over tp in a forward pass, of a number for each row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,6 +44,7 @@ Pattern = tuple[str, float]  # and what it multiplies the learning rate by
 MOST = 1e6  # of these factors
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that can have adapters
 OF_BLOCKS = ("attention", "feedforward")
+MAGNITUDE = ".lora_magnitude.weight"
 
 
 def read_pattern(text: str) -> Pattern:
@@ -103,8 +109,11 @@ def marks_of(shape: ModelShape, method: Method) -> Marks:
             break
         still.append(part)
     adapted = frozenset(base_of(row.name) for row in rows if is_adapter(row.name))
-    rank = method.adapter.rank if method.adapter else 0
-    return Marks(frozen, frozenset(still), adapted, rank)
+    if method.adapter is None:
+        return Marks(frozen, frozenset(still))
+    return Marks(
+        frozen, frozenset(still), adapted, method.adapter.rank, measures=method.adapter.measures
+    )
 
 
 def told(shape: ModelShape, method: Method) -> str:
@@ -119,7 +128,12 @@ def told(shape: ModelShape, method: Method) -> str:
 
 def is_adapter(name: str) -> bool:
     """Whether a weight is one of an adapter."""
-    return name.endswith((".lora_a.weight", ".lora_b.weight"))
+    return name.endswith((".lora_a.weight", ".lora_b.weight", MAGNITUDE))
+
+
+def is_magnitude(name: str) -> bool:
+    """Whether a weight is the lengths of the rows of a matrix."""
+    return name.endswith(MAGNITUDE)
 
 
 def base_of(name: str) -> str:
@@ -169,7 +183,7 @@ def targets_of(rows: Iterable[Weight], adapter: Adapter) -> dict[str, Weight]:
 
 
 def _with_adapters(rows: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
-    """The rows, and behind each target the two of its adapter."""
+    """The rows, and behind each target those of its adapter."""
     rows = tuple(rows)
     found = targets_of(rows, adapter)
     for row in rows:
@@ -182,6 +196,9 @@ def _with_adapters(rows: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
             yield replace(a, shape=(size[1], width), spread=1 / sqrt(width), even=True)
             b = replace(row, name=f"{path}.lora_b.weight", dims=(out, size[0]), mean=0.0)
             yield replace(b, shape=(columns, size[1]), spread=0.0)
+            if adapter.measures:  # of a base that is drawn, about the lengths of its rows
+                m = replace(row, name=f"{path}{MAGNITUDE}", dims=(out,), shape=(columns,))
+                yield replace(m, mean=row.spread * sqrt(width), spread=0.0, decay=False)
 
 
 # -- problems ------------------------------------------------------------------

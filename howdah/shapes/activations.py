@@ -111,8 +111,23 @@ def _asked(
         kept = [replace(o, copy=None) if alone and o.name == apart else o for o in kept]
         kept = [one for one in kept if one.name not in left]
     inner = (Dim("adapter", marks.rank),)
-    kept += [Saved(f"{name} adapter", "token", inner) for name in marks.adapters(part)]
+    for name in marks.adapters(part):
+        kept.append(Saved(f"{name} adapter", "token", inner))
+        if marks.measures:
+            per, rows = _rows_of(shape, name.rpartition(".")[2])
+            kept.append(Saved(f"{name} unmeasured", per, (rows,)))
+            kept.append(Saved(f"{name} lengths", "once", (rows,)))
     return tuple(kept)
+
+
+def _rows_of(shape: ModelShape, matrix: str) -> tuple[Per, Dim]:
+    """What there is an output for of a matrix of a block, such as "q"; and the output's dim."""
+    if matrix in ("o", "down"):  # behind the border of a sub-layer
+        return "sp_token", _width(shape)
+    if matrix in ("gate", "up"):
+        return "token", Dim("ffn", shape.ffn_size)
+    heads = shape.heads if matrix == "q" else shape.k
+    return "token", Dim("query" if matrix == "q" else "key", heads * shape.d)
 
 
 def made_again(

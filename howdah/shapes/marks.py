@@ -8,7 +8,9 @@ A part before the lowest trained weight is *still*: it has no backward pass and 
 one. Behind it, a matrix that is frozen keeps no input: only its own gradient would need that.
 
 Beside a frozen matrix may be an *adapter* of low rank: y = W·x + s·B·(A·x), which trains A and B
-(LoRA, https://arxiv.org/abs/2106.09685). A matrix with an adapter keeps its input, and A·x.
+(LoRA, https://arxiv.org/abs/2106.09685). A matrix with an adapter keeps its input, and A·x. Where
+the lengths of its rows are trained too (DoRA, https://arxiv.org/abs/2402.09353), it keeps y as it
+is before they are changed, and what the lengths were.
 """
 
 from collections.abc import Iterator
@@ -35,12 +37,14 @@ class Marks:
     still    the parts without a backward pass
     adapted  names of the matrices with an adapter
     rank     of the adapters
+    measures  whether they have lengths of rows
     """
 
     frozen: frozenset[str] = frozenset()
     still: frozenset[str] = frozenset()
     adapted: frozenset[str] = frozenset()
     rank: int = 0
+    measures: bool = False
 
     def trains(self, name: str) -> bool:
         """Whether the weight `name` is trained."""

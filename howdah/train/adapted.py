@@ -1,10 +1,12 @@
 """Runs that train adapters beside a base: checkpoints hold what was trained, and not the base.
 
-    checkpoint   lora_a, lora_b of each target, other weights that are trained, their states
+    checkpoint   lora_a, lora_b of each target, with DoRA lora_magnitude; other weights that are
+                 trained; their states
                  base: the folder, and a checksum of the weights that are frozen
     resume       what is trained from the checkpoint, all else from the folder, whose checksum must
                  be that of the checkpoint
-    use, export  W + s·B·A in the place of each target: a model like the base
+    use, export  W + s·B·A in the place of each target, with DoRA its rows brought to their lengths:
+                 a model like the base
 
 The checksum is of names and stored bytes, so it depends neither on the run's precision nor on how
 the folder is cut into files.
@@ -26,9 +28,9 @@ from howdah.checkpoint.safefile import as_bytes
 from howdah.model.adapter import merged
 from howdah.model.hub import read_hub
 from howdah.parallel.flat_params import Fill, index_of_piece
-from howdah.plan.boxes import Piece
+from howdah.plan.boxes import Piece, whole_piece
 from howdah.plan.method import Method
-from howdah.plan.trained import base_of, is_adapter, marks_of, table_of
+from howdah.plan.trained import MAGNITUDE, base_of, is_adapter, marks_of, table_of
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight, weights
 from howdah.train.job import Job
@@ -96,7 +98,8 @@ def base_problems(saved: Facts, job: Job, *, reads: bool) -> Iterator[str]:
 
 def _told(base: Base) -> str:
     one = base.adapter
-    return f"rank {one.rank}, alpha {one.alpha:g} and targets {', '.join(one.targets)}"
+    words = f"rank {one.rank}, alpha {one.alpha:g} and targets {', '.join(one.targets)}"
+    return f"kind {one.kind}, {words}" if one.measures else words
 
 
 def beside_base(own: Fill, of_base: Fill, mine: Callable[[str], bool]) -> Fill:
@@ -134,7 +137,8 @@ def tensors_for_use(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
             return tensor(name)
         path = name.removesuffix(".weight")
         a, b = (checkpoint.tensor("weight", f"{path}.lora_{one}.weight") for one in "ab")
-        return merged(tensor(name), a, b, base.adapter.scale)
+        m = checkpoint.tensor("weight", f"{path}{MAGNITUDE}") if base.adapter.measures else None
+        return merged(tensor(name), a, b, base.adapter.scale, m)
 
     return use
 
@@ -179,6 +183,23 @@ def trained_problems(
                     "init_from=DIR folder=PATH"
                 )
                 return
+
+
+def first_lengths(base: Fill, rows: Iterable[Weight]) -> Fill:
+    """A Fill with the lengths of the rows of a base, with which lengths begin.
+
+    rows  of the table
+    """
+    shapes = {row.name: row.shape for row in rows}
+
+    def tensor(name: str) -> Tensor:
+        whole = whole_piece(base_of(name), shapes[base_of(name)])
+        rows = torch.empty(whole.shape, dtype=torch.float64)
+        base(whole, rows.view(-1))
+        found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return found
+
+    return by_pieces(tensor)
 
 
 def first_adapter(

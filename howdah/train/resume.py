@@ -26,7 +26,7 @@ from howdah.parallel.flat_params import Fill, random_init
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece, whole_piece
 from howdah.plan.method import AVERAGE, LATE, Optimizer
-from howdah.plan.trained import is_adapter
+from howdah.plan.trained import is_adapter, is_magnitude
 from howdah.shapes.shape import ModelShape, stated
 from howdah.shapes.weights import weights
 from howdah.text.batches import order_of
@@ -37,6 +37,7 @@ from howdah.train.adapted import (
     beside_base,
     by_pieces,
     first_adapter,
+    first_lengths,
     trained_problems,
 )
 from howdah.train.apart import find_apart
@@ -97,9 +98,10 @@ def first_weights(job: Job) -> Fill:
     if job.method.adapter is None:
         return base
     if job.init_adapter is None:
-        return beside_base(fresh, base, is_adapter)
-    own = first_adapter(job.init_adapter, job.shape, job.method, job.init_from)
-    return beside_base(by_pieces(own), base, is_adapter)
+        own = beside_base(first_lengths(base, job.plan.weights), fresh, is_magnitude)
+    else:
+        own = by_pieces(first_adapter(job.init_adapter, job.shape, job.method, job.init_from))
+    return beside_base(own, base, is_adapter)
 
 
 def _find(checkpoints: Path, mesh: Mesh, say: Say) -> int | None:

@@ -29,6 +29,7 @@ and where matrices are cut:
 
     an input's sum skipped  the gradient of one region's input is not summed over the tp ranks
     a part left out         of one weight's gradient, only the first tp rank's term is used
+    rows measured in part   the lengths of one matrix's rows are those of each rank's columns alone
 
 where sequences are shared: those of `context_mutations.py`; and where there are experts those of
 `expert_mutations.py`.
@@ -49,10 +50,13 @@ from howdah.model.block import Block
 from howdah.model.documents import Blocks, Mask, Spans
 from howdah.model.loss import Add
 from howdah.optim.clip import squared_norm
+from howdah.parallel.adapters import Beside, Sums
+from howdah.parallel.ops import Handle as ParameterHandle
 from howdah.parallel.served import PulledWeights
-from howdah.parallel.tensor import Column, Columns, TpBorder
+from howdah.parallel.tensor import Column, Columns, Row, TpBorder
 from howdah.parallel.tensor_border import Pending, TpRegion
 from howdah.parallel.weight_store import UnitWeightStore
+from howdah.plan.exchanges import measured
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, tied_stages
@@ -103,6 +107,8 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
             found.append(Mutation("an input's sum skipped", mutate=skip_an_input_s_sum))
         if _partial(plan):
             found.append(Mutation("a part left out", mutate=leave_a_part_out))
+        if any(measured(plan, part) for part in plan.recompute):
+            found.append(Mutation("rows measured in part", mutate=measure_in_part))
     if plan.layout.cp > 1:
         found += [Mutation(name, mutate=mutate) for name, mutate in breaks_of(plan).items()]
     found += [Mutation(name, mutate=mutate) for name, mutate in of_experts(plan).items()]
@@ -301,6 +307,25 @@ def leave_a_part_out(context: StepContext) -> StepContext:
     assert store is not None, "parts of tp have a store"
     _leave_out(store, _partial(plan)[0], context.mesh.index_of("tp"))
     return context
+
+
+def measure_in_part(context: StepContext) -> StepContext:
+    """Each tp rank measures its own columns of the first matrix of which it has some."""
+    for module in context.placed.model.modules():
+        if isinstance(module, Row) and module.low and module.low.lengths:
+            low = module.low
+            module.low = _InPart(**{f.name: getattr(low, f.name) for f in fields(low)})
+            break
+    return context
+
+
+class _InPart(Beside):
+    """An adapter that leaves out the columns of the other tp ranks."""
+
+    def measured(
+        self, v: Tensor, bias: ParameterHandle | None, over: Sums | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return super().measured(v, bias)
 
 
 def _partial(plan: Plan) -> list[str]:

@@ -5,18 +5,17 @@ plain PyTorch on one device, and predicted bytes with those that were sent and h
 """
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
 import torch
 from small_cases import case_of, prove
 
-from howdah.plan import sharding
 from howdah.plan.method import Adapter
-from howdah.verify.verify import verify
 
 SLOW = pytest.mark.slow
 TOP = ("layers.1.*", "norm.*=0.5")  # the first block has no backward pass
+ALL = Adapter(rank=3, targets=("q", "k", "v", "o", "up", "down"))
+DORA = replace(ALL, kind="dora")
 LOW = ("layers.0.attention.q.weight", "layers.1.feedforward.*=3")  # the head keeps nothing
 
 
@@ -51,13 +50,14 @@ def test_parts_of_a_model_are_trained_alike(workers, layout, train, form):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2 zero3", "tp2 sp", "pp2 1f1b x3", "pp2 zb-h1 x3"])
-@pytest.mark.parametrize("adapter", [None, Adapter(rank=3, targets=("q", "o", "down"))])
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=3, targets=("q", "o", "down")), DORA])
 def test_breaks_are_noticed(workers, layout, adapter):
     verdict = prove(trained(layout, "qwen3", TOP, adapter), workers, controls=True)
     assert len(verdict.controls) >= 3 and all(failing for _, failing in verdict.controls)
+    in_part = "rows measured in part" in dict(verdict.controls)
+    assert in_part == (adapter is DORA and layout == "tp2 sp")
 
 
-ALL = Adapter(rank=3, targets=("q", "k", "v", "o", "up", "down"))
 SOME = Adapter(rank=2, targets=("layers.1.*.o.weight", "layers.1.attention.v.weight"))
 
 
@@ -84,27 +84,44 @@ def test_adapters_are_trained_alike(workers, layout, adapter, train, form):
     prove(trained(layout, form, train, adapter), workers)
 
 
-def test_key_value_heads_that_ranks_share_have_adapters(workers):
-    """Four ranks, two key-value heads: B of a key's adapter is the same on two of them."""
-    prove(trained("tp4", "laptop", (), ALL), workers)
+@pytest.mark.parametrize(
+    ("layout", "adapter", "train"),
+    [
+        ("tp2 sp", DORA, ()),
+        ("dp2 zero3 recompute=full x2", DORA, ()),
+        *(
+            pytest.param(layout, adapter, train, marks=SLOW)
+            for adapter, train in (
+                (DORA, ()),
+                (replace(SOME, kind="dora"), ("*.lora_magnitude.*=4", "layers.1.attention_norm.*")),
+            )
+            for layout in (
+                *("single", "dp2 x2", "dp2 zero1 x2", "dp2 zero2 x2", "tp2", "pp2 zb-h1 x3"),
+                *("tp2 sp recompute=selective", "tp2 sp inputs=gathered", "pp2 tp2 sp x2"),
+                *("dp2 tp2 sp zero2 recompute=full", "cp2", "pp2 1f1b x3", "dp2 zero3"),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "form", ["laptop", *(pytest.param(f, marks=SLOW) for f in ("gpt2", "qwen3"))]
+)
+def test_lengths_of_rows_are_trained_alike(workers, layout, adapter, train, form):
+    """DoRA: with the lengths of rows of which ranks have columns, and bytes of their sums."""
+    prove(trained(layout, form, train, adapter), workers)
+
+
+@pytest.mark.parametrize("adapter", [ALL, DORA])
+def test_key_value_heads_that_ranks_share_have_adapters(workers, adapter):
+    """Four ranks, two key-value heads: B and lengths of a key are the same on two of them."""
+    prove(trained("tp4", "laptop", (), adapter), workers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["dp2 zero3 x2", "tp2 sp"])
-def test_adapters_in_bf16_are_within_their_rounding(workers, layout):
-    prove(trained(layout, "laptop", (), ALL, "bf16"), workers)
-
-
-@pytest.mark.slow
-def test_a_whole_matrix_of_an_adapter_is_a_term_on_each_rank(workers):
-    """Broken on purpose: without the sum over tp the gradients of A differ."""
-    dims = sharding.THROUGH_SLICES - {"adapter"}
-    with patch.object(sharding, "THROUGH_SLICES", dims):
-        from howdah.comm.spawn import Workers
-
-        with Workers(2) as others:  # forked with the patch
-            verdict = verify(trained("tp2", "laptop", (), ALL), others)
-    assert not verdict.proved
+@pytest.mark.parametrize("layout", ["single", "dp2 zero3 x2", "tp2 sp"])
+@pytest.mark.parametrize("adapter", [ALL, DORA])
+def test_adapters_in_bf16_are_within_their_rounding(workers, layout, adapter):
+    prove(trained(layout, "laptop", (), adapter, "bf16"), workers)
 
 
 def test_frozen_weights_have_no_gradient():

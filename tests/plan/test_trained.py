@@ -1,5 +1,7 @@
 """Which weights a method trains: patterns, rates, frozen units, rows of adapters, mistakes."""
 
+from dataclasses import replace
+
 import pytest
 
 from howdah.plan.batch import Batch
@@ -66,6 +68,40 @@ def test_adapters_are_rows_beside_their_matrices():
     a, b = (rows[f"layers.7.attention.o.lora_{one}.weight"] for one in "ab")
     assert (a.dims, b.dims) == (("adapter", "query"), ("width", "adapter"))
     assert a.unit == "layers.7" and rows["layers.7.attention.k.weight"].unit == "frozen.layers.7"
+
+
+def test_lengths_of_rows_are_rows_of_the_table():
+    low = Adapter(4, targets=("k", "o"), kind="dora")
+    rows = {row.name: row for row in table_of(LLAMA, Method(adapter=low))}
+    k, o = (rows[f"layers.7.attention.{one}.lora_magnitude.weight"] for one in "ko")
+    assert (k.dims, k.shape, k.decay, k.rate) == (("key",), (1024,), False, 1.0)
+    assert (o.dims, o.shape, o.unit) == (("width",), (4096,), "layers.7")
+
+
+def test_lengths_of_rows_send_a_number_for_each_row_that_is_cut():
+    """GPT-2's o and down of 12 layers, of 8 micro-batches: forward, and again in recomputation."""
+    low = Adapter(4, targets=("q", "o", "down"))
+    for more, passes in (("", 1), (" recompute=full", 2)):
+        sent = [
+            sum(
+                n
+                for t, n in step_traffic(plan_of(GPT2, f"tp2 x8{more}", adapter=one), 0).items()
+                if t.axis == "tp"
+            )
+            for one in (low, replace(low, kind="dora"))
+        ]
+        assert sent[1] - sent[0] == 12 * 2 * 8 * 4 * 768 * passes
+
+
+def test_lengths_of_rows_keep_the_output_of_their_matrices():
+    low = Adapter(4, targets=("q", "o"))
+    kept = [
+        sum(r.bytes for r in memory(plan, 0, kernels_of(plan)) if r.component == "activations")
+        for plan in (
+            plan_of(GPT2, "single x8", adapter=a) for a in (low, replace(low, kind="dora"))
+        )
+    ]
+    assert kept[1] - kept[0] == 12 * 2 * 4 * 768 * (64 + 1)  # outputs, and the lengths they had
 
 
 def test_a_whole_matrix_of_an_adapter_is_summed_over_tp():

@@ -10,10 +10,13 @@ from small_runs import losses, opened, train_on
 
 from howdah.base.errors import UserError
 from howdah.cli.check import sound
+from howdah.comm.transport import SingleRank
 from howdah.model.adapter import merged
 from howdah.model.hub import read_hub
+from howdah.plan.trained import MAGNITUDE
 from howdah.train.adapted import export_adapter, tensors_for_use
 from howdah.train.finished_run import open_run
+from howdah.train.loop import train
 from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
 TARGETS = 'method.adapter.targets=["q", "o", "down"]'
@@ -42,26 +45,30 @@ def started(job):
     prepare_start(job, prepare_tokens(job, print), print)
 
 
-def test_an_adapter_goes_on_on_another_layout(workers, adapted, tmp_path, base):
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
+def test_an_adapter_goes_on_on_another_layout(workers, adapted, tmp_path, base, kind):
     """Its checkpoint holds it, and not the base; its export is a model of the base's sizes."""
-    train_on(workers, adapted("a", 2, "layout=dp2 zero3"))
-    job = adapted("a", 4, "layout=tp2 sp")
+    of = f"method.adapter.kind={kind}"
+    train_on(workers, adapted("a", 2, "layout=dp2 zero3", of))
+    job = adapted("a", 4, "layout=tp2 sp", of)
     started(job)
     train_on(workers, job)
-    train_on(workers, adapted("b", 4))
+    train_on(workers, adapted("b", 4, of))
     mine, theirs = losses(tmp_path / "a"), losses(tmp_path / "b")
     assert mine.keys() == theirs.keys()
     for step, loss in theirs.items():
         assert mine[step] == pytest.approx(loss, rel=1e-5)
     there = opened(tmp_path / "a", 4)
-    assert len(there.names("weight")) == 2 * 3 * 2 == len(there.names("exp_avg"))
+    count = 2 * 3 * (3 if kind == "dora" else 2)
+    assert len(there.names("weight")) == count == len(there.names("exp_avg"))
     assert all(".lora_" in name for name in there.names("weight"))
     open_run(tmp_path / "a", say=print).export(tmp_path / "merged")
     _, whole = read_hub(tmp_path / "merged")
     _, before = read_hub(base)
     name = "layers.1.attention.o"
     a, b = (there.tensor("weight", f"{name}.lora_{one}.weight") for one in "ab")
-    expected = merged(before(f"{name}.weight"), a, b, 16 / 4)
+    m = there.tensor("weight", f"{name}{MAGNITUDE}") if kind == "dora" else None
+    expected = merged(before(f"{name}.weight"), a, b, 16 / 4, m)
     assert torch.equal(whole(f"{name}.weight"), expected)
     assert not torch.equal(expected, before(f"{name}.weight"))
     assert torch.equal(whole("norm.weight"), before("norm.weight"))
@@ -80,6 +87,41 @@ def test_peft_files_come_back(workers, adapted, tmp_path):
     again = opened(tmp_path / "b", 1)
     for one in there.names("weight"):
         assert torch.allclose(again.tensor("weight", one), there.tensor("weight", one), atol=1e-7)
+
+
+def test_lengths_of_rows_begin_as_those_of_the_base_and_come_back(workers, adapted, base, tmp_path):
+    """DoRA: its first loss is that of LoRA, and PEFT's files have the lengths."""
+    dora = "method.adapter.kind=dora"
+    train_on(workers, adapted("a", 1, dora, "method.lr.peak=1e-9"))
+    train_on(workers, adapted("b", 1))
+    assert losses(tmp_path / "a")[1] == pytest.approx(losses(tmp_path / "b")[1], rel=1e-6)
+    there = opened(tmp_path / "a", 1)
+    _, before = read_hub(base)
+    name = "layers.0.attention.o"
+    lengths = there.tensor("weight", f"{name}{MAGNITUDE}")
+    assert torch.allclose(lengths, before(f"{name}.weight").norm(dim=1), rtol=1e-6)
+    peft = tmp_path / "peft"
+    export_adapter(there, peft)
+    stored = load_file(peft / "adapter_model.safetensors")
+    theirs = "base_model.model.model.layers.0.self_attn.o_proj.lora_magnitude_vector"
+    assert torch.equal(stored[theirs], lengths) and len(stored) == 2 * 3 * 3
+    with pytest.raises(UserError, match=r"has use_dora True, and method\.adapter\.kind is lora"):
+        started(adapted("c", 1, f"init_adapter={peft}"))
+    stored[theirs] *= 3
+    save_file(stored, peft / "adapter_model.safetensors", {"format": "pt"})
+    job = adapted("c", 1, f"init_adapter={peft}", dora, "method.lr.peak=1e-9", "layout=dp2 zero3")
+    started(job)
+    train_on(workers, job)
+    again = opened(tmp_path / "c", 1)
+    for one in there.names("weight"):
+        times = 3 if one == f"{name}{MAGNITUDE}" else 1
+        assert torch.allclose(again.tensor("weight", one), times * there.tensor("weight", one))
+    with pytest.raises(UserError, match=r"holds an adapter with kind dora, rank 4, alpha 16 and"):
+        started(adapted("a", 2))
+    stored[theirs] = stored[theirs][:3]
+    save_file(stored, peft / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lora_magnitude_vector in .* is \[3\], and one of \["):
+        started(adapted("d", 1, f"init_adapter={peft}", dora))
 
 
 def test_mistakes_about_an_adapter_are_named(workers, adapted, make_job, base, tmp_path):
@@ -111,7 +153,7 @@ def test_mistakes_about_an_adapter_are_named(workers, adapted, make_job, base, t
         export_adapter(opened(tmp_path / "base", 1), tmp_path / "other")
     config = json.loads((peft / "adapter_config.json").read_text())
     for other, sentence in (
-        ({"use_dora": True}, r"has use_dora True, and howdah has False"),
+        ({"use_dora": True}, r"has use_dora True, and method\.adapter\.kind is lora"),
         ({"init_lora_weights": "pissa"}, r"init_lora_weights 'pissa', which changes the base too"),
         ({"alora_invocation_tokens": [1]}, r"has alora_invocation_tokens, which howdah has not"),
     ):
@@ -188,3 +230,15 @@ def test_a_part_of_a_model_goes_on_on_another_layout(workers, make_job, tmp_path
     job = make_job("a", "train.steps=5", 'method.train=["layers.*"]')
     with pytest.raises(UserError, match=r"was trained with layers\.0\.attention_norm\.weight froz"):
         started(job)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler looks at tensors in ways that warn
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_compiled_blocks_with_adapters_compute_the_same(workers, adapted, tmp_path, kind):
+    for name, compiles in (("a", "false"), ("b", "true")):
+        settings = f"compile={compiles}", f"method.adapter.kind={kind}"
+        train(adapted(name, 3, *settings), SingleRank())
+    mine, theirs = losses(tmp_path / "a"), losses(tmp_path / "b")
+    for step, loss in theirs.items():
+        assert mine[step] == pytest.approx(loss, rel=1e-5)
