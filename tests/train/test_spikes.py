@@ -3,6 +3,7 @@
 import json
 import random
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,8 +170,9 @@ def test_before_the_first_checkpoint_and_after_too_many_returns_it_goes_on(
     how = (*HOW, *jumps, POLICY.format("rollback"))
     train_on(workers, make_job("a", *how, "train.save_every=0"))
     assert any("no checkpoint is there" in line for line in spike_lines(tmp_path / "a"))
-    always = 'method.spike={action = "rollback", deviations = 0, ratio = 0.1, window = 8, most = 2}'
-    train_on(workers, make_job("b", *how, always, "train.steps=7"))
+    job = make_job("b", *how, "method.spike.window=8", "train.steps=7")
+    always = replace(job.method, spike=replace(job.method.spike, ratio=0.1))  # no recipe may say so
+    train_on(workers, replace(job, plan=replace(job.plan, method=always)))
     told = spike_lines(tmp_path / "b")
     assert sum("back to step 4" in line for line in told) == 2
     assert any("step 4 was tried before" in line for line in told)
