@@ -5,7 +5,7 @@ import signal
 import socket
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Thread
+from threading import Semaphore, Thread
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +18,7 @@ from howdah.checkpoint.load import open_checkpoint
 from howdah.comm.handshake import CALLER, greet
 from howdah.server.clocks import Update
 from howdah.server.ledger import Event, read_ledger, twice
+from howdah.server.line import Line
 from howdah.train import member
 from howdah.train.crew import STALLED, Crew, Member, ServerDied
 from howdah.train.gathering import Gathering, listening, member_hello
@@ -126,20 +127,22 @@ def test_a_worker_that_leaves_is_replaced_by_one_that_joins_later(make_job, tmp_
     are done by who comes, so that every update of every step is there once.
     """
     job = make_job("elastic", *SERVED, 'method.sync={kind = "asp", workers = 2}', "train.steps=4")
-    corpus, members, leaving = corpus_of(job), Members(), []
-    with gathering(job) as (run, address):
+    corpus, members, started, leaving = corpus_of(job), Members(), Semaphore(0), []
+    tell = Line.tell
+
+    def tell_and_leave(line, said):
+        """On the worker's own thread, so that it cannot have done its other steps."""
+        tell(line, said)
+        if "loss" in said and not leaving:
+            started.acquire()
+            leaving.append(said["step"])
+            first.signal = signal.SIGTERM
+
+    with patch.object(Line, "tell", tell_and_leave), gathering(job) as (run, address):
         for number in range(2):
             members.start(serve_there, elsewhere(job, tmp_path, f"s{number}"), corpus, address)
-        hear = run._crew.hear
-
-        def hear_and_leave(one, said):
-            hear(one, said)
-            if "step" in said and not leaving:
-                leaving.append(one.number)
-                first.signal = signal.SIGTERM
-
-        run._crew.hear = hear_and_leave
         first = members.start(work_there, job, corpus, address)
+        started.release()
         ended = run._ended
 
         def ended_and_another(one, why):
@@ -150,7 +153,7 @@ def test_a_worker_that_leaves_is_replaced_by_one_that_joins_later(make_job, tmp_
 
         run._ended = ended_and_another
         assert run.see_through() == 0
-    assert members.join() == []
+    assert members.join() == [] and leaving == [1]
     assert any("worker 0 has left after step" in line for line in run.said)
     for number in range(2):
         (path,) = (tmp_path / f"s{number}" / "ledgers").iterdir()
