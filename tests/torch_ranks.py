@@ -1,8 +1,8 @@
 """Runs functions on ranks that have a process group of torch.distributed, of any backend."""
 
-import gc
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 import howdah.comm.backend
@@ -10,6 +10,7 @@ from howdah.comm.torch_backend.process_group import connected
 from howdah.plan.comm import Hosts
 
 SECONDS = 60
+KEPT = []  # gloo's: a process aborts when a thread of gloo is the last to let its own group go
 
 
 def ranks_of(workers, folder, backend="howdah", ranks=2, seconds=SECONDS):
@@ -44,8 +45,10 @@ def _inside(transport, place, function, arguments):
     try:
         return function(transport.rank, *arguments)
     finally:
+        if backend == "gloo":
+            groups = dist.distributed_c10d._world.pg_map
+            KEPT.extend(group._get_backend(torch.device("cpu")) for group in groups)
         dist.destroy_process_group()
-        gc.collect()  # a thread of gloo that collects its own group ends the process
 
 
 def over_tcp(options, own):
