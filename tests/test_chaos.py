@@ -42,6 +42,31 @@ def test_a_launcher_or_a_server_that_is_stopped_ends_a_run(chaos, monkeypatch, t
         assert rows[1] == {"kind": "end", "layout": "dp2", "code": 0, "equal": True}
 
 
+@pytest.mark.slow
+def test_killed_workers_and_servers_lose_no_update_and_repeat_none(chaos, tmp_path):
+    """The loss is the benchmark's to judge: this run is short."""
+    import served
+
+    row = served.one_run(tmp_path, 1, seconds=0.0, steps=100, pause=(1.0, 2.0))
+    assert row["applied"] and (row["lost"], row["twice"], row["left"]) == (0, 0, [])
+    assert row["workers"] + row["servers"] > 0 and abs(row["loss"] / row["alone"] - 1) < 0.2
+
+
+def test_a_ledger_tells_what_is_lost_and_what_was_applied_twice(chaos, tmp_path):
+    import served
+
+    (tmp_path / "ledgers").mkdir()
+    whole = [f"push {w} 1 {c} {k} 1" for w in range(3) for c in range(2) for k in range(2)]
+    for shard, lines in enumerate((whole, whole[1:], [*whole, whole[4]])):
+        name = tmp_path / "ledgers" / f"server-{shard}-from-0"
+        name.write_text("\n".join(["pull 0 1 0 0 1", *lines]))
+    assert served.audit(tmp_path, [2]) == (36, 1, 1)
+    rows = [{"lost": 0, "twice": 0, "left": [], "loss": 2.0, "alone": 2.03}]
+    assert served.verdict(rows)["survived"]
+    for wrong in ({"loss": 1.98}, {"lost": 1}, {"twice": 1}, {"left": ["its lock"]}):
+        assert not served.verdict([{**rows[0], **wrong}])["survived"]
+
+
 @pytest.mark.parametrize("moment", ["ranks", pytest.param("held out", marks=pytest.mark.slow)])
 def test_a_stop_at_any_moment_leaves_nothing(chaos, monkeypatch, tmp_path, moment):
     import signals

@@ -2,17 +2,23 @@
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from howdah.base.their_words import ABSENT
+from howdah.base.their_words import ABSENT, our_key
+from howdah.cli.commands import app
 from howdah.config.keys import find_keys, recipe_keys
 from howdah.host.doctor import doctor
+from howdah.model.hub import READ
+from howdah.model.hub_fp8 import block_of
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method, Optimizer
 from howdah.plan.plan import make_plan
+from howdah.shapes.huggingface_names import SCALING
+from howdah.shapes.huggingface_written import CLASSES
 from howdah.shapes.presets import preset
 from howdah.sim.traffic import step_traffic
 
@@ -91,3 +97,72 @@ def test_the_readme_names_the_optimizers_that_there_are():
     said = row_of("README.md", "optimizers").lower()
     assert [name for name in names if name not in said] == []
     assert said.count(",") + 1 == len(names)
+
+
+def pages():
+    """Names of pages that say what is, and not what was."""
+    return [
+        page.relative_to(ROOT).as_posix()
+        for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+        if page.name not in ("log.md", "CHANGELOG.md") and page.parent.name != "decisions"
+    ]
+
+
+def test_no_page_says_that_there_is_none_of_what_has_a_key():
+    """ "There is no LoRA" stood in fine-tune.md after adapters had come."""
+    denied = {
+        (page, word)
+        for page in pages()
+        for word in re.findall(r"\bthere is no `?([\w-]+)", text_of(page), re.I)
+    }
+    assert ("docs/how-to/resume-elsewhere.md", "conversion") in denied
+    assert [one for one in denied if our_key(one[1]) or one[1] == "LoRA"] == []
+
+
+def test_pages_name_every_model_that_can_be_read():
+    """The how-to knew four types when there were fourteen, and hub.md refused 8 bits."""
+    said = re.search(r"Models of type (.*?) can be trained", text_of("docs/how-to/fine-tune.md"))
+    assert sorted(re.findall(r"`(\w+)`", said[1])) == sorted(READ)
+    hub = text_of("docs/hub.md")
+    assert [name for name in CLASSES.values() if f"`{name}`" not in hub] == []
+    assert "its weights in 8 bits are widened while they are read" in hub
+    assert block_of(
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    ) == (128, 128)
+    for page, before in (("docs/hub.md", "or stretched by "), ("docs/presets.md", "stretched by ")):
+        said = text_of(page).partition(before)[2]
+        assert re.findall(r"`(\w+)`", said)[: len(SCALING)] == [*SCALING], page
+
+
+def test_what_is_only_planned_is_said_alike():
+    """planning.md called many layouts so, and parameter servers not planned at all."""
+    rows = re.findall(r"^\| `(\w+)` .* (planned|runs) \|$", layouts(), re.M)
+    planned = [word for word, state in rows if state == "planned"]
+    page = text_of("docs/planning.md")
+    assert " and ".join(f"`{word}`" for word in planned) + " can be planned, but not run" in page
+    shape = preset("laptop")
+    plan = make_plan(shape, parse_layout("dp2 server1"), Batch(2), sequence=64, method=Method())
+    assert step_traffic(plan, 0) and "[Parameter servers](forms/parameter-server.md) are" in page
+
+
+def layouts():
+    return (ROOT / "docs/layouts.md").read_text("utf-8")
+
+
+def test_commands_that_are_named_are_there():
+    """`howdah report` was in the page on two machines, and nowhere else."""
+    there = {one.name or one.callback.__name__ for one in app.registered_commands}
+    there |= {one.name for one in app.registered_groups}
+    listed = re.compile(r"`howdah ([a-z]+)[^`]*`((?:(?:,| and|, and) `[a-z]+`)*)")
+    for page in pages():
+        for first, others in listed.findall(text_of(page)):
+            assert {first, *re.findall(r"`([a-z]+)`", others)} <= there, page
+
+
+def test_the_text_of_the_start_can_be_copied(tmp_path):
+    """`cp docs/*.md docs/*/*.md text/` ended with an error: two pages have the name data.md."""
+    (line,) = re.findall(r"^cp .*$", (ROOT / "docs/start.md").read_text("utf-8"), re.M)
+    copy = re.sub(r" text/?$", f" '{tmp_path}/text'", line)
+    subprocess.run(["sh", "-c", copy], cwd=ROOT, check=True)
+    pages = {path.name for path in (tmp_path / "text").rglob("*.md")}
+    assert pages == {path.name for path in (ROOT / "docs").rglob("*.md")}

@@ -113,25 +113,30 @@ def cases(width: int) -> Cases:
     return found
 
 
+def by_turns(steps: dict[str, Step], rounds: int) -> dict[str, Any]:
+    """Seconds of each backend's steps, which take turns, and by how much their results differ."""
+    made = {backend: step() for backend, step in steps.items()}
+    pairs = [*zip(made["howdah"], made["gloo"], strict=True)]
+    equal = torch.tensor(int(all(torch.equal(a, b) for a, b in pairs)))
+    dist.all_reduce(equal, dist.ReduceOp.MIN)
+    apart = torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max()
+    dist.all_reduce(apart, dist.ReduceOp.MAX)
+    seconds: dict[str, list[float]] = {backend: [] for backend in steps}
+    for turn in range(rounds):
+        for backend in list(steps)[:: 1 if turn % 2 else -1]:
+            dist.barrier()
+            began = perf_counter()
+            steps[backend]()
+            seconds[backend].append(perf_counter() - began)
+    return {"seconds": seconds, "equal": bool(equal), "apart": apart.item()}
+
+
 def rank_of(rank: int, path: str, width: int, rounds: int, pipe: Any) -> None:
     """One rank; rank 0 sends seconds by case and backend, and whether bits are equal."""
     torch.set_num_threads(1)
     store = dist.FileStore(path, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    told = {}
-    for name, steps in cases(width).items():
-        made = {backend: step() for backend, step in steps.items()}
-        pairs = zip(made["howdah"], made["gloo"], strict=True)
-        equal = torch.tensor(int(all(torch.equal(a, b) for a, b in pairs)))
-        dist.all_reduce(equal, dist.ReduceOp.MIN)
-        seconds: dict[str, list[float]] = {backend: [] for backend in steps}
-        for turn in range(rounds):
-            for backend in list(steps)[:: 1 if turn % 2 else -1]:
-                dist.barrier()
-                began = perf_counter()
-                steps[backend]()
-                seconds[backend].append(perf_counter() - began)
-        told[name] = {"seconds": seconds, "equal": bool(equal)}
+    told = {name: by_turns(steps, rounds) for name, steps in cases(width).items()}
     if rank == 0:
         pipe.send(told)
     dist.destroy_process_group()
@@ -168,14 +173,19 @@ def trainers(steps: int, rounds: int) -> dict[str, Any]:
             took, loss = json.loads(done.stdout.splitlines()[-1])
             seconds[backend].append(took)
             losses.add(loss)
-    return {"seconds": seconds, "equal": len(losses) == 1}
+    apart = max(losses) - min(losses)
+    return {"seconds": seconds, "equal": not apart, "apart": apart}
 
 
-def summary(told: dict[str, Any]) -> dict[str, Any]:
+def summary(told: dict[str, Any], goals: dict[str, float]) -> dict[str, Any]:
     """Medians, their spread (the quartiles), and gloo's median over howdah's."""
     rows = {}
     for name, one in told.items():
-        row: dict[str, Any] = {"equal": one["equal"], "goal": GOALS.get(name, 1.0)}
+        row: dict[str, Any] = {
+            "equal": one["equal"],
+            "apart": one["apart"],
+            "goal": goals.get(name, 1.0),
+        }
         for backend, seconds in one["seconds"].items():
             low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
             row[backend] = {"median": median(seconds), "quartiles": [low, high]}
@@ -195,7 +205,7 @@ def table(rows: dict[str, Any]) -> str:
             for key in ("gloo", "howdah")
             for low, high in [row[key]["quartiles"]]
         ]
-        equal = "yes" if row["equal"] else "**no**"
+        equal = "yes" if row["equal"] else f"**no**: {row['apart']:.0e} apart"
         said = f"{row['times']:.2f} | {row['goal']:.1f} | {equal}"
         lines.append(f"| {name} | {' | '.join(cells)} | {said} |")
     return "\n".join(lines)
@@ -211,7 +221,7 @@ def main() -> int:
     width, rounds = (64, 3) if options.tiny else (1024, 40)
     told = measured(width, rounds)
     told["trainer"] = trainers(*((2, 1) if options.tiny else (50, 5)))
-    rows, looks = summary(told), watch.end()
+    rows, looks = summary(told, GOALS), watch.end()
     print(table(rows))
     if not options.tiny:
         kept = {"machine": machine(), "noise": looks, "width": width, "rows": rows}

@@ -9,7 +9,8 @@ python bench/classify/run.py [--steps 240] [--layout dp2]
 3. both train in float32 on the same batches in the same order, by the same AdamW and schedule
 4. both label the held-out rows: accuracy and macro F1, and how many rows they label alike
 
-Writes results.md and results.json. Needs transformers and accelerate.
+Writes results.md and results.json, with the seconds that both took: the noise of the machine is
+measured first (../quiet.py). Needs transformers and accelerate.
 """
 
 import argparse
@@ -21,6 +22,9 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import quiet
 import torch
 import transformers
 from torch.utils.data import Sampler, SequentialSampler
@@ -187,11 +191,13 @@ def measured(folder: Path, work: Path) -> tuple[list[str], float, float]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--steps", type=int, default=240)
-    asked.add_argument("--layout", default="dp2")
-    asked.add_argument("--to", type=Path, default=HERE)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--layout", default="dp2")
+    parser.add_argument("--to", type=Path, default=HERE)
+    quiet.add_option(parser)
+    given = parser.parse_args()
+    watch = quiet.Watch(writes=True, loaded=given.loaded)
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as made:
         work = Path(made)
@@ -204,6 +210,7 @@ def main() -> None:
         own = howdah.pipeline("text-classification", work / "runs" / "ours")
         texts = [row["text"][:300] for row in read(work / "rows" / "held_out.jsonl")]
         assert len(own(texts[:4])) == 4
+    looks = watch.end()
     apart = [abs(a - b) / b for a, b in zip(ours, theirs, strict=True)]
     alike = sum(a == b for a, b in zip(kinds, others, strict=True))
     result = {
@@ -219,6 +226,7 @@ def main() -> None:
         "held_out_rows": len(kinds),
         "labelled_alike": alike,
         "losses_apart": {"first 10": max(apart[:10]), "first 100": max(apart[:100])},
+        "noise": looks,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     lines = [
@@ -231,7 +239,8 @@ def main() -> None:
         f"| Trainer | {their_accuracy:.2%} | {their_f1:.4f} | {theirs[-1]:.4f} |",
         "",
         f"{alike} of {len(kinds)} rows are labelled alike. Losses are apart by at most "
-        f"{max(apart[:10]):.1e} in the first 10 steps and {max(apart[:100]):.1e} in the first 100.",
+        f"{max(apart[:10]):.1e} in the first 10 steps and {max(apart[:100]):.1e} in the first 100. "
+        f"Seconds: howdah {our_seconds:.0f}, Trainer {their_seconds:.0f}. {quiet.sentence(looks)}",
         "",
     ]
     given.to.mkdir(parents=True, exist_ok=True)

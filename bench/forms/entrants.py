@@ -6,8 +6,8 @@
     dp2 zero3        howdah            FSDP2               DeepSpeed ZeRO-3   bound: replicas alone
     dp2 tp2          howdah            DTensor and DDP     DTensor and FSDP2  bound: parts alone
     cp2              howdah, ring and  all-gather          DeepSpeed Ulysses  bound: half the rows
-                     all-to-all
-    dp2 ep2          howdah            all-to-all by torch                    bound: replicas alone
+                     all-to-all        ring-attention-pytorch
+    dp2 ep2          howdah            all-to-all          DeepSpeed-MoE      bound: half of experts
 
 Everywhere howdah stands once more over gloo.
 """
@@ -15,14 +15,15 @@ Everywhere howdah stands once more over gloo.
 from functools import partial
 
 from contestants import Contestant
-from context_peers import all_gather, ulysses
+from context_peers import RING, all_gather, ring, ulysses
+from deepspeed_experts import deepspeed_experts
 from deepspeed_peer import AVAILABLE, deepspeed_zero
 from deepspeed_pipeline import deepspeed_pipeline
 from dtensor_peer import dtensor
 from expert_peers import all_to_all
 from howdahs import silent
 from layouts import Form
-from ours import half_alone, on_engine, over_gloo, part_alone, replica_alone, stages_alone
+from ours import experts_alone, half_alone, on_engine, over_gloo, part_alone, stages_alone
 from peers import fsdp2
 from pipelining_peer import pipelining
 
@@ -102,14 +103,18 @@ def _cp() -> list[Contestant]:
     ]
     if AVAILABLE:
         some.append(Contestant("DeepSpeed Ulysses", "peer", at, ulysses))
+    if RING:
+        some.append(Contestant("ring-attention-pytorch, mended", "peer", at, ring))
     return [*some, Contestant("bound", "bound", at, half_alone)]
 
 
 def _ep() -> list[Contestant]:
     at = ("dp2 ep2",)
-    return [
+    some = [
         Contestant("howdah", "ours", at, on_engine),
         Contestant("howdah over gloo", "variant", at, over_gloo),
         Contestant("all-to-all by torch", "peer", at, all_to_all),
-        Contestant("bound", "bound", at, replica_alone),
     ]
+    if AVAILABLE:
+        some.append(Contestant("DeepSpeed-MoE", "peer", at, deepspeed_experts))
+    return [*some, Contestant("bound", "bound", at, experts_alone)]

@@ -95,9 +95,15 @@ def half_alone(case: Form, place: Place) -> Step:
     return lambda micros: step([_rows(micro, half.rows // case.micros) for micro in micros])
 
 
-def replica_alone(case: Form, place: Place) -> Step:
-    """A replica with all experts, which updates them all."""
-    return HowdahStep(case, Layout(dp=1, micros=case.micros), SingleRank())
+def experts_alone(case: Form, place: Place) -> Step:
+    """A replica with a rank's number of experts, which take all of its tokens: as many rows as come
+    to a rank where all experts are equally busy, and as many weights to update.
+    """
+    of = case.shape.experts
+    assert of is not None
+    part = replace(of, count=of.count // case.parsed.ep)
+    few = replace(case, shape=replace(case.shape, experts=part))
+    return HowdahStep(few, Layout(dp=1, micros=case.micros), SingleRank())
 
 
 def _rows(micro: Micro, rows: int) -> Micro:

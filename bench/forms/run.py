@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "data_parallel"))
 
 import quiet
 from contestants import installed
+from context_peers import RING
 from entrants import entrants
 from judged import markdown, problems, section, summary
 from layouts import forms
@@ -48,10 +49,12 @@ def main() -> int:
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
-    noise, about = watch.end(), f"{machine()} {installed()}"
+    rings = ["ring-attention-pytorch"] if RING else []
+    noise, about = watch.end(), f"{machine()} {installed(*rings)}"
     if watch.writes:
         results = {"machine": about, "noise": noise, "cases": summaries}
-        text = markdown(f"{about} {quiet.sentence(noise)}", summaries)
+        absent = "" if RING else " ring-attention-pytorch is not installed and took no part."
+        text = markdown(f"{about}{absent} {quiet.sentence(noise)}", summaries)
         (HERE / "results.md").write_text(text, encoding="utf-8")
         (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -7,7 +7,8 @@ slowdown   steps of one model with more and more of its states off the device: s
            of the run in memory, and the bytes that the device holds
 exposed    steps with all states on the host, over a link of limited bandwidth: the seconds in which
            the rank waited for moves, as a share of the seconds that the moves took, by the trace of
-           the steps. Wanted: at most 10 %, where computation is longer than the moves
+           the steps. Wanted: at most 10 %, where computation is longer than the moves. And the
+           same with a wider window of weights, over the same link
 memory     the same steps in a process whose control group allows it a tenth of what the model takes
            (above what a process without a model has), with states on the disk past the page
            cache: the bits of its masters are those of the run in memory. Needs root
@@ -72,8 +73,10 @@ HOMES = (
 )
 AWAY = "weights=disk gradients=disk optimizer=disk activations=disk recompute=full"
 ON_HOST = "weights=host gradients=host optimizer=host"
-GROUPS = Path("/sys/fs/cgroup")
+GROUPS = Path("/sys/fs/cgroup")  # of cgroup 2; those of cgroup 1 have the memory's in a folder
+LIMITS = {GROUPS: "memory.max", GROUPS / "memory": "memory.limit_in_bytes"}
 TENTH, STEPS, MICROS = 10, 3, 2
+WIDER = 4  # units of a wider window of weights
 SAME = "recompute=full"  # with which all of them use the operations of parallel/ops.py
 
 
@@ -150,12 +153,20 @@ def exposed(tiny: bool) -> dict[str, Any]:
         moved = sum(n for row, n in context.mesh.counters.sent().items() if row.axis == AXIS)
         moved /= STEPS
     bandwidth = moved / (computes / 2)  # both directions together take half of the computation
-    plan = plan_of(ON_HOST, tiny, MICROS, host_bandwidth=bandwidth)
+    moves, waited = _waits(plan_of(ON_HOST, tiny, MICROS, host_bandwidth=bandwidth))
+    found = {"bandwidth": bandwidth, "moves": moves, "waited": waited, "exposed": waited / moves}
+    plan = plan_of(ON_HOST, tiny, MICROS, host_bandwidth=bandwidth, window=WIDER)
+    fewer, waited = _waits(plan)
+    return {**found, f"moves, window of {WIDER}": fewer, f"waited, window of {WIDER}": waited}
+
+
+def _waits(plan: Plan) -> tuple[float, float]:
+    """Seconds of the moves of some steps, and those in which the rank waited for them."""
     with ready(plan) as context:
         stepped(context, plan, 1 + STEPS)  # the first learns the order
         steps = context.recorder.steps[-STEPS:]
         waited, moves = map(sum, zip(*(told(step.calls) for step in steps), strict=True))
-    return {"bandwidth": bandwidth, "moves": moves, "waited": waited, "exposed": waited / moves}
+    return moves, waited
 
 
 def limited(tiny: bool, folder: str) -> dict[str, Any]:
@@ -181,11 +192,14 @@ def run_child(folder: str, tiny: bool, *, limit: int, steps: int) -> dict[str, A
 
 
 def child(folder: str, tiny: bool, limit: int, steps: int) -> None:
-    group = GROUPS / f"howdah-offload-{os.getpid()}"
-    if limit:
+    groups = memory_groups()
+    if limit and groups:
+        group = groups / f"howdah-offload-{os.getpid()}"
         group.mkdir()
-        (group / "memory.max").write_text(str(limit))
-        (group / "memory.swap.max").write_text("0")
+        (group / LIMITS[groups]).write_text(str(limit))
+        for swap, most in ("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit):
+            if (group / swap).exists():
+                (group / swap).write_text(str(most))
         (group / "cgroup.procs").write_text(str(os.getpid()))
     crc = 0
     if steps:
@@ -195,9 +209,20 @@ def child(folder: str, tiny: bool, limit: int, steps: int) -> None:
             crc = checksum(context)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"crc": crc, "resident": resident}))
-    if limit:  # a group with a process in it cannot be removed
-        (GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+    if limit and groups:  # a group with a process in it cannot be removed
+        (groups / "cgroup.procs").write_text(str(os.getpid()))
         group.rmdir()
+
+
+def memory_groups() -> Path | None:
+    """Where groups with a limit of memory can be made; None: nowhere."""
+    if os.geteuid():
+        return None
+    controllers = GROUPS / "cgroup.controllers"
+    if controllers.exists() and "memory" in controllers.read_text().split():
+        return GROUPS
+    first = GROUPS / "memory"
+    return first if (first / LIMITS[first]).exists() else None
 
 
 def disk(tiny: bool, folder: str) -> dict[str, Any]:
@@ -294,9 +319,10 @@ def main() -> int:
     with TemporaryDirectory(dir=words.folder or None) as folder:
         results: dict[str, Any] = {"machine": machine(), "slowdown": slowdown(words.tiny, folder)}
         results["exposed"] = exposed(words.tiny)
-        root = os.geteuid() == 0 and (GROUPS / "cgroup.controllers").exists()
         results["memory"] = (
-            limited(words.tiny, folder) if root else {"skipped": "needs root, cgroup 2"}
+            limited(words.tiny, folder)
+            if memory_groups()
+            else {"skipped": "needs root, and a memory controller of cgroups"}
         )
         results["disk"] = disk(words.tiny, folder)
         results["adam"] = adam(words.tiny)

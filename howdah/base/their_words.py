@@ -16,7 +16,8 @@ IN_A_LAYOUT = {  # words of FSDP, DeepSpeed, Megatron-LM, torchtitan, Accelerate
     "dpN zero3": "fsdp fsdp2 full_shard fully_shard use_torch_fsdp2 use_megatron_fsdp dp_shard "
     "data_parallel_shard",
     "dpN zeroN": "deepspeed zero zero_optimization zero_stage stage",
-    "dpN zero3 shardG": "hsdp hybrid_shard mics mics_shard hpz zero_hpz_partition",
+    "dpN zero3 shardG": "hsdp hybrid_shard mics mics_shard",
+    "dpN zero3 hpzN": "hpz_partition zero_hpz_partition zeropp",
     "release=step": "reshard_after_forward fsdp_reshard_after_forward",
     "accumulate=whole": "no_sync",
     "tpN": "tensor_parallel tensor_model_parallel model_parallel tp",
@@ -59,7 +60,9 @@ AS_A_KEY = {  # of TrainingArguments and config.json, DeepSpeed, Megatron-LM, na
     "method.label_smoothing": "label_smoothing_factor",
     "method.precision": "bf16 fp16 fp8 dtype torch_dtype precision mixed_precision "
     "mixed_precision_param amp",
-    "method.gradient_dtype": "communication_data_type mixed_precision_reduce",
+    "method.gradient_dtype": "communication_data_type mixed_precision_reduce "
+    "zero_quantized_gradients qgz",
+    "method.gather_dtype": "zero_quantized_weights qwz",
     "method.routing.balance_loss": "moe_aux_loss_coeff router_aux_loss_coef aux_loss_coef",
     "method.routing.z_loss": "moe_z_loss_coeff router_z_loss_coef",
     "method.routing.capacity": "moe_expert_capacity_factor capacity_factor",

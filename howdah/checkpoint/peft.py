@@ -12,7 +12,7 @@ say which weights an adapter belongs to; ours do, in the header of the safetenso
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ OTHERS = (  # forms of an adapter that are computed in another way, where they a
     *("monteclora_config", "use_bdlora", "use_qalora"),
 )
 BESIDE_ITS_BASE = (True, False, None, "eva", "gaussian", "orthogonal")  # PEFT's others change it
-TASKS = {"decoder": "CAUSAL_LM", "encoder": None}
+TASKS = {"decoder": "CAUSAL_LM", "encoder": None, "encoder-decoder": "SEQ_2_SEQ_LM"}
 
 
 def write_peft(
@@ -111,11 +111,7 @@ def read_peft(
     Raises UserError when it is not of `adapter` and `targets`, or of another base.
     """
     config = _config(folder)
-    problems = [
-        f"{key} {shown(config[key])}, and howdah has {shown(value)}"
-        for key, value in FIXED.items()
-        if config.get(key, value) != value and (config.get(key) or value)
-    ]
+    problems = [*_other_settings(config)]
     for key, mine, word in (
         ("r", adapter.rank, "rank"),
         ("lora_alpha", adapter.alpha, "alpha"),
@@ -179,6 +175,20 @@ def read_peft(
                 f"init_adapter: {stored} in {named(path)} is not finite; name another folder"
             )
     return tensor
+
+
+def _other_settings(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is set otherwise than ours is."""
+    for key, value in FIXED.items():
+        if config.get(key, value) == value or not (config.get(key) or value):
+            continue
+        if key == "modules_to_save":
+            yield (
+                f"modules_to_save {shown(config[key])}, whole weights that are not read here; "
+                "merge the adapter in PEFT, and name the merged model by init_from"
+            )
+        else:
+            yield f"{key} {shown(config[key])}, and howdah has {shown(value)}"
 
 
 def _config(folder: Path) -> dict[str, Any]:

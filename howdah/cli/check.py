@@ -99,12 +99,13 @@ def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
            is there is looked at
     """
     data = text_of(run.data, run.init_from)
-    yield from unreadable(data, opened=meant)
+    missing = unreadable(data, opened=meant)
+    yield from missing
     if run.schedule is not None:
         yield from problem_of(partial(read_schedule, run.schedule))
     if not meant:
         return
-    if data.labelled:
+    if data.labelled and not missing:
         yield from problem_of(partial(check_labels, data, run.model.labels))
     if run.init_from is not None:
         ready_torch()

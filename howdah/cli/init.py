@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from howdah.base.atomic import write_text
-from howdah.base.errors import UserError, named
+from howdah.base.errors import UserError, named, shown
 from howdah.cli.asking import answer
 from howdah.cli.auto import cluster_of, machine_for, settled
 from howdah.cli.check import sound
@@ -31,7 +31,7 @@ from howdah.machines.cluster import Cluster
 from howdah.plan.layout import parse_layout
 from howdah.sim.measured import profile_for
 from howdah.sim.step_time import step_time
-from howdah.text.sources import Data, Source, unreadable
+from howdah.text.sources import Data, Source, files, on_disk, unreadable
 
 HERE = "here"
 MODEL = "what model? a preset (howdah presets), or a folder of Hugging Face"
@@ -73,6 +73,7 @@ def init(  # noqa: PLR0913, PLR0917
         *(model, data, how_long, for_what), bool(found.device.cuda_names), found.devices
     )
     table = recipe_table(answers)
+    _require_enough(data, table["data"]["sequence_length"])
     run = parse_run({"name": file.stem, **table})
     if cluster:
         run = replace(run, cluster=machine)
@@ -108,6 +109,17 @@ def _read_data(said: str) -> str:
     for problem in unreadable(Data(sources=(Source(path=said),)), opened=False):
         raise UserError(problem.replace("data.sources", "--data"))
     return said
+
+
+def _require_enough(said: str, sequence: int) -> None:
+    """Raises UserError for files too small for one sample: a token takes a byte at least."""
+    source = Source(path=said)
+    size = sum(path.stat().st_size for path in files(source)) if on_disk(source) else sequence + 1
+    if size <= sequence:
+        raise UserError(
+            f"--data {shown(said)} holds {size:,} bytes, and one sample of this recipe has "
+            f"{sequence:,} tokens; give more text, or a larger file"
+        )
 
 
 def _read_machine(said: str) -> Cluster | None:

@@ -22,6 +22,7 @@ from howdah.cli.search import Asked, find, is_search
 from howdah.config.drafts import Draft, Drafted, draft
 from howdah.config.recipe import load_run, plan_of
 from howdah.config.shipped import which
+from howdah.draw import served_trace
 from howdah.draw.drawn_plan import Planned, draw_plan
 from howdah.draw.measured_step import compare_step, report, to_perfetto, to_svg
 from howdah.draw.perfetto import trace as trace_json
@@ -48,7 +49,7 @@ from howdah.plan.schedule.registry import SCHEDULES, build
 from howdah.plan.schedule.text import format_schedule, read_schedule
 from howdah.plan.support import unsupported
 from howdah.plan.trace_file import FOLDER as TRACE
-from howdah.plan.trace_file import read_traces
+from howdah.plan.trace_file import read_members, read_traces
 from howdah.search.closest import closest
 from howdah.search.notes import notes_on
 from howdah.search.search import home_of, shared
@@ -357,12 +358,19 @@ def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
         )
     run = load_run(folder)
     layout = resolve(parse_layout(run.layout), None)
-    traces = read_traces(folder / TRACE, str(layout), layout.workers)
     plan_of_run = plan_of(run, layout)
-    found = compare_step(plan_of_run, traces)
-    lines = report(found, str(layout), algorithms=traces[0].algorithms)
-    print("\n".join([*lines, *_predicted(plan_of_run)]))
-    drawings = {"trace.json": to_perfetto(found), "trace.svg": to_svg(found)}
+    if sync := run.method.sync:
+        members = read_members(
+            folder / TRACE, str(layout), workers=sync.workers, servers=layout.server
+        )
+        print("\n".join(served_trace.report(members, str(layout), sync.kind)))
+        drawings = {"trace.json": served_trace.to_perfetto(members, plan_of_run)}
+    else:
+        traces = read_traces(folder / TRACE, str(layout), layout.workers)
+        found = compare_step(plan_of_run, traces)
+        lines = report(found, str(layout), algorithms=traces[0].algorithms)
+        print("\n".join([*lines, *_predicted(plan_of_run)]))
+        drawings = {"trace.json": to_perfetto(found), "trace.svg": to_svg(found)}
     for name, text in drawings.items():
         try:
             write_text(folder / TRACE / name, text)
@@ -371,4 +379,5 @@ def trace(folder: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
                 f"cannot write {folder / TRACE / name} ({error.strerror or error}); copy the run "
                 "folder to where there is room, and you may write, to have it drawn"
             ) from error
-    print(f"written     {folder / TRACE}: trace.json for ui.perfetto.dev, trace.svg")
+    more = ", trace.svg" * ("trace.svg" in drawings)
+    print(f"written     {folder / TRACE}: trace.json for ui.perfetto.dev{more}")

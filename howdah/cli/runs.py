@@ -6,20 +6,33 @@ from typing import Annotated
 
 import typer
 
+from howdah.base.errors import UserError, shown
 from howdah.cli.environment import ready_torch
+
+STORED = {"float32": "float32", "bf16": "bfloat16"}  # torch's names
 
 
 def export(
     folder: Annotated[Path, typer.Argument(help="a run folder")],
     to: Annotated[Path, typer.Option(help="the Hugging Face folder to write")],
+    *,
     best: Annotated[bool, typer.Option(help="the best checkpoint instead of the newest")] = False,
     average: Annotated[bool, typer.Option(help="the average of the weights")] = False,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="the adapter alone, as PEFT's files")
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="of the stored weights: float32, or bf16 in half the room")
+    ] = "float32",
 ) -> None:
     """Write a run's weights as a Hugging Face folder."""
+    if precision not in STORED:
+        raise UserError(f"--precision is {shown(precision)}; it must be {' or '.join(STORED)}")
+    if adapter and precision != "float32":
+        raise UserError("--precision is of a whole model, and --adapter writes float32; drop one")
     ready_torch()
+    import torch
+
     from howdah.train.finished_run import open_run
 
     opened = open_run(folder, say=_to_stderr, best=best, average=average)
@@ -28,7 +41,7 @@ def export(
 
         export_adapter(opened.checkpoint, to)
     else:
-        opened.export(to)
+        opened.export(to, dtype=getattr(torch, STORED[precision]))
     print(f"step {opened.checkpoint.step} of {folder} is in {to}")
 
 

@@ -233,11 +233,13 @@ class Group(Messages):
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
         async_op: bool = False,
+        after: Handle = DONE,
     ) -> Handle:
         """Sends slice p of `x` to rank p, and writes the slice from rank p to slice p of `out`.
 
         sent, received  numbers of rows for and from each rank; by default `x` is cut into shares,
                         and must have the same length on all ranks
+        after           that of `all_reduce`
         """
         for tensor in (out, x):
             check_tensor("all_to_all", tensor, written=tensor is out)
@@ -257,7 +259,7 @@ class Group(Messages):
             yield [partial(self._transport.all_to_all, into, flat, *counts)]
             stage.give(out, into)
 
-        return self._run("all_to_all", work, [out, x], async_op)
+        return self._run("all_to_all", work, [out, x], async_op, after)
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
         """The sums of a few numbers over the ranks, in float64, with equal bits on all ranks."""

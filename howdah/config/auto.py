@@ -20,6 +20,7 @@ from howdah.machines.cluster import Cluster
 from howdah.plan.batch import resolve_batch
 from howdah.plan.layout import Layout, parse_layout
 from howdah.plan.plan import Plan
+from howdah.search.layer_window import has_window
 from howdah.search.notes import usual_batch
 from howdah.search.search import Found, Refuse, search
 from howdah.search.space import Question
@@ -72,12 +73,14 @@ def _batch_of(run: Run) -> int | None:
 
 
 def with_plan(run: Run, plan: Plan) -> Run:
-    """The run on the layout of a plan, with its batch. A schedule of the user's own belongs to
-    another layout.
+    """The run on the layout of a plan, with its batch and its window of weights. A schedule of the
+    user's own belongs to another layout.
     """
-    size = plan.batch.global_batch
+    size, storage = plan.batch.global_batch, run.storage
     batch = replace(run.batch, global_batch=size, micro_batch=plan.micro_batch)
-    return replace(run, layout=str(plan.layout), batch=batch, schedule=None)
+    if has_window(plan.layout):
+        storage = replace(storage, window=plan.storage.window)
+    return replace(run, layout=str(plan.layout), batch=batch, storage=storage, schedule=None)
 
 
 def settle(run: Run, cluster: Cluster, *, refuse: Refuse, note: str = "") -> Settled:
@@ -126,6 +129,8 @@ def settled_before(run: Run, world: int | None) -> Settled | None:
 def _on(run: Run, before: Run, layout: Layout) -> Run:
     """The run on the layout of an earlier one; with another global batch it has other x."""
     old, size = before.batch, run.batch.global_batch
+    if has_window(layout):
+        run = replace(run, storage=replace(run.storage, window=before.storage.window))
     if size not in (None, old.global_batch):
         batch = replace(run.batch, micro_batch=run.batch.micro_batch or old.micro_batch)
         return replace(run, layout=str(replace(layout, micros=None)), batch=batch)

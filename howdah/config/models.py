@@ -12,7 +12,7 @@ from howdah.base.tables import read_table
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape
 from howdah.text.labels import label_names, label_problems
-from howdah.text.sources import Data
+from howdah.text.sources import Data, unreadable
 
 SIZES = {one.name for one in fields(ModelShape) if one.default is MISSING}  # all are needed
 OF_TOKENS = {"tie_embeddings": False, "transform": False}  # of a head for tokens
@@ -28,8 +28,8 @@ def model_of(table: Mapping[str, Any]) -> object:
     data = read_table(Data, found).value if isinstance(found := table.get("data"), dict) else None
     if not isinstance(model, dict) or data is None or not data.labelled:
         return model
-    if any(label_problems(data)):  # which are told where all texts are checked
-        return model
+    if any(label_problems(data)) or unreadable(data, opened=False):
+        return model  # which is told where all texts are checked
     return {**model, "labels": model.get("labels") or label_names(data), **OF_TOKENS}
 
 

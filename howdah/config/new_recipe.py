@@ -26,6 +26,7 @@ from howdah.config.shipped import CONFIG
 from howdah.shapes.parameters import parameters
 from howdah.shapes.presets import PRESETS, preset
 from howdah.shapes.shape import ModelShape
+from howdah.train.job import MOST_EPOCHS, MOST_STEPS
 
 Purpose = Literal["scratch", "tune", "chat", "classify", "try"]
 PURPOSES: dict[Purpose, str] = {
@@ -179,6 +180,16 @@ def with_length(table: dict[str, Any], answers: Answers, *, seconds: float) -> d
         "epochs": 1000.0,  # how many they are is known when the text is read
     }[unit]
     steps = max(round(steps), 1)
+    if unit == "epochs" and length.amount > MOST_EPOCHS:
+        raise UserError(
+            f"--length is {length.amount:,.0f} epochs, and a run has at most {MOST_EPOCHS:,}; give "
+            "less"
+        )
+    if steps > MOST_STEPS:
+        each = f", of {seconds:.2g} s each" if unit == "seconds" else ""
+        raise UserError(
+            f"--length is {steps:,} steps{each}, and a run has at most {MOST_STEPS:,}; give less"
+        )
     amount: dict[str, Any] = {"steps": steps}
     if unit in ("tokens", "epochs"):
         whole = float(length.amount).is_integer()

@@ -69,6 +69,8 @@ def meant(recipe: Path) -> str:
     name, names = str(recipe), recipe_names()
     if name in PRESETS:
         return f"; it is a model: howdah train laptop model.preset={name}"
+    if name.startswith(("https:/", "http:/")):
+        return "; it is an address: download it, and name the file"
     if recipe.suffix not in ("", ".toml") or (len(recipe.parts) > 1 and recipe.stem not in names):
         return ""
     if recipe.stem in names:

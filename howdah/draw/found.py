@@ -6,6 +6,8 @@ from typing import Any
 from howdah.base.quantities import spell
 from howdah.draw.columns import columns
 from howdah.draw.tables import size_of
+from howdah.plan.plan import Plan
+from howdah.plan.storage import WINDOW
 from howdah.search.budget import Priced
 from howdah.search.search import Choice, Found
 
@@ -43,10 +45,16 @@ def show_choices(choices: Sequence[Choice], rows: Sequence[Priced] | None) -> li
                 *(str(number + 1), spell(one.seconds, "seconds")),
                 *(f"{one.time.tokens_per_second:,.0f}", size_of(one.peak)),
                 *(size_of(one.capacity - one.peak), str(one.plan.micro_batch), *costs),
-                *(f"{one.devices:,}", str(one.plan.layout)),
+                *(f"{one.devices:,}", _spelled(one.plan)),
             )
         )
     return [f"  {line}" for line in columns(cells, ">" * (len(cells[0]) - 1) + "<")]
+
+
+def _spelled(plan: Plan) -> str:
+    """The layout of a plan, and its window of weights where that is not the usual one."""
+    window = plan.storage.window
+    return str(plan.layout) + (f" (storage.window={window})" if window != WINDOW else "")
 
 
 def _apart(found: Found) -> str:
@@ -89,6 +97,7 @@ def _row(one: Choice, cost: Priced | None) -> dict[str, Any]:
         "layout": str(one.plan.layout),
         "devices": one.devices,
         "micro_batch": one.plan.micro_batch,
+        "window": one.plan.storage.window,
         "step_seconds": one.seconds,
         "step_seconds_80": one.time.interval,
         "tokens_per_second": one.time.tokens_per_second,

@@ -28,6 +28,7 @@ LETTERS = {
     "weights": "W",
     "masters": "M",
     "gathered": "U",
+    "copies": "H",
     "gradients": "G",
     "reduced": "R",
     "moments": "O",

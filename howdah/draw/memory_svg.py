@@ -24,6 +24,7 @@ COLORS = {
     "weights": BLUE,
     "masters": blend(BLUE, "#ffffff", 0.45),
     "gathered": blend(BLUE, "#000000", 0.25),
+    "copies": blend(BLUE, "#000000", 0.5),
     "gradients": ORANGE,
     "reduced": blend(ORANGE, "#ffffff", 0.45),
     "moments": blend(PURPLE, "#ffffff", 0.3),

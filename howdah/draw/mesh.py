@@ -38,6 +38,7 @@ MEANING: dict[Axis, str] = {
     "pp": "stages",
     "ep": "experts",
     "shard": "one copy of the states",
+    "hpz": "a second copy of the weights",
 }
 SMALL = 64  # most ranks of a world that is shown in full
 STAGES, NODES, RANKS = 3, 3, 12  # shown of a larger one: stages; nodes or ranks of a stage
@@ -127,11 +128,9 @@ def _runs(parts: Sequence[Part]) -> Iterator[str]:
 def axes(layout: Layout) -> dict[Axis, Stride]:
     """The axes that are drawn, with their groups."""
     found = {name: axis(layout, name) for name in MEANING}
-    split = layout.zero and layout.shard
+    split = {"shard": layout.zero and layout.shard, "hpz": layout.hpz}
     return {
-        name: stride
-        for name, stride in found.items()
-        if stride.size > 1 and (name != "shard" or split)
+        name: stride for name, stride in found.items() if stride.size > 1 and split.get(name, True)
     }
 
 

@@ -113,7 +113,9 @@ def _memory(prediction: Prediction, *, why: bool) -> Iterator[str]:
         listed = ", ".join(f"{name} {_in(unit, count)}" for name, count in rows)
         held_parts = f"{parts} part{'s' * (parts != 1)}"
         if rank == plan.layout.pp:
-            held_parts = f"{plan.layout.server} with a range of every part"
+            replicas = plan.method.sync.replicas if plan.method.sync else 0
+            ranges = f"{1 + replicas} ranges" if replicas else "a range"
+            held_parts = f"{plan.layout.server} with {ranges} of every part"
         yield f"  {labels[rank]}, {held_parts}: {_in(unit, peak(held))} = {listed}"
 
 

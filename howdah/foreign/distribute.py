@@ -19,6 +19,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from howdah.base.errors import UserError, shown
 from howdah.comm.group import Group
@@ -213,7 +214,13 @@ def _other(told: str, world: Group) -> int:
 
 
 def _require_free(model: nn.Module) -> None:
-    """Raises UserError for a model that is another job's, or was under zero3."""
+    """Raises UserError for a model that is another job's, was under zero3, or has lazy weights."""
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(one, UninitializedParameter | UninitializedBuffer):
+            raise UserError(
+                f"{name} is lazy and has no shape yet; run the model once on a batch, on all "
+                "processes, then build the optimizer and call howdah.distribute"
+            )
     for name, parameter in model.named_parameters():
         if is_laid_out(parameter):
             raise UserError(f"another job trains {name}; close that job, or build another model")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from howdah.base.errors import UserError
+from howdah.base.errors import UserError, shown
 from howdah.comm.group import Group
 from howdah.foreign import rows as dealt
 from howdah.foreign.states import States
@@ -352,7 +352,7 @@ class Job:
         """
         from howdah.foreign.saving import save
 
-        return save(self, Path(folder), keep=keep, extra=extra)
+        return save(self, _path(folder, "save"), keep=keep, extra=extra)
 
     def load(self, folder: str | Path) -> Any:
         """Goes on from the newest checkpoint in a folder, or from the one it is; returns what was
@@ -360,7 +360,7 @@ class Job:
         """
         from howdah.foreign.saving import load
 
-        return load(self, Path(folder))
+        return load(self, _path(folder, "load"))
 
     def plan(self) -> Any:
         """What is where, and the bytes that this process sends in a step. See `outline.py`."""
@@ -384,3 +384,10 @@ def is_laid_out(parameter: Tensor) -> bool:
     hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     own = [hook.func for hook in (hooks or {}).values() if isinstance(hook, partial)]
     return any(getattr(one, "__func__", None) is Job._take for one in own)
+
+
+def _path(folder: object, function: str) -> Path:
+    """The folder that was named. Raises UserError for what is no name of one."""
+    if not isinstance(folder, str | Path) or not str(folder):
+        raise UserError(f"job.{function} takes the name of a folder, and got {shown(folder)}")
+    return Path(folder)

@@ -33,6 +33,11 @@ def problems(layout: Layout) -> Iterator[str]:
         yield f"sp belongs to tp, which {AXES['tp']}; use dp and zero, {OWN}"
     if layout.server:
         yield f"server{layout.server} needs howdah train, which starts servers; use dp{layout.dp}"
+    if layout.hpz:
+        yield (
+            f"hpz{layout.hpz} keeps a second copy of weights in the order in which howdah's own "
+            f"passes use them; drop it, {OWN}"
+        )
     if layout.recompute == "selective":
         yield (
             "recompute=selective keeps the products of an attention, and howdah does not know "

@@ -7,18 +7,22 @@
 A rank holds its part of the weights and of the cache, and nothing that training would add. All
 ranks get the same logits, so all of them choose the same token and call for the next one together.
 Stages of a pipeline wait for each other: it makes room, not speed.
+
+Of an encoder-decoder a source passes through all stages once. What the encoder has made of it rides
+on through those of the decoder, which keep it; each token then begins at the stage of the target.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from howdah.base.errors import UserError
 from howdah.model.attention import Cache
+from howdah.model.block import BlockContext
 from howdah.model.loss import Add
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import Fill
@@ -33,7 +37,9 @@ from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan, make_plan
+from howdah.plan.program import stage_parts
 from howdah.plan.sharding import local_buffers
+from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 
 
@@ -42,10 +48,6 @@ def decoding_plan(shape: ModelShape, layout: Layout) -> Plan:
     other words than tp and pp, or does not fit the model.
     """
     plain = Layout(tp=layout.tp, pp=layout.pp)
-    if shape.family == "encoder-decoder" and plain.world > 1:
-        raise UserError(
-            f"layout {layout}: an encoder-decoder is decoded on one process; leave --layout out"
-        )
     words = [{**asdict(one), "micros": None, "schedule": None} for one in (plain, layout)]
     if words[0] != words[1]:
         raise UserError(
@@ -65,7 +67,7 @@ class PlacedModel:
     def __init__(self, plan: Plan, mesh: Mesh, fill: Fill, *, dtype: torch.dtype) -> None:
         self.shape, self.device, self.dtype = plan.shape, mesh.device, dtype
         self._mesh, self._pp, layout = mesh, mesh.index_of("pp"), plan.layout
-        self._first, self._last = self._pp == 0, self._pp == layout.pp - 1
+        self._last, self._target = self._pp == layout.pp - 1, _stage_of(plan, Part("target"))
         values = _filled(plan, mesh, fill, dtype)
         store, self.held = _Weights(values), sum(value.numel() for value in values.values())
         with torch.device("meta"):
@@ -80,19 +82,66 @@ class PlacedModel:
     @torch.no_grad()
     def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """See Predictor."""
-        if self._first:
-            x = self.model.embed(tokens, positions)
-        else:
+
+        def run(x: Tensor | None) -> Tensor:
+            x = self.model.embed(tokens, positions) if x is None else x
+            context = self.model.context(x, positions, None, cache=cache)
+            return _through(self.model.layers, x, context)
+
+        return self._told(len(tokens), self._passed(tokens, run))
+
+    @torch.no_grad()
+    def encode(self, source: Tensor, seen: Tensor | None) -> Tensor:
+        """See Stacks. Where no tokens are decoded, of none of the source: [b, 0, h]."""
+
+        def run(x: Tensor | None) -> Tensor:
+            x = self.model.embed(source, source) if x is None else x
+            if self.model.encoder:
+                context = self.model.source_context(self.device, source.shape[1], seen)
+                x = _through(self.model.encoder, x, context)
+            return self.model.encoder_norm(x) if hasattr(self.model, "encoder_norm") else x
+
+        x = self._passed(source, run)
+        return x if self._pp >= self._target else x.new_empty(len(x), 0, self.shape.width)
+
+    @torch.no_grad()
+    def behind(self, tokens: Tensor, source: Tensor, seen: Tensor | None, cache: Cache) -> Tensor:
+        """See Stacks."""
+
+        def run(x: Tensor | None) -> Tensor:
+            x = self.model.embed(tokens, tokens, place="target") if x is None else x
+            if not self.model.layers:
+                return x
+            context = self.model.target_context(source, tokens.shape[1], seen, cache=cache)
+            return _through(self.model.layers, x, context)
+
+        here = self._pp >= self._target
+        return self._told(len(tokens), self._passed(tokens, run, self._target) if here else None)
+
+    def _passed(
+        self, tokens: Tensor, run: Callable[[Tensor | None], Tensor], first: int = 0
+    ) -> Tensor:
+        """What this stage makes of tokens [b, s] that enter at the stage `first`: `run` of what the
+        stage before has made, which goes to the next.
+        """
+        x = None
+        if self._pp > first:
             x = torch.empty(*tokens.shape, self.shape.width, dtype=self.dtype, device=self.device)
             self._links.receive(x, self._pp - 1).result()
-        context = self.model.context(x, positions, None, cache=cache)
-        for block in self.model.layers.values():
-            x = block(x, context)
+        x = run(x)
         if not self._last:
             self._links.send(x.contiguous(), self._pp + 1).result()
-            logits = x.new_empty(len(tokens), self.shape.vocab)
-        else:
+        return x
+
+    def _told(self, rows: int, x: Tensor | None) -> Tensor:
+        """The logits [rows, V] of the last tokens, which the last stage finds from x [rows, s, h]
+        and tells all.
+        """
+        if self._last:
+            assert x is not None, "the last stage has the head"
             logits = self._logits(self.model.final_norm(x[:, -1:])[:, 0])
+        else:
+            logits = torch.empty(rows, self.shape.vocab, dtype=self.dtype, device=self.device)
         if self._mesh.layout.pp > 1:
             self._mesh.world.broadcast(logits, self._teller)
         return logits
@@ -113,6 +162,18 @@ def place(plan: Plan, mesh: Mesh, fill: Fill, *, dtype: torch.dtype) -> PlacedMo
     together.
     """
     return PlacedModel(plan, mesh, fill, dtype=dtype)
+
+
+def _stage_of(plan: Plan, part: Part) -> int:
+    """The stage that runs a part; 0 where the model has none."""
+    stages = (stage_parts(plan, at).values() for at in range(plan.layout.pp))
+    return next((at for at, own in enumerate(stages) if any(part in some for some in own)), 0)
+
+
+def _through(blocks: nn.ModuleDict, x: Tensor, context: BlockContext) -> Tensor:
+    for block in blocks.values():
+        x = block(x, context)
+    return x
 
 
 class _Weights:

@@ -54,27 +54,63 @@ class OneDevice:
         return self.model.logits(hidden[:, -1])
 
 
-class BehindEncoder:
-    """An encoder-decoder that is whole on one device, and the sources of the texts that it decodes
-    together: one for each, in their order. Raises UserError for a source that cannot be read.
+class Stacks(Protocol):
+    """An encoder, and a decoder behind it. Where several ranks have their parts, all call together,
+    and get the same logits.
     """
 
-    @torch.no_grad()
-    def __init__(self, model: Transformer, sources: Sequence[Sequence[int]]) -> None:
+    shape: ModelShape
+    device: torch.device
+
+    def encode(self, source: Tensor, seen: Tensor | None) -> Tensor:
+        """What the encoder makes [b, t, h] of source tokens [b, t].
+
+        seen  [b, t] 1 where they are text, 0 where they are padding; None: all are text
+        """
+        ...
+
+    def behind(self, tokens: Tensor, source: Tensor, seen: Tensor | None, cache: Cache) -> Tensor:
+        """Logits [b, V] of the token behind `tokens` [b, s], which follow those of the cache, where
+        `encode` has made `source`.
+        """
+        ...
+
+
+class WholeStacks:
+    """An encoder-decoder that is whole on one device."""
+
+    def __init__(self, model: Transformer) -> None:
         self.model, self.shape = model, model.shape
         self.device = model.embedding.weight.device
-        for source in sources:
-            check_prompt(model.shape, source, length=0)
-        tokens, _, cache = padded(sources, self.device)
-        seen = cache.seen(tokens.shape[1])
-        self._source = model.encode(tokens, seen), seen
 
     @torch.no_grad()
+    def encode(self, source: Tensor, seen: Tensor | None) -> Tensor:
+        """See Stacks."""
+        return self.model.encode(source, seen)
+
+    @torch.no_grad()
+    def behind(self, tokens: Tensor, source: Tensor, seen: Tensor | None, cache: Cache) -> Tensor:
+        """See Stacks."""
+        return self.model.logits(self.model.decode(tokens, source, seen, cache=cache)[:, -1])
+
+
+class BehindEncoder:
+    """The decoder of an encoder-decoder, and the sources of the texts that it decodes together: one
+    for each, in their order. Raises UserError for a source that cannot be read.
+    """
+
+    def __init__(self, stacks: Stacks, sources: Sequence[Sequence[int]]) -> None:
+        self.stacks, self.shape, self.device = stacks, stacks.shape, stacks.device
+        for source in sources:
+            check_prompt(stacks.shape, source, length=0)
+        tokens, _, cache = padded(sources, self.device)
+        seen = cache.seen(tokens.shape[1])
+        self._source = stacks.encode(tokens, seen), seen
+
     def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """See Predictor."""
         cache.source = cache.source or self._source
-        hidden = self.model.decode(tokens, *cache.source, cache=cache)
-        return self.model.logits(hidden[:, -1])
+        return self.stacks.behind(tokens, *cache.source, cache=cache)
 
 
 def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Cache]:

@@ -8,9 +8,10 @@ combination of the facts that it depends on:
 
     CACHE/peaks/bfloat16-1-9f0c2a51.json    {"facts": {...}, "flops": 1.4e12, "share": 0.99}
 
-All runs on a machine then divide by the same number, until `howdah doctor --measure` replaces it. A
-file that is damaged, or that other users can write, is measured again. Where nothing can be kept,
-each run has a number of its own.
+All runs on a machine then divide by the same number, until `howdah doctor --measure` replaces it.
+Only a number that was measured on a busy machine, which is too low, gives way to a higher one: each
+run measures it again. So is a file that is damaged, or that other users can write. Where nothing
+can be kept, each run has a number of its own.
 """
 
 import fcntl
@@ -121,21 +122,27 @@ def peak_flops(
     cache: Path,
     say: Callable[[str], None],
 ) -> Peak:
-    """The peak of this machine: of the data sheet, or as it was measured by the first call."""
+    """The peak of this machine: of the data sheet, or as it was measured by the first call that was
+    not disturbed.
+    """
     facts = facts_of(device, dtype, threads)
     if known := data_sheet(facts):
         return known
     path = cache / FOLDER / file_name(facts)
     with _alone_in(path.parent):
+        before = None
         try:
-            found = read(path, facts)
-            return Peak(found.flops, found.source)
+            before = read(path, facts)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as why:
             said = why.strerror if isinstance(why, OSError) else why
             say(f"peak        {named(path)} is not used ({said}); it is measured again")
+        if before and not before.disturbed:
+            return Peak(before.flops, before.source)
         found = measure(facts, device)
+        if before and found.disturbed:  # both are too low
+            found = max(before, found, key=lambda one: one.flops)
         with suppress(OSError):
             keep(path, found)
             return Peak(found.flops, found.source)

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from howdah.model.islands import promoted
 from howdah.model.loss import Add, add_product
-from howdah.model.norm import Weight, keep, value_of
+from howdah.model.norm import Weight, keep, trained, value_of
 
 Sizes = tuple[int, ...] | Tensor  # rows of each expert; on a GPU an int64 tensor
 
@@ -37,7 +37,7 @@ def grouped(x: Tensor, weight: Weight, sizes: Sizes) -> Tensor:
 class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, sizes: Sizes) -> Tensor:
-        keep(ctx, (x,), (weight,), [])
+        keep(ctx, (x if trained(weight) else None,), (weight,), [])
         ctx.sizes = sizes
         return _product(x, cast(Tensor, value_of(weight)).mT, sizes)
 
@@ -47,6 +47,8 @@ class _Grouped(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad, sizes = grad.contiguous(), ctx.sizes
         d_x = _product(grad, cast(Tensor, value_of(ctx.handles[0] or weight)), sizes)
+        if x is None:
+            return d_x, None, None
         return d_x, give(ctx, 0, weight, lambda out: _add_products(out, grad, x, sizes)), None
 
 

@@ -30,7 +30,7 @@ from howdah.model.feedforward import FeedForward
 from howdah.model.grouped import ExpertMatrix, Sizes, give
 from howdah.model.islands import promoted
 from howdah.model.loss import add_product
-from howdah.model.norm import Weight, keep, value_of
+from howdah.model.norm import Weight, keep, trained, value_of
 from howdah.model.places import Combine, Places, Spread, kept_places, places
 from howdah.model.region import WHOLE
 from howdah.model.sequences import WHOLE_SEQUENCES, Sequences
@@ -163,18 +163,20 @@ class _Logits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Weight, bias: Weight | None) -> Tensor:
-        keep(ctx, (x,), (weight, bias), [])
-        wide = promoted(x.dtype)
+        keep(ctx, (x if trained(weight) else None,), (weight, bias), [])
+        ctx.dtype, wide = x.dtype, promoted(x.dtype)
         return x.to(wide) @ cast(Tensor, value_of(weight)).to(wide).T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, bias = ctx.saved_tensors
-        rows, inputs = grad.flatten(0, -2), x.flatten(0, -2).to(grad.dtype)
         value = cast(Tensor, value_of(ctx.handles[0] or weight)).to(grad.dtype)
-        d_x = (grad @ value).to(x.dtype)
-        d_weight = give(ctx, 0, weight, lambda out: add_product(out, rows.T, inputs))
+        d_weight: Tensor | None = None
+        d_x = (grad @ value).to(ctx.dtype)
+        if x is not None:
+            rows, inputs = grad.flatten(0, -2), x.flatten(0, -2).to(grad.dtype)
+            d_weight = give(ctx, 0, weight, lambda out: add_product(out, rows.T, inputs))
         return d_x, d_weight, give(ctx, 1, bias, lambda out: None)
 
 

@@ -27,6 +27,11 @@ from howdah.shapes.shape import Norm
 class Vector(Protocol):
     """A weight that autograd does not see: it returns its value and takes its gradient."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has a gradient."""
+        ...
+
     def value(self) -> Tensor:
         """The weight."""
         ...
@@ -112,6 +117,11 @@ def value_of(weight: Weight | None) -> Tensor | None:
     if weight is None or isinstance(weight, Tensor):
         return None if weight is None else weight.detach()
     return weight.value()
+
+
+def trained(weight: Weight) -> bool:
+    """Whether a weight has a gradient."""
+    return weight.requires_grad if isinstance(weight, Tensor) else weight.trains
 
 
 def keep(

@@ -43,11 +43,12 @@ from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, in_eight_bits, own_operations
 from howdah.parallel.recompute import recompute
 from howdah.parallel.saved_homes import keep_elsewhere
-from howdah.parallel.served import Connect, Links, PulledWeights, ServerLinks
+from howdah.parallel.served import Connect, Links, PulledWeights, ServerLinks, with_sums
 from howdah.parallel.stages import own_parts
 from howdah.parallel.sums import GradientSums, gradient_sums, listen_to_parameters
 from howdah.parallel.tensor import region_of, split, vocab_shards
 from howdah.parallel.tensor_border import TpRegion
+from howdah.parallel.unit_messages import messages_of
 from howdah.parallel.weight_store import UnitWeightStore
 from howdah.parallel.zero import UpdatedWeights
 from howdah.parallel.zero3 import ShardedWeights
@@ -109,9 +110,10 @@ class ParallelModel:
         """All weights of a unit in one flat tensor. Sharded weights are gathered from the other
         ranks. All ranks call together.
         """
-        if self.plan.layout.server:  # a worker has them; the servers have ranges
+        if self.plan.layout.server:  # a worker has them; the servers have ranges, or nothing
             flat = unit.weights.new_zeros(unit.buffer.length)
-            flat[unit.start : unit.stop] = unit.own_weights
+            for a, b in counted_ranges(unit.buffer, self.plan, self.mesh.rank):
+                flat[a:b] = unit.own_weights[a - unit.start : b - unit.start]
             self.mesh.world.all_reduce(flat)
             return flat if self.mesh.serves else unit.weights
         mine = self.own(unit, "weights") if unit.away else unit.weights
@@ -290,7 +292,7 @@ def _shares_weights(plan: Plan, mesh: Mesh) -> bool:
 def _allocated(model: Transformer, plan: Plan, mesh: Mesh) -> dict[str, FlatUnit]:
     """The flat units of this rank, into which the parameters of the model are views."""
     whole = not _shares_weights(plan, mesh)
-    return flatten(
+    units = flatten(
         model,
         local_buffers(plan, mesh.rank),
         dtype=DTYPES[plan.method.precision],
@@ -301,6 +303,7 @@ def _allocated(model: Transformer, plan: Plan, mesh: Mesh) -> dict[str, FlatUnit
         ),
         homes=plan.layout,
     )
+    return with_sums(units, mesh)
 
 
 def _links(
@@ -324,11 +327,12 @@ def _gatherer(
     """What brings updated weights to this rank; None where it updates all of its own."""
     layout = plan.layout
     if links:
-        return PulledWeights(units, links, mesh.waited)
+        return PulledWeights(units, links, mesh.waited) if layout.servers_update else None
     if _shares_weights(plan, mesh) or layout.weights != "device":
         keep, cast = layout.release == "step", layout.gather == "broadcast"
+        given = units, mesh.shard, mesh.waited, messages_of(plan, mesh, units)
         return ShardedWeights(
-            units, mesh.shard, mesh.waited, keep=keep, cast=cast, sharers=sharers, homes=homes
+            *given, keep=keep, cast=cast, width=plan.storage.window, sharers=sharers, homes=homes
         )
     if layout.zero > 0 and mesh.shard.size > 1:
         return UpdatedWeights(units, sharers, mesh.waited)
@@ -365,7 +369,7 @@ def _optimizer(
 
 def _multiplied(units: Mapping[str, FlatUnit], gatherer: Gatherer | None) -> list[Tensor]:
     """The tensors that hold the weights with which a model multiplies."""
-    window = [gatherer.window] if isinstance(gatherer, ShardedWeights) else []
+    window = gatherer.memory if isinstance(gatherer, ShardedWeights) else []
     return [*window, *(unit.weights for unit in units.values())]
 
 

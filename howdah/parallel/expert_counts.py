@@ -42,8 +42,8 @@ def expert_counts(placed: ParallelModel) -> dict[str, Tensor]:
 def move_biases(
     units: Iterable[FlatUnit], counts: Mapping[str, Tensor], *, rate: float | Tensor
 ) -> None:
-    """Moves this rank's ranges of the biases of routers by `rate`."""
-    for unit in units if counts else ():
+    """Moves this rank's ranges of the biases of routers by `rate`; those that are frozen stay."""
+    for unit in (one for one in units if one.buffer.trains) if counts else ():
         for segment in unit.buffer.segments:
             block, _, weight = segment.name.partition(f".{ROUTER_BIAS}")
             first, last = max(segment.start, unit.start), min(segment.stop, unit.stop)

@@ -9,7 +9,8 @@ the plan and makes every parameter a view into them:
                                      If weights are at least float32, too, a view of them
     gradients   at least float32     what backward adds to, whole; parameter.grad is a view of it
     summed      at least float32     the own range of the sum over the replicas: a view of
-                                     `gradients`, or, where only shares are kept, a tensor itself
+                                     `gradients`, or, where only shares are kept, a tensor itself.
+                                     Of a server that only adds, its range, which it does not update
 
 So a reduction, an optimizer step or a checkpoint works on contiguous ranges of memory, and not on
 hundreds of small tensors. bf16 weights get float32 gradients through `Tensor.grad_dtype`.

@@ -5,14 +5,17 @@
     server k  its range of each    sum over the workers → norm → update → its range of each
 
 A worker has no masters and no moments; a server has those of its range of every unit, and computes
-nothing else. The order of additions is that of the ranks, so a run repeats bit for bit. It is the
-form of the lecture, exact on any transport; the asynchronous server is on the floor `server/`.
+nothing else. With update=workers it has the sum of its range alone, and a broadcast of that follows
+each reduce: the workers have all states, and update as if they had summed by themselves. The order
+of additions is that of the ranks, so a run repeats bit for bit. It is the form of the lecture,
+exact on any transport; the asynchronous server is on the floor `server/`.
 
 Pulls start with the forward pass that needs them, as the all-gathers of zero1 do (`zero.py`), and
 each server's messages run in its own group, beside those of the others.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
@@ -23,7 +26,7 @@ from howdah.comm.handle import Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import share
-from howdah.plan.servers import server_groups
+from howdah.plan.servers import server_groups, summed_range
 
 
 class Links(Protocol):
@@ -41,13 +44,28 @@ class Links(Protocol):
 Connect = Callable[[Mapping[str, FlatUnit]], Links]
 
 
+def with_sums(units: dict[str, FlatUnit], mesh: Mesh) -> dict[str, FlatUnit]:
+    """The units of a rank; those of a server that only adds have the sums of its ranges."""
+    if not mesh.serves or mesh.layout.servers_update:
+        return units
+    ranges = {
+        name: summed_range(unit.buffer.length, mesh.layout, mesh.rank)
+        for name, unit in units.items()
+    }
+    return {
+        name: replace(unit, summed=unit.summed.new_zeros(ranges[name][1] - ranges[name][0]))
+        for name, unit in units.items()
+    }
+
+
 class ServerLinks:
     """The groups of the workers and each server, the server last; a server has its own alone. All
     ranks of the mesh make it together.
     """
 
     def __init__(self, mesh: Mesh, units: Mapping[str, FlatUnit]) -> None:
-        self._units, self._servers = units, mesh.layout.server
+        self._units, self._servers, self._serves = units, mesh.layout.server, mesh.serves
+        self._returns = not mesh.layout.servers_update  # sums go back to the workers
         self._groups = {
             number: mesh.join(ranks, label="dp")
             for number, ranks in enumerate(server_groups(mesh.layout))
@@ -56,30 +74,33 @@ class ServerLinks:
 
     def push(self, unit: str) -> list[Handle]:
         """Starts to sum the workers' gradients of a unit into the servers' ranges, which are zeros
-        before; those of the workers stay as they are.
+        before; those of the workers stay as they are, or become the sum (update=workers).
         """
         one = self._units[unit]
         flat = one.summed if one.gradients is None else one.gradients
-        return self._each(one, flat, lambda to, x: to.reduce(x, to.size - 1, async_op=True))
+        pushed = self._each(one, flat, lambda to, x: to.reduce(x, to.size - 1, async_op=True))
+        return [*pushed, *(self._sent_back(one, flat) if self._returns else ())]
 
     def pull(self, unit: str) -> list[Handle]:
         """Starts to bring the servers' ranges of a unit's weights to the workers."""
         one = self._units[unit]
-        return self._each(
-            one, one.weights, lambda by, x: by.broadcast(x, by.size - 1, async_op=True)
-        )
+        return self._sent_back(one, one.weights)
+
+    def _sent_back(self, unit: FlatUnit, flat: Tensor) -> list[Handle]:
+        """Starts to bring the servers' ranges to the workers, in each group behind what it does."""
+        return self._each(unit, flat, lambda by, x: by.broadcast(x, by.size - 1, async_op=True))
 
     def _each(
         self, unit: FlatUnit, flat: Tensor, start: Callable[[Group, Tensor], Handle]
     ) -> list[Handle]:
-        """Starts an operation for each server's range of `flat`, whose first element is that of the
-        rank's own range.
+        """Starts an operation for each server's range of `flat`, which has all of a worker's unit,
+        and nothing but a server's own range.
         """
         handles = []
         for number, group in self._groups.items():
             first, last = share(unit.buffer.length, self._servers, number)
             if first < last:
-                handles.append(start(group, flat[first - unit.start : last - unit.start]))
+                handles.append(start(group, flat if self._serves else flat[first:last]))
         return handles
 
 

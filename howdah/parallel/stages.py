@@ -73,10 +73,12 @@ def run_stage(  # noqa: PLR0913 (facts that have nothing in common, most by keyw
 
     await_weights  called before each part with weights: they may be on their way from other ranks
     balancing      what training asks of the routers of experts
-    starts         the part at whose input a backward pass ends, as all before it is frozen
+    starts         the part at whose input a backward pass ends, as all before it is frozen. In a
+                   decoder it also ends at the encoder's output; and where it starts in the encoder,
+                   at the target's embedding, which is frozen, too
     """
     x, source = inputs.get("hidden"), inputs.get("source")
-    context = None
+    context: BlockContext | None = None
     blocks = {block.part: block for block in model.blocks}
     for part in parts:
         await_weights(part)
@@ -85,11 +87,14 @@ def run_stage(  # noqa: PLR0913 (facts that have nothing in common, most by keyw
             x = model.embed(tokens, given.positions, types, noise=given.noise)
             continue
         assert x is not None, f"{part} needs what the part before it makes"
-        if part == starts and torch.is_grad_enabled() and not x.requires_grad:
-            x = x.detach().requires_grad_()
+        if part == starts:
+            x = _rooted(x)
+            source = None if source is None else _rooted(source)
+            context = context and replace(context, source=source)
         if part == "target":
             source, context = x, None
             x = model.embed(given.tokens, given.positions, noise=given.noise, place="target")
+            x = _rooted(x) if starts and starts.stack == "encoder" else x
             continue
         if part == "head":
             x = model.final_norm(x, given.noise)
@@ -102,6 +107,11 @@ def run_stage(  # noqa: PLR0913 (facts that have nothing in common, most by keyw
             x = model.encoder_norm(x)
     assert x is not None
     return {"hidden": x} if source is None else {"hidden": x, "source": source}
+
+
+def _rooted(x: Tensor) -> Tensor:
+    """x, with a gradient: a graph begins there, if one does not pass through it."""
+    return x if x.requires_grad or not torch.is_grad_enabled() else x.detach().requires_grad_()
 
 
 def _context(

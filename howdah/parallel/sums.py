@@ -28,6 +28,7 @@ from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
 from howdah.parallel.mesh import Mesh
+from howdah.parallel.quantised_sums import QuantisedSums
 from howdah.parallel.row_sums import start_rows
 from howdah.parallel.served import Links
 from howdah.plan.flat_buffers import gaps
@@ -78,6 +79,7 @@ class GradientSums:
     sent_as  the dtype of what is sent, if it is not that of the gradients
     links    to the parameter servers, if there are any
     homes    of gradients that are kept off the device, if they are
+    quantised  sums in 4 bits, if there are any
     skipped  numbers of sums that are not performed, so that each rank keeps its own term: for
              `verify`, which has to notice it
     """
@@ -93,7 +95,9 @@ class GradientSums:
         sent_as: torch.dtype | None = None,
         links: Links | None = None,
         homes: Homes | None = None,
+        quantised: QuantisedSums | None = None,
     ) -> None:
+        self._quantised = quantised
         self._waited, self._sent_as, self._links, self._homes = waited, sent_as, links, homes
         self.sums, self.window, self.order = sums, window, SumOrder(sums, self)
         self.skipped: set[int] = set()
@@ -112,7 +116,8 @@ class GradientSums:
     @property
     def narrow_bytes(self) -> int:
         """Bytes of the copies of gradients that are sent as another dtype."""
-        return sum(group.narrow_bytes for group in {*self._groups})
+        room = self._quantised.room.nbytes if self._quantised else 0
+        return room + sum(group.narrow_bytes for group in {*self._groups})
 
     # -- gradients of the backward pass
 
@@ -246,8 +251,12 @@ class GradientSums:
         assert len(before) <= 1, "an operation follows one other"
         handle = before[0] if before else DONE
         if number not in self.skipped and len(row.ranks) > 1:
-            operation = getattr(group, row.op)
-            handle = operation(flats, dtype=self._sent_as, async_op=True, after=handle)
+            if self._quantised and row.hops:
+                self._timed(self._quantised.settle)
+                handle = self._quantised.start(flats, [group.own_shard(one) for one in flats])
+            else:
+                operation = getattr(group, row.op)
+                handle = operation(flats, dtype=self._sent_as, async_op=True, after=handle)
         self._handles[number] = handle
         return handle
 
@@ -290,13 +299,20 @@ def connected(  # noqa: PLR0913
     """
     # Sorted, so that ranks with several groups in common join them in the same order.
     sent = (row for row in sums if row.op != "push" and len(row.ranks) > 1)
-    several = sorted({(row.axis, tuple(row.ranks)) for row in sent})
+    several = sorted({(row.axis, tuple(ranks)) for row in sent for ranks in (row.ranks, *row.hops)})
     groups = {(label, ranks): mesh.group_of(ranks, label=label) for label, ranks in several}
     like = next(iter(units.values())).summed.new_empty(0, device=mesh.device)
     window = Window(*slots, like=like)
     own = [groups.get((row.axis, tuple(row.ranks)), mesh.world) for row in sums]
+    hops = next((row.hops for row in sums if row.hops), ())
+    longest = max((sum(row.messages) for row in sums if row.hops), default=0)
+    quantised = QuantisedSums([groups["dp", tuple(one)] for one in hops], longest, like)
     return GradientSums(
-        sums, own, units, window, mesh.waited, sent_as=sent_as, links=links, homes=homes
+        *(sums, own, units, window, mesh.waited),
+        sent_as=sent_as,
+        links=links,
+        homes=homes,
+        quantised=quantised if hops else None,
     )
 
 

@@ -3,7 +3,7 @@
 
     compute    | layers.0 | layers.1 | layers.2 | …        forward; backward the other way round
     progress   | layers.1 | layers.2 | layers.3 | …        all-gather of the next unit
-    window     |0        1|2        1|2        3|…        one at each end
+    window     |0        1|2        1|2        3|…        one at each end (`layer_window.py`)
 
 A unit is in use from the moment that an operation asks for one of its weights until one asks for a
 weight of another unit. So a unit that ends the forward pass and begins the backward is gathered
@@ -17,19 +17,24 @@ they differ, they raise an error instead of mixing different weights.
 
 The window has room for the unit in use and the next, and is allocated once for the whole run. So a
 tensor that `value` returns is valid until a weight of another unit is asked for. Own operations ask
-again in backward, and keep nothing. With `release=step` the window has room for all units, and each
-is gathered once per step, when it is first asked for.
+again in backward, and keep nothing. A wider window (`storage.window`) has the units that are used
+next, those that come and those that were used before. In a first pass it has those used last, which
+are gathered as often. With `release=step` the window has room for all units, and each is gathered
+once per step, when it is first asked for.
 
 Weights whose home is the host or the disk come the same way, also of a unit that one rank has
 whole: the rank's own range is fetched into the window first, and what other ranks have follows
 (https://arxiv.org/abs/2104.07857). So a model trains that does not fit its device, unit by unit.
 
+What is sent of a unit, and between which ranks, is said in `unit_messages.py`: its weights, or
+these in 8 bits; from all ranks, or from the second copy of a node.
+
 Gradients are reduced to shares as in ZeRO-2 (`zero.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from torch import Tensor
 
@@ -39,17 +44,19 @@ from howdah.comm.group import Group
 from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.homes import Homes
+from howdah.parallel.layer_window import Window
+from howdah.parallel.unit_messages import Messages, Sent
 from howdah.parallel.weight_store import whole_weights
+from howdah.plan.storage import WINDOW, staying
 from howdah.shapes.weights import FROZEN
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """A unit at the left or right end of the window; it is whole when the handle is done, and this
-    rank's share of it when `fetch` is.
+    """A unit in the window; it is whole when the handle is done, and this rank's share of it when
+    `fetch` is.
     """
 
-    left: bool
     views: dict[str, Tensor]
     handle: Handle
     fetch: Handle = DONE
@@ -64,6 +71,8 @@ class ShardedWeights:
     keep    whether gathered units stay whole until the pass is over (release=step)
     cast    whether each share is broadcast by its owner (gather=broadcast)
     homes   of weights that are not on the device
+    width   units that are whole at a time, the one in use and those that come
+    messages  what is sent of units: their weights themselves unless it is said otherwise
     window  the tensor that holds whole units
     """
 
@@ -72,12 +81,15 @@ class ShardedWeights:
         units: dict[str, FlatUnit],
         group: Group,
         waited: Stopwatch,
+        messages: Messages | None = None,
         *,
         keep: bool,
         cast: bool = False,
         sharers: Mapping[str, Group] | None = None,
         homes: Homes | None = None,
+        width: int = WINDOW,
     ) -> None:
+        self.messages = messages or Messages()
         self._waited, self._cast, self._homes = waited, cast, homes
         cut = {name: unit for name, unit in units.items() if unit.comes}
         self._group, self._sharers = group, sharers or {}
@@ -96,12 +108,13 @@ class ShardedWeights:
         self._keep = keep
         lengths = [sum(one.buffer.length for one in some) for some in self._bundles.values()]
         self._starts = dict(zip(self._bundles, accumulate(lengths, initial=0), strict=False))
-        # the unit in use and the next are two different ones
-        size = sum(lengths if keep else sorted(lengths)[-2:])
+        # the unit in use and those that come are different ones
+        self._width, size = width, sum(lengths if keep else sorted(lengths)[-width:])
         device = homes.device if homes else None
         self.window = next(iter(cut.values())).weights.new_zeros(size, device=device)
-        self._here: dict[str, dict[str, Tensor]] = {}  # views of the units that are whole
-        self._coming: _Whole | None = None
+        self._places = Window(self.window)
+        self._here: dict[str, dict[str, Tensor]] = {}  # views of the units that are in use
+        self._whole: dict[str, _Whole] = {}  # all units that are in the window, or come
         self._orders: dict[str, list[str]] = {}  # of units, by kind of pass
         self._kind = ""
         self._seen: list[str] = []
@@ -112,20 +125,26 @@ class ShardedWeights:
         """Begins a pass. All passes of one kind must use the units in one order."""
         self.end()
         self._kind = kind
-        if order := self._orders.get(kind):
-            self._coming = self._gather(order[0])
+        self._come(_distinct(self._orders.get(kind, ()), min(self._width - 1, len(self._bundles))))
 
     def end(self) -> None:
         """Ends the pass. No unit is whole any longer, so weights may change."""
         if self._kind:
             self._orders.setdefault(self._kind, self._seen)
-        if self._coming:
-            self._coming.handle.result()
-        self._kind, self._seen, self._here, self._coming = "", [], {}, None
+        for one in self._whole.values():
+            one.handle.result()
+        self._kind, self._seen, self._here, self._whole = "", [], {}, {}
+        self._places = Window(self.window)
+        self.messages.end()
 
     def updated(self) -> None:
         """Called after an update: the shares have changed."""
         self.end()
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """What holds whole units, and a message while it is restored."""
+        return [self.window, self.messages.scratch]
 
     def wait(self, *units: str) -> None:
         """Does nothing: `value` gathers units when they are used."""
@@ -149,34 +168,75 @@ class ShardedWeights:
         return self._here[unit][name]
 
     def _advance_to(self, unit: str) -> None:
-        """Releases the unit in use, starts to gather the one after `unit`, and waits for `unit`."""
-        after = self._next(unit) if self._kind else None
+        """Releases what is not used soon, starts to gather the units behind `unit`, and waits for
+        `unit`.
+        """
+        before, stay = reversed(self._seen), staying(self._width)
+        used = _distinct([unit, *before], stay) if self._kind not in self._orders else []
+        soon = self._next(unit) if self._kind else [unit]
         if not self._keep:
-            self._here = {}
-        here = self._coming or self._gather(unit)
-        self._coming = self._gather(after, besides=here) if after else None
+            self._release(used or soon[:stay])
+        self._come([unit], needed=True)
+        here = self._whole[unit]
+        self._here[unit] = here.views
+        self._come(soon[1:])
         if self._homes:
             self._homes.wait(f"weights of {unit}", here.fetch)
         with self._waited:
             here.handle.result()
-        self._here[unit] = here.views
 
-    def _next(self, unit: str) -> str | None:
-        """The unit that follows `unit` in the recorded order; None at its end, or while no order is
-        recorded. Raises UserError when the order differs from the recorded one.
+    def _release(self, stay: Sequence[str]) -> None:
+        """Releases all units but some, which are used soon, or were a short time ago."""
+        self._here = {}
+        for unit in [one for one in self._whole if one not in stay]:
+            self._whole.pop(unit).handle.result()
+            self._places.give(unit)
+
+    def _come(self, units: Sequence[str], *, needed: bool = False) -> None:
+        """Starts to gather those of some units that are not in the window, in their order, up to
+        the first for which it has no room; for the one that is `needed` it makes room.
+        """
+        for unit in units:
+            if unit in self._whole:
+                continue
+            whole = self._gather(unit)
+            if whole is None and needed:
+                self._make_room()
+                whole = self._gather(unit)
+            if whole is None:
+                return
+            self._whole[unit] = whole
+
+    def _make_room(self) -> None:
+        """Moves the units that are in the window together."""
+        for whole in self._whole.values():
+            whole.handle.result()
+        for unit, flat in self._places.together().items():
+            self._whole[unit] = _Whole(self._views(unit, flat), DONE)
+
+    def _views(self, unit: str, flat: Tensor) -> dict[str, Tensor]:
+        some = self._bundles[unit]
+        flats = flat.split([one.buffer.length for one in some])
+        return {n: v for one, x in zip(some, flats, strict=True) for n, v in one.views(x).items()}
+
+    def _next(self, unit: str) -> Sequence[str]:
+        """`unit` and those that follow it in the recorded order, as many as the window holds;
+        `unit` alone while no order is recorded. Raises UserError when the order differs from the
+        recorded one.
         """
         at, order = len(self._seen), self._orders.get(self._kind)
         self._seen.append(unit)
         if order is None:
             self._ask_others(unit)
-            return None
+            return [unit]
         before = order[at] if at < len(order) else "nothing more"
         if before != unit:
             raise UserError(
                 f"{self._kind} uses {unit} as its unit {at + 1} where it used {before} before: a "
                 "model that is shared out by zero3 must use its weights in one order; use zero2"
             )
-        return order[at + 1] if at + 1 < len(order) else None
+        most = min(self._width, len(self._bundles))
+        return _distinct(islice(order, at, None), most)
 
     def _ask_others(self, unit: str) -> None:
         names, size = list(self._bundles), self._group.size
@@ -186,45 +246,68 @@ class ShardedWeights:
         if len(set(wanted)) > 1:
             raise UserError(_differ(self._kind, len(self._seen), wanted))
 
-    def _gather(self, unit: str, besides: _Whole | None = None) -> _Whole:
+    def _gather(self, unit: str) -> _Whole | None:
         """Starts to gather `unit`: into its own range of the window if all units stay, otherwise
-        into the end of the window that the unit `besides` does not use.
+        where it has room; None if it has none.
         """
-        some, left = self._bundles[unit], not (besides and besides.left)
+        some = self._bundles[unit]
         length = sum(one.buffer.length for one in some)
-        if self._keep:
-            flat = self.window[self._starts[unit] :][:length]
-        else:
-            flat = self.window[:length] if left else self.window[-length:]
+        flat: Tensor | None = self.window[self._starts[unit] :][:length]
+        if not self._keep:
+            flat = self._places.take(unit, length)
+        if flat is None:
+            return None
         group = self._sharers.get(some[0].buffer.unit, self._group)
         if self._homes:
             self._homes.settle(unit)
-        flats = flat.split([one.buffer.length for one in some])
-        views = {n: v for one, x in zip(some, flats, strict=True) for n, v in one.views(x).items()}
+        flats, views = flat.split([one.buffer.length for one in some]), self._views(unit, flat)
+        sent = [
+            self.messages.send(one, x, group) if one.shared_out else Sent(group, x, None)
+            for one, x in zip(some, flats, strict=True)
+        ]
+        handle, fetch = DONE, DONE
         if len(some) > 1:
-            return _Whole(left, views, self._gather_both(group, some, flats))
-        one, own, handle, fetch = some[0], None if some[0].away else some[0].weights, DONE, DONE
+            handle = self._gather_both(sent)
+        else:
+            handle, fetch = self._gather_one(some[0], flat, sent[0])
+        return _Whole(views, self.messages.arriving(handle, some, flats, group.size), fetch)
+
+    def _gather_one(self, one: FlatUnit, flat: Tensor, sent: Sent) -> tuple[Handle, Handle]:
+        """Starts to gather a unit. Returns the handles of all of it, and of what is fetched."""
+        group, message, own = sent
+        handle, fetch = DONE, DONE
         if one.away:
+            own = None
             assert self._homes is not None
             mine = group.own_shard(flat) if one.shared_out else flat
             fetch = handle = self._homes.fetch_weights(one, mine)
         if one.shared_out and self._cast:
             handle.result()
-            handle = _broadcast(group, flat, own)
+            handle = _broadcast(group, message, own)
         elif one.shared_out:
-            handle = group.all_gather(flat, own, async_op=True, after=handle)
-        return _Whole(left, views, handle, fetch)
+            handle = group.all_gather(message, own, async_op=True, after=handle)
+        return handle, fetch
 
-    def _gather_both(
-        self, group: Group, some: Sequence[FlatUnit], flats: Sequence[Tensor]
-    ) -> Handle:
+    def _gather_both(self, sent: Sequence[Sent]) -> Handle:
         """Starts to gather what is trained of a unit, and what is frozen."""
-        for one, flat in zip(some, flats, strict=True):
+        for group, message, own in sent:
             if self._cast:
-                _broadcast(group, flat, one.weights).result()
-            else:
-                group.own_shard(flat).copy_(one.weights)
-        return DONE if self._cast else group.all_gather([*flats], async_op=True)
+                _broadcast(group, message, own).result()
+            elif own is not None:
+                group.own_shard(message).copy_(own)
+        if self._cast:
+            return DONE
+        return sent[0].group.all_gather([one.message for one in sent], async_op=True)
+
+
+def _distinct(units: Iterable[str], most: int) -> list[str]:
+    """The first so many units that are different ones."""
+    found: dict[str, None] = {}
+    for unit in units if most else ():
+        found[unit] = None
+        if len(found) == most:
+            break
+    return [*found]
 
 
 def _broadcast(group: Group, flat: Tensor, own: Tensor | None) -> Handle:

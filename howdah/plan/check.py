@@ -44,10 +44,10 @@ def check_plan(
             "larger model.context"
         )
     problems += _check_batch(batch, layout, sequence)
-    if method.gradient_dtype == "bf16" and method.precision == "float64":
+    if method.gradient_dtype != "full" and method.precision == "float64":
         problems.append(
-            "method.gradient_dtype=bf16 would throw away what method.precision=float64 computes; "
-            "use gradient_dtype=full, or precision=float32"
+            f"method.gradient_dtype={method.gradient_dtype} would throw away what "
+            "method.precision=float64 computes; use gradient_dtype=full, or precision=float32"
         )
     problems += [f"layout '{layout}': {one}" for one in server_problems(shape, layout, method)]
     problems += [f"layout '{layout}': {one}" for one in delay_problems(layout, method)]

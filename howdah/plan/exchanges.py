@@ -96,16 +96,26 @@ def _blocks(plan: Plan, stage: int) -> list[Part]:
 
 def _sublayers(plan: Plan, part: Part) -> int:
     """Sub-layers of a block: attention, feed-forward, and cross attention in a decoder."""
-    return 3 if part.stack == "layers" and plan.shape.family == "encoder-decoder" else 2
+    return 3 if _crosses(plan, part) else 2
+
+
+def _crosses(plan: Plan, part: Part) -> bool:
+    return part.stack == "layers" and plan.shape.family == "encoder-decoder"
 
 
 def _asking(plan: Plan, part: Part) -> int:
-    """Sub-layers of a block in which a gradient needs the input that its first matrices share."""
-    if not plan.marks.frozen:
-        return _sublayers(plan, part)
-    first = ("attention.q", "attention.k", "attention.v"), ("feedforward.gate", "feedforward.up")
-    there = [[one for one in some if plan.shape.gated or one[-4:] != "gate"] for some in first]
-    return sum(any(plan.marks.asks(part, one) for one in some) for some in there)
+    """How often a block gathers an input of several matrices once more, because a gradient needs
+    it. Experts and latent attention keep what they have gathered.
+    """
+    first: list[tuple[str, ...]] = []
+    if plan.shape.latent is None:
+        first.append(("attention.q", "attention.k", "attention.v"))
+    if _crosses(plan, part):
+        first += [("cross.q",), ("cross.k", "cross.v")]
+    if not plan.sparse(part):
+        gate = ("feedforward.gate",) if plan.shape.gated else ()
+        first.append((*gate, "feedforward.up"))
+    return sum(any(plan.marks.asks(part, one) for one in some) for some in first)
 
 
 def measured(plan: Plan, part: Part) -> int:
@@ -123,9 +133,12 @@ def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     lively = [part for part in blocks if part not in plan.marks.still]
     again = sum(_sublayers(plan, part) for part in lively if plan.recompute[part] == "full")
     behind = sum(_sublayers(plan, part) for part in lively)
-    crossing = [part for part in blocks if _sublayers(plan, part) == 3]  # and gather the source
-    cross, crosses_again = len(crossing), sum(plan.recompute[part] == "full" for part in crossing)
-    kept = sum(plan.sparse(part) + (plan.shape.latent is not None) for part in blocks)
+    cross = sum(_crosses(plan, part) for part in blocks)  # these gather the source, too
+    crossing = [part for part in lively if _crosses(plan, part)]
+    crosses, crosses_again = (
+        len(crossing),
+        sum(plan.recompute[part] == "full" for part in crossing),
+    )
     ends = sum(part in ("embedding", "target") for part in parts)
     ended = ends * plan.marks.trains("embedding.weight")
     head, sliced = int("head" in parts), int(plan.layout.inputs == "sliced")
@@ -135,14 +148,12 @@ def _tensor(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
         pieces = int(slices) * plan.micros
         if plan.layout.sp:
             whole = Whole(int(length) * samples * width, plan.compute_bytes, samples * width, False)
-            # experts and latent attention keep it, and frozen matrices do not ask for it
-            asked = sum(_asking(plan, part) for part in lively)
-            twice = sliced * (asked + cross - kept + head)
+            twice = sliced * (sum(_asking(plan, part) for part in lively) + head)
             gathers = inner + cross + head, again + crosses_again + behind + ended + twice
-            scatters = inner + ends, again + behind + split + cross
+            scatters = inner + ends, again + behind + split + crosses
         else:
             whole = Whole(int(length) * samples * width, plan.compute_bytes)
-            gathers = scatters = inner + ends, again + behind + cross + split
+            gathers = scatters = inner + ends, again + behind + crosses + split
         for back in (False, True):
             often = gathers[back] * pieces, scatters[back] * pieces
             yield from _halves(plan, rank, (stage, back), often, whole)
@@ -281,8 +292,12 @@ def _experts(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
     mine, width = rows[group.index_of(rank)], plan.shape.width * plan.compute_bytes
     sizes = (mine * held // experts.count + rows * own // experts.count) * width
     passes = len(layers) * plan.micros
-    again = sum(plan.recompute[part] == "full" for part in layers) * plan.micros
-    for backward, times, routed in ((False, passes, passes), (True, again + passes, again)):
+    lively = [part for part in layers if part not in plan.marks.still]
+    again = sum(plan.recompute[part] == "full" for part in lively) * plan.micros
+    behind = len(lively) * plan.micros
+    for backward, times, routed in ((False, passes, passes), (True, again + behind, again)):
+        if not times:
+            continue
         sent = Exchange(stage, backward, "ep", "all_to_all", ranks, sizes * times, 2 * times)
         yield sent._replace(beside=experts.shared > 0)
         if routed and not capacity:  # the numbers of rows
@@ -297,7 +312,7 @@ def _counts(plan: Plan, rank: int, stage: int) -> Iterator[Exchange]:
         return
     own = 2 * plan.micro_batch * experts.count
     whole = Whole(own * group.size, COUNT_BYTES, own, False)
-    again = sum(plan.recompute[part] == "full" for part in layers)
+    again = sum(plan.recompute[part] == "full" for part in layers if part not in plan.marks.still)
     for backward, layer in ((False, len(layers)), (True, again)):
         times = layer * plan.micros
         if times:

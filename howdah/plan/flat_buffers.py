@@ -92,12 +92,14 @@ def buffers(
     boxes: Mapping[str, Box] | None = None,
     *,
     multiple: Callable[[str], int] = lambda unit: 1,
+    align: int = ALIGN,
 ) -> tuple[Buffer, ...]:
     """One buffer for each unit, in the order in which the forward pass first uses the units.
 
     boxes     by weight name, the box that a rank holds; a weight without a box is not held.
               None: the rank holds all weights whole.
     multiple  by unit, what the length of its buffer is a multiple of
+    align     what a segment starts at a multiple of
     """
     units: dict[str, list[tuple[Weight, Box]]] = {}
     for weight in weights:
@@ -105,16 +107,16 @@ def buffers(
             units.setdefault(weight.unit, []).append((weight, whole(weight.shape)))
         elif weight.name in boxes:
             units.setdefault(weight.unit, []).append((weight, boxes[weight.name]))
-    return tuple(_lay(unit, members, multiple(unit)) for unit, members in units.items())
+    return tuple(_lay(unit, members, multiple(unit), align) for unit, members in units.items())
 
 
-def _lay(unit: str, members: list[tuple[Weight, Box]], multiple: int) -> Buffer:
+def _lay(unit: str, members: list[tuple[Weight, Box]], multiple: int, align: int) -> Buffer:
     segments, end, decay_stop = [], 0, 0
     runs: dict[tuple[bool, float], int] = {}  # and where they end
     # a stable sort
     for weight, box in sorted(members, key=lambda held: (not held[0].decay, -held[0].rate)):
         segments.append(Segment(weight.name, weight.shape, box, end, end + box.elements))
-        end += -(-box.elements // ALIGN) * ALIGN
+        end += -(-box.elements // align) * align
         decay_stop = end if weight.decay else decay_stop
         runs[weight.decay, weight.rate] = end
     end = -(-end // multiple) * multiple

@@ -9,6 +9,10 @@ unit at which the forward pass turns into the backward pass is gathered once for
 and a recomputed block once for its second forward and its backward pass, unless its experts are
 gathered between the two. The backward pass of an embedding adds rows to a gradient, and needs no
 weights, but for those of a norm behind it.
+
+A window of more than two units (`storage.window`) holds those that are needed next, whether they
+were used before or not. So a unit comes again only if as many others as it holds were needed in
+between. With 3, the last two blocks before a head are there for both passes.
 """
 
 from collections import Counter
@@ -21,6 +25,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import shard_axes
+from howdah.plan.storage import staying
 from howdah.shapes.part import Part
 from howdah.shapes.weights import relative_unit
 
@@ -40,15 +45,30 @@ def gather_counts(plan: Plan, rank: int) -> Counter[str]:
     if plan.layout.release == "step":
         return Counter(set(_step(plan, rank)))
     if plan.layout.pp == 1 and not plan.shape.embedding_norm:
-        # no micro-batch starts with the unit with which the last one ended
-        once = Counter(_runs(plan, _micro(plan)))
-        return Counter({unit: count * plan.micros for unit, count in once.items()})
-    return Counter(_runs(plan, _step(plan, rank)))
+        # no micro-batch starts with the unit with which the last one ended, and each needs all
+        # units: what the second brings, the others bring, too
+        first = [*_runs(plan, _micro(plan))]
+        once, twice = (Counter(_fetched(plan, some)) for some in (first, first * 2))
+        more = plan.micros - 1
+        return Counter({unit: n + more * (twice[unit] - n) for unit, n in once.items()})
+    return Counter(_fetched(plan, _runs(plan, _step(plan, rank))))
 
 
 def _runs(plan: Plan, units: Iterable[str]) -> Iterator[str]:
     """Units without those needed twice in a row, nor those that are always there."""
     return (unit for unit, _ in groupby(unit for unit in units if comes(plan.layout, unit)))
+
+
+def _fetched(plan: Plan, units: Iterable[str]) -> Iterator[str]:
+    """Units, in their order, without those that still are in the window."""
+    there: dict[str, None] = {}  # the latest that were used, the last one last
+    for unit in units:
+        if unit not in there:
+            yield unit
+        there.pop(unit, None)
+        there[unit] = None
+        if len(there) > staying(plan.storage.window):
+            del there[next(iter(there))]
 
 
 def _micro(plan: Plan) -> Iterator[str]:

@@ -8,7 +8,9 @@ A layout has one short, strict spelling, on the command line, in logs and in tab
     pp2 dp4 tp2 zero1 1f1b x8     16 ranks: two stages, four replicas, matrices cut in two
     pp4 dp2 interleaved v3 x8     four ranks with three stages each
     dp8 ep4 zero2 shard4 x2       experts over 4 ranks, states over 4 of 8 replicas
+    dp8 zero3 hpz4                weights over 8 ranks, and a second copy over 4 neighbours
     dp4 server2                   four workers, and two parameter servers beside them
+    dp4 server2 update=workers    the same, where the servers only add gradients
 
 Parsing reverses printing. An unknown word is refused with the nearest known one, and a field that
 is given twice is refused. `dp*` is open until `resolve` gets the world size, a missing `x` until
@@ -37,6 +39,7 @@ Context = Literal["ring", "all-to-all", "both"]
 Inputs = Literal["sliced", "gathered"]
 Release = Literal["use", "step"]
 Gather = Literal["all-gather", "broadcast"]
+Update = Literal["servers", "workers"]
 
 # Schedules that keep the result; one without a flush changes it, and is no part of a layout.
 SCHEDULES = tuple(name for name, family in FAMILIES.items() if family.keeps)
@@ -51,7 +54,11 @@ class Layout:
     ep          ranks over which the experts are divided; they are neighbours along dp×cp
     zero        what is sharded over dp×cp: 1 optimizer state, 2 also gradients, 3 also weights
     shard       ranks of dp×cp that shard one copy of the states; None: all of them
+    hpz         ranks of a node that share out a second copy of the weights of zero3, from which
+                all gathers of a pass but a unit's first are made; None: there is none
     server      parameter servers: ranks behind the others, which keep the states, and update
+    update      who updates beside servers: they do, or each worker all of its own, by gradients
+                that the servers have only added
     sp          whether the tp ranks divide norms and residuals along the sequence
     schedule    order of the pipeline's actions
     virtual     stages on each pipeline rank
@@ -78,6 +85,7 @@ class Layout:
     ep: int = 1
     zero: int = 0
     shard: int | None = None
+    hpz: int | None = None
     server: int = 0
     sp: bool = False
     schedule: str | None = None
@@ -93,6 +101,7 @@ class Layout:
     inputs: Inputs = "sliced"
     release: Release = "use"
     gather: Gather = "all-gather"
+    update: Update = "servers"
     weights: Home = "device"
     gradients: Home = "device"
     optimizer: Home = "device"
@@ -132,6 +141,11 @@ class Layout:
         return self.workers + self.server
 
     @property
+    def servers_update(self) -> bool:
+        """Whether servers keep the states and update, so that workers pull weights."""
+        return self.server > 0 and self.update == "servers"
+
+    @property
     def trading(self) -> int:
         """Number of neighbours along cp that trade parts of the sequence for heads."""
         return {"ring": 1, "all-to-all": self.cp, "both": self.inside or 1}[self.context]
@@ -168,6 +182,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "inputs": get_args(Inputs),
     "release": get_args(Release),
     "gather": get_args(Gather),
+    "update": get_args(Update),
     **{name: get_args(Home) for name in ("weights", "gradients", "optimizer", "activations")},
 }
 LONGEST = 500  # characters of a spelling; about twice as many as one word for every field
@@ -182,7 +197,7 @@ def _words(layout: Layout) -> Iterator[str]:
     usual = {field.name: field.default for field in fields(Layout)}
     if layout.dp is not None and layout.world == 1:
         yield "single"
-    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "server"):
+    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "hpz", "server"):
         if (number := getattr(layout, word)) != usual[word]:
             yield f"{word}{'*' if number is None else number}"
     yield from filter(None, ("sp" * layout.sp, layout.schedule))
@@ -285,6 +300,8 @@ def _defaults(layout: Layout) -> dict[str, object]:
         values["virtual"] = family_of(layout).stages
     if layout.shard is not None and layout.dp is not None and layout.shard == layout.dp * layout.cp:
         values["shard"] = None
+    if layout.hpz is not None and layout.dp is not None and layout.hpz == layout.sharers:
+        values["hpz"] = None  # the first copy is inside a node
     return values
 
 

@@ -10,6 +10,7 @@ MEANING = {
     "ep": "ranks that share out the experts (ep4)",
     "zero": "what replicas share out (zero1: optimizer, zero2: gradients too, zero3: weights too)",
     "shard": "replicas that share out one copy of the states (shard8)",
+    "hpz": "ranks of a node that share out a second copy of zero3's weights (hpz4)",
     "server": "parameter servers beside the replicas (server2)",
     "v": "stages on each pipeline rank (v2)",
     "x": "micro-batches per step (x4)",
@@ -24,6 +25,7 @@ MOST = {
     "ep": 4096,
     "zero": 3,
     "shard": WORLD,
+    "hpz": WORLD,
     "server": 1024,
     "v": 256,
     "x": 1 << 14,
@@ -31,7 +33,4 @@ MOST = {
 }
 
 SHORT = {"v": "virtual", "x": "micros"}  # words that are not called as their fields
-NUMBERS = {
-    word: SHORT.get(word, word)
-    for word in ("pp", "dp", "cp", "tp", "ep", "zero", "shard", "server", "v", "x", "slices")
-}
+NUMBERS = {word: SHORT.get(word, word) for word in MEANING}

@@ -36,6 +36,7 @@ def problems(layout: "Layout") -> Iterator[str]:
         yield "accumulate=shard keeps shares of gradients, which begins with zero2"
     if layout.shard is not None and not layout.zero:
         yield f"shard{layout.shard} shares out nothing; add zero1, zero2 or zero3"
+    yield from _copy_problems(layout)
     chosen = layout.recompute_blocks
     if chosen is not None and (problem := chosen_problem(layout.recompute, chosen)):
         yield problem
@@ -47,12 +48,30 @@ def problems(layout: "Layout") -> Iterator[str]:
         ("inputs", "sliced", layout.sp, "keeps what sp gathers; add sp, or drop it"),
         ("release", "use", layout.zero == 3, f"keeps {of_zero3}"),
         ("gather", "all-gather", layout.zero == 3, f"sends {of_zero3}"),
+        ("update", "servers", layout.server > 0, "is for parameter servers; add server1"),
         ("context", "ring", layout.cp > 1, "needs parts of sequences; add cp2 or more"),
     ):
         if getattr(layout, word) != usual and not there:
             yield f"{word}={getattr(layout, word)} {problem}"
     if layout.dp is not None:
         yield from _division_problems(layout)
+
+
+def _copy_problems(layout: "Layout") -> Iterator[str]:
+    """What a second copy of the weights cannot be combined with."""
+    if layout.hpz is None:
+        return
+    word, why = f"hpz{layout.hpz}", "keeps a second copy of the weights that zero3 gathers"
+    if layout.zero != 3:
+        yield f"{word} {why}; add zero3, or drop it"
+    elif layout.hpz == 1:
+        yield f"{word} {why}, whole on every rank; use release=step, or hpz2 or more"
+    if layout.release == "step":
+        yield f"{word} is for units that come again, and release=step keeps them; drop one of both"
+    if layout.ep > 1:
+        yield f"{word} with ep{layout.ep} is not built: experts have other sharers; drop {word}"
+    if layout.weights != "device":
+        yield f"{word} is on the device, and weights={layout.weights} are not; drop one of both"
 
 
 def _pipeline_problems(layout: "Layout") -> Iterator[str]:
@@ -97,3 +116,8 @@ def _division_problems(layout: "Layout") -> Iterator[str]:
             near = min(fits, key=lambda n: abs(n - parts))
             there = f"does not divide the {layout.replicas} ranks of dp×cp"
             yield f"{word}{parts} {there}; use {word}{near}"
+    if layout.hpz and (layout.hpz > layout.sharers or layout.sharers % layout.hpz):
+        there = f"hpz{layout.hpz} does not divide the {layout.sharers} ranks that share out weights"
+        cuts = [n for n in range(2, layout.sharers) if layout.sharers % n == 0]
+        near = min(cuts, key=lambda n: abs(n - (layout.hpz or 0)), default=0)
+        yield f"{there}; {f'use hpz{near}' if near else 'drop it'}"

@@ -17,11 +17,13 @@ Ranks are numbered with pp slowest and tp fastest, so that tp neighbours share t
     expert_replicas DP·CP/EP    TP·EP        the same experts
     shard           G           TP           one copy of the sharded states
     across          DP·CP/G     TP·G         the same share in every copy
+    hpz             H           TP           a second copy of the weights of zero3
     expert_shard    …           TP·EP        shard and across, for the states of experts
     expert_across
 
 An ep group is made of neighbours along dp×cp: they hold different experts, and still process
-different tokens. G is the layout's `shard`, or DP·CP.
+different tokens. G is the layout's `shard`, or DP·CP;
+H its `hpz`, or G.
 """
 
 from functools import lru_cache
@@ -42,6 +44,7 @@ Axis = Literal[
     "expert_replicas",
     "shard",
     "across",
+    "hpz",
     "expert_shard",
     "expert_across",
 ]
@@ -81,6 +84,7 @@ def axis(layout: Layout, name: Axis) -> Stride:
         "expert_replicas": Stride(same, tp * ep),
         "shard": Stride(shard, tp),
         "across": Stride(replicas // shard, tp * shard),
+        "hpz": Stride(layout.hpz or shard, tp),
         "expert_shard": Stride(expert_shard, tp * ep),
         "expert_across": Stride(same // expert_shard, tp * ep * expert_shard),
     }[name]

@@ -235,7 +235,11 @@ class Method:
     masking           of an encoder
     spans             of an encoder with a decoder behind it, which is trained on texts
     gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
-                      rank's term and the sum; full: as they are kept
+                      rank's term and the sum; int4: in 4 bits, with a scale for each block of 256,
+                      under zero2 and zero3 (`plan/quantised.py`); full: as they are kept
+    gather_dtype      what zero3 gathers weights as: int8 has a scale for each block of 256, and all
+                      ranks multiply with the rounded weights (`model/blockwise.py`), while masters
+                      stay as they are; full: as they are kept
     sync              how workers and parameter servers keep step; None: all ranks make one step
     loss              a function of the user's own in place of cross-entropy, FILE.py:FUNCTION: of
                       logits [n, V] and labels [n], n losses
@@ -259,7 +263,8 @@ class Method:
     routing: Routing = field(default_factory=Routing)
     masking: Masking = field(default_factory=Masking)
     spans: Spans = field(default_factory=Spans)
-    gradient_dtype: Literal["full", "bf16"] = "full"
+    gradient_dtype: Literal["full", "bf16", "int4"] = "full"
+    gather_dtype: Literal["full", "int8"] = "full"
     sync: Sync | None = None
     loss: str = ""
     spike: Spike | None = None

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 from howdah.plan.layout import Layout
-from howdah.plan.method import Method
+from howdah.plan.method import LOW, Method
 
 
 def own_problems(layout: Layout, method: Method) -> Iterator[str]:
     """Why a method's own parts cannot be trained on a layout, as sentences."""
     yield from _of_loss(layout, method)
+    yield from _of_gathers(layout, method)
+    yield from _of_sums(layout, method)
     if method.optimizer.average and method.sync:
         yield (
             "method.optimizer.average is of all weights after one update, and under method.sync "
@@ -43,4 +45,54 @@ def _of_loss(layout: Layout, method: Method) -> Iterator[str]:
         yield (
             "method.label_smoothing and method.z_loss are terms of cross-entropy, and method.loss "
             "takes its place; leave them out, or add them in your function"
+        )
+
+
+def _of_gathers(layout: Layout, method: Method) -> Iterator[str]:
+    """Why weights cannot be gathered in 8 bits."""
+    if method.gather_dtype == "full":
+        return
+    says = f"method.gather_dtype={method.gather_dtype}"
+    if layout.zero != 3 or (layout.dp is not None and layout.sharers == 1):
+        yield (
+            f"{says} is of weights that zero3 gathers; use a layout such as dp2 zero3, or leave it "
+            "out"
+        )
+    if layout.tp > 1 or layout.ep > 1:
+        word = f"tp{layout.tp}" if layout.tp > 1 else f"ep{layout.ep}"
+        yield (
+            f"{says} rounds blocks of whole weights, and {word} cuts weights, so that blocks would "
+            f"be others; drop {word}, or leave it out"
+        )
+    if layout.weights != "device":
+        yield (
+            f"{says} with weights={layout.weights} is not built: weights would be rounded on their "
+            "way from home; leave one of the two out"
+        )
+    if method.precision in LOW:
+        yield (
+            f"{says} with method.precision={method.precision} would round weights twice, by two "
+            "kinds of scales; leave it out, or use method.precision=bf16"
+        )
+
+
+def _of_sums(layout: Layout, method: Method) -> Iterator[str]:
+    """Why gradients cannot be summed in 4 bits."""
+    if method.gradient_dtype != "int4":
+        return
+    says = "method.gradient_dtype=int4"
+    if layout.accumulate != "shard" or (layout.dp is not None and layout.replicas == 1):
+        yield (
+            f"{says} is of gradients that are reduced to shares; use a layout such as dp2 zero2, "
+            "or gradient_dtype=bf16"
+        )
+    axes = {word: getattr(layout, word) for word in ("pp", "cp", "tp", "ep")}
+    if cuts := [f"{word}{size}" for word, size in axes.items() if size > 1]:
+        yield f"{says} is built for dp alone, and the layout has {cuts[0]}; use gradient_dtype=bf16"
+    if layout.shard:
+        yield f"{says} with shard{layout.shard} is not built; use hpz for nodes, or drop shard"
+    if layout.gradients != "device":
+        yield (
+            f"{says} with gradients={layout.gradients} is not built; keep gradients on the device, "
+            "or use gradient_dtype=bf16"
         )

@@ -84,6 +84,16 @@ class Plan:
         return BYTES["bf16"] if self.method.gradient_dtype == "bf16" else self.master_bytes
 
     @property
+    def quantised(self) -> bool:
+        """Whether weights are gathered in 8 bits (`plan/quantised.py`)."""
+        return self.method.gather_dtype == "int8"
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether shares are cut between blocks that have a scale each."""
+        return self.quantised or self.method.gradient_dtype == "int4"
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of an element of weights and activations."""
         return BYTES[self.method.compute]

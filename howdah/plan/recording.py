@@ -117,10 +117,11 @@ def common(traces: Sequence[RankTrace], number: int) -> list[StepTrace]:
     if len({one.machine for one in traces}) > 1:
         return chosen
     first = min(step.began for step in chosen)
-    return [_later(step, step.began - first) for step in chosen]
+    return [later(step, step.began - first) for step in chosen]
 
 
-def _later(step: StepTrace, by: float) -> StepTrace:
+def later(step: StepTrace, by: float) -> StepTrace:
+    """A step whose times are counted from `by` seconds earlier on."""
     spans = [s._replace(start=s.start + by, end=s.end + by) for s in step.spans]
     calls = [c._replace(start=c.start + by, end=c.end + by) for c in step.calls]
     return StepTrace(step.number, step.began - by, spans, calls)

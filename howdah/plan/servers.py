@@ -7,6 +7,10 @@
     push   a bucket of gradients is summed on the servers: a reduce to each of them, of its ranges
     pull   updated weights come back: a broadcast from each server, of its ranges
 
+With `update=workers` the servers only add (BytePS: Jiang et al. 2020,
+https://www.usenix.org/conference/osdi20/presentation/jiang): what comes back behind each push is
+the sum, and every worker keeps all states, and updates all weights alike.
+
 (Li et al. 2014, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu).
 Each server has a range of *every* unit, so that all of them are busy from the first bucket of a
 backward pass to the last, and hold equally many bytes. The groups of a push are the workers and
@@ -35,11 +39,33 @@ def server_groups(layout: Layout) -> list[Ranks]:
 
 
 def kept_range(length: int, layout: Layout, rank: int) -> tuple[int, int]:
-    """The range of a unit of `length` elements that `rank` keeps and updates; a worker keeps
-    none.
+    """The range of a unit of `length` elements that `rank` keeps and updates: a worker keeps none,
+    or with update=workers all, and a server none.
     """
+    if not layout.servers_update:
+        return (0, 0) if serves(layout, rank) else (0, length)
+    return summed_range(length, layout, rank)
+
+
+def summed_range(length: int, layout: Layout, rank: int) -> tuple[int, int]:
+    """The range of a unit of `length` elements whose gradients `rank` adds, as a server."""
     number = rank - layout.workers
     return share(length, layout.server, number) if number >= 0 else (0, 0)
+
+
+def chain_of(shard: int, servers: int, replicas: int) -> list[int]:
+    """The server processes that have a shard at the start: its own, and those that copy it."""
+    return [(shard + k) % servers for k in range(min(replicas, servers - 1) + 1)]
+
+
+def held_length(length: int, layout: Layout, rank: int, sync: Sync | None) -> int:
+    """Elements of a unit of `length` of which server `rank` has the state: those of its own range,
+    and of the ranges that it copies.
+    """
+    number, replicas = rank - layout.workers, sync.replicas if sync else 0
+    shards = [n for n in range(layout.server) if number in chain_of(n, layout.server, replicas)]
+    ranges = (share(length, layout.server, shard) for shard in shards)
+    return sum(stop - start for start, stop in ranges)
 
 
 def server_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterator[str]:
@@ -69,6 +95,12 @@ def server_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterat
 def _sync_problems(layout: Layout, method: Method, sync: Sync) -> Iterator[str]:
     if not layout.server:
         yield f"method.sync.kind={sync.kind} needs parameter servers; add server1"
+    if layout.update == "workers":
+        yield (
+            f"under method.sync.kind={sync.kind} servers update when gradients arrive, and "
+            "update=workers awaits those of all workers; drop update=workers, or method.sync for a "
+            f"layout such as dp{max(sync.workers, 2)} server{layout.server} update=workers"
+        )
     if layout.dp != 1:
         yield (
             f"under method.sync the layout describes one worker; drop dp{layout.dp}, and use "

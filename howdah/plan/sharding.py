@@ -38,12 +38,13 @@ from fractions import Fraction
 from itertools import product
 
 from howdah.plan.boxes import Box
-from howdah.plan.flat_buffers import Buffer, buffers, share
+from howdah.plan.flat_buffers import ALIGN, Buffer, buffers, share
 from howdah.plan.heads import Range, cut_heads, heads, held_heads, kv_heads
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
-from howdah.plan.servers import kept_range
+from howdah.plan.quantised import BLOCK
+from howdah.plan.servers import kept_range, serves
 from howdah.shapes.dims import CHUNK, Per, RankSizes, expert_rows
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import Weight
@@ -107,10 +108,12 @@ def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     def multiple(unit: str) -> int:
         inside, _ = shard_axes(plan.layout, unit)
         by_shares = plan.layout.zero > 0 or len(plan.ranks_of_unit[unit]) > 1
-        return plan.share_align * inside.size if by_shares and plan.share_align > 1 else 1
+        return cut * inside.size if by_shares and cut > 1 else 1
 
+    align = BLOCK if plan.in_blocks else ALIGN
+    cut = max(plan.share_align, BLOCK if plan.in_blocks else 1)
     mine = plan.weights_at[axis(plan.layout, "pp").index_of(rank)]
-    return buffers(mine, held(plan, rank), multiple=multiple)
+    return buffers(mine, held(plan, rank), multiple=multiple, align=align)
 
 
 def replicas_of(unit: str) -> Axis:
@@ -128,8 +131,8 @@ def shard_axes(layout: Layout, unit: str) -> tuple[Stride, Stride]:
 
 
 def own_range(buffer: Buffer, layout: Layout, rank: int) -> Range:
-    """The range of a buffer that `rank` updates: all of it, or its share under ZeRO; with servers,
-    theirs. Of frozen weights, the range that it keeps.
+    """The range of a buffer that `rank` updates: all of it, or its share under ZeRO; with servers
+    that update, theirs. Of frozen weights, the range that it keeps.
     """
     if not buffer.trains and layout.zero < 3:
         return 0, buffer.length
@@ -156,7 +159,7 @@ def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
     Each element of the model is counted by one rank: each replica counts its share, and of tp ranks
     or stages that hold the same box, the first counts it.
     """
-    if plan.layout.server:
+    if plan.layout.servers_update or serves(plan.layout, rank):
         yield own_range(buffer, plan.layout, rank)
         return
     start, stop = counted_range(buffer, plan.layout, rank)

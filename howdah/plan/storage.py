@@ -9,7 +9,15 @@ from howdah.base.bounds import Bound
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
 
+WINDOW = 2  # units of weights: the one in use, and the next
 SETS = 3  # of buffers for an update: one comes, one is worked on, one goes
+
+
+def staying(window: int) -> int:
+    """Of the units of a window, how many may stay until they are used again: the one in use and
+    the next come and go (the traffic of ZeRO-3), and a wider window keeps what is used soon.
+    """
+    return window if window > WINDOW else 1
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,8 @@ class Storage:
                     run folder
     direct          whether the file is read and written past the page cache (O_DIRECT)
     threads         that read and write it at the same time
+    window          units whose weights are on the device at a time, with zero3 or where weights
+                    have another home: the one in use, and those that come
     pool            bytes of the buffers through which an update moves states; 0: as many as are
                     useful, which is three times the largest unit
     host_bandwidth  bytes/s between device and host, to try a slower link; 0: as fast as it is
@@ -29,6 +39,7 @@ class Storage:
     folder: str = ""
     direct: bool = False
     threads: Annotated[int, Bound(1, 64)] = 4
+    window: Annotated[int, Bound(2, 1000)] = WINDOW
     pool: Annotated[int, Bound(0, 1 << 50)] = 0
     host_bandwidth: Annotated[float, Bound(0, 1e15)] = 0.0
     disk_bandwidth: Annotated[float, Bound(0, 1e15)] = 0.0

@@ -31,7 +31,7 @@ from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import Buffer, Segment, share
 from howdah.plan.gather_order import forward_units
 from howdah.plan.layout import Layout
-from howdah.plan.mesh_axes import axis
+from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts
 from howdah.plan.schedule.actions import Kind
@@ -42,7 +42,7 @@ BUCKET_BYTES = 4 << 20
 TABLE = "embedding.weight"  # whose gradient has few rows, where no head uses it
 ROW_NUMBER_BYTES = 4  # of the number of a row
 
-Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "push"]
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "push", "all_to_all"]
 
 
 class Shared(Protocol):
@@ -79,13 +79,15 @@ class Sum:
     axis    the axis under which the message is counted
     ranks   the ranks that take part, in order
     op      the operation; reduce-scatter and all-gather cut each span into the ranks' shares, a
-            push into those of the servers, which are the last of the ranks (`plan/servers.py`)
+            push into those of the servers, which are the last of the ranks (`plan/servers.py`);
+            all-to-all is a reduce-scatter in 4 bits (`plan/quantised.py`)
     spans   the gradients
     packed  whether the spans are copied into one message; otherwise each is a message
     every_micro  whether it runs after every micro-batch, not only after the last of a step
     names   the weights whose gradients it awaits
     row     elements of a row, of a gradient that travels by its rows that are not zero; else 0
     after   numbers of the sums whose results it awaits
+    hops    of an all-to-all, the ranks among which each hop is
     """
 
     stage: int | None
@@ -98,6 +100,7 @@ class Sum:
     names: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
     row: int = 0
+    hops: tuple[Sequence[int], ...] = ()
 
     @property
     def in_window(self) -> bool:
@@ -135,7 +138,18 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
     for buffer in _trained(plan, rank):
         if _on_several(plan, buffer.unit):
             listed.over_stages(buffer)
+    if plan.method.gradient_dtype == "int4":
+        return [replace(row, op="all_to_all", hops=_hops(plan, rank, row)) for row in listed.sums]
     return listed.sums
+
+
+def _hops(plan: Plan, rank: int, row: Sum) -> tuple[Sequence[int], ...]:
+    """The groups of the hops of a sum: inside a node, then between, where the layout has nodes."""
+    if not (layout := plan.layout).hpz:
+        return (row.ranks,)
+    near = axis(layout, "hpz")
+    far = Stride(layout.sharers // near.size, near.stride * near.size)
+    return near.group(rank), far.group(rank)
 
 
 def sums_of_units(plan: Shared, rank: int, buffers: Sequence[Buffer]) -> list[Sum]:

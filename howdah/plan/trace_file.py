@@ -2,6 +2,8 @@
 
 RUN/trace/rank-0.json      the traces of one rank, in one line of JSON
     trace/rank-1.json
+    trace/worker-0.json    of a run whose workers do not wait for each other: of each member
+    trace/server-0.json
 
 Each rank writes its own file, and a drawing of a step needs all of them. Ranks on one machine share
 a clock. On several machines, the start of a step is the common moment: a step starts when all ranks
@@ -20,14 +22,17 @@ from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 
 FOLDER = "trace"
+SERVER = "server-"  # how files of servers begin, which compute nothing
 LARGEST = 128 << 20  # bytes of a file
 MOST = (1 << 63) - 1
 MOST_SECONDS = 1e10
 LONGEST = 1000  # characters of a name
 
 
-def write_trace(folder: Path, rank: int, traces: RankTrace) -> None:
-    """Writes the file of `rank`; readers find either the old or the new file. Raises OSError."""
+def write_trace(folder: Path, of: int | str, traces: RankTrace) -> None:
+    """Writes the file of a rank, or of a member such as `worker-0`; readers find either the old or
+    the new file. Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     content = {
         "layout": traces.layout,
@@ -35,10 +40,11 @@ def write_trace(folder: Path, rank: int, traces: RankTrace) -> None:
         "algorithms": traces.algorithms,
         "steps": [*map(_plain, traces.steps)],
     }
-    fresh = _path(folder, rank).with_suffix(".new")
+    there = folder / f"{of}.json" if isinstance(of, str) else _path(folder, of)
+    fresh = there.with_suffix(".new")
     try:
         fresh.write_text(json.dumps(content), encoding="utf-8")
-        fresh.replace(_path(folder, rank))
+        fresh.replace(there)
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
@@ -64,6 +70,27 @@ def read_traces(folder: Path, layout: str, world: int) -> list[RankTrace]:
     ]
 
 
+def read_members(folder: Path, layout: str, *, workers: int, servers: int) -> dict[str, RankTrace]:
+    """By name, the traces of the members of a run with `method.sync`, of those that have written
+    one. Raises UserError if no worker has, or if a file is damaged, or of another layout.
+    """
+    names = [f"worker-{n}" for n in range(workers)] + [f"{SERVER}{n}" for n in range(servers)]
+    paths = {name: folder / f"{name}.json" for name in names}
+    found = {name: _read(path) for name, path in paths.items() if path.is_file()}
+    if not any(name.startswith("worker") for name in found):
+        raise UserError(
+            f"{folder} has no worker's file; workers that howdah train starts itself write it when "
+            "they save and at their end"
+        )
+    for name, one in found.items():
+        if one.layout != layout:
+            raise UserError(
+                f"{paths[name]} is of layout '{one.layout}', and the run's is '{layout}'; train a "
+                "step in that layout first"
+            )
+    return found
+
+
 def _path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
 
@@ -78,7 +105,8 @@ def _plain(step: StepTrace) -> dict[str, object]:
 def _read(path: Path) -> RankTrace:
     try:
         content = parse_json(read_file(path, LARGEST))
-        traces = [*map(_step, _list(content["steps"]))]
+        computes = not path.name.startswith(SERVER)
+        traces = [_step(step, computes=computes) for step in _list(content["steps"])]
         chosen = _text(content.get("algorithms", ""))
         return RankTrace(_text(content["layout"]), _text(content["machine"]), traces, chosen)
     except OSError as error:
@@ -95,12 +123,14 @@ def _read(path: Path) -> RankTrace:
 # -- validation: anyone may have written a file ----------------------------------
 
 
-def _step(plain: dict[str, Any]) -> StepTrace:
-    """One step of a file, which must have at least as many spans as micro-batches."""
-    spans = [*map(_span, _list(plain["spans"]))]
-    if not spans or max(span.instruction.action.micro for span in spans) >= len(spans):
+def _step(plain: dict[str, Any], *, computes: bool) -> StepTrace:
+    """One step of a file, which must have at least as many spans as micro-batches where it
+    computes.
+    """
+    spans, calls = [*map(_span, _list(plain["spans"]))], [*map(_call, _list(plain["calls"]))]
+    most = max((span.instruction.action.micro for span in spans), default=computes - 1)
+    if most >= len(spans):
         raise ValueError("a step has too few spans")
-    calls = [*map(_call, _list(plain["calls"]))]
     return StepTrace(_whole(plain["number"]), _seconds(plain["began"]), spans, calls)
 
 

@@ -42,8 +42,11 @@ from howdah.shapes.weights import FROZEN, Weight, parts, parts_of, weights
 
 Pattern = tuple[str, float]  # and what it multiplies the learning rate by
 MOST = 1e6  # of these factors
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that can have adapters
-OF_BLOCKS = ("attention", "feedforward")
+TARGETS = (  # matrices that can have adapters
+    *("q", "k", "v", "o", "gate", "up", "down"),
+    *("q_down", "q_up", "kv_down", "kv_up"),  # of latent attention
+)
+OF_BLOCKS = ("attention", "cross", "feedforward")
 MAGNITUDE = ".lora_magnitude.weight"
 
 
@@ -166,6 +169,12 @@ def targets_of(rows: Iterable[Weight], adapter: Adapter) -> dict[str, Weight]:
                 "method.adapter.targets: no weight is called "
                 f"{_nearest(target, [*table, *TARGETS])}"
             )
+        if inside := [row.name for row in hit if ".experts." in row.name or ".shared." in row.name]:
+            raise UserError(
+                f"method.adapter.targets {shown(target)} names {inside[0]}, and matrices of "
+                "experts have no adapters yet; name those of attention, such as o, or a dense "
+                "block's, such as layers.0.feedforward.up.weight"
+            )
         if wrong := [row.name for row in hit if not is_target(row)]:
             raise UserError(
                 f"method.adapter.targets {shown(target)} names {wrong[0]}, which cannot have an "
@@ -209,18 +218,12 @@ def train_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterato
     if not method.train and method.adapter is None:
         return
     what = "method.adapter" if method.adapter else "method.train"
-    for name, there in {
-        "experts": shape.experts is not None,
-        "latent attention": shape.latent is not None,
-        "an encoder in front of a decoder": shape.family == "encoder-decoder",
-    }.items():
-        if there:
-            yield (
-                f"{what} is not there yet for a model with {name}; train all of its weights, or "
-                "take another model"
-            )
-    if shape.experts is None and shape.latent is None:
-        yield from _of_names(shape, method)
+    if shape.latent and method.adapter and method.adapter.measures:
+        yield (
+            "method.adapter.kind=dora is not there yet for latent attention: tp would measure its "
+            "rows in part; use method.adapter.kind=lora"
+        )
+    yield from _of_names(shape, method)
     if method.precision not in ("float32", "bf16", "float64"):
         yield f"{what} with method.precision={method.precision} is not there yet; use bf16"
     if layout.server:

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
+from howdah.plan.storage import WINDOW
 from howdah.search.home_form import Held, HomeForm
 from howdah.search.part_tables import Numbers, PartTables, Shape
 from howdah.search.space import HOMES, NAMES, Question, Rows, alike
-from howdah.sim.memory import WINDOW, width_of
+from howdah.sim.memory import width_of
 from howdah.sim.profile import Profile
 
 SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute", "context")

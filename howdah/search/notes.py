@@ -20,6 +20,7 @@ from math import log2
 from howdah.machines.cluster import Cluster
 from howdah.plan.plan import Plan
 from howdah.plan.support import unsupported
+from howdah.search.layer_window import advice as advice_on_window
 from howdah.shapes.parameters import parameters
 from howdah.shapes.shape import ModelShape
 from howdah.sim.chosen import choice_misfits
@@ -43,7 +44,8 @@ def notes_on(plan: Plan, cluster: Cluster | None, *, tuned: bool = False) -> lis
     advice = [] if tuned else _batch(plan)
     cards = plan.on_gpus or bool(cluster and cluster.device.cuda_names)
     here = unsupported(plan.shape, plan.layout, precision=plan.method.precision, on_gpus=cards)
-    return [*here, *choice_misfits(plan), *advice, *_servers(plan), *_memory(cluster)]
+    wider = advice_on_window(plan, cluster) if cluster else ()
+    return [*here, *choice_misfits(plan), *advice, *_servers(plan), *_memory(cluster), *wider]
 
 
 def _batch(plan: Plan) -> Iterator[str]:

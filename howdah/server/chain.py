@@ -136,7 +136,7 @@ class Chain:
             sock.close()
             raise
         frames, outbox = Frames(sock, "a replica", seconds=SILENCE), Outbox(fifo=True)
-        sender = Thread(target=send_all, args=(frames, outbox), daemon=True, name="deeds")
+        sender = Thread(target=outbox.carry, args=(frames,), daemon=True, name="deeds")
         try:
             self._heard(fields_of(frames.receive().fields).key)
             with self._changed:
@@ -166,15 +166,6 @@ class Chain:
                 return
             self.has = min(number, self.seq)
         self.told(self.has)
-
-
-def send_all(frames: Frames, outbox: Outbox) -> None:
-    """Sends what is posted until the outbox is closed, or the connection ends."""
-    with suppress(FrameError, OSError):
-        while (letter := outbox.take()) is not None:
-            frames.send(letter.kind, letter.fields, letter.buffers)
-    with suppress(OSError):
-        frames.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Follower:
@@ -235,7 +226,7 @@ class Follower:
     def _hear(self, frames: Frames) -> None:
         outbox = Outbox(fifo=True)
         self._frames, self._outbox = frames, outbox
-        sender = Thread(target=send_all, args=(frames, outbox), daemon=True, name="has")
+        sender = Thread(target=outbox.carry, args=(frames,), daemon=True, name="has")
         sender.start()
         self._host.do(lambda desk: self._tell(self._chain.has))
         try:

@@ -11,9 +11,7 @@ not acknowledged, which the server applies once.
 """
 
 import json
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 from threading import Condition, Thread
@@ -23,7 +21,7 @@ from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.comm.frames import FrameError, Frames, Gone, Head
-from howdah.comm.handle import DONE, Handle, Note
+from howdah.comm.handle import Handle
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.parallel.flat_params import FlatUnit
 from howdah.server.addresses import Address, connected, spell
@@ -43,7 +41,10 @@ from howdah.server.messages import (
     bytes_of,
     fields_of,
 )
+from howdah.server.moments import Message, Moments, Record, nobody
 from howdah.server.outbox import WINDOW, Outbox
+from howdah.server.pulled import Pulled
+from howdah.server.spares import Spares
 
 PATIENCE = 20.0  # seconds until a server that does not answer is given up
 STILL = 6 * SILENCE  # a server that waits for its disk may read nothing for a while
@@ -105,9 +106,12 @@ class Client:
         place: int,
         chunks: Sequence[Sequence[Chunk]],
         units: Mapping[str, FlatUnit],
+        record: Record = nobody,
     ) -> None:
-        self.clock, self.tokens, self._units = 0, 0.0, units
+        self.clock, self.tokens, self._units, self._record = 0, 0.0, units, record
         self._links = [_Link(way, number, place, mine, units) for number, mine in enumerate(chunks)]
+        for link in self._links:
+            link.moments = Moments(record)
 
     def join(self) -> int:
         """Connects to all servers. Returns the clock at which the worker begins. Raises UserError
@@ -130,7 +134,7 @@ class Client:
         """Asks for the weights of a unit. The handle is done when they are in their places."""
         for link in self._links:
             link.pull(unit, self.clock)
-        return [_Pulled(self._links, unit)]
+        return [Pulled(self._links, unit, self._record)]
 
     def drain(self) -> None:
         """Waits until all servers have acknowledged all pushes."""
@@ -151,27 +155,6 @@ class Client:
     def came_back(self) -> int:
         """How often a connection was made again."""
         return sum(link.came_back for link in self._links)
-
-
-class _Pulled:
-    """The handle of a unit's weights."""
-
-    def __init__(self, links: Sequence["_Link"], unit: str) -> None:
-        self._links, self._unit = links, unit
-
-    def result(self) -> None:
-        """Waits until they are here."""
-        for link in self._links:
-            link.wait(self._unit)
-
-    def then(self, note: Note) -> None:
-        """Calls `note` when they are here."""
-        self.result()
-        DONE.then(note)
-
-    def done(self) -> bool:
-        """Whether they are here."""
-        return all(link.has(self._unit) for link in self._links)
 
 
 class _Link:
@@ -200,11 +183,13 @@ class _Link:
         self._changed = Condition()
         self._wanted: dict[int, int] = {}
         self._unacked: dict[tuple[int, int], tuple[Tensor, float]] = {}  # by clock and key
+        self._spares = Spares()
         self._incarnation, self._told, self._began = 0, -1, 0
         self._failed: Exception | None = None
         self._ends = False
         self.came_back = 0
         self.outbox = Outbox(window=way.window, fifo=way.fifo)
+        self.moments, self._name = Moments(), f"server {number}"
         self._frames: Frames | None = None
         self._thread: Thread | None = None
 
@@ -225,9 +210,14 @@ class _Link:
 
     def push(self, unit: str, flat: Tensor, clock: int, tokens: float) -> None:
         """Posts copies of the server's chunks of a unit."""
-        for key in self._keys.get(unit, ()):
+        keys = self._keys.get(unit, ())
+        size = sum(self._sizes[key] for key in keys)
+        message = Message(self._name, f"push of {unit}", clock)
+        self.moments.begin(message, chunks=len(keys), size=size)
+        for key in keys:
             chunk = self._chunks[key]
-            copy = flat[chunk.start : chunk.stop].clone()
+            part = flat[chunk.start : chunk.stop]
+            copy = self._spares.take(part.numel(), part.dtype).copy_(part)
             with self._changed:
                 self._unacked[clock, key] = copy, tokens
                 self._post(clock, key, copy, tokens)
@@ -242,7 +232,9 @@ class _Link:
         step: a worker whose network is slower than it computes does not run away from the servers.
         """
         self._await(lambda: not any(pushed <= clock - 2 for pushed, _ in self._unacked))
-        for key in self._keys.get(unit, ()):
+        keys = self._keys.get(unit, ())
+        self.moments.begin(Message(self._name, f"pull of {unit}", clock), chunks=len(keys))
+        for key in keys:
             with self._changed:
                 self._wanted[key] = clock
                 self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
@@ -314,7 +306,7 @@ class _Link:
             while not self._ends:
                 frames = self._frames
                 assert frames is not None
-                sender = Thread(target=self._send, args=(frames,), daemon=True, name="push")
+                sender = Thread(target=self.outbox.carry, args=(frames,), daemon=True, name="push")
                 sender.start()
                 self._listen(frames)
                 self.outbox.close()
@@ -349,14 +341,6 @@ class _Link:
             for key, clock in self._wanted.items():
                 self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
 
-    def _send(self, frames: Frames) -> None:
-        outbox = self.outbox
-        with suppress(FrameError, OSError):
-            while (letter := outbox.take()) is not None:
-                frames.send(letter.kind, letter.fields, letter.buffers)
-        with suppress(OSError):
-            frames.sock.shutdown(socket.SHUT_RDWR)
-
     def _hear(self, frames: Frames) -> None:
         while True:
             frame = frames.receive(self._room)
@@ -368,11 +352,17 @@ class _Link:
                 if frame.kind == JOINED:
                     self._told, self._incarnation = max(self._told, clock), key
                 elif frame.kind == ACK:
-                    self._unacked.pop((clock, key), None)
+                    if pushed := self._unacked.pop((clock, key), None):
+                        self._spares.give(pushed[0])
+                        self._ended("push", clock, key)
                     self.outbox.landed(self._sizes[key])
-                elif frame.kind == WEIGHTS:
-                    self._wanted.pop(key, None)
+                elif frame.kind == WEIGHTS and self._wanted.pop(key, None) is not None:
+                    self._ended("pull", clock, key, self._weights[key].nbytes)
                 self._changed.notify_all()
+
+    def _ended(self, what: str, clock: int, key: int, size: int = 0) -> None:
+        unit = self._chunks[key].unit
+        self.moments.end(Message(self._name, f"{what} of {unit}", clock), size=size)
 
     def _room(self, head: Head) -> list[memoryview]:
         """Where weights land: in their place. Nobody uses them, for they were asked for."""

@@ -65,6 +65,7 @@ class Desk:
     after    called with the latest clock of rounds that were applied; with None when a worker has
              joined, begun or left
     record   called with every deed, in order, and the term of a push
+    applied  called with every term that was applied, and is not used any more but by `record`
     """
 
     def __init__(self, clocks: Clocks, shard: Shard, *, fifo: bool = False) -> None:
@@ -72,6 +73,7 @@ class Desk:
         self.wishes: list[Wish] = []
         self.after: Callable[[int | None], None] = lambda clock: None
         self.record: Callable[[Deed, Term | None], None] = lambda deed, term: None
+        self.applied: Callable[[Term], None] = lambda term: None
         self.ledger: list[Event] = []
         self._terms: dict[Update, Term] = {}  # of rounds that wait
         self._arrived = 0
@@ -176,6 +178,8 @@ class Desk:
         for one in rounds:
             terms = {update.worker: self._terms.pop(update) for update in one.updates}
             self.shard.apply(one, terms)
+            for term in terms.values():
+                self.applied(term)
             version = self.clocks.versions[one.updates[0].key]
             self.ledger += [Event("push", update, version) for update in one.updates]
         if rounds:  # only now the weights are those of the clocks

@@ -14,7 +14,7 @@ A host with replicas keeps back what it posts until they have done what led to i
 import json
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread
@@ -24,8 +24,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from howdah.base.stopwatch import Interval
 from howdah.comm.frames import FrameError, Frames, Gone, Head, Silent
 from howdah.comm.handshake import Door
+from howdah.plan.recording import Call
 from howdah.server.clocks import Refused, Update
 from howdah.server.desk import Desk
 from howdah.server.messages import (
@@ -44,11 +46,14 @@ from howdah.server.messages import (
     bytes_of,
     fields_of,
 )
+from howdah.server.moments import Message, Moments
 from howdah.server.outbox import Outbox
 from howdah.server.shard import Term
+from howdah.server.spares import Spares
 
 GRACE = 2.0  # seconds in which it can come back
 RETURN = 15.0  # seconds in which workers find the one that has taken a dead server's place
+RECENT = 4096  # pushes and pulls that are kept for a trace
 GLANCE = 0.05  # seconds between looks at the door
 
 
@@ -63,6 +68,7 @@ class Guest:
     """A connected worker.
 
     place        that it asked for in its hello
+    process      its number among those that were started, as it says
     incarnation  once it has joined
     landing      where the payload of its latest push landed
     last         what it is told before its connection is ended
@@ -70,21 +76,12 @@ class Guest:
     """
 
     def __init__(self, frames: Frames, place: int, *, fifo: bool) -> None:
-        self.frames, self.place, self.incarnation = frames, place, 0
+        self.frames, self.place, self.process, self.incarnation = frames, place, 0, 0
         self.outbox = Outbox(window=1 << 62, fifo=fifo)  # it asked for all that it gets
         self.landing: Tensor | None = None
         self.last = ""
-        self.sender = Thread(target=self.send, daemon=True, name=f"to worker {place}")
-
-    def send(self) -> None:
-        """Sends what is posted until the outbox is closed, or the connection ends."""
-        with suppress(FrameError, OSError):
-            while (letter := self.outbox.take()) is not None:
-                self.frames.send(letter.kind, letter.fields, letter.buffers)
-        with suppress(FrameError, OSError):
-            if self.last:
-                self.frames.send(REFUSED, self.last.encode()[: 1 << 12])
-            self.frames.sock.shutdown(socket.SHUT_RDWR)
+        carry = partial(self.outbox.carry, frames, lambda: self.last)
+        self.sender = Thread(target=carry, daemon=True, name=f"to worker {place}")
 
 
 class Host:
@@ -96,6 +93,8 @@ class Host:
     grace   seconds that a worker has to come back
     copies  what replicas have; None: there are none
     counts  by name: what happened, for metrics
+    gone    by place whose worker did not come back, the number of that process
+    recent  the latest pushes and pulls, and when they were
     why     of the last connection that was ended: the reason
     """
 
@@ -110,7 +109,9 @@ class Host:
         copies: Copies | None = None,
     ) -> None:
         self.desk, self._door, self._hello, self._dtype = desk, door, hello, dtype
-        self._grace, self._copies = grace, copies
+        self._grace, self._copies, self._spares = grace, copies, Spares()
+        if not copies:  # which keep what they have not copied yet
+            desk.applied = lambda term: self._spares.give(term.summed)
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._holding, self._deepest = Lock(), 0
         self._lock = Lock()
@@ -118,6 +119,10 @@ class Host:
         self._threads: list[Thread] = []
         self._lost: dict[int, tuple[int, float]] = {}  # by place: its incarnation, and when
         self.counts: Counter[str] = Counter()
+        self.recent: deque[Call] = deque(maxlen=RECENT)
+        self._moments = Moments(self._record)
+        self.gone: dict[int, int] = {}
+        self._has: dict[int, int] = {}  # by place, the number of the process that has it
         self.why = ""
 
     def look(self, seconds: float = GLANCE) -> None:
@@ -129,6 +134,7 @@ class Host:
                 if monotonic() - since >= self._grace:
                     del self._lost[place]
                     self.counts["left"] += 1
+                    self.gone[place] = self._has.get(place, 0)
                     self.desk.leave(place, incarnation)
             self._deliver()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -175,13 +181,17 @@ class Host:
         guest: Guest,
         kind: int,
         said: Fields,
-        buffers: Sequence[memoryview] = (),
-        *,
-        urgency: int = 0,
-        size: int = 0,
+        weights: Tensor | None = None,
     ) -> None:
-        """Posts a letter, when replicas have done all that this server has."""
-        post = partial(guest.outbox.post, kind, said.packed, buffers, urgency=urgency, size=size)
+        """Posts a letter, when replicas have done all that this server has.
+
+        weights  its payload, which is sent in the order of keys
+        """
+        post = partial(guest.outbox.post, kind, said.packed)
+        if weights is not None:
+            sent = partial(self._spares.give, weights)
+            size, key = weights.nbytes, said.key
+            post = partial(post, bytes_of(weights), urgency=key, size=size, sent=sent)
         with self._holding:
             if self._copies and self._copies.has < self._copies.seq:
                 self._held.append((self._copies.seq, post))
@@ -202,9 +212,10 @@ class Host:
     # -- the threads of one worker
 
     def _let_in(self, sock: socket.socket, said: bytes) -> None:
-        place, problem = self._read(said)
+        place, process, problem = self._read(said)
         frames = Frames(sock, f"worker {place}", seconds=SILENCE, most=self.most)
         guest = Guest(frames, place, fifo=self.desk.fifo)
+        guest.process = process
         if problem:
             self.counts["refused"] += 1
             self.why = problem
@@ -214,19 +225,20 @@ class Host:
         thread.start()
         self._threads.append(thread)
 
-    def _read(self, said: bytes) -> tuple[int, str]:
-        """The place that a hello asks for, and what is wrong with it."""
+    def _read(self, said: bytes) -> tuple[int, int, str]:
+        """The place that a hello asks for, the process, and what is wrong with it."""
         try:
             theirs = json.loads(said)
-            place = theirs.pop("place")
+            place, process = theirs.pop("place"), theirs.get("process", 0)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return -1, "the hello is none of a worker"
-        if type(place) is not int:
-            return -1, "the hello is none of a worker"
+            return -1, 0, "the hello is none of a worker"
+        if type(place) is not int or type(process) is not int:
+            return -1, 0, "the hello is none of a worker"
         for name, mine in self._hello.items():
             if theirs.get(name) != mine:
-                return place, f"the worker's {name} is {theirs.get(name)}, and the server's {mine}"
-        return place, ""
+                why = f"the worker's {name} is {theirs.get(name)}, and the server's {mine}"
+                return place, process, why
+        return place, process, ""
 
     def _hear(self, guest: Guest) -> None:
         guest.sender.start()
@@ -257,7 +269,9 @@ class Host:
         key, chunks = fields_of(head.fields).key, self.desk.shard.chunks
         if not guest.incarnation or not 0 <= key < len(chunks):
             raise FrameError(f"worker {guest.place} pushes key {key}, and has not joined it")
-        guest.landing = torch.empty_like(self.desk.shard.masters[key])
+        self._moments.begin(self._message(guest.place, "push", fields_of(head.fields)))
+        master = self.desk.shard.masters[key]
+        guest.landing = self._spares.take(master.numel(), master.dtype)
         return bytes_of(guest.landing)
 
     def _take(self, guest: Guest, kind: int, said: Fields) -> bool:
@@ -274,11 +288,13 @@ class Host:
             self.desk.begin(*mine, clock)
         elif kind == PULL:
             self.desk.pull(*mine, clock=clock, key=key)
+            self._moments.begin(self._message(guest.place, "pull", said))
         elif kind == PUSH and guest.landing is not None:
             term = Term(guest.landing, value)
             new = self.desk.push(Update(*mine, clock, key), term)
             self.counts["pushes" if new else "repeated"] += 1
             self.counts["pushed bytes"] += guest.landing.nbytes
+            self._moments.end(self._message(guest.place, "push", said), size=guest.landing.nbytes)
             self._post(guest, ACK, said)
         elif kind == BYE:
             del self._guests[guest.place]
@@ -305,7 +321,8 @@ class Host:
             incarnation, clock = self.desk.join(guest.place, incarnation)
             self.counts["joined"] += 1
         guest.incarnation = incarnation
-        self._guests[guest.place] = guest
+        self._guests[guest.place], self._has[guest.place] = guest, guest.process
+        self.gone.pop(guest.place, None)
         self._post(guest, JOINED, Fields(clock, incarnation))
 
     def _deliver(self) -> None:
@@ -313,16 +330,25 @@ class Host:
             guest = self._guests.get(answer.worker)
             if not guest:
                 continue  # it asks again when it is back
-            copy = answer.weights.to(self._dtype, copy=True)
+            copy = self._spares.take(answer.weights.numel(), self._dtype).copy_(answer.weights)
             self.counts["pulls"] += 1
             self.counts["pulled bytes"] += copy.nbytes
             said = Fields(answer.clock, answer.key)
-            self._post(guest, WEIGHTS, said, bytes_of(copy), urgency=answer.key, size=copy.nbytes)
+            self._moments.end(self._message(answer.worker, "pull", said), size=copy.nbytes)
+            self._post(guest, WEIGHTS, said, copy)
+
+    def _message(self, place: int, what: str, said: Fields) -> Message:
+        chunk = self.desk.shard.chunks[said.key]
+        return Message(f"worker {place}", f"{what} of {chunk.unit} {chunk.start}", said.clock)
+
+    def _record(self, peer: str, what: str, size: int, took: Interval) -> None:
+        self.recent.append(Call(peer, what, size, took.began, took.ended))
 
     def _ended(self, guest: Guest, why: str) -> None:
         with self._lock:
             self.why = why
             if self._guests.get(guest.place) is guest:
+                self._moments.forget(f"worker {guest.place}")
                 del self._guests[guest.place]
                 self._lost[guest.place] = guest.incarnation, monotonic()
                 self.desk.hang_up(guest.place)

@@ -22,7 +22,6 @@ from threading import Thread
 from typing import Any
 
 from howdah.comm.frames import FrameError, Frames, own_room
-from howdah.server.chain import send_all
 from howdah.server.messages import FILE, REFUSED, SAID, SILENCE
 from howdah.server.outbox import Outbox
 
@@ -50,7 +49,7 @@ class Line:
         self._take, self._folder = take, folder
         self._open: dict[str, int] = {}  # files that are coming, and how many bytes they have
         self._sender = Thread(
-            target=send_all, args=(self._frames, self._outbox), daemon=True, name=f"to {peer}"
+            target=self._outbox.carry, args=(self._frames,), daemon=True, name=f"to {peer}"
         )
         self._reader = Thread(target=self._hear, daemon=True, name=f"from {peer}")
 

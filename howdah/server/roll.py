@@ -10,6 +10,8 @@ Pure: `chain.py` does what is decided here.
 
 from typing import NamedTuple
 
+from howdah.plan.servers import chain_of
+
 
 class Order(NamedTuple):
     """What a server process is told: `promote` a replica of its, or `drop` a dead one of a chain.
@@ -20,11 +22,6 @@ class Order(NamedTuple):
     server: int
     what: str
     shard: int
-
-
-def chain_of(shard: int, servers: int, replicas: int) -> list[int]:
-    """The server processes that have a shard at the start: its own, and those that copy it."""
-    return [(shard + k) % servers for k in range(min(replicas, servers - 1) + 1)]
 
 
 class Roll:

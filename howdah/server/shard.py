@@ -72,10 +72,11 @@ class Shard:
     def apply(self, one: Round, terms: Mapping[int, Term]) -> None:
         """One update of a key, by the terms of the round's workers."""
         key, total = one.updates[0].key, sum(terms[u.worker].tokens for u in one.updates)
-        gradient = self._sums[key].zero_()
-        for update in one.updates:
-            gradient.add_(terms[update.worker].summed)
-        gradient.div_(max(total, 1.0))
+        first, *others = (terms[update.worker].summed for update in one.updates)
+        gradient = self._sums[key]
+        for other in others:
+            first = torch.add(first, other, out=gradient)
+        torch.div(first, max(total, 1.0), out=gradient)
         if self._sync.compensation:
             for update in one.updates:  # an asynchronous round has one
                 before = self._before.get((update.worker, key), self.masters[key])

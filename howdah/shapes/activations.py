@@ -34,6 +34,7 @@ from howdah.shapes.kept import Kernels, Saved
 from howdah.shapes.marks import unkept
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
+from howdah.shapes.weights import part_weights
 
 Recompute = Literal["none", "selective", "full"]
 FIXED = {"float32": 4, "int64": 8, "byte": 1}
@@ -70,7 +71,7 @@ def saved(
     `full` all but the block's input.
     """
     stack = part.stack
-    if part in kernels.marks.still:
+    if part in kernels.marks.still or (stack == "target" and "embedding" in kernels.marks.still):
         return ()
     if stack == "head":
         return _asked(_head(shape, kernels), shape, part, kernels)
@@ -101,22 +102,25 @@ def _asked(
     """What is left of a list where some weights are frozen; and what adapters keep."""
     kept, marks, apart = list(listed), kernels.marks, "attention output by head"
     if marks.frozen:
-        left = unkept(marks, part, gated=shape.gated)
-        made = apart not in {one.name for one in kept}
+        rows = part_weights(shape, part)
+        names = {row.name.removeprefix(f"{part}.").removesuffix(".weight") for row in rows}
+        left = unkept(marks, part, names)
+        made = apart not in {one.name for one in kept} and shape.positions != "relative"
         if made and not selective:  # then it is what the kernel itself keeps
             left -= {"attention output"}
         if shape.feedforward == "relu":  # whose gradient needs its output
-            left -= {"down input"}
+            left -= {"down input", "shared down input", "expert down input"}
         alone = {"attention output"} & left  # what is by head is no copy of it then
         kept = [replace(o, copy=None) if alone and o.name == apart else o for o in kept]
         kept = [one for one in kept if one.name not in left]
     inner = (Dim("adapter", marks.rank),)
     for name in marks.adapters(part):
-        kept.append(Saved(f"{name} adapter", "token", inner))
+        read: Per = "source" if name in ("cross.k", "cross.v") else "token"
+        kept.append(Saved(f"{name} adapter", read, inner))
         if marks.measures:
-            per, rows = _rows_of(shape, name.rpartition(".")[2])
-            kept.append(Saved(f"{name} unmeasured", per, (rows,)))
-            kept.append(Saved(f"{name} lengths", "once", (rows,)))
+            per, row = _rows_of(shape, name.rpartition(".")[2])
+            kept.append(Saved(f"{name} unmeasured", read if per == "token" else per, (row,)))
+            kept.append(Saved(f"{name} lengths", "once", (row,)))
     return tuple(kept)
 
 
@@ -145,14 +149,17 @@ def made_again(
     return tuple(one for one in whole if one.name not in (block_input, "encoder norm input"))
 
 
-def shared(shape: ModelShape, kernels: Kernels) -> tuple[Saved, ...]:
-    """What the blocks of one pipeline stage keep once, together."""
+def shared(shape: ModelShape, kernels: Kernels, *, source: bool = True) -> tuple[Saved, ...]:
+    """What the blocks of one pipeline stage keep once, together.
+
+    source  whether a gradient needs what an encoder has made
+    """
     kept = []
     if kernels.small and shape.positions == "rotary":
         turned = shape.latent.qk_rope_size if shape.latent else shape.d
         angles = (Dim("cosine and sine", 2), Dim("head", turned // 2))
         kept.append(Saved("rotary angles", "token", angles, "wide"))
-    if shape.family == "encoder-decoder":
+    if shape.family == "encoder-decoder" and source:
         kept.append(Saved("encoder output", "sp_source", (_width(shape),)))
     return tuple(kept)
 

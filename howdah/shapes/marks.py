@@ -13,15 +13,28 @@ the lengths of its rows are trained too (DoRA, https://arxiv.org/abs/2402.09353)
 is before they are changed, and what the lengths were.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 # By what a block, head or embedding keeps, the weights for whose gradients alone it is kept.
 INPUT_OF = {
-    "attention input": ("attention.q", "attention.k", "attention.v"),
+    "attention input": (
+        *("attention.q", "attention.k", "attention.v"),
+        *("attention.q_down", "attention.kv_down"),
+    ),
+    "q latent": ("attention.q_up",),
+    "kv latent": ("attention.kv_up",),
     "attention output": ("attention.o",),
-    "feedforward input": ("feedforward.gate", "feedforward.up"),
+    "cross input": ("cross.q",),
+    "cross attention output": ("cross.o",),
+    "feedforward input": (
+        *("feedforward.gate", "feedforward.up"),
+        *("router", "shared.gate", "shared.up", "shared_gate"),
+    ),
     "down input": ("feedforward.down",),
+    "shared down input": ("shared.down",),
+    "expert input": ("experts.gate", "experts.up"),
+    "expert down input": ("experts.down",),
     "transform input": ("transform",),
     "tokens": ("embedding",),
     "positions": ("positions",),
@@ -66,14 +79,14 @@ BESIDE = ("transform", "embedding", "positions", "token_types")  # matrices outs
 ALL = Marks()
 
 
-def unkept(marks: Marks, part: str, *, gated: bool) -> frozenset[str]:
+def unkept(marks: Marks, part: str, matrices: Collection[str]) -> frozenset[str]:
     """What a part does not keep because no gradient needs it, by name.
 
-    gated  whether the feed-forward has a gate
+    matrices  those of a block, such as "attention.q"
     """
     found = set()
     for what, users in INPUT_OF.items():
-        there = [one for one in users if gated or one != "feedforward.gate"]
+        there = [one for one in users if one in BESIDE or one in matrices]
         if not any(marks.asks(part, one) for one in there):
             found.add(what)
     return frozenset(found)

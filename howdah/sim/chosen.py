@@ -32,12 +32,13 @@ from howdah.collectives.program import Program
 from howdah.machines.cluster import Cluster, attained
 from howdah.plan.comm import Algorithms, Comm
 from howdah.plan.exchanges import Exchange, exchanges
-from howdah.plan.flat_buffers import Buffer, share, shares
+from howdah.plan.flat_buffers import share, shares
 from howdah.plan.gather_order import gathered_by
+from howdah.plan.gathers import Gather, gathers
 from howdah.plan.homes import homes
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import local_buffers, shard_axes
+from howdah.plan.sharding import local_buffers
 from howdah.plan.sums import sums_of
 from howdah.sim.programs import price
 from howdah.sim.selector import Correction, Shape, is_auto, settle
@@ -53,6 +54,10 @@ HOMES_ON_CUDA = (
 ON_SERVERS = (
     "parameter servers keep states in memory of the host, and the device is cuda: use device=cpu, "
     "or drop server from the layout"
+)
+HOPS_ON_CUDA = (
+    "method.gradient_dtype=int4 adds on threads of the host, and the device is cuda: use "
+    "device=cpu, or gradient_dtype=bf16"
 )
 LONG = 1 << 34  # bytes: so long that latencies do not count
 
@@ -115,15 +120,14 @@ def sent_by(call: Collective, program: Program, rank: int) -> np.ndarray:
     return np.array([sent[peer] for peer in range(len(call.ranks))], np.int64) * call.width
 
 
-def gathers_of(plan: Plan, rank: int, buffer: Buffer) -> Iterator[Collective]:
-    """The collectives that gather the weights of a unit once."""
-    inside, _ = shard_axes(plan.layout, buffer.unit)
-    ranks, width = inside.group(rank), plan.compute_bytes
+def gathers_of(plan: Plan, row: Gather) -> Iterator[Collective]:
+    """The collectives of a gather of a unit's weights, which is made once."""
+    ranks, width, parts = row.ranks, row.width, len(row.ranks)
     if gathered_by(plan.layout) == "all_gather":
-        yield Collective("all_gather", ranks, buffer.length, width)
+        yield Collective("all_gather", ranks, row.elements, width)
         return
-    for root in range(inside.size):
-        start, stop = share(buffer.length, inside.size, root)
+    for root in range(parts):
+        start, stop = share(row.elements, parts, root)
         yield Collective("broadcast", ranks, stop - start, width, root=root)
 
 
@@ -133,7 +137,8 @@ def collectives_of(plan: Plan, rank: int) -> Iterator[Collective]:
         for elements in row.messages:
             yield Collective(row.op, row.ranks, elements, plan.sent_gradient_bytes)
     for buffer in local_buffers(plan, rank) if plan.layout.zero else ():
-        yield from gathers_of(plan, rank, buffer)
+        for gather in gathers(plan, rank, buffer, often=2):  # the first, and others
+            yield from gathers_of(plan, gather)
     for exchange in exchanges(plan, rank):
         if (call := of_exchange(exchange)) is not None:
             yield call
@@ -192,7 +197,7 @@ def sparse_problems(plan: Plan) -> Iterator[str]:
     if layout.replicas == 1:
         yield "there is one replica, which sums nothing"
     if plan.method.gradient_dtype != "full":
-        yield "rows are sent as they are, and method.gradient_dtype is bf16"
+        yield f"rows are sent as they are, and gradient_dtype is {plan.method.gradient_dtype}"
     if any(rule.name for rule in rules("broadcast", broadcast or DEFAULT)):
         yield "rows are broadcast directly; add comm.algorithm.broadcast=default"
 
@@ -203,6 +208,8 @@ def choice_misfits(plan: Plan) -> list[str]:
     """
     if plan.layout.server and (plan.comm.algorithm or plan.comm.sparse):
         return ["[comm] is not for parameter servers, to which workers send directly; leave it out"]
+    if plan.comm.algorithm and plan.method.gradient_dtype == "int4":
+        return ["comm.algorithm is not for method.gradient_dtype=int4, which has hops of its own"]
     if problems := [*sparse_problems(plan)] if plan.comm.sparse else []:
         return [f"comm.sparse is true, but {problem}; leave it out" for problem in problems]
     chosen = plan.comm.algorithm
@@ -217,6 +224,8 @@ def cuda_problem(plan: Plan) -> str:
     """Why a plan cannot run on GPUs; empty if it can."""
     if homes(plan.layout) != {"device"}:
         return HOMES_ON_CUDA
+    if plan.method.gradient_dtype == "int4":
+        return HOPS_ON_CUDA
     return ON_SERVERS if plan.layout.server else ON_CUDA if plan.comm.is_chosen else ""
 
 

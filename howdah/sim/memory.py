@@ -10,7 +10,14 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
                                                              have the same home
     gradients    4Ψ   accumulate=shard: ÷N          both
     moments      8Ψ   from zero1 on ÷N              both     of the optimizer, 4Ψ each
-    gathered     2Ψ of two units, in zero3          passes   the unit in use and the next one
+    gathered     2Ψ of two units, in zero3          passes   the unit in use and the next one;
+                                                             storage.window of them
+                 a message of the largest unit,     passes   while it is restored
+                 if it is sent in 8 bits
+    copies       2Ψ ÷ H, in zero3 hpzH              both     the second copy of the weights, in
+                                                             the form in which they are sent
+                 4Ψ for each worker, at a server     both     what each worker has pulled
+                 that corrects for delays
     reduced      4Ψ of a few buckets, if gradients  passes   full gradients before the
                  are kept as shares                          reduce-scatter (`plan/window.py`)
                  2Ψ of the largest message, if they          the copies that are sent
@@ -21,6 +28,9 @@ rank's own buffers, padding included, and N ranks that shard one copy of them, i
                                                              are not on the device
     programs     what arrives to be added, of the   both     of chosen algorithms (`comm.algorithm`)
                  largest collective of a group
+
+A parameter server has its range of all of it in place of Ψ, and the ranges that it copies
+(`plan/servers.py`); messages that wait at a server or a worker are not counted.
 
 The home of a component is the device, the host or the disk. A unit that is not sharded (N = 1, or
 experts that are on one rank each) needs no all-gather. A component whose home is not the device
@@ -37,18 +47,21 @@ of an allocator. `bench/memory/` lists how much those take in published runs.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import prod
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer, share
+from howdah.plan.gathers import copied
 from howdah.plan.homes import masters_apart, staged_bytes
 from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import BYTES, Plan
 from howdah.plan.program import stage_parts, steady_schedule
+from howdah.plan.quantised import message_bytes, reducing_bytes
 from howdah.plan.schedule.held import peak_held
-from howdah.plan.servers import serves
+from howdah.plan.servers import held_length, serves
 from howdah.plan.sharding import local_buffers, local_of, own_range, shard_axes
 from howdah.plan.stages import stages_of
 from howdah.plan.sums import sums_of
@@ -63,8 +76,8 @@ Moment = Literal["passes", "update"]
 PASSES: tuple[Moment, ...] = ("passes",)
 BOTH: tuple[Moment, ...] = ("passes", "update")
 
-# Units of gathered weights that are on the device at a time: the one in use, and the next.
-WINDOW = 2
+# Blocks whose activations are on the device at a time: the one that runs, and the next.
+BLOCKS = 2
 
 
 class Held(NamedTuple):
@@ -109,13 +122,12 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     rows = []
     for buffer in held:
         whole, own = _cut(buffer, plan, rank)
-        kept = width if buffer.trains else FROZEN_WIDTH._replace(weights=width.weights)
-        rows += states(whole, own, plan.layout, kept)
+        rows += states(whole, own, plan.layout, _kept(buffer, plan, rank, width))
         for at, count in enumerate((whole, own)):
             bundles[buffer.unit.removeprefix(FROZEN), bool(at)] += count
     cuts = [(bundles[name, False], bundles[name, True]) for name, at in bundles if not at]
-    rows += _windows(cuts, plan, rank, width)
-    rows.append(Held("staged", "host", BOTH, staged_bytes(plan, rank)))
+    rows += [*_windows(cuts, plan, rank, width), *_of_messages(held, plan, rank)]
+    rows += [_pulled(held, plan, rank), Held("staged", "host", BOTH, staged_bytes(plan, rank))]
     rows.append(Held("programs", "device", BOTH, staged_by_programs(plan, rank)))
     rows += [] if serves(plan.layout, rank) else _activations(plan, rank, kernels)
     total: dict[tuple[str, Home, tuple[Moment, ...]], int] = {}
@@ -126,7 +138,7 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
 
 def states(whole: int, own: int, layout: Layout, width: Width) -> list[Held]:
     """Weights, gradients and optimizer states of `whole` elements; the rank's share has `own`."""
-    sharded = own if layout.zero or layout.server else whole
+    sharded = own if layout.zero or layout.servers_update else whole
     parts = {
         "weights": (own if layout.zero == 3 else whole, layout.weights),
         "masters": (sharded, layout.optimizer),
@@ -152,12 +164,36 @@ def peak(held: list[Held], home: Home = "device") -> int:
 
 def _cut(buffer: Buffer, plan: Plan, rank: int) -> tuple[int, int]:
     """Elements of a unit's buffer, and of the rank's share; a server has no more than its range."""
+    if serves(plan.layout, rank):
+        mine = held_length(buffer.length, plan.layout, rank, plan.method.sync)
+        return mine, mine
     if plan.layout.server:
         start, stop = own_range(buffer, plan.layout, rank)
-        return stop - start if serves(plan.layout, rank) else buffer.length, stop - start
+        return buffer.length, stop - start
     inside, _ = shard_axes(plan.layout, buffer.unit)
     start, stop = share(buffer.length, inside.size, inside.index_of(rank))
     return buffer.length, stop - start
+
+
+def _kept(buffer: Buffer, plan: Plan, rank: int, width: Width) -> Width:
+    """The formats of what a rank keeps of a unit."""
+    if not buffer.trains:
+        return FROZEN_WIDTH._replace(weights=width.weights)
+    if not serves(plan.layout, rank):
+        return width
+    if not plan.layout.servers_update:  # it only adds
+        return FROZEN_WIDTH._replace(gradients=width.gradients)
+    narrow = plan.method.sync and width.masters  # those are made for each message
+    return width._replace(weights=0) if narrow else width
+
+
+def _pulled(held: Sequence[Buffer], plan: Plan, rank: int) -> Held:
+    """What each worker has pulled from a server that corrects gradients for their delay."""
+    sync, elements = plan.method.sync, 0
+    if sync and sync.compensation and serves(plan.layout, rank):
+        mine = (held_length(one.length, plan.layout, rank, sync) for one in held)
+        elements = sync.workers * sum(mine)
+    return Held("copies", "device", BOTH, elements * plan.master_bytes)
 
 
 def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -> list[Held]:
@@ -168,7 +204,7 @@ def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -
     layout = plan.layout
     gathered = _comes(cuts, layout.weights, layout.zero == 3)
     if layout.release == "use":
-        gathered = gathered[:WINDOW]
+        gathered = gathered[: plan.storage.window]
     reduced = _comes(cuts, layout.gradients, shared_out=False)[:1]
     reduced = [max([prod(window_of(plan, rank)), *reduced])]
     return [
@@ -177,10 +213,27 @@ def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -
     ]
 
 
+def _of_messages(held: Sequence[Buffer], plan: Plan, rank: int) -> Iterator[Held]:
+    """The second copy of weights that zero3 gathers, and room to restore a message of 8 bits."""
+    if plan.layout.zero != 3:
+        return
+    width = 1 if plan.quantised else plan.compute_bytes
+    kept = sum(stop - start for start, stop in (copied(plan, rank, one) for one in held))
+    yield Held("copies", "device", BOTH, kept * width)
+    cut = [one for one in held if shard_axes(plan.layout, one.unit)[0].size > 1]
+    longest = max((message_bytes(one.length) for one in cut), default=0)
+    yield Held("gathered", "device", PASSES, longest * plan.quantised)
+
+
 def _narrowed(plan: Plan, rank: int) -> int:
     """Bytes of the bf16 copies of gradients that are sent as such: for each group of ranks, those
-    of its largest operation (`comm/staging.py`, Scratch).
+    of its largest operation (`comm/staging.py`, Scratch). In 4 bits, that of the largest bucket.
     """
+    if plan.method.gradient_dtype == "int4":
+        rows = [row for row in sums_of(plan, rank) if row.hops]
+        longest = max((sum(row.messages) for row in rows), default=0)
+        sizes = [len(ranks) for ranks in rows[0].hops] if rows else []
+        return reducing_bytes(longest, sizes, plan.master_bytes)
     most: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for row in sums_of(plan, rank) if plan.method.gradient_dtype == "bf16" else ():
         group = row.axis, tuple(row.ranks)
@@ -215,17 +268,23 @@ def _activations(plan: Plan, rank: int, kernels: Kernels) -> list[Held]:
     def goes(part: Part) -> bool:
         return part.is_block and layout.activations != "device"
 
-    once = bytes_of(shared(plan.shape, kernels), of, compute=plan.compute_bytes)
+    def reads(block: Part) -> bool:
+        """Whether a block keeps what an encoder has made: for its own matrices, or to run again."""
+        asked = (plan.marks.asks(block, f"cross.{one}") for one in "kv")
+        return any(asked) or plan.recompute[block] == "full"
+
     here, there = [0] * len(plan.stages.where), [0] * len(plan.stages.where)
     for stage in mine:
         parts = plan.stages.parts[stage]
         # an encoder keeps no output
-        blocks = any(p.stack == "layers" and p not in plan.marks.still for p in parts)
-        here[stage] = sum(kept(part) for part in parts if not goes(part)) + blocks * once
+        blocks = [p for p in parts if p.stack == "layers" and p not in plan.marks.still]
+        once = shared(plan.shape, kernels, source=any(map(reads, blocks))) if blocks else ()
+        here[stage] = sum(kept(part) for part in parts if not goes(part))
+        here[stage] += bytes_of(once, of, compute=plan.compute_bytes)
         there[stage] = sum(kept(part) for part in parts if goes(part))
 
     again = max(
-        recomputed(part) + goes(part) * WINDOW * kept(part)
+        recomputed(part) + goes(part) * BLOCKS * kept(part)
         for stage in mine
         for part in plan.stages.parts[stage]
     )

@@ -3,6 +3,7 @@
     reduce-scatter, all-gather   bytes that a rank sends / bandwidth  +  messages · latency
     all-reduce                   both, one after the other
     push, pull                   bytes of the busier end, worker or server, / bandwidth  +  latency
+                                 a push to servers that only add: twice that, there and back
 
 Bandwidth, messages and latency are those of the path between the row's own ranks, while all groups
 of the same kind communicate (`machines/network.py`). A path is looked up once for each kind:
@@ -20,8 +21,11 @@ from howdah.machines.cluster import Cluster
 from howdah.machines.network import Groups, Pattern, axis_groups, path
 from howdah.plan.exchanges import Exchange
 from howdah.plan.flat_buffers import Buffer
+from howdah.plan.gather_order import gather_counts
+from howdah.plan.gathers import Gather, gathers
 from howdah.plan.mesh_axes import Axis, Stride, axis
 from howdah.plan.plan import Plan
+from howdah.plan.quantised import hops
 from howdah.plan.sharding import shard_axes
 from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
 from howdah.shapes.weights import FROZEN
@@ -48,7 +52,10 @@ class MessageTimes:
             return 0.0
         width, seconds, direct = self._plan.sent_gradient_bytes, 0.0, list[int]()
         if row.op == "push":
-            return self._served(row.messages, width)
+            ways = 1 if self._plan.layout.servers_update else 2
+            return ways * self._served(row.messages, width)
+        if row.hops:
+            return self._hopped(row)
         rows, dense = expected_rows(self._plan, row.ranks[0]) if row.row else (0, 1)
         if not dense:
             bandwidth, latency = self._path(row.axis, row.ranks, "ring")
@@ -62,18 +69,32 @@ class MessageTimes:
                 seconds += chosen
         return seconds + self._gathered(row.axis, row.ranks, direct, width) * len(HALVES[row.op])
 
-    def of_gather(self, rank: int, buffer: Buffer) -> float:
-        """Seconds in which the weights of a unit of `rank` are gathered."""
+    def _hopped(self, row: Sum) -> float:
+        """Seconds of a sum in 4 bits, hop behind hop."""
+        seconds, sizes = 0.0, [len(ranks) for ranks in row.hops]
+        for elements in row.messages:
+            for ranks, hop in zip(row.hops, hops(elements, sizes), strict=True):
+                bandwidth, latency = self._path(row.axis, ranks, "all")
+                seconds += hop.message * (hop.ranks - 1) / bandwidth + latency
+        return seconds
+
+    def of_gather(self, rank: int, buffer: Buffer, often: int = 1) -> float:
+        """Seconds in which the weights of a unit of `rank` are gathered: the mean of those of a
+        step, in which it comes so often.
+        """
         if self._plan.layout.server:
             return self._served([buffer.length], self._plan.compute_bytes)
-        calls = [*gathers_of(self._plan, rank, buffer)]
+        rows = gathers(self._plan, rank, buffer, often)
+        return sum(self._of_row(row) * row.times for row in rows) / max(often, 1)
+
+    def _of_row(self, row: Gather) -> float:
+        calls = [*gathers_of(self._plan, row)]
         if (together := self._chosen("dp", *calls)) is not None:
             return together
         times = [self._chosen("dp", call) for call in calls]
         chosen = sum(seconds for seconds in times if seconds is not None)
         direct = sum(call.elements for call, one in zip(calls, times, strict=True) if one is None)
-        width, ranks = self._plan.compute_bytes, calls[0].ranks
-        return chosen + self._gathered("dp", ranks, [direct] if direct else [], width)
+        return chosen + self._gathered("dp", row.ranks, [direct] if direct else [], row.width)
 
     def of_exchange(self, row: Exchange, rank: int) -> float:
         """Seconds of all exchanges of a row of `rank`."""
@@ -169,7 +190,7 @@ class RankMessages:
         held: Sequence[Buffer],
     ) -> None:
         layout = plan.layout
-        every = range(layout.world) if layout.server else None
+        every = range(layout.world) if layout.servers_update else None
         inside = {b.unit: every or shard_axes(layout, b.unit)[0].group(rank) for b in held}
         moves = [b for b in held if b.trains or layout.zero == 3]  # what is frozen has not changed
         cut = [b for b in moves if (layout.zero or every) and len(inside[b.unit]) > 1]
@@ -177,9 +198,11 @@ class RankMessages:
         lane = {ranks: number for number, ranks in enumerate(dict.fromkeys(groups))}
         self.groups, self.sums = len(lane), sums
         self.of_sum = [(lane[row.ranks], times.of_sum(row)) for row in sums]
+        often = gather_counts(plan, rank) if layout.hpz else {}
         whole: defaultdict[tuple[str, int], float] = defaultdict(float)  # with what is frozen
         for b in cut:
-            whole[b.unit.removeprefix(FROZEN), lane[inside[b.unit]]] += times.of_gather(rank, b)
+            unit = b.unit.removeprefix(FROZEN)
+            whole[unit, lane[inside[b.unit]]] += times.of_gather(rank, b, often.get(unit, 1))
         self.of_gather = {unit: (number, seconds) for (unit, number), seconds in whole.items()}
         least = 1 if every else None  # servers send unit by unit
         filled = fill_buckets(cut, element_bytes=plan.compute_bytes, least_bytes=least)

@@ -10,7 +10,8 @@ where they are gathered. Gradients are complete at the end of the last turn of a
     sums      the list of `plan/sums.py`, started and awaited as `sim/sum_events.py` finds
     weights   zero1, zero2: gathered in the order of the forward pass, from the first forward on;
               so are those that come from servers
-              zero3, and from a home: the next unit in the order of use, while one is used
+              zero3, and from a home: the next units in the order of use, while one is used, as
+              many as the window holds (`storage.window`)
     homes     moves have lanes of their own (`sim/home_times.py`), and do not slow computation: a
               unit's weights come before they are gathered, its gradients go behind their sum. What
               a block keeps goes behind its forward, while the next one runs, and comes back while
@@ -26,6 +27,7 @@ from typing import NamedTuple
 from howdah.plan.gather_order import backward_units, units_at
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.actions import Action, Kind
+from howdah.plan.storage import staying
 from howdah.shapes.part import Part
 from howdah.sim.home_times import Way
 from howdah.sim.message_times import RankMessages
@@ -55,12 +57,14 @@ class UnderWay(NamedTuple):
     coming  units that are gathered and were not used so far, and the end of the gather
     ends    by number, the end of each sum that has not ended
     here    units that zero3 has gathered and not released
+    used    the latest of them that was used
     """
 
     free: tuple[float, ...]
     coming: tuple[tuple[str, float], ...] = ()
     ends: tuple[tuple[int, float], ...] = ()
     here: frozenset[str] = frozenset()
+    used: str = ""
 
     def later(self, seconds: float) -> "UnderWay":
         """The same, in seconds after a later moment. What has ended by then ends at 0."""
@@ -69,13 +73,14 @@ class UnderWay(NamedTuple):
             tuple((unit, max(end - seconds, 0.0)) for unit, end in self.coming),
             tuple((number, max(end - seconds, 0.0)) for number, end in self.ends),
             self.here,
+            self.used,
         )
 
     def rounded(self, step: float) -> tuple[object, ...]:
         """Equal for states whose times differ by less than about `step` seconds."""
         free = tuple(round(end / step) for end in self.free)
         ends = tuple((what, round(end / step)) for what, end in (*self.coming, *self.ends))
-        return free, ends, self.here
+        return free, ends, self.here, self.used
 
 
 class Took(NamedTuple):
@@ -121,21 +126,23 @@ class RankClock:
         self._began, self._left = 0.0, UnderWay((0.0,) * messages.lanes)
         self._summed: dict[Action, float] = {}
         self._keeps = bool(messages.homes and messages.homes.goes)
+        self._stays = plan.layout.release == "step"
         if messages.by_use:
-            self._begin(0.0, [[self._unit_after(frozenset())]])
+            first = self._units_after(frozenset())[: plan.storage.window - 1]
+            self._begin(0.0, [[unit] for unit in first])
 
     def end(self, action: Action, now: float) -> float:
         """The end of the program's next action, if it starts at `now`."""
         self._number += 1
         layout, by_use = self._plan.layout, self._messages.by_use
-        if self._number == 0 and (layout.zero in (1, 2) or layout.server) and not by_use:
+        if self._number == 0 and (layout.zero in (1, 2) or layout.servers_update) and not by_use:
             self._begin(now, self._messages.buckets)
         one, last = (action.kind, action.stage), self._last.get(action.stage) == action
         events = self._events_of(action, last=last)
         if events is NOTHING and not self._waits(one) and not self._keeps:
             return now + self._seconds[one]
         begun = self._left.later(now - self._began)
-        after = self._unit_after(self._kept(begun.here, one))
+        after = self._units_after(self._kept(begun.here, one))
         key = one, last, after, begun.rounded(self._alike)
         if key not in self._known:
             run = _Run(self._plan, self._messages, begun, self._profile)
@@ -190,23 +197,27 @@ class RankClock:
     def _waits(self, one: tuple[Kind, int]) -> bool:
         """Whether an action may have to wait for weights, or starts to gather some."""
         if self._messages.by_use:
-            return not self._left.here.issuperset(self._needs[one])
+            there = self._left.here if self._stays else {self._left.used}
+            return not set(self._needs[one]) <= there
         return any(unit in self._needs[one] for unit, _ in self._left.coming)
 
     def _kept(self, here: frozenset[str], one: tuple[Kind, int]) -> frozenset[str]:
-        """The units that zero3 has gathered and not released when an action has ended."""
-        if self._plan.layout.release == "step":
-            return here.union(self._needs[one])
-        return frozenset(self._needs[one][-1:]) or here
+        """The units that stay to the end of the step and are here when an action has ended."""
+        return here.union(self._needs[one]) if self._stays else frozenset()
 
-    def _unit_after(self, here: frozenset[str]) -> str:
-        """The first unit that a later action needs; "" if all are here, or are not gathered."""
-        if self._messages.by_use and not here >= self._needed:
+    def _units_after(self, kept: frozenset[str]) -> tuple[str, ...]:
+        """The first units that later actions need, in their order and without those that are
+        `kept`, as many as the window holds.
+        """
+        found = dict[str, None]()
+        most = min(self._plan.storage.window, len(self._needed - kept))
+        if self._messages.by_use and most:
             for action in self._program[self._number + 1 :]:
-                for unit in self._needs[action.kind, action.stage]:
-                    if unit not in here:
-                        return unit
-        return ""
+                needs = self._needs[action.kind, action.stage]
+                found |= dict.fromkeys(unit for unit in needs if unit not in kept)
+                if len(found) >= most:
+                    break
+        return tuple(found)[:most]
 
 
 class _Run:
@@ -216,19 +227,26 @@ class _Run:
         self, plan: Plan, messages: RankMessages, begun: UnderWay, profile: Profile
     ) -> None:
         self._messages, self._profile, self._homes = messages, profile, messages.homes
-        self._by_use, self._keeps = messages.by_use, plan.layout.release == "step"
+        self._by_use, self._stays = messages.by_use, plan.layout.release == "step"
+        self._window = plan.storage.window
         self.now = 0.0
         self._back: dict[Part, float] = {}  # ends of the moves of activations that come
         self._free, self._coming = list(begun.free), dict(begun.coming)
         self._ends: dict[int, float] = dict(begun.ends)
-        self._here = begun.here
+        self._here, self._used = begun.here, begun.used
 
     def took(
-        self, kind: Kind, turns: Sequence[Turn], events: Events, after: str, *, last: bool
+        self,
+        kind: Kind,
+        turns: Sequence[Turn],
+        events: Events,
+        after: Sequence[str],
+        *,
+        last: bool,
     ) -> Took:
         """Runs the action.
 
-        after  the unit that is gathered behind its own
+        after  the units that are gathered behind its own
         last   whether it completes the gradients of a step: what follows does not wait for its sums
         """
         gone = 0.0  # the end of the moves of the activations of the block before
@@ -274,19 +292,24 @@ class _Run:
     def left(self) -> UnderWay:
         """What is under way."""
         ends = tuple((number, end) for number, end in self._ends.items() if end > self.now)
-        return UnderWay(tuple(self._free), tuple(self._coming.items()), ends, self._here)
+        free, coming = tuple(self._free), tuple(self._coming.items())
+        return UnderWay(free, coming, ends, self._here, self._used)
 
-    def _use(self, turns: Sequence[Turn], number: int, after: str) -> None:
-        """Waits for the unit of a turn; zero3 starts to gather the next one before."""
+    def _use(self, turns: Sequence[Turn], number: int, after: Sequence[str]) -> None:
+        """Waits for the unit of a turn; zero3 starts to gather the next ones before."""
         unit = turns[number].unit
-        if self._by_use and unit not in self._here:
-            if unit not in self._coming:
+        if self._by_use and unit not in (self._here if self._stays else {self._used}):
+            soon = [unit, *(turn.unit for turn in turns[number + 1 :] if turn.unit), *after]
+            soon = [*dict.fromkeys(soon)]
+            stay = soon[: staying(self._window)]
+            here = self._here if self._stays else self._here.intersection(stay)
+            if unit not in self._here | self._coming.keys():
                 self.gather(unit)
-            self._here = (self._here | {unit}) if self._keeps else frozenset([unit])
-            units = (turn.unit for turn in turns[number + 1 :] if turn.unit)
-            following = next((one for one in units if one not in self._here), after)
-            if self._profile.gather and following and following not in self._coming:
-                self.gather(following)
+            self._here, self._used = here | {unit}, unit
+            ahead = [one for one in soon if one not in self._here] if self._stays else soon[1:]
+            for one in ahead[: self._window - 1] if self._profile.gather else ():
+                if one not in self._here | self._coming.keys():
+                    self.gather(one)
         self.now = max(self.now, self._coming.pop(unit, 0.0))
 
     # -- moves from and to homes

@@ -159,7 +159,7 @@ class _Rank:
         self.parts = [part for parts in stages.values() for part in parts.values()]
         messages = RankMessages(times, plan, rank, sums=sums, held=held)
         self._clock = RankClock(plan, program, messages, stages, profile)
-        at = plan.layout.workers if plan.layout.server else rank  # who updates
+        at = plan.layout.workers if plan.layout.servers_update else rank  # who updates
         self._beside = 0.0  # seconds of an update that runs beside the passes
         self.update = profile.update * _update(plan, speeds.bandwidth, at, held)
         if states_away(plan.layout):

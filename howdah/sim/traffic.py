@@ -15,9 +15,10 @@ What is sent is listed elsewhere; here the bytes are added up:
     gradients     `plan/sums.py`; after each of the A micro-batches of a step, or once
     weights       zero1, zero2: an all-gather of every unit after the update
                   zero3: one in every pass that uses the unit (`plan/gather_order.py`), or as
-                  many broadcasts as there are shares (gather=broadcast), of as many bytes
+                  many broadcasts as there are shares (gather=broadcast), of as many bytes;
+                  between the ranks that `plan/gathers.py` lists
     servers       a worker sends each of them its range of a gradient (reduce), a server sends every
-                  worker its range of the weights (broadcast)
+                  worker its range of the weights, or of the sum (broadcast)
     activations   `plan/exchanges.py`
     experts       how many tokens each of them had: an all-reduce over all ranks after the step
     scalars       token count, stop flag, loss, and the squared gradient norm if no rank has the
@@ -40,12 +41,14 @@ from howdah.plan.comm import Algorithms
 from howdah.plan.exchanges import Sizes, exchanges
 from howdah.plan.flat_buffers import share, shares
 from howdah.plan.gather_order import gather_counts
+from howdah.plan.gathers import Gather, gathers
 from howdah.plan.homes import AXIS, Way, moves
 from howdah.plan.layout import has_whole_norm
 from howdah.plan.plan import Plan
+from howdah.plan.quantised import hops
 from howdah.plan.recording import TCP, Traffic, Wires
-from howdah.plan.servers import serves
-from howdah.plan.sharding import local_buffers, own_range, shard_axes, tokens
+from howdah.plan.servers import serves, summed_range
+from howdah.plan.sharding import local_buffers, own_range, tokens
 from howdah.plan.sums import ROW_NUMBER_BYTES, Operation, Sum, sums_of
 from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import Collective, gathers_of, of_exchange, sent_by
@@ -60,6 +63,7 @@ HALVES: dict[Operation, tuple[str, ...]] = {
     "reduce_scatter": ("reduce_scatter",),
     "all_gather": ("all_gather",),
     "push": (),  # reduces to servers
+    "all_to_all": (),  # in hops
 }
 
 
@@ -256,16 +260,31 @@ def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
         if row.row:  # first all hear how many rows each has
             sender.send(row.axis, "scalars", row.ranks, SCALAR_BYTES)
             continue
+        if row.hops:
+            _hops(row, sender, times=times)
+            continue
         for elements in row.messages:
             _whole(sender, row, Collective(row.op, row.ranks, elements, width), times=times)
 
 
+def _hops(row: Sum, sender: Sender, *, times: int) -> None:
+    """Counts the messages of a sum in 4 bits."""
+    sizes = [len(ranks) for ranks in row.hops]
+    for elements in row.messages:
+        for ranks, hop in zip(row.hops, hops(elements, sizes), strict=True):
+            sender.send(row.axis, row.op, ranks, hop.message * times)
+
+
 def _push(plan: Plan, row: Sum, sender: Sender) -> None:
-    """Counts what a worker sends to each server."""
-    layout = plan.layout
-    for elements in row.messages if not serves(layout, sender.rank) else ():
-        sizes = shares(elements, layout.server) * plan.sent_gradient_bytes
-        sender.send(row.axis, "reduce", range(layout.workers, layout.world), sizes)
+    """Counts what a worker sends to each server, and what a server that only adds sends back."""
+    layout, width = plan.layout, plan.sent_gradient_bytes
+    for elements in row.messages:
+        if not serves(layout, sender.rank):
+            sizes = shares(elements, layout.server) * width
+            sender.send(row.axis, "reduce", range(layout.workers, layout.world), sizes)
+        elif not layout.servers_update:
+            start, stop = summed_range(elements, layout, sender.rank)
+            sender.send(row.axis, "broadcast", range(layout.workers), (stop - start) * width)
 
 
 def _whole(sender: Sender, row: Sum, call: Collective, *, times: int) -> None:
@@ -288,23 +307,26 @@ def _weights(plan: Plan, rank: int, sender: Sender) -> None:
     """Broadcasts by servers; or all-gathers of updated weights (zero1, zero2), or of each unit when
     it is used (zero3).
     """
-    width = plan.compute_bytes
-    for buffer in local_buffers(plan, rank) if plan.layout.server else ():
+    for buffer in local_buffers(plan, rank) if plan.layout.servers_update else ():
         start, stop = own_range(buffer, plan.layout, rank)
-        sender.send("dp", "broadcast", range(plan.layout.workers), (stop - start) * width)
+        size = (stop - start) * plan.compute_bytes
+        sender.send("dp", "broadcast", range(plan.layout.workers), size)
     if plan.layout.zero == 0:
         return
-    gathers = gather_counts(plan, rank) if plan.layout.zero == 3 else None
+    counts = gather_counts(plan, rank) if plan.layout.zero == 3 else None
     for buffer in local_buffers(plan, rank):
-        inside, _ = shard_axes(plan.layout, buffer.unit)
-        mine, times = inside.index_of(rank), 1
-        if gathers is not None:
-            times = gathers[buffer.unit.removeprefix(FROZEN)]
-        elif not buffer.trains:  # it has not changed
-            continue
-        start, stop = share(buffer.length, inside.size, mine)
-        for call in gathers_of(plan, rank, buffer) if inside.size > 1 else ():
-            sends = call.op == "all_gather" or call.root == mine
-            if not sender.runs("dp", call, times=times) and sends:
-                size = (stop - start) * width * times
-                sender.send("dp", call.op, inside.group(rank), size)
+        often = int(buffer.trains)  # what is frozen has not changed
+        if counts is not None:
+            often = counts[buffer.unit.removeprefix(FROZEN)]
+        for row in gathers(plan, rank, buffer, often):
+            _gather(plan, row, sender)
+
+
+def _gather(plan: Plan, row: Gather, sender: Sender) -> None:
+    """Counts a kind of gather of a unit's weights."""
+    mine = row.ranks.index(sender.rank)
+    start, stop = share(row.elements, len(row.ranks), mine)
+    for call in gathers_of(plan, row):
+        sends = call.op == "all_gather" or call.root == mine
+        if not sender.runs("dp", call, times=row.times) and sends:
+            sender.send("dp", call.op, row.ranks, (stop - start) * row.width * row.times)

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from howdah.base.errors import UserError, brief, named
 from howdah.base.files import kind_of, no_file, parse_toml, read_text
-from howdah.generate.predictor import BehindEncoder, OneDevice, Predictor
+from howdah.generate.predictor import BehindEncoder, OneDevice, Predictor, WholeStacks
 from howdah.host.measured import left
 from howdah.model.hub import read_hub
 from howdah.model.transformer import Transformer
@@ -101,7 +101,9 @@ class OpenedModel:
 
     def predictor(self, model: Transformer, prompts: Sequence[Sequence[int]]) -> Predictor:
         """The model, ready to write the text of each prompt. Raises UserError."""
-        return OneDevice(model) if self.start is None else BehindEncoder(model, prompts)
+        if self.start is None:
+            return OneDevice(model)
+        return BehindEncoder(WholeStacks(model), prompts)
 
     def texts(self, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The tokens with which the text of each prompt begins: the prompt, unless an encoder reads

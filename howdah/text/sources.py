@@ -326,6 +326,12 @@ def _take(source: Text) -> records.Take[Any]:
 # -- which files ---------------------------------------------------------------
 
 
+def on_disk(source: Text) -> bool:
+    """Whether a source is files of this machine that the user names."""
+    made = source.path == STDLIB or synthetic.is_synthetic(source.path)
+    return not made and not source.path.startswith("hf:")
+
+
 def files(source: Text) -> list[Path]:
     """The files of a source on disk, sorted by name. Raises UserError when there are none."""
     return _listed(source)[0]

@@ -10,12 +10,14 @@ live as long as the process, and no checkpoint has them. What needs all ranks (`
 tensors of `now.model`) must be called by all of them, so it may not stand behind `now.rank == 0`.
 
 All ranks stop after the same step: the request goes along with what the ranks exchange before the
-next step, so that step still runs (on a GPU, where steps are reported late, one or two more).
+next step, so that step still runs (on a GPU, where steps are reported late, one or two more). A
+callback that raises KeyboardInterrupt is a Ctrl-C: the run is saved, and goes on another time.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from signal import SIGINT, raise_signal
 
 from howdah.base.errors import UserError, shown
 from howdah.base.named_code import failed, load
@@ -26,6 +28,7 @@ from howdah.train.metrics import MetricsWriter
 
 Value = float | int
 ROW = ("kind", "step")  # of every row of metrics.jsonl
+LONGEST = 400  # bytes of a reason that another rank tells
 
 
 @dataclass
@@ -95,7 +98,8 @@ def _number(value: object) -> float | None:
 class Callbacks:
     """The callbacks of a run on one rank.
 
-    why  why the run is to stop, as far as this rank knows; None: it goes on
+    why  after which step, by which callback and why the run is to stop, as far as this rank knows;
+         None: it goes on
     """
 
     def __init__(
@@ -118,12 +122,32 @@ class Callbacks:
                     function(now)
             except UserError:
                 raise
+            except KeyboardInterrupt:
+                raise_signal(SIGINT)
             except (Exception, SystemExit) as error:
                 if stop_behind(error):
                     raise
                 raise failed(f"train.callbacks: {name} at step {now.step}", error) from error
             if now.why is not None and self.why is None:
-                self.why = now.why
-                self._say(f"stop        after step {now.step}, by {name}: {now.why}")
+                self.why = f"after step {now.step}, by {name}: {now.why}"
+                self._say(f"stop        {self.why}")
         if now.logged and self._records:
             self._records.own(now.step, now.logged)
+
+    def tell_others(self) -> None:
+        """Where rank 0 did not ask to stop, it tells why the first that did so asked. All ranks
+        call together.
+        """
+        mesh = self._placed.mesh
+        world, rank, mine = mesh.world, mesh.rank, (self.why or "").encode()[:LONGEST]
+        with mesh.counters.aside():
+            asked = world.sum_scalars(
+                [float(self.why is not None and at == rank) for at in range(world.size)]
+            )
+            first = asked.index(1.0) if 1.0 in asked else 0
+            if first == 0:
+                return
+            given = mine if rank == first else b""
+            letters = world.sum_scalars([*given, *[0] * (LONGEST - len(given))])
+        why = bytes(map(int, letters)).rstrip(b"\0").decode(errors="ignore")
+        self._say(f"stop        {why} (rank {first})")

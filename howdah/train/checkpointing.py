@@ -63,6 +63,7 @@ class Checkpointer:
         saved = start.checkpoint.meta if start.checkpoint else {}
         self._best: float | None = saved.get("best_loss")
         self.latest: tuple[int, float] | None = None  # evaluation: its step and loss
+        self._whole: tuple[int, HeldOut] | None = None  # of all held-out text, at its step
         mesh = context.mesh
         world, keep, copies = mesh.layout.world, job.train.keep_last, context.snapshots
         self.team = start.team or one_site(mesh.rank, world)
@@ -187,7 +188,16 @@ class Checkpointer:
         bits = "" if hidden else f", {held_out.bits_per_byte:.3f} bits per byte"
         bits = f", {held_out.scores}" if held_out.scores else bits
         self.say(f"held-out at step {step}, {part}: loss {held_out.loss:.4f}{bits}{of_average}")
+        self._whole = None if limit else (step, held_out)
         return held_out
+
+    def at_end(self, step: int) -> HeldOut:
+        """The held-out loss of all text after the last step: computed once. A run that went back
+        to a checkpoint has steps of one number with two sets of weights, but one last step.
+        """
+        if self._whole and self._whole[0] == step == self.job.train.steps:
+            return self._whole[1]
+        return self.evaluate(step, limit=0)
 
     def _of_average(self, length: int, micro: int, limit: int) -> HeldOut:
         """The same evaluation, with the average of the weights in their place."""

@@ -39,6 +39,7 @@ class Member:
     tell     sends it a message
     end      ends it: it is not heard of any more
     addresses, feeds  of a server: where each of its shards listens, for workers and as a replica
+    process  its number among the workers that were started or seated
     told     why it has failed, as it says itself: a kind of `comm/launch.py`, and a text
     heard    when it last said something
     """
@@ -49,6 +50,7 @@ class Member:
     end: Callable[[], None]
     addresses: dict[int, Address] = field(default_factory=dict)
     feeds: dict[int, Address] = field(default_factory=dict)
+    process: int = 0
     told: tuple[str, str] = ("", "")
     heard: float = field(default_factory=monotonic)
 
@@ -91,15 +93,15 @@ class Crew:
         """Whether all shards have saved the last step."""
         return len(self.done) == self.job.layout.server
 
-    def way(self, secret: bytes) -> Way:
-        """How workers reach the servers."""
+    def way(self, secret: bytes, process: int) -> Way:
+        """How a worker reaches the servers; `process` is its number."""
         every = {one.number: one for one in self.servers}
         found: list[list[Address]] = [
             [every[process].addresses[shard] for process in chain]
             for shard, chain in sorted(self._roll.holders.items())
         ]
         first, others = [one[0] for one in found], [one[1:] for one in found]
-        return Way(first, secret, run_hello(self.job), others=others)
+        return Way(first, secret, {**run_hello(self.job), "process": process}, others=others)
 
     def hear(self, one: Member, said: Said) -> None:
         """Takes what a member says."""
@@ -116,6 +118,7 @@ class Crew:
             self.done.add(int(said["done"]))
         elif one.role == "server":
             self.shards[int(said["server"])] = said
+            self._end_frozen(one, said.get("gone", {}))
         else:
             self.steps[one.number] = said
             self._report()
@@ -162,6 +165,16 @@ class Crew:
         if moved:
             for other in self.servers:
                 other.tell({"moved": moved})
+
+    def _end_frozen(self, server: Member, gone: Mapping[str, int]) -> None:
+        """Ends workers whose places a server has given up, by place their processes' numbers: they
+        are frozen, or cut off, and would be refused if they came back.
+        """
+        for place, process in gone.items():
+            one = self.members.get(f"worker {place}")
+            if one and process and one.process == process and not one.told[0]:
+                one.told = "stalled", f"{one.name} is frozen, or cut off from {server.name}"
+                one.end()
 
     def end_stalled(self) -> None:
         """Ends servers that have said nothing for too long, where replicas can take their place."""

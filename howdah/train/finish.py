@@ -49,7 +49,7 @@ def finish(job: Job, checkpointer: Checkpointer, monitor: SpeedMonitor, held: By
 
     Raises Unfinished when the checkpoint of the last step no longer exists.
     """
-    held_out = checkpointer.evaluate(job.train.steps, limit=0)
+    held_out = checkpointer.at_end(job.train.steps)
     mesh, team = checkpointer.context.mesh, checkpointer.team
     bring_home(checkpointer.folder, checkpointer.saved, mesh, team, checkpointer.say)
     if mesh.rank != 0:

@@ -70,8 +70,8 @@ class FinishedRun:
         fill = fill_for_use(self.checkpoint)
         return loaded_model(fill, self.shape, dtype=dtype, device=device)
 
-    def export(self, to: Path) -> None:
-        """Writes the model as a Hugging Face folder, one tensor at a time."""
+    def export(self, to: Path, *, dtype: torch.dtype = torch.float32) -> None:
+        """Writes the model as a Hugging Face folder in `dtype`, one tensor at a time."""
         export(
             shape=self.shape,
             tensor=tensors_for_use(self.checkpoint),
@@ -79,7 +79,7 @@ class FinishedRun:
             manner=self.manner(),
             end=self.end,
             to=to,
-            dtype=torch.float32,
+            dtype=dtype,
         )
 
 

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from queue import Empty, Queue
 from typing import Any
 from zlib import crc32
@@ -156,6 +157,7 @@ class Gathering:
         self._heard: Queue[tuple[Joined, Said]] = Queue()
         self._waiting: list[Joined] = []  # workers, until the servers are there
         self._lines: list[Line] = []
+        self._count = count(1)
         self._samples = self._samples_at(step)
 
     def _samples_at(self, step: int) -> int:
@@ -265,10 +267,12 @@ class Gathering:
             return
         one.number = free[0]
         crew.members[one.name] = one
-        way = crew.way(self._secret)
+        one.process = next(self._count)
+        way = crew.way(self._secret, one.process)
         one.tell(
             {
                 "seat": one.number,
+                "process": one.process,
                 "step": max(self._step, 0),
                 "samples": self._samples,
                 "addresses": way.addresses,
@@ -297,7 +301,7 @@ class Gathering:
         if self._crew.members.get(one.name) is not one:
             return
         del self._crew.members[one.name]
-        kind, told = one.told
+        told = one.told[1]
         if one.role == SERVER:
             reason = told or f"server {one.number} has ended ({why})"
             if self._crew.arranged:
@@ -309,9 +313,7 @@ class Gathering:
         if steps >= self._job.train.steps:
             self._say(f"worker {one.number} has finished")
             return
-        if kind == "away":
-            raise self._crew.lost(told)
-        self._say(
+        self._say(  # servers that are gone end their own lines: a worker may be cut off alone
             f"worker {one.number} has left after step {steps} ({told or why}): another may take "
             "its place"
         )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from howdah.base.errors import UserError, named
+from howdah.base.errors import UserError, named, shown
 from howdah.base.files import kind_of
 from howdah.base.named_code import name_problems
+from howdah.base.their_words import otherwise
 from howdah.checkpoint.folders import steps
 from howdah.plan.method import Method
 from howdah.shapes.shape import ModelShape
@@ -50,6 +51,9 @@ def input_problems(
         from howdah.train.resume import read_folder
 
         problems += _told(lambda: read_folder(init_from, shape))
+        problems += [
+            one for one in _told(lambda: _check_tokens(init_from, data)) if one not in problems
+        ]
     return problems
 
 
@@ -57,7 +61,9 @@ def code_problems(train: Training, method: Method, *, ranks: int) -> Iterator[st
     """Yields why the user's own functions, and trackers, cannot be used, without running them."""
     for name in train.callbacks:
         yield from name_problems("train.callbacks", name, ranks=ranks)
-    if method.loss:
+    if method.loss and (declined := otherwise(method.loss)):
+        yield f"method.loss {shown(method.loss)}: {declined}"
+    elif method.loss:
         yield from name_problems("method.loss", method.loss, ranks=ranks)
     if train.callbacks and method.sync:
         yield (
@@ -105,6 +111,23 @@ def _check_prompt(data: Data, shape: ModelShape, prompt: str) -> None:
             end = tokenizers.end_of(tokenizer, data.tokenizer, data.end_token)
             tokenizers.require_mask(data.mask_token, tokenizer.id_to_token(end))
     require_prompt(prompt, tokenizer, context=shape.context)
+
+
+def _check_tokens(weights: Path, data: Data) -> None:
+    """Raises UserError when the folder `weights` has another tokenizer than `data` names: each row
+    of its embedding would stand for another token.
+    """
+    theirs = weights / tokenizers.FILE
+    if data.tokenizer is None or kind_of(theirs) != "file":
+        return
+    mine = tokenizers.find(data.tokenizer)
+    if mine.samefile(theirs):
+        return
+    if tokenizers.load(theirs).get_vocab() != tokenizers.load(mine).get_vocab():
+        raise UserError(
+            f"init_from: {named(weights)} has another tokenizer than data.tokenizer names; leave "
+            "data.tokenizer out, and that of the folder is used"
+        )
 
 
 def text_of(data: Data, weights: Path | None) -> Data:

@@ -16,7 +16,7 @@ from howdah.plan.plan import Plan
 from howdah.shapes.shape import ModelShape
 from howdah.text.sources import Data
 
-MOST_STEPS = 10**7
+MOST_STEPS, MOST_EPOCHS = 10**7, 10**6
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -41,7 +41,7 @@ class Training:
 
     steps: Annotated[int, Bound(1, MOST_STEPS)] = 1000
     tokens: Annotated[int, Bound(0, 10**16)] = 0
-    epochs: Annotated[float, Bound(0, 10**6)] = 0.0
+    epochs: Annotated[float, Bound(0, MOST_EPOCHS)] = 0.0
     log_every: Annotated[int, Bound(1, 10**7)] = 10
     evaluate_every: Steps = 0
     evaluate_samples: Annotated[int, Bound(0, 1 << 31)] = 64

@@ -116,6 +116,8 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
         request.patient = True
         begun, step, stopped, held = take_steps(job, begun, request)
         begun.checkpointer.stop(step, samples=begun.first_sample(step))
+        if stopped and begun.callbacks:
+            begun.callbacks.tell_others()
         if stopped and step < job.train.steps and not by_signal(begun, request):
             begun.tell(f"stopped by a callback; to train on: howdah train {job.folder}")
             job = replace(job, train=replace(job.train, steps=step))

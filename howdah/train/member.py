@@ -127,7 +127,7 @@ def work_there(
         way = Way(
             addresses,
             secret,
-            run_hello(job),
+            {**run_hello(job), "process": int(seat["process"])},
             others=others,
             over=lambda: inbox.ended,
             leave=lambda: request.signal,

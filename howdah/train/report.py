@@ -20,6 +20,8 @@ from howdah.parallel.apply import ParallelModel
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.parallel.stages import Given
+from howdah.parallel.unit_messages import Messages
+from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.homes import AXIS
 from howdah.plan.layout import Home
 from howdah.plan.plan import Plan
@@ -106,10 +108,13 @@ def measured_memory(context: StepContext, micro: Micro) -> Bytes:
 def _tensors(placed: ParallelModel) -> dict[str, int]:
     units, layout, update = placed.units.values(), placed.plan.layout, placed.update
     states = placed.homes.states if placed.homes else {}
+    gatherer = placed.gatherer
+    messages = gatherer.messages if isinstance(gatherer, ShardedWeights) else Messages()
     found = {
         _named("weights", layout.weights): sum(unit.weights.nbytes for unit in units),
         "gathered": sum(tensor.nbytes for tensor in placed.multiplied)
         - sum(unit.weights.nbytes for unit in units),
+        "copies": sum(one.nbytes for one in messages.copies.values()),
         _named("masters", layout.optimizer): sum(u.masters.nbytes for u in units if u.apart),
         "reduced": placed.sums.window.memory.nbytes + placed.sums.narrow_bytes,
         _named("gradients", layout.gradients): sum(

@@ -184,6 +184,7 @@ class Server:
             "push_rate": (counts["pushed bytes"] - pushed) / seconds,
             "pull_rate": (counts["pulled bytes"] - pulled) / seconds,
             "strangers": self.host.strangers,
+            "gone": dict(self.host.gone),
             "waiting": len(self.desk.wishes),
             "queue": self.host.queue,
             "stale": dict(sorted(clocks.stale.items())),

@@ -17,6 +17,7 @@ from howdah.text.tokens import Corpus
 from howdah.train.job import Job
 from howdah.train.resume import Start
 from howdah.train.served import chunks_for, pace_of, sync_of
+from howdah.train.served_trace import write_worker
 from howdah.train.step import StepContext, accumulate, count_tokens
 
 Tell = Callable[[dict[str, object]], None]  # reports to the process that sees to the run
@@ -31,20 +32,23 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
     corpus: Corpus,
     tell: Tell,
     leave: Callable[[], object] = lambda: False,
+    traces: bool = False,
 ) -> int:
     """Trains in a place until the run's last step; returns the clock.
 
     tell   is called after every step
     leave  whether to leave between two steps, so that another worker may take the place
+    traces  whether to write what it did last into the run folder
     """
     chunks = chunks_for(job)
     clients: list[Client] = []
 
     def connect(made: Mapping[str, FlatUnit]) -> Client:
-        clients.append(Client(way, place, chunks, made))
+        clients.append(Client(way, place, chunks, made, record.call))
         return clients[0]
 
     with connect_mesh(replace(job.layout, server=0), SingleRank(), torch.device("cpu")) as mesh:
+        record = mesh.counters.recorder
         placed = apply(job.plan, mesh=mesh, fill=start.fill, connect=connect)
         context = StepContext(placed, mesh, job.method, job.seed)
         client, step = clients[0], clients[0].join()
@@ -53,10 +57,16 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
         rows = Rows(micro, sync_of(job).workers, place)
         while step < job.train.steps and not leave():
             batch = micros(corpus, order, rows, first=pace.first(step), size=pace.size(step))
-            tell(_step(context, client, batch, step))
+            with record.step(step + 1):
+                told = _step(context, client, batch, step)
+            tell(told)
             step += 1
+            if traces and job.train.save_every and step % job.train.save_every == 0:
+                write_worker(job, place, record.steps)
         client.drain()
         client.close()
+        if traces:
+            write_worker(job, place, record.steps)
     return step
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from threading import Lock, Thread
 from typing import Any
@@ -124,6 +125,7 @@ class _Run:
         again = f"howdah train {job.folder}"
         self._crew = Crew(job, say, step=self._step, again=again)
         self._processes: dict[str, Process] = {}
+        self._count = count(1)
 
     def see_through(self) -> int:
         """Starts all processes, and waits until the servers have ended."""
@@ -162,7 +164,8 @@ class _Run:
         return 0
 
     def _start(self, role: str, number: int, function: Callable[..., int], tries: int = 0) -> None:
-        way = self._crew.way(self._secret) if role == "worker" else None
+        process = next(self._count)
+        way = self._crew.way(self._secret, process) if role == "worker" else None
         child = self.server.fork(
             function, Meeting(self._job, number, self._step, self._secret, way)
         )
@@ -173,7 +176,7 @@ class _Run:
                     os.kill(child.pid, signal.SIGKILL)
 
         tell = partial(_tell_child, child)
-        one = Process(role, number, tell, end, child=child, tries=tries)
+        one = Process(role, number, tell, end, process=process, child=child, tries=tries)
         self._processes[one.name] = one
         self._crew.members[one.name] = one
 
@@ -281,8 +284,15 @@ def work_here(pipe: Connection, store: dist.Store, meeting: Meeting) -> int:
 
     def train(request: StopRequest, start: Start, corpus: Corpus) -> None:
         assert meeting.way is not None
-        tell = partial(_tell, pipe)
-        work(meeting.job, meeting.number, meeting.way, start=start, corpus=corpus, tell=tell)
+        work(
+            meeting.job,
+            meeting.number,
+            meeting.way,
+            start=start,
+            corpus=corpus,
+            tell=partial(_tell, pipe),
+            traces=True,
+        )
 
     return _run(pipe, meeting, train)
 

@@ -29,6 +29,7 @@ from howdah.text.tokens import Corpus
 from howdah.train.job import Job
 from howdah.train.resume import Start
 from howdah.train.served import Saves, SaveSteps, Server, run_hello, sync_of
+from howdah.train.served_trace import write_server
 from howdah.train.served_worker import Tell
 
 TELL = 1.0  # seconds between what a server reports
@@ -184,6 +185,7 @@ class Shards:
             if why := saves.saver.failed:
                 raise UserError(f"step {saves.done} is not saved: {why}")
             self._done.add(shard)
+            write_server(self.job, shard, [*saves.server.host.recent])
             self._tell(saves.server.numbers())
             self._tell({"done": shard})
 
@@ -197,6 +199,7 @@ class Shards:
         for saves in self._serving.values():
             saves.saver.cancel()
             saves.saver.wait()
+            write_server(self.job, saves.server.number, [*saves.server.host.recent])
         self._report()
         for follower in self._followers.values():
             follower.close()

@@ -6,15 +6,14 @@ are already running: all of them prepare the tokens, and rank 0 checks the rest.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from howdah.base.errors import UserError, named, several
+from howdah.base.errors import UserError, several
 from howdah.checkpoint.export import require_free
 from howdah.checkpoint.folders import steps
 from howdah.text.batches import order_of
 from howdah.text.labelled import labels_of
 from howdah.text.sources import unreadable
-from howdah.text.tokenizer import FILE, extra_tokens, load
+from howdah.text.tokenizer import extra_tokens
 from howdah.text.tokens import Corpus, packed, prepare, require_samples
 from howdah.train.adapted import first_adapter, needs_base
 from howdah.train.console import Say, encoding_bar
@@ -104,8 +103,8 @@ def vocab_note(entries: int, vocab: int) -> str:
 def prepare_start(
     job: Job, corpus: Corpus, say: Say, *, other_held_out: bool = False, parts: bool = False
 ) -> None:
-    """Checks that what the run starts from belongs to its text: its newest checkpoint, or the
-    folder of weights `init_from`. The caller holds the lock of the run folder.
+    """Checks what the run starts from: that its newest checkpoint belongs to its text; where there
+    is none, its first adapter. The caller holds the lock of the run folder.
 
     other_held_out  whether the held-out text may be other than that of the checkpoint
     parts           whether other machines of the run may have parts of the checkpoint
@@ -117,19 +116,5 @@ def prepare_start(
         check_match(checkpoint, job, corpus)
         if not other_held_out:
             check_held_out(checkpoint, corpus)
-    elif job.init_from is not None:
-        require_its_tokenizer(job.init_from, corpus)
-        if job.init_adapter is not None:
-            first_adapter(job.init_adapter, job.shape, job.method, job.init_from)
-
-
-def require_its_tokenizer(folder: Path, corpus: Corpus) -> None:
-    """Raises UserError when the folder of weights has another tokenizer than the corpus: each row
-    of its embedding would stand for another token.
-    """
-    path = folder / FILE
-    if path.is_file() and load(path).get_vocab() != corpus.tokenizer.get_vocab():
-        raise UserError(
-            f"init_from: {named(folder)} has another tokenizer than data.tokenizer names; leave "
-            "data.tokenizer out, and that of the folder is used"
-        )
+    elif job.init_from is not None and job.init_adapter is not None:
+        first_adapter(job.init_adapter, job.shape, job.method, job.init_from)

@@ -26,6 +26,7 @@ from howdah.plan.method import Method, Precision
 from howdah.plan.plan import Plan, for_gpus, make_plan
 from howdah.plan.program import with_schedule
 from howdah.plan.schedule.actions import Schedule
+from howdah.plan.storage import WINDOW, Storage
 from howdah.plan.trained import TARGETS, table_of
 from howdah.shapes.part import Part
 from howdah.shapes.shape import Experts, Latent, ModelShape
@@ -48,6 +49,8 @@ class Case:
     schedule  the user's own schedule, or None for the layout's
     device    cpu or cuda: where the layout runs. The one device it is compared with is the CPU
     comm      how messages travel
+    chats     whether the generated text is of conversations, of which some tokens are trained on
+    window    units whose weights are on the device at a time
     """
 
     shape: ModelShape
@@ -62,6 +65,8 @@ class Case:
     schedule: Schedule | None = None
     device: str = "cpu"
     comm: Comm = field(default_factory=Comm)
+    chats: bool = False
+    window: int = WINDOW
 
     @property
     def plan(self) -> Plan:
@@ -69,7 +74,7 @@ class Case:
         most = -(-self.samples // self.layout.readers)
         batch = Batch(global_batch=self.samples, micro_batch=min(self.micro, most))
         plan = make_plan(self.shape, self.layout, batch, sequence=self.sequence, method=self.method)
-        plan = replace(plan, comm=self.comm)
+        plan = replace(plan, comm=self.comm, storage=Storage(window=self.window))
         plan = for_gpus(plan) if self.device == "cuda" else plan
         return with_schedule(plan, self.schedule) if self.schedule else plan
 
@@ -101,6 +106,7 @@ def full_case(job: Job, *, precision: Precision, steps: int, device: str = "cpu"
         schedule=job.plan.schedule,
         device=device,
         comm=job.plan.comm,
+        window=job.plan.storage.window,
     )
 
 
@@ -136,6 +142,8 @@ def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu"
         schedule=job.plan.schedule,
         device=device,
         comm=job.plan.comm,
+        chats=job.data.chats,
+        window=job.plan.storage.window,
     )
 
 
@@ -154,7 +162,7 @@ def small_method(method: Method, shape: ModelShape) -> Method:
     adapter, plain = method.adapter, [weight.name for weight in weights(shape)]
     if adapter:
         short = tuple(f"*.{name}.weight" if name in TARGETS else name for name in adapter.targets)
-        kept = there(plain, short) or ("q", "v")
+        kept = there(plain, short) or ("o",)
         adapter = replace(adapter, rank=min(adapter.rank, 3), targets=kept)
     method = replace(method, adapter=adapter)
     if method.train:
@@ -178,6 +186,10 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
     tp, dp = shrink(layout.tp), shrink(layout.readers)
     if shard and layout.shard:
         dp = lcm(shard * shrink(layout.replicas // layout.shard), cp) // cp
+    if hpz := layout.hpz and shrink(layout.hpz):  # and several groups share a first copy
+        sharers = hpz * shrink(layout.sharers // (layout.hpz or 1))
+        shard = shard and sharers
+        dp = lcm(sharers * shrink(layout.replicas // layout.sharers), cp) // cp
     if layout.ep > 1:  # and several ranks hold the same expert if some of the run do
         dp = lcm(2 * min(layout.replicas // layout.ep, 2), cp) // cp
     # of a miniature's two blocks, the first is recomputed and the second is not
@@ -191,6 +203,7 @@ def small_layout(layout: Layout, *, own_schedule: bool) -> Layout:
         tp=tp,
         ep=min(layout.ep, 2),
         shard=shard,
+        hpz=hpz,
         server=server,
         virtual=virtual,
         micros=micros,
@@ -280,8 +293,10 @@ def corpus_of(case: Case) -> Corpus:
         labels = labels_of(case.shape)
         vocab, say = case.shape.vocab, lambda _: None
         return prepare(data, vocab=vocab, cache=cache, say=say, extra=extra, labels=labels)
-    samples = case.samples * (case.steps + 1)
+    samples = case.samples * (case.steps + 1) * (1 + case.chats)  # rows of these are not full
     tokens = made_up(case.shape.vocab, length=samples * case.sequence + 1)
+    if case.chats:
+        tokens = with_made_up_answers(tokens)
     if case.shape.labels:
         tokens = with_made_up_labels(tokens, len(case.shape.labels))
     return Corpus(
@@ -316,6 +331,16 @@ def made_up(vocab: int, *, length: int) -> Tokens:
     starts = starts[starts < length]
     ids[starts] = 0
     return Tokens(ids, starts)
+
+
+def with_made_up_answers(tokens: Tokens) -> Tokens:
+    """Conversations, of which runs of three tokens are trained on or not, of what `made_up` has
+    made.
+    """
+    runs = np.arange(len(tokens.ids), dtype=np.uint64) // np.uint64(3)
+    trained = (mix(key("verify", "answer"), runs) % np.uint64(2)).astype(np.uint8)
+    trained[[*tokens.starts, -1]] = 0  # the end tokens in front, and behind the last
+    return Tokens(tokens.ids, tokens.starts, trained=trained)
 
 
 def with_made_up_labels(tokens: Tokens, count: int) -> Tokens:

@@ -15,7 +15,7 @@ where states are sharded, and where blocks are recomputed:
     a unit from before the update    zero3 keeps the weights that it first gathered of one unit
     another second run               one block's attention is masked differently when recomputed
 
-where parameter servers keep the states:
+where there are parameter servers; the second, where they update:
 
     a push skipped    the servers get nothing of one bucket of gradients
     a pull skipped    the workers keep one block from before the update
@@ -92,10 +92,10 @@ def mutations(plan: Plan, *, steps: int = 2) -> list[Mutation]:
         Mutation("a shifted micro-batch", shift=shift_first_micro),
         *_of_shares(plan, steps),
     ]
-    if plan.layout.server:
+    if plan.layout.servers_update or (plan.layout.server and plan.layout.workers > 1):
         found.append(Mutation("a push skipped", mutate=skip_a_push))
-        if steps > 1 and plan.method.precision == "float64":
-            found.append(Mutation("a pull skipped", mutate=skip_a_pull))
+    if plan.layout.servers_update and steps > 1 and plan.method.precision == "float64":
+        found.append(Mutation("a pull skipped", mutate=skip_a_pull))
     if plan.layout.recompute != "none":
         found.append(Mutation("another second run", mutate=run_otherwise_again))
     if any(map(_is_back, _sent(plan))):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from howdah.base.seeds import key
 from howdah.model.adapter import adapt
+from howdah.model.blockwise import rounded
 from howdah.model.islands import promoted
 from howdah.model.noise import Noise, fill_even, fill_normal
 from howdah.model.transformer import Transformer
@@ -60,9 +61,9 @@ def reference(case: Case, *, backwards: bool = False, wide: bool = False) -> Evi
                 waited, late[name] = late[name], torch.clone(cast(Tensor, master.grad))
                 master.grad = waited  # torch leaves out what has none
         optimizer.step()
-        routers.move_biases(masters)
+        routers.move_biases({name: masters[name] for name in trained})
         for name, parameter in model.named_parameters():
-            parameter.data.copy_(masters[name].to(DTYPES[case.method.precision]))
+            _give(parameter, masters[name], case)
         losses.append(loss)
     return Evidence(losses, norms, gradients, {n: _array(m) for n, m in masters.items()})
 
@@ -81,10 +82,16 @@ def _fill(model: Transformer, case: Case) -> dict[str, Tensor]:
             fill_normal(master, key=name, mean=weight.mean, spread=weight.spread)
         masters[weight.name] = master.view(weight.shape)
         parameter.requires_grad_(weight.rate > 0)
-        parameter.data.copy_(masters[weight.name].to(DTYPES[case.method.precision]))
+        _give(parameter, masters[weight.name], case)
         if parameter.dtype != master.dtype:
             parameter.grad_dtype = master.dtype
     return masters
+
+
+def _give(parameter: Tensor, master: Tensor, case: Case) -> None:
+    """Sets a parameter to its master, rounded as the method says of weights in use."""
+    weight = master.to(DTYPES[case.method.precision])
+    parameter.data.copy_(rounded(weight) if case.method.gather_dtype == "int8" else weight)
 
 
 def _accumulate(

@@ -82,10 +82,11 @@ def routed_bytes(case: Case, rank: int, routed: Sequence[Mapping[str, list[int]]
     cuts = [share(plan.shape.experts.count, along.size, index) for index in range(along.size)]
     (first, last), total = cuts[along.index_of(rank)], 0
     for name, mine in routed[rank].items():
-        runs = 2 if plan.recompute[plan.block(name)] == "full" else 1
+        still = plan.block(name) in plan.marks.still  # no gradients, and nothing runs again
+        runs = 2 if plan.recompute[plan.block(name)] == "full" and not still else 1
         for other, (start, stop) in zip(ranks, cuts, strict=True):
             if other != rank:
                 rows = sum(mine[start:stop]) + sum(routed[other][name][first:last])
-                total += rows * width * (runs + 1) // runs
+                total += rows * width * (runs + (not still)) // runs
                 total += (stop - start) * 8 * runs * plan.micros * case.steps
     return total

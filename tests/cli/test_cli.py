@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from small_runs import losses
 
 from howdah.cli import main as cli
@@ -57,6 +59,8 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(recipe, refused, tmp_path, wo
 def test_a_recipe_that_is_none(refused, tmp_path):
     assert refused("train", tmp_path / "x.toml").startswith("cannot read the recipe ")
     assert refused("train", tmp_path).startswith("cannot read the recipe ")
+    told = refused("train", "https://example.org/a.toml")
+    assert told.endswith("; it is an address: download it, and name the file")
     (tmp_path / "x.toml").write_bytes(bytes(range(256)))
     assert " is not TOML: " in refused("train", tmp_path / "x.toml")
 
@@ -156,6 +160,9 @@ def test_an_export_never_replaces_anything_else(trained, refused, tmp_path):
     assert everything(tmp_path / "mine") == {tmp_path / "mine" / "letter.txt": b"dear"}
     assert "a file; " in refused("export", trained, "--to", tmp_path / "mine" / "letter.txt")
     assert refused("export", trained, "--to", "/dev/null/x").startswith("cannot export to /dev/nu")
+    words = ("export", trained, "--to", tmp_path / "out", "--precision")
+    assert refused(*words, "fp16") == "--precision is 'fp16'; it must be float32 or bf16"
+    assert refused(*words, "bf16", "--adapter").startswith("--precision is of a whole model, and ")
 
 
 def test_compiled_blocks_need_a_compiler(recipe, refused, tmp_path, monkeypatch):
@@ -193,6 +200,13 @@ def test_a_run_is_trained_sampled_exported_and_begun_from(howdah, trained, recip
     code, out, _ = howdah("export", trained, "--to", tmp_path / "out")
     assert (code, out) == (0, f"step 20 of {trained} is in {tmp_path / 'out'}\n")
     assert howdah("export", trained, "--to", tmp_path / "out")[0] == 0  # replaces its own
+
+    half = ("export", trained, "--precision", "bf16", "--to", tmp_path / "half")
+    assert howdah(*half)[0] == 0
+    both = [load_file(tmp_path / name / "model.safetensors") for name in ("out", "half")]
+    assert both[0].keys() == both[1].keys()
+    assert all(torch.equal(both[0][name].bfloat16(), one) for name, one in both[1].items())
+    assert '"bfloat16"' in (tmp_path / "half" / "config.json").read_text()
 
     code, out, _ = howdah("trace", trained)
     assert code == 0 and out.startswith("layout      single x1, step ")

@@ -100,6 +100,9 @@ CHAT = (
         (("--length", "soon"), "--length is 'soon'; write it like '500 steps'"),
         (("--length", "0 epochs"), "--length is '0 epochs'"),
         (("--length", "1e400 minutes"), "--length is '1e400 minutes'"),
+        (("--length", "1000000 minutes"), "--length is "),
+        (("--length", "20M steps"), "--length is 20,000,000 steps, and a run has at most 10,000,0"),
+        (("--length", "2000000 epochs"), "--length is 2,000,000 epochs, and a run has at most 1,0"),
         (("--for", "fun"), "--for is 'fun'; it must be scratch, tune, chat, classify, try"),
         (("--for", "tune"), "--for tune goes on from weights, and the preset laptop has none"),
     ],
@@ -107,6 +110,13 @@ CHAT = (
 def test_a_wrong_answer_is_one_sentence_and_nothing_is_written(refused, here, words, said):
     assert refused("init", "mine.toml", *ALL, *words).startswith(said)
     assert [*here.iterdir()] == []
+
+
+def test_too_little_text_is_one_sentence_and_nothing_is_written(refused, here):
+    (here / "few.txt").write_text("a few words")
+    told = refused("init", "mine.toml", *ALL, "--data", "few.txt")
+    assert told.startswith("--data 'few.txt' holds 11 bytes, and one sample of this recipe has ")
+    assert [*here.iterdir()] == [here / "few.txt"]
 
 
 def test_a_file_is_never_written_over_unless_that_is_said(howdah, refused, here):

@@ -51,6 +51,20 @@ def test_howdah_stands_alone(sharing):
         require_alone(sound)
 
 
+def means(rank):
+    """Means that are not of the dtype of their terms, which torch hands on to a backend."""
+    dtypes = torch.bool, torch.uint16, torch.int64
+    xs = [torch.ones(2, dtype=dtype) for dtype in dtypes]
+    return [told(dist.all_reduce, x, dist.ReduceOp.AVG)[1] for x in xs]
+
+
+def test_a_mean_of_whole_numbers_names_their_dtype(sharing):
+    """It named uint8 for bool, and int32 for uint16: what would have been sent."""
+    sentence = "the mean of torch.{} is not of that dtype: reduce the sum, or cast it"
+    for said in sharing(means):
+        assert said == [sentence.format(name) for name in ("bool", "uint16", "int64")]
+
+
 def alone(rank):
     """A group that one rank creates, and the other one does not."""
 

@@ -21,6 +21,7 @@ from small_runs import assert_same_bits, metrics, tensors
 from howdah.comm.handle import DONE
 from howdah.comm.transport import PeerLost
 from howdah.parallel.executor import VERBS, StepRun
+from howdah.parallel.layer_window import Window
 from howdah.parallel.sums import GradientSums
 from howdah.parallel.tensor_border import TpRegion
 from howdah.parallel.zero import UpdatedWeights
@@ -74,6 +75,8 @@ QUICK = {
 MORE = {
     # sums across groups are chained on sums inside, which stay where they are
     "dp4 zero1 shard2 x2": "float64",
+    # units come from neighbours' second copies
+    "dp4 zero3 hpz2 x2": "float64",
     # weights are not views of masters
     "dp2 zero1 x2": "bf16",
     "dp2 zero3 x2": "bf16",
@@ -104,6 +107,14 @@ def test_nothing_in_flight_is_touched_and_late_results_change_no_bit(workers, fo
 @pytest.mark.parametrize(("words", "precision"), MORE.items())
 def test_sums_in_a_row_and_weights_of_their_own(workers, words, precision):
     clean(workers, small(words, precision))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"gather_dtype": "int8"}, {"gradient_dtype": "int4"}])
+def test_messages_in_8_and_4_bits(workers, how):
+    """They are restored and added when they have come, some on the threads that send."""
+    case = small("dp4 zero3 hpz2 x2", "float32")
+    clean(workers, replace(case, method=replace(case.method, **how)))
 
 
 @pytest.mark.parametrize("forms", SHARED, ids="+".join)
@@ -202,18 +213,18 @@ def unit_used_at_once():
     advance = ShardedWeights._advance_to
 
     def advance_to(self, unit):
-        if self._coming:
-            self._coming = replace(self._coming, handle=DONE)
+        self._whole = {n: replace(one, handle=DONE) for n, one in self._whole.items()}
         advance(self, unit)
 
     return patch.object(ShardedWeights, "_advance_to", advance_to)
 
 
 def gathered_onto_the_unit_in_use():
-    start = ShardedWeights._gather
-    return patch.object(
-        ShardedWeights, "_gather", lambda self, unit, besides=None: start(self, unit)
-    )
+    def take(self, unit, length):
+        self._places[unit] = 0, length
+        return self.memory[:length]
+
+    return patch.object(Window, "take", take)
 
 
 def sent_tensor_overwritten():

@@ -1,6 +1,7 @@
 """Parallel equals single: parameter servers by collectives against plain PyTorch on one device.
 
-layouts   1 to 3 workers, 1 to 3 servers, micro-batches, recomputation, both wires
+layouts   1 to 3 workers, 1 to 3 servers, micro-batches, recomputation, both wires; servers that
+          update, and servers that only add
 bytes     a worker pushes its gradients, a server sends each worker its range of the weights
 runs      with servers and without, each resumed as the other
 """
@@ -18,16 +19,18 @@ from howdah.plan.sharding import local_buffers
 from howdah.sim.traffic import step_traffic
 from howdah.verify.evidence import gather
 
-CONTROLS = ["a wrong count", "a norm counted twice", "a shifted micro-batch", "a push skipped"]
+CONTROLS = ["a wrong count", "a norm counted twice", "a shifted micro-batch"]
 
 
 def prove_noticed(case, workers):
     verdict = prove(case, workers, controls=True)
     several = ["a sum skipped"] * (case.layout.workers > 1)
     again = ["another second run"] * (case.layout.recompute != "none")
-    pulls = ["a pull skipped"] * (case.method.precision == "float64")
+    update = case.layout.update == "servers"
+    pushes = ["a push skipped"] * (update or case.layout.workers > 1)
+    pulls = ["a pull skipped"] * (update and case.method.precision == "float64")
     noticed = [name for name, failing in verdict.controls if failing]
-    assert sorted(noticed) == sorted([*several, *CONTROLS, *pulls, *again])
+    assert sorted(noticed) == sorted([*several, *CONTROLS, *pushes, *pulls, *again])
 
 
 SLOW = pytest.mark.slow
@@ -39,7 +42,14 @@ SLOW = pytest.mark.slow
         "server2 x1",
         "dp2 server2 x1",
         "dp3 server1 x3",
-        *(pytest.param(words, marks=SLOW) for words in ("server1 x2", "dp2 server1 x2")),
+        "dp2 server2 x1 update=workers",
+        *(
+            pytest.param(words, marks=SLOW)
+            for words in (
+                *("server1 x2", "dp2 server1 x2", "server2 x1 update=workers"),
+                *("dp3 server1 x3 update=workers", "dp2 server2 x2 recompute=full update=workers"),
+            )
+        ),
     ],
 )
 def test_servers_equal_one_device(workers, layout):
@@ -51,6 +61,14 @@ def test_servers_equal_one_device(workers, layout):
 )
 def test_every_optimizer_runs_on_servers(workers, optimizer):
     case = case_of("dp2 server2 x1", steps=3)
+    settings = replace(case.method.optimizer, name=optimizer)
+    prove_noticed(replace(case, method=replace(case.method, optimizer=settings)), workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+def test_every_optimizer_runs_on_workers_beside_servers(workers, optimizer):
+    case = case_of("dp2 server2 x1 update=workers", steps=3)
     settings = replace(case.method.optimizer, name=optimizer)
     prove_noticed(replace(case, method=replace(case.method, optimizer=settings)), workers)
 
@@ -67,8 +85,16 @@ def test_every_form_with_servers(workers, form, layout):
     prove_noticed(case_of(layout, form=form), workers)
 
 
-def test_gloo_carries_servers(workers):
-    prove(case_of("dp2 server2 x1"), workers, transport="torch")
+@pytest.mark.slow
+def test_servers_that_only_add_in_bf16(workers):
+    prove_noticed(case_of("dp2 server2 x2 update=workers", precision="bf16"), workers)
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp2 server2 x1", pytest.param("dp2 server2 x1 update=workers", marks=SLOW)]
+)
+def test_gloo_carries_servers(workers, layout):
+    prove(case_of(layout), workers, transport="torch")
 
 
 def test_the_same_run_twice_gives_the_same_bits(workers):
@@ -93,6 +119,18 @@ def test_a_worker_sends_its_gradients_and_a_server_its_range_to_each_worker():
     assert [sent(rank, "broadcast") for rank in range(3)] == [0, 0, 0]
     first, second = (sent(rank, "broadcast") for rank in (3, 4))
     assert first + second == 3 * 8 * elements and abs(first - second) <= 3 * 8 * 10
+
+
+def test_servers_that_only_add_send_each_worker_the_sum_of_their_range():
+    plan = case_of("dp3 server2 x1 update=workers", precision="bf16").plan
+    elements = sum(buffer.length for buffer in local_buffers(plan, 0))
+    rows = [step_traffic(plan, rank) for rank in range(5)]
+    sent = [
+        {row.operation: n for row, n in one.items() if row.operation != "scalars"} for one in rows
+    ]
+    assert sent[:3] == [{"reduce": 4 * elements}] * 3
+    assert [*sent[3], *sent[4]] == ["broadcast"] * 2
+    assert sent[3]["broadcast"] + sent[4]["broadcast"] == 3 * 4 * elements
 
 
 def test_a_run_with_servers_sends_what_was_predicted_and_has_a_trace(

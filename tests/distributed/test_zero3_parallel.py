@@ -16,6 +16,7 @@ from small_runs import copy_until, losses, metrics, opened, train_on
 
 from howdah.comm.handle import DONE
 from howdah.parallel import apply as applying
+from howdah.parallel.layer_window import Window
 from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.comm import Algorithms, Comm
 from howdah.sim.traffic import step_traffic
@@ -87,12 +88,12 @@ def test_dropout_drops_the_same_when_it_is_made_again(workers, form, kind):
 class Skipping(ShardedWeights):
     """Does not gather layers.1 in backward: what lies in its place is taken for it."""
 
-    def _gather(self, unit, besides=None):
+    def _gather(self, unit):
         gathered = [seen for seen in self._seen if seen == "layers.1"]
         if unit != "layers.1" or len(gathered) % 2 == 0:
-            return super()._gather(unit, besides)
+            return super()._gather(unit)
         with patch.object(self._group, "all_gather", lambda *_, **__: DONE):
-            return super()._gather(unit, besides)
+            return super()._gather(unit)
 
 
 class Early(ShardedWeights):
@@ -100,11 +101,16 @@ class Early(ShardedWeights):
 
     def _advance_to(self, unit):
         super()._advance_to(unit)
-        if self._coming:
-            self._coming.handle.result()
+        for one in self._whole.values():
+            one.handle.result()
 
-    def _gather(self, unit, besides=None):
-        return super()._gather(unit, None)
+    def _gather(self, unit):
+        self._places = Window(self.window)
+        return super()._gather(unit)
+
+    def _release(self, stay):
+        self._whole = {unit: one for unit, one in self._whole.items() if unit in stay}
+        self._here = {}
 
 
 class Stale(ShardedWeights):
@@ -113,16 +119,16 @@ class Stale(ShardedWeights):
     def begin(self, kind):
         kept = self.window.clone()
         super().begin(kind)
-        if self._coming:
-            self._coming.handle.result()
+        for one in self._whole.values():
+            one.handle.result()
             self.window.copy_(kept)
 
 
 class Unpublished(ShardedWeights):
     """Gathers shares as they were before the first update."""
 
-    def __init__(self, units, group, waited, **how):
-        super().__init__(units, group, waited, **how)
+    def __init__(self, *given, **how):
+        super().__init__(*given, **how)
         bundles = self._bundles.items()
         self._bundles = {name: [*map(_frozen, some)] for name, some in bundles}
 

@@ -154,6 +154,9 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path):
     assert "JSON cannot hold" in refused_save(of(reader()), tmp_path / "good", {1j})
     (tmp_path / "file").write_text("")
     assert "choose another folder" in refused_save(of(reader()), tmp_path / "file", None)
+    none = "job.save takes the name of a folder, and got None"
+    assert none in refused_save(of(reader()), None, None)
+    assert "job.load takes the name of a folder, and got 3" in refused(of(reader()), 3)
     index = tmp_path / "good" / "step-00000000" / "index.json"
     file = index.with_name("rank-00000.safetensors")
     whole = file.read_bytes()

@@ -41,6 +41,13 @@ def test_words_of_a_layout_that_need_howdahs_own_models(layout, says):
     assert says in refused(reader(), layout)
 
 
+def test_lazy_weights_have_no_shape_yet():
+    net = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    assert "0.weight is lazy and has no shape yet; run the model once" in refused(net)
+    net(torch.zeros(2, 5))
+    howdah.distribute(net, torch.optim.AdamW(net.parameters()), "single").close()
+
+
 class Halves(torch.optim.Optimizer):
     """One that is elementwise, and not torch's."""
 

@@ -10,33 +10,53 @@ from howdah.base.errors import UserError
 from howdah.generate.beams import Beams, beam_search
 from howdah.generate.draw import GREEDY, Draw, listed
 from howdah.generate.placed import decoding_plan, place
-from howdah.generate.predictor import OneDevice
+from howdah.generate.predictor import BehindEncoder, OneDevice, WholeStacks
 from howdah.generate.rows import generate_rows
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.layout import parse_layout
-from howdah.shapes.shape import Experts
+from howdah.shapes.shape import Experts, ModelShape
 from howdah.shapes.weights import weights
 from howdah.train.whole_model import loaded_model
 
 CPU = torch.device("cpu")
+T5 = ModelShape(
+    family="encoder-decoder",
+    layers=2,
+    encoder_layers=3,
+    width=16,
+    heads=4,
+    head_size=6,
+    ffn_size=24,
+    vocab=41,
+    context=32,
+    feedforward="relu",
+    norm_eps=1e-6,
+    positions="relative",
+    tie_embeddings=True,
+)
 PROMPTS = [[5, 9, 2], [17], [30, 1, 1, 7, 20]]
-ENDS = (4,)
+ENDS, START = (4,), 3
 SHAPES = {
     "llama": replace(LLAMA, tie_embeddings=True),
     "gpt2": replace(GPT2, vocab=41),
     "bloom": BLOOM,
+    "t5": T5,
+    "flan": replace(T5, feedforward="geglu", tie_embeddings=False, heads=6, encoder_layers=1),
     "latent experts": replace(LATENT, experts=Experts(count=4, top_k=2, ffn_size=8, shared=8)),
 }
 
 
 def texts_of(model):
     """Greedy, drawn and searched texts, and the numbers that the model holds."""
+    both = model.shape.encoder_layers > 0
+    texts = [[START]] * len(PROMPTS) if both else PROMPTS
+    model = BehindEncoder(model, PROMPTS) if both else model
     drawn = [
-        listed(generate_rows(model, PROMPTS, length=6, draw=draw, ends=ENDS), len(PROMPTS))
+        listed(generate_rows(model, texts, length=6, draw=draw, ends=ENDS), len(PROMPTS))
         for draw in (GREEDY, Draw(seed=4, top_k=9, repetition_penalty=1.2))
     ]
-    beams = beam_search(model, PROMPTS, length=6, beams=Beams(3), ends=ENDS)
+    beams = beam_search(model, texts, length=6, beams=Beams(3), ends=ENDS)
     return drawn, [[found.tokens for found in texts] for texts in beams]
 
 
@@ -51,7 +71,8 @@ def placed_texts(transport, shape, words):
 def proof(workers, shape, words):
     """Every rank has the texts of one device, and about its share of the weights."""
     fill = random_init(weights(shape), seed=1)
-    alone = texts_of(OneDevice(loaded_model(fill, shape, dtype=torch.float64, device=CPU)))
+    whole = loaded_model(fill, shape, dtype=torch.float64, device=CPU)
+    alone = texts_of(WholeStacks(whole) if shape.encoder_layers else OneDevice(whole))
     ranks = parse_layout(words).world
     found = workers.run(placed_texts, shape, words, ranks=ranks)
     total = sum(weight.elements for weight in weights(shape))
@@ -61,8 +82,9 @@ def proof(workers, shape, words):
 
 
 @pytest.mark.parametrize("words", ["tp2", "pp2"])
-def test_two_ranks_write_the_texts_of_one(workers, words):
-    proof(workers, SHAPES["llama"], words)
+@pytest.mark.parametrize("shape", ["llama", "t5"])
+def test_two_ranks_write_the_texts_of_one(workers, shape, words):
+    proof(workers, SHAPES[shape], words)
 
 
 @pytest.mark.slow
@@ -71,8 +93,10 @@ def test_two_ranks_write_the_texts_of_one(workers, words):
 def test_ranks_write_the_texts_of_one_device(workers, shape, words):
     if words == "tp4" and shape is BLOOM:
         shape = replace(BLOOM, heads=6)
-    if words == "pp4":
+    if words == "pp4" and not shape.encoder_layers:
         shape = replace(shape, layers=3)
+    if words == "tp4" and shape.heads == 6:
+        shape = replace(shape, heads=8)
     proof(workers, shape, words)
 
 

@@ -48,6 +48,25 @@ def test_two_runs_on_a_machine_divide_by_one_number(tmp_path, measurements):
     assert len(measurements) == 1
 
 
+@pytest.mark.parametrize(
+    ("numbers", "shares", "told"),
+    [
+        ((36, 362, 400), (0.4, 0.95, 1.0), (36, 362, 362)),  # quiet at last, and kept from then on
+        ((36, 20, 50), (0.4, 0.3, 0.5), (36, 36, 50)),  # busy: the highest so far
+        ((36, 30, 400), (0.4, 0.95, 1.0), (36, 30, 30)),  # what was not disturbed is believed
+    ],
+)
+def test_a_number_of_a_busy_machine_gives_way(tmp_path, monkeypatch, numbers, shares, told):
+    """36 Gflop/s stayed, where the machine alone has 362: `mfu` was ten times too high for good."""
+    found = [Measured(HERE, n * 1e9, 512, share=s) for n, s in zip(numbers, shares, strict=True)]
+    monkeypatch.setattr(peak, "facts_of", lambda *which: HERE)
+    monkeypatch.setattr(peak, "measure", lambda facts, device: found.pop(0))
+    asked = [ask(tmp_path) for _ in told]
+    assert [flops for flops, *_ in asked] == [n * 1e9 for n in told]
+    busy = [source.endswith("on a busy machine") for _, source, _ in asked]
+    assert busy == [not any(share > 0.9 for share in shares[: n + 1]) for n in range(3)]
+
+
 def test_each_precision_and_number_of_threads_has_its_own(tmp_path, measurements):
     questions = [{}, {"threads": 2}, {"dtype": torch.bfloat16}] * 2
     assert [ask(tmp_path, **one)[0] for one in questions] == [100, 101, 102] * 2

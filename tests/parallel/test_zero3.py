@@ -126,17 +126,17 @@ def test_each_rank_holds_what_is_predicted(workers, precision):
 class Watching(ShardedWeights):
     """Writes down what is gathered, when it was asked for, and how much is whole."""
 
-    def __init__(self, units, group, waited, **how):
-        super().__init__(units, group, waited, **how)
+    def __init__(self, *given, **how):
+        super().__init__(*given, **how)
         self.log, self.late, self.most, self.moved = [], [], 0, []
 
     def begin(self, kind):
         self.log, self.late = [], []
         super().begin(kind)
 
-    def _gather(self, unit, besides=None):
-        whole = super()._gather(unit, besides)
-        both = [whole.views, *([besides.views] if besides else []), *self._here.values()]
+    def _gather(self, unit):
+        whole = super()._gather(unit)
+        both = [whole.views, *(one.views for one in self._whole.values())]
         self.most = max(self.most, sum(v.nbytes for views in both for v in views.values()))
         places = sorted(
             (v.data_ptr(), v.data_ptr() + v.nbytes) for views in both for v in views.values()
@@ -148,7 +148,7 @@ class Watching(ShardedWeights):
         return whole
 
     def _advance_to(self, unit):
-        if self._coming is None:
+        if unit not in self._whole:
             self.late.append(unit)
         super()._advance_to(unit)
 
@@ -221,10 +221,9 @@ class Poisoned(ShardedWeights):
     def _advance_to(self, unit):
         assert unit not in self._here
         super()._advance_to(unit)
-        kept = [*self._here.values()]
-        if self._coming:
-            self._coming.handle.result()
-            kept.append(self._coming.views)
+        for one in self._whole.values():
+            one.handle.result()
+        kept = [one.views for one in self._whole.values()]
         saved = [{name: view.clone() for name, view in views.items()} for views in kept]
         self.window.fill_(float("nan"))
         for views, values in zip(kept, saved, strict=True):

@@ -9,7 +9,7 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method, Sync
 from howdah.plan.plan import make_plan
-from howdah.plan.servers import kept_range, server_groups, serves
+from howdah.plan.servers import kept_range, server_groups, serves, summed_range
 from howdah.plan.sums import sums_of
 from howdah.shapes.presets import preset
 from howdah.verify.case import small_shape
@@ -33,6 +33,19 @@ def test_servers_are_behind_the_workers():
 @pytest.mark.parametrize(("world", "dp"), [(3, 1), (6, 4)])
 def test_the_rest_of_the_processes_are_workers(world, dp):
     assert resolve(parse_layout("dp* server2"), world) == parse_layout(f"dp{dp} server2")
+
+
+def test_servers_that_only_add_keep_nothing_and_workers_everything():
+    layout = parse_layout("update=workers server2 dp3")
+    assert str(layout) == "dp3 server2 update=workers"
+    assert [kept_range(7, layout, rank) for rank in range(5)] == [(0, 7)] * 3 + [(0, 0)] * 2
+    ranges = [(0, 0)] * 3 + [(0, 3), (3, 7)]
+    assert [summed_range(7, layout, rank) for rank in range(5)] == ranges
+
+
+def test_who_updates_is_asked_beside_servers_alone():
+    with pytest.raises(UserError, match="update=workers is for parameter servers; add server1"):
+        parse_layout("dp2 update=workers")
 
 
 def test_too_few_processes_for_workers_are_refused():
@@ -61,6 +74,11 @@ def test_every_gradient_is_pushed_once():
             "dp4 server1",
             {"sync": Sync("ssp", 3), "grad_clip": 0.0},
             "the layout describes one worker; drop dp4, and use method.sync.workers=4",
+        ),
+        (
+            "server2 update=workers",
+            {"sync": Sync("bsp", workers=4), "grad_clip": 0.0},
+            "drop update=workers, or method.sync for a layout such as dp4 server2 update=workers",
         ),
         (
             "server1",

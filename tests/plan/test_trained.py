@@ -186,8 +186,7 @@ def test_mistakes_are_named(sentence):
 @pytest.mark.parametrize(
     ("shape", "layout", "word"),
     [
-        ("mixtral-8x7b", "single", "a model with experts"),
-        ("deepseek-v3", "single", "latent attention"),
+        ("gpt2-124m", "dp2 zero1 weights=host optimizer=host", "weights=host"),
         ("gpt2-124m", "dp2 zero3 optimizer=host", "optimizer=host"),
         ("gpt2-124m", "dp2 server1", "server1"),
     ],
@@ -196,3 +195,35 @@ def test_what_is_not_there_yet_is_refused(shape, layout, word):
     method = Method(adapter=Adapter())
     found = check_plan(preset(shape), parse_layout(layout), Batch(8), method, sequence=64)
     assert any("method.adapter" in one and word in one and "not there yet" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "adapter", "sentence"),
+    [
+        (
+            "mixtral-8x7b",
+            Adapter(targets=("up",)),
+            "names layers.0.experts.up.weight, and matrices",
+        ),
+        ("deepseek-v3", Adapter(targets=("o",), kind="dora"), "kind=dora is not there yet for lat"),
+    ],
+)
+def test_what_a_family_has_no_adapter_for_is_a_sentence(shape, adapter, sentence):
+    method, layout = Method(adapter=adapter), parse_layout("single")
+    found = check_plan(preset(shape), layout, Batch(8), method, sequence=64)
+    assert any(sentence in one for one in found), found
+
+
+def test_adapters_of_an_encoder_decoder_are_in_both_stacks():
+    rows = table_of(preset("t5-small"), Method(adapter=Adapter(4, targets=("q",))))
+    trained = {row.name.split(".lora_")[0] for row in rows if row.rate}
+    assert {"encoder.0.attention.q", "layers.5.attention.q", "layers.5.cross.q"} <= trained
+    assert len(trained) == 3 * 6
+
+
+def test_behind_a_frozen_encoder_a_backward_pass_ends_in_the_decoder():
+    shape = preset("t5-small")
+    plan = plan_of(shape, "single", train=("layers.2.*",))
+    assert plan.starts == "layers.2" and "target" in plan.marks.still
+    plan = plan_of(shape, "single", train=("encoder.5.*",))
+    assert plan.starts == "encoder.5" and "target" not in plan.marks.still

@@ -22,6 +22,7 @@ from small_servers import (
 from test_wire import HELLO, SECRET, door_of, units, wait
 
 from howdah.plan.method import Sync
+from howdah.plan.servers import chain_of
 from howdah.server.chain import Chain, Follower
 from howdah.server.client import Client, Way
 from howdah.server.clocks import Clocks, Update
@@ -29,7 +30,7 @@ from howdah.server.desk import Desk
 from howdah.server.host import Host
 from howdah.server.ledger import replay, twice
 from howdah.server.messages import Fields
-from howdah.server.roll import Order, Roll, chain_of
+from howdah.server.roll import Order, Roll
 from howdah.server.shard import Term
 
 

@@ -34,11 +34,12 @@ def near(*seconds):
     return pytest.approx(seconds, abs=0.05)
 
 
-def ran(words, link, disk=0.0):
+def ran(words, link, disk=0.0, window=2):
     """The ends of the forward and the backward pass of one micro-batch, and that of the moves of
     its gradients, with links of so many bytes/s.
     """
     plan, machine = plan_of(words), wires(1e30, per_node=1)
+    plan = replace(plan, storage=Storage(window=window))
     host = Host(1.0, Link("pcie", link, 0.0), disk=1.0, disk_bandwidth=disk)
     clock, _, program = clock_of(plan, replace(machine, host=host))
     ahead = clock.end(program[0], 0.0)
@@ -62,6 +63,19 @@ def test_weights_that_come_slowly_are_waited_for():
     compute    |     | 0 | | 1 | | 2 |    |   layers.2   |...
     """
     assert ran("single x1 weights=host optimizer=host", BLOCK / 1.5)[:2] == near(5.5, 13)
+
+
+def test_a_wider_window_lets_the_link_work_ahead_and_keeps_the_last_blocks():
+    """With three units, the head among them, and then with all:
+
+    fetch    |  0  |  1  |  2  |    |  0  |
+    compute        | 0 | | 1 | | 2 |   layers.2   |   layers.1   |   layers.0   |
+    """
+    words = "single x1 weights=host optimizer=host"
+    assert ran(words, BLOCK / 1.5, window=3)[:2] == near(5.5, 11.5)
+    assert ran(words, BLOCK / 8, window=3)[:2] == near(25, 35)
+    assert ran(words, BLOCK / 8, window=5)[:2] == near(25, 31), "nothing comes again"
+    assert ran("single x1 weights=disk optimizer=disk", 1e30, BLOCK / 1.5, 3)[:2] == near(5.5, 11.5)
 
 
 def test_gradients_go_behind_their_block_in_the_other_direction():
@@ -172,10 +186,12 @@ HOMES = [
     st.sampled_from(HOMES),
     st.sampled_from(["single x1", "single x3", "dp2 zero3 x2", "dp4 zero2 x1", "pp2 1f1b x4"]),
     st.sampled_from([1e6, 1e8, 1e12]),
+    st.sampled_from([2, 3, 5, 99]),
 )
-def test_a_step_is_no_shorter_than_a_lane_and_no_longer_than_all_moves(words, layout, link):
+def test_a_step_is_no_shorter_than_a_lane_and_no_longer_than_all_moves(words, layout, link, window):
     """Every move of the list is in the time of a step, whatever it hides behind."""
     plan = plan_of(f"{layout} {words}", replace(SHAPE, vocab=4096))
+    plan = replace(plan, storage=Storage(window=window))
     machine = load_cluster("h100", devices=plan.layout.world)
     host = Host(1e12, Link("pcie", link, 0.0), disk=1e12, disk_bandwidth=link / 2)
     machine = replace(machine, host=host)

@@ -172,3 +172,34 @@ def test_copies_are_summed_as_gradients_and_not_gathered_as_weights():
         assert step_time(plan_of(layout), slow).seconds == pytest.approx(
             step_time(plan_of("dp4 x2"), slow).seconds
         )
+
+
+def test_gathers_with_a_second_copy_are_priced_as_their_mean():
+    """A block comes from all ranks, and then from the neighbours: as under plain zero3 once, and
+    as with shards inside a node the other times.
+    """
+    plan, plain, inside = (plan_of(f"dp4 zero3 {words}x2") for words in ("hpz2 ", "", "shard2 "))
+    machine = wires(1e9, 1e8, nodes=2, per_node=2, latency=1e-4)
+    (block,) = [one for one in local_buffers(plan, 0) if one.unit == "layers.1"]
+    far, near = (MessageTimes(one, machine).of_gather(0, block) for one in (plain, inside))
+    times = MessageTimes(plan, machine)
+    assert times.of_gather(0, block) == pytest.approx(far)
+    assert times.of_gather(0, block, 4) == pytest.approx((far + 3 * near) / 4)
+    assert times.of_gather(0, block, 4) < far
+    held = local_buffers(plan, 0)
+    found = RankMessages(times, plan, 0, sums=sums_of(plan, 0), held=held).of_gather
+    assert found["layers.1"][1] == times.of_gather(0, block, 4)
+    assert step_time(plan, machine).seconds < step_time(plain, machine).seconds
+
+
+def test_gathers_in_eight_bits_take_a_quarter_of_the_time():
+    plain = plan_of("dp4 zero3 x2")
+    narrow = replace(plain, method=replace(plain.method, gather_dtype="int8"))
+    machine = wires(1e9, 1e8, nodes=2, per_node=2)
+
+    def seconds(plan):
+        (block,) = [one for one in local_buffers(plan, 0) if one.unit == "layers.1"]
+        return MessageTimes(plan, machine).of_gather(0, block) / block.length
+
+    width = plain.compute_bytes
+    assert seconds(narrow) == pytest.approx(seconds(plain) * (1 + 4 / 256) / width)

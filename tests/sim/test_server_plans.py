@@ -7,8 +7,10 @@ from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
+from howdah.plan.sums import sums_of
 from howdah.search.notes import notes_on
 from howdah.shapes.presets import preset
+from howdah.sim.message_times import MessageTimes
 from howdah.sim.predict import predict
 from howdah.sim.servers import alone, bound, least_paying
 
@@ -52,6 +54,24 @@ def test_more_servers_make_a_step_shorter_and_hold_less():
     assert held[1] == pytest.approx(2 * held[2], rel=1e-3)
     assert {row.component for row in servers[0]} == {"weights", "gradients", "moments"}
     assert {row.component for row in workers[0]} == {"weights", "gradients", "activations"}
+
+
+def test_servers_that_only_add_hold_sums_and_workers_all_states():
+    plain, adding = plan_of("dp4"), plan_of("dp4 server2 update=workers")
+    worker, server = predict(adding).memory
+    assert worker == predict(plain).memory[0]
+    whole = next(row.bytes for row in worker if row.component == "gradients")
+    assert [(row.component, row.home) for row in server] == [("gradients", "device")]
+    assert server[0].bytes == pytest.approx(whole / 2, rel=1e-3)
+
+
+def test_servers_that_only_add_move_as_much_as_those_that_update_in_float32():
+    cluster = load_cluster("h100x16")
+    found = [predict(plan_of(f"dp4 server2{more}"), cluster) for more in ("", " update=workers")]
+    sent = [[sum(rows.values()) for rows in one.traffic] for one in found]
+    assert sent[0] == sent[1]
+    pushes = [MessageTimes(one.plan, cluster).of_sum(sums_of(one.plan, rank=0)[0]) for one in found]
+    assert pushes[1] == pytest.approx(2 * pushes[0])  # there and back
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def test_mistakes_about_an_adapter_are_named(workers, adapted, make_job, base, t
     for other, sentence in (
         ({"use_dora": True}, r"has use_dora True, and method\.adapter\.kind is lora"),
         ({"init_lora_weights": "pissa"}, r"init_lora_weights 'pissa', which changes the base too"),
+        ({"modules_to_save": ["head"]}, r"modules_to_save \['head'\], whole weights that are"),
         ({"alora_invocation_tokens": [1]}, r"has alora_invocation_tokens, which howdah has not"),
     ):
         (peft / "adapter_config.json").write_text(json.dumps(config | other))

@@ -1,6 +1,8 @@
 """Functions of the user's own in a training: on every layout, with a loss, metrics and a stop."""
 
 import sys
+from dataclasses import replace
+from signal import SIGINT
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError
+from howdah.comm.transport import SingleRank
+from howdah.train.inputs import code_problems
+from howdah.train.loop import train
 
 CODE = """
 import sys
@@ -43,6 +48,10 @@ def fails(now):
 
 def leaves(now):
     sys.exit(3)
+
+def interrupts(now):
+    if now.step == 2:
+        raise KeyboardInterrupt
 
 def no_number(now):
     now.log(bad=float("nan"))
@@ -120,10 +129,20 @@ def test_all_ranks_stop_after_the_same_step_and_the_run_ends_well(
     assert (outcome.step, outcome.signal) == (4, 0)
     log = (tmp_path / "a" / "log.txt").read_text()
     assert "stopped by a callback; to train on: howdah train" in log and ": equal" in log
+    of_rank_1 = "mine_of_callbacks.py:stop_on_the_last_rank: three are enough (rank 1)"
+    assert "stop        after step 3, by " in log and of_rank_1 in log
     assert [*metrics(tmp_path / "a", "held_out_all")] == [4]
     assert (tmp_path / "a" / "export" / "config.json").is_file()
     train_on(workers, make_job("a", *how, "train.callbacks=[]"), make_job("b", *how))
     assert_same_bits(tensors(tmp_path / "a", 9), tensors(tmp_path / "b", 9))
+
+
+def test_an_interrupt_inside_a_callback_is_one(make_job, tmp_path, mine):
+    """The run is saved, as at Ctrl-C, and not told to have failed."""
+    job = make_job("a", f"train.callbacks={mine}:interrupts", "train.steps=9")
+    outcome = train(job, SingleRank())
+    assert (outcome.step, outcome.signal) == (3, SIGINT)
+    assert "stopped after step 3 of 9 and saved; go on" in (tmp_path / "a" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +157,13 @@ def test_a_callback_that_fails_is_one_sentence(workers, make_job, mine, name, sa
     with pytest.raises(WorkerError, match=said) as caught:
         train_on(workers, make_job("a", f"train.callbacks={mine}:{name}"))
     assert caught.value.kind == "mistake"
+
+
+def test_a_loss_that_is_declined_says_why(make_job):
+    job = make_job("a")
+    method = replace(job.method, loss="DPO")
+    (told,) = code_problems(job.train, method, ranks=1)
+    assert told.startswith("method.loss 'DPO': it is not there yet: it needs pairs of answers")
 
 
 @pytest.mark.parametrize(

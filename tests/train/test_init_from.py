@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
+from howdah.train.inputs import input_problems
 from howdah.train.loop import train
 from howdah.train.start import prepare_start, prepare_tokens, require_inputs
 
@@ -29,14 +30,22 @@ def test_the_folders_tokenizer_is_used(folder, make_job):
 
 
 def test_another_tokenizer_is_refused(folder, make_job, tmp_path):
-    """Also one of the same size: what counts is which token each row stands for."""
+    """Also one of the same size: what counts is which token each row stands for. `check` called it
+    sound, and `train` told it when all text was encoded.
+    """
     tokenizer, other = json.loads((folder / "tokenizer.json").read_bytes()), tmp_path / "other.json"
     ids = tokenizer["model"]["vocab"]
     ids["a"], ids["b"] = ids["b"], ids["a"]
     other.write_text(json.dumps(tokenizer), encoding="utf-8")
     job = make_job("b", f"init_from={folder}", f"data.tokenizer={other}")
     with pytest.raises(UserError, match=r"has another tokenizer than data\.tokenizer names; leave"):
-        prepare_start(job, prepare_tokens(job, print), print)
+        require_inputs(job)
+    (told,) = input_problems(
+        job.data, shape=job.shape, prompt="", init_from=job.init_from, folder=job.folder
+    )
+    assert told.startswith(f"init_from: {folder} has another tokenizer")
+    other.write_bytes((folder / "tokenizer.json").read_bytes() + b"\n")
+    require_inputs(job)
 
 
 def test_a_folder_without_one_needs_a_name(folder, make_job):

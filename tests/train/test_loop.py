@@ -130,6 +130,8 @@ def test_old_checkpoints_go_and_the_best_stays(workers, make_job, tmp_path):
     train_on(workers, make_job("a", *often, "train.steps=6"))
     assert best_step(tmp_path / "a" / "checkpoints") == 6
     train_on(workers, make_job("a", *often, "train.steps=12", "method.lr.peak=100"))
+    log = (tmp_path / "a" / "log.txt").read_text()
+    assert [log.count(f"held-out at step {n}, all of it") for n in range(2, 13, 2)] == [1] * 6
     held_out = {step: row["loss"] for step, row in metrics(tmp_path / "a", "held_out_all").items()}
     assert held_out[6] < held_out[4] < held_out[2] and held_out[6] < held_out[8]
     assert best_step(tmp_path / "a" / "checkpoints") == 6

@@ -23,7 +23,8 @@ UNEVEN = ["model.heads=3", "model.width=36", "model.ffn_size=65", "model.vocab=3
 LEG = 2  # steps between checkpoints
 LAYOUTS = (
     *("dp2", "tp2", "pp2", "dp2 pp2 zero1", "dp2 server2", "dp2 zero3", "dp2 tp2 zero3"),
-    *("pp2 tp2 sp", "tp3 sp", "dp2 tp2 zero2 sp", "pp2 interleaved v2", "dp1"),
+    *("pp2 tp2 sp", "tp3 sp", "dp2 server1 update=workers", "dp2 tp2 zero2 sp"),
+    *("pp2 interleaved v2", "dp1"),
 )
 SETTINGS = [
     *(*UNEVEN, "model.layers=3", "model.tie_embeddings=true", "method.dropout=0.1"),

@@ -20,6 +20,7 @@ from howdah.verify.case import (
     shrink,
     small_shape,
 )
+from howdah.verify.verify import verify
 
 BUILT = [name for name in PRESETS if not unsupported(preset(name), Layout())]
 
@@ -152,3 +153,31 @@ def test_what_cannot_be_compared_is_refused():
         check_case("fp16", steps=1)
     with pytest.raises(UserError, match="--steps 0 compares nothing"):
         check_case("bf16", steps=0)
+
+
+@pytest.fixture
+def of_conversations(make_job):
+    """Makes a miniature of a run on conversations."""
+
+    def make(layout, steps):
+        job = make_job("a", f"layout={layout}")
+        job = replace(job, data=replace(job.data, chat="answers"))
+        return miniature(job, precision="float64", steps=steps)
+
+    return make
+
+
+def test_a_miniature_of_conversations_has_tokens_that_are_not_trained_on(of_conversations):
+    case = of_conversations("dp2", 4)
+    (tokens,) = corpus_of(case).sources
+    assert tokens.trained is not None and 0.4 < tokens.trained.mean() < 0.6
+    assert not tokens.trained[tokens.starts].any()
+    assert tokens.samples(case.sequence) >= case.samples * case.steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["dp2 zero2", "cp2", "tp2 sp"])
+def test_miniatures_of_conversations_are_proved(of_conversations, workers, layout):
+    """With controls: an uneven count of labels, and documents that a cut goes through."""
+    verdict = verify(of_conversations(layout, 2), workers)
+    assert verdict.proved, verdict.problems

@@ -89,7 +89,7 @@ class _Way:
     def __init__(self, wires: PairWires, peer: int, *, out: bool) -> None:
         self.peer, self._wires, self._out = peer, wires, out
         self._made: Transport | None = None
-        self._lane = Lane(f"{'to' if out else 'from'}-{peer}", self._starts)
+        self._lane = Lane(f"{'to' if out else 'from'}-{peer}", self._starts, grace=0)
 
     def start(
         self, job: Callable[[], None], results: Sequence[Tensor], *, now: bool

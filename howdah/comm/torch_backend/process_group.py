@@ -32,6 +32,7 @@ from howdah.comm.torch_backend.cards import Cards
 from howdah.comm.torch_backend.names import NAME, Named
 from howdah.comm.torch_backend.pair_wires import PairWires
 from howdah.comm.torch_backend.pairs import Pairs
+from howdah.comm.torch_backend.routes import between_machines
 from howdah.comm.torch_backend.work import Lane, Results, Several, Work
 from howdah.comm.transport import PeerLost, Transport
 from howdah.plan.comm import Hosts
@@ -59,7 +60,7 @@ def connected(
         """A transport between two of these ranks, from a thread of its own."""
         return join_through(between, place, 2, transport, **given)
 
-    wire = join_through(store, rank, size, transport, **given)
+    wire = between_machines(join_through(store, rank, size, transport, **given))
     wires = PairWires(wire, store, pair, seconds=seconds)
     return HowdahGroup(wire, options, hosts, Pairs(rank, size, wires))
 

@@ -70,6 +70,8 @@ def reduction_of(op: Any) -> Reduction:
 @cache
 def _way(dtype: torch.dtype, name: str) -> _Way:
     """How terms of `dtype` are combined by `name`. Raises UserError."""
+    if name == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        raise UserError(f"the mean of {dtype} is not of that dtype: reduce the sum, or cast it")
     if dtype == torch.bool and name in OF_BOOL:
         return _Way(torch.uint8, OF_BOOL[name])
     if name in ("band", "bor", "bxor"):

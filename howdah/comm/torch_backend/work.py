@@ -5,14 +5,15 @@
     work.wait()
 
 The calls of one lane run one at a time, in their order. A thread that waits runs what is queued
-itself, up to what it waits for: then no thread is woken, which takes 50 us.
+itself, up to what it waits for. The lane's thread is woken only if nobody has come for a call
+within GRACE (`alarm.py`).
 """
 
 import atexit
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from threading import Event, Lock, Semaphore, Thread, current_thread
+from threading import Lock, Thread, current_thread
 from typing import Any, TypeAlias
 
 import torch
@@ -20,9 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from howdah.comm.signature import caller
+from howdah.comm.torch_backend.alarm import NOW, OFF, Alarm, spec
 
 Future: TypeAlias = "torch.futures.Future[Any]"
 Results = Sequence[Any]  # the tensors that a call wrote
+GRACE = 500e-6  # seconds: DTensor waits some 100 us behind its call
 FOREVER = timedelta(0)  # torch's word for: no time-out of its own
 
 
@@ -97,7 +100,9 @@ class Queued(Work):
     def __init__(self, lane: "Lane | None", job: Callable[[], None], results: Results) -> None:
         super().__init__(results)
         self.site, self._lane, self._job = caller(), lane, job
-        self._ended, self._lock, self.has_run = Event(), Lock(), False
+        self._lock, self._gate = Lock(), Lock()
+        self._ended = self.has_run = False
+        self._gate.acquire()  # opened at the end
 
     def run(self) -> None:
         """Runs it, once."""
@@ -113,37 +118,47 @@ class Queued(Work):
         for them, so the lane must be free.
         """
         with self._lock:
-            self._ended.set()
+            if not self._ended:
+                self._ended = True
+                self._gate.release()
             ends = self._ends
         if ends is not None:
             ends.set_result(None)
 
     def wait(self, timeout: timedelta = FOREVER) -> bool:
         """Runs what is queued up to this, or waits for the thread that does."""
-        if not self._ended.is_set():
+        if not self._ended:
             if timeout > FOREVER:
-                if not self._ended.wait(timeout.total_seconds()):
+                if not self._passes(timeout.total_seconds()):
                     raise RuntimeError(f"the call at {self.site} is not done after {timeout}")
             elif self._lane is not None:
                 self._lane.finish(self)
                 if not self.has_run:
-                    self._ended.wait()
+                    self._passes()
             else:
-                self._ended.wait()
+                self._passes()
         if self.error is not None:
             raise self.error
         return True
 
+    def _passes(self, seconds: float = -1) -> bool:
+        """Whether the end comes within these seconds; -1: it is waited for."""
+        if ended := self._gate.acquire(timeout=seconds):
+            self._gate.release()
+        return ended
+
     def is_completed(self) -> bool:
-        return self.has_run or self._ended.is_set()
+        return self.has_run or self._ended
 
     def get_future(self) -> Future:
         if self._lane is not None and self._lane.is_here:  # who waits for it is who runs it
             self._lane.finish(self)
+        elif self._lane is not None and not self.has_run:  # nobody who waits for it runs it
+            self._lane.hurry()
         with self._lock:
             if self._ends is None:
                 self._ends, self._future = self._futures()
-                if self._ended.is_set():
+                if self._ended:
                     self._ends.set_result(None)
         return self._future
 
@@ -168,11 +183,14 @@ class Lane:
     """Calls that run one at a time, in their order.
 
     starts  called with the line of a call before it runs, and with nothing after it
+    grace   seconds after which the lane's thread runs a call for which nobody waits
     """
 
-    def __init__(self, name: str, starts: Callable[[str], None]) -> None:
-        self._name, self._starts = name, starts
-        self._turn, self._queue, self._wake = Lock(), deque[Queued](), Semaphore(0)
+    def __init__(self, name: str, starts: Callable[[str], None], grace: float = GRACE) -> None:
+        self._name, self._starts, self._delay = name, starts, spec(grace)
+        self._turn, self._queue = Lock(), deque[Queued]()
+        self._door = Lock()  # of the queue and the alarm together
+        self._alarm: Alarm | None = None  # of the thread, made with it
         self._thread: Thread | None = None
         self._open = True
 
@@ -191,12 +209,15 @@ class Lane:
     def later(self, job: Callable[[], None], results: Results) -> Queued:
         """Queues a call."""
         work = Queued(self, job, results)
-        self._queue.append(work)
-        if self._thread is None:
-            self._thread = Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
-            atexit.register(self._at_exit)
-        self._wake.release()
+        with self._door:
+            self._queue.append(work)
+            if self._alarm is None:
+                self._alarm = Alarm()
+                self._thread = Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+                atexit.register(self._at_exit)
+            if len(self._queue) == 1:
+                self._alarm.set(self._delay)
         return work
 
     def finish(self, work: Queued) -> None:
@@ -207,6 +228,12 @@ class Lane:
                 ran.append(self._next())
         for one in ran:
             one.end()
+
+    def hurry(self) -> None:
+        """Wakes the thread for what is queued."""
+        with self._door:
+            if self._queue and self._alarm is not None:
+                self._alarm.set(NOW)
 
     @property
     def is_here(self) -> bool:
@@ -220,12 +247,14 @@ class Lane:
 
     def close(self) -> None:
         """Ends the thread behind what is queued."""
-        self._open = False
-        self._wake.release()
-        if self._thread is not None:
+        with self._door:
+            self._open = False
+        if self._alarm is not None and self._thread is not None:
+            self._alarm.set(NOW)
             atexit.unregister(self._at_exit)
             self._thread.join()
-            self._thread = None
+            self._alarm.close()
+            self._thread = self._alarm = None
 
     def _at_exit(self) -> None:
         """Ends a thread that is at nothing but the futures of calls that have run: Python stops
@@ -235,7 +264,11 @@ class Lane:
             self.close()
 
     def _next(self) -> Queued:
-        work = self._queue.popleft()
+        """Runs the first of the queue. With the last one, its thread need not come."""
+        with self._door:
+            work = self._queue.popleft()
+            if not self._queue and self._open and self._alarm is not None:
+                self._alarm.set(OFF)
         self._starts(work.site)
         try:
             work.run()
@@ -244,14 +277,17 @@ class Lane:
         return work
 
     def _serve(self) -> None:
+        alarm = self._alarm
+        assert alarm is not None
         while self._open or self._queue:
-            self._wake.acquire()
-            ran = None
-            with self._turn:
-                if self._queue:
-                    ran = self._next()
-            if ran is not None:
-                ran.end()
+            alarm.wait()
+            while self._queue:
+                ran = None
+                with self._turn:
+                    if self._queue:
+                        ran = self._next()
+                if ran is not None:
+                    ran.end()
 
 
 def _nothing() -> None:
