@@ -110,26 +110,7 @@ def read_peft(
 
     Raises UserError when it is not of `adapter` and `targets`, or of another base.
     """
-    config = _config(folder)
-    problems = [*_other_settings(config)]
-    for key, mine, word in (
-        ("r", adapter.rank, "rank"),
-        ("lora_alpha", adapter.alpha, "alpha"),
-    ):
-        if config.get(key) != mine:
-            said = shown(config.get(key))
-            problems.append(f"{key} {said}, and method.adapter.{word} is {mine:g}")
-    problems += [f"{key}, which howdah has not" for key in OTHERS if config.get(key)]
-    if (begun := config.get("init_lora_weights")) not in BESIDE_ITS_BASE:
-        problems.append(
-            f"init_lora_weights {shown(begun)}, which changes the base too; let PEFT save it with "
-            "path_initial_model_for_weight_conversion"
-        )
-    if bool(config.get("use_dora")) != adapter.measures:
-        said = shown(bool(config.get("use_dora")))
-        problems.append(f"use_dora {said}, and method.adapter.kind is {adapter.kind}")
-    if problems:
-        raise UserError(f"init_adapter: {named(folder / CONFIG)} has {several(problems)}")
+    _refuse_other(folder, adapter)
     path = folder / WEIGHTS
     if kind_of(path) != "file":
         raise UserError(f"init_adapter: {named(path)} is missing; name a folder that PEFT wrote")
@@ -158,6 +139,42 @@ def read_peft(
             raise UserError(f"init_adapter: cannot read {named(path)}: {brief(error)}") from error
         return found
 
+    _refuse_sizes(path, shape, adapter, there, tensor)
+    return tensor
+
+
+def _refuse_other(folder: Path, adapter: Adapter) -> None:
+    """Refuses files whose settings are not those of `adapter`."""
+    config = _config(folder)
+    problems = [*_other_settings(config)]
+    for key, mine, word in (
+        ("r", adapter.rank, "rank"),
+        ("lora_alpha", adapter.alpha, "alpha"),
+    ):
+        if config.get(key) != mine:
+            said = shown(config.get(key))
+            problems.append(f"{key} {said}, and method.adapter.{word} is {mine:g}")
+    problems += [f"{key}, which howdah has not" for key in OTHERS if config.get(key)]
+    if (begun := config.get("init_lora_weights")) not in BESIDE_ITS_BASE:
+        problems.append(
+            f"init_lora_weights {shown(begun)}, which changes the base too; let PEFT save it with "
+            "path_initial_model_for_weight_conversion"
+        )
+    if bool(config.get("use_dora")) != adapter.measures:
+        said = shown(bool(config.get("use_dora")))
+        problems.append(f"use_dora {said}, and method.adapter.kind is {adapter.kind}")
+    if problems:
+        raise UserError(f"init_adapter: {named(folder / CONFIG)} has {several(problems)}")
+
+
+def _refuse_sizes(
+    path: Path,
+    shape: ModelShape,
+    adapter: Adapter,
+    there: Mapping[str, str],
+    tensor: Callable[[str], Tensor],
+) -> None:
+    """Refuses matrices that do not fit beside the model, and numbers that are not finite."""
     sizes = {row.name: row.shape for row in weights(shape)}
     for name, stored in there.items():
         found = tensor(name)
@@ -174,7 +191,6 @@ def read_peft(
             raise UserError(
                 f"init_adapter: {stored} in {named(path)} is not finite; name another folder"
             )
-    return tensor
 
 
 def _other_settings(config: Mapping[str, Any]) -> Iterator[str]:
