@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "bench/offload/beside_deepspeed.py"
+SCRIPT = Path(__file__).parents[2] / "bench/offload/beside_deepspeed.py"
 
 
 @pytest.fixture
