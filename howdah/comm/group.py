@@ -152,8 +152,10 @@ class Group(Messages):
 
         return self._run("all_gather", work, [*wholes, *parts], async_op, after)
 
-    def broadcast(self, x: Tensor, root: int, *, async_op: bool = False) -> Handle:
-        """Copies the root's `x` to the `x` of all ranks."""
+    def broadcast(
+        self, x: Tensor, root: int, *, async_op: bool = False, after: Handle = DONE
+    ) -> Handle:
+        """Copies the root's `x` to the `x` of all ranks. `after` is that of `all_reduce`."""
         check_tensor("broadcast", x, written=True)
         root = self._checks.peer(root, operation="broadcast")
 
@@ -162,7 +164,7 @@ class Group(Messages):
             yield [partial(self._transport.broadcast, flat, root)]
             stage.give(x, flat)
 
-        return self._run("broadcast", work, [x], async_op)
+        return self._run("broadcast", work, [x], async_op, after)
 
     def reduce(self, x: Tensor, root: int, *, op: str = "sum", async_op: bool = False) -> Handle:
         """Replaces the root's `x` by its reduction over the ranks; that of others is unchanged."""

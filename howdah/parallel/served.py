@@ -16,13 +16,14 @@ each server's messages run in its own group, beside those of the others.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Protocol
 
 from torch import Tensor
 
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
-from howdah.comm.handle import Handle
+from howdah.comm.handle import DONE, Handle
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import share
@@ -79,16 +80,23 @@ class ServerLinks:
         one = self._units[unit]
         flat = one.summed if one.gradients is None else one.gradients
         pushed = self._each(one, flat, lambda to, x: to.reduce(x, to.size - 1, async_op=True))
-        return [*pushed, *(self._sent_back(one, flat) if self._returns else ())]
+        return [*pushed, *(self._sent_back(one, flat, pushed) if self._returns else ())]
 
     def pull(self, unit: str) -> list[Handle]:
         """Starts to bring the servers' ranges of a unit's weights to the workers."""
         one = self._units[unit]
         return self._sent_back(one, one.weights)
 
-    def _sent_back(self, unit: FlatUnit, flat: Tensor) -> list[Handle]:
-        """Starts to bring the servers' ranges to the workers, in each group behind what it does."""
-        return self._each(unit, flat, lambda by, x: by.broadcast(x, by.size - 1, async_op=True))
+    def _sent_back(
+        self, unit: FlatUnit, flat: Tensor, after: Iterable[Handle] = ()
+    ) -> list[Handle]:
+        """Starts to bring the servers' ranges to the workers, each behind one of `after`."""
+        behind = chain(after, repeat(DONE))
+        return self._each(
+            unit,
+            flat,
+            lambda by, x: by.broadcast(x, by.size - 1, async_op=True, after=next(behind)),
+        )
 
     def _each(
         self, unit: FlatUnit, flat: Tensor, start: Callable[[Group, Tensor], Handle]

@@ -37,8 +37,10 @@ FORMS = {
     "zero2 whole": "dp2 zero2 accumulate=whole",
     "zero3": "dp2 zero3",
     "zero3 kept": "dp2 zero3 release=step",
+    "second copy": "dp4 zero3 hpz2",
     "hybrid": "dp4 zero2 shard2",
     "servers": "dp2 server2",
+    "adding servers": "dp2 server2 update=workers",
     "tensor": "tp2",
     "sequence": "tp2 sp",
     "sequence kept": "tp2 sp inputs=gathered",
@@ -60,7 +62,8 @@ FORMS = {
     "encoder": "model=encoder",
     "t5": "model=t5",
 }
-STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "hybrid")  # exclusive
+STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "second copy", "hybrid")
+SERVERS = ("servers", "adding servers")
 SLICES = ("tensor", "sequence", "sequence kept")
 AGAIN = ("recompute", "selective", "one block")
 CONTEXTS = ("ring", "all-to-all", "both")
@@ -68,7 +71,16 @@ EXPERTS = ("experts", "ep", "capacity")
 MODELS = (*EXPERTS, "bloom", "encoder", "t5")
 AWAY = ("host", "disk")
 AXES = ("dp", "cp", "tp", "pp", "ep")
-KINDS = (STAGES, SLICES, PIPES, AGAIN, CONTEXTS, MODELS, AWAY)  # of each, a layout has one at most
+KINDS = (
+    STAGES,
+    SERVERS,
+    SLICES,
+    PIPES,
+    AGAIN,
+    CONTEXTS,
+    MODELS,
+    AWAY,
+)  # of each, a layout has one at most
 
 
 @dataclass(frozen=True)
@@ -104,9 +116,14 @@ def drawn_triples(count: int, *, seed: int, most: int = 8) -> list[Cell]:
     draw, names, found = Random(seed), [*FORMS], dict[tuple[str, ...], Cell]()
     while len(found) < count:
         forms = tuple(sorted(draw.sample(names, 3), key=names.index))
+        if not {*forms} & {*CONTEXTS, *MODELS} or _exclude(forms):
+            continue
         words = together(forms)
-        asked = {*forms} & {*CONTEXTS, *MODELS} and not _exclude(forms)
-        if asked and parse_layout(split_model(words)[0]).world <= most:
+        try:
+            world = parse_layout(split_model(words)[0]).world
+        except UserError:  # which is the sentence of a pair, too
+            continue
+        if world <= most:
             found[forms] = Cell(forms, words)
     return [*found.values()]
 

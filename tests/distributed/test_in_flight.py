@@ -47,6 +47,7 @@ QUICK = {
     # what is computed again gathers, and sends, again
     ("zero3", "recompute"): "units",
     ("zero3 kept", "one block"): "units that stay",
+    ("second copy", "recompute"): "units that come from neighbours",
     ("sequence", "recompute"): "slices",
     ("gpipe", "selective"): "inside of a backward",
     ("zb-h2", "selective"): "inside of a split backward",
@@ -66,6 +67,7 @@ QUICK = {
     ("zero1", "1f1b", "t5"): "two tensors of a boundary",
     # gradients that servers update, weights that they send back
     ("servers", "bloom"): "pushes and pulls",
+    ("adding servers", "recompute"): "sums that come back",
     # what comes from home and goes there
     ("zero3", "host", "activations"): "units that come from elsewhere",
     ("zero2", "disk", "encoder"): "states that come for the update",
@@ -75,8 +77,6 @@ QUICK = {
 MORE = {
     # sums across groups are chained on sums inside, which stay where they are
     "dp4 zero1 shard2 x2": "float64",
-    # units come from neighbours' second copies
-    "dp4 zero3 hpz2 x2": "float64",
     # weights are not views of masters
     "dp2 zero1 x2": "bf16",
     "dp2 zero3 x2": "bf16",

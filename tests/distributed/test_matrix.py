@@ -70,8 +70,8 @@ def test_every_cell_is_a_layout_or_a_sentence():
     cells = [*pairs(), *triples()]
     assert len({cell.forms for cell in cells}) == len(cells)
     for cell in cells:
-        assert str(parse_layout(split_model(cell.words)[0]))
         try:
+            assert str(parse_layout(split_model(cell.words)[0]))
             case_of(cell.words)
         except UserError as sentence:
             assert len(str(sentence).split()) > 5
@@ -79,7 +79,7 @@ def test_every_cell_is_a_layout_or_a_sentence():
     assert alone == set(FORMS)
 
 
-DRAWN = drawn_triples(24, seed=7)
+DRAWN = drawn_triples(24, seed=12)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def eight():
 
 
 def test_drawn_triples_are_different_small_and_have_cp_or_experts():
-    assert len({cell.forms for cell in DRAWN}) == 24 and drawn_triples(24, seed=7) == DRAWN
+    assert len({cell.forms for cell in DRAWN}) == 24 and drawn_triples(24, seed=12) == DRAWN
     for cell in DRAWN:
         assert parse_layout(split_model(cell.words)[0]).world <= 8
         assert set(cell.forms) & {*CONTEXTS, *MODELS}
