@@ -159,7 +159,9 @@ class _Reader:
         try:
             found = self._value(hint, value, name)
         except _Wrong as wrong:
-            self.problems.append(f"{name} is {shown(value)}; it must be {wrong}")
+            of_recipe = isinstance(value, str) and "layout" in _hints(self._root)
+            said = otherwise(value) if of_recipe else ""
+            self.problems.append(f"{name} is {shown(value)}; {said or f'it must be {wrong}'}")
             return MISSING
         except UserError as problem:
             self.problems.append(str(problem))

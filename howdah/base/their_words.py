@@ -171,6 +171,23 @@ OTHERWISE = {  # what no single key is called; what is done here ends a sentence
     "weights start with a standard deviation of 0.02": "initializer_range init_method_std",
     "a template is a file of the tokenizer's folder, and data.chat uses it": "chat_template "
     "chat_template_path",
+    "GGUF is not written; howdah export RUN --to DIR writes a Hugging Face folder, which "
+    "llama.cpp's convert_hf_to_gguf.py reads": "gguf llama_cpp ollama save_pretrained_gguf",
+    "the newest checkpoint of a run is taken, and by howdah export RUN --best the best; for an "
+    "older one, move the newer folders out of RUN/checkpoints": "step_to_load load_step ckpt_step "
+    "checkpoint_step initial_load_step resume_step",
+    "howdah export RUN --to DIR writes the weights with the adapter's in them": "merge_and_unload "
+    "merge_adapter merge_lora",
+    "here this is method.optimizer.name=adamw": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused "
+    "fused_adam fusedadam",
+    "howdah train RECIPE --restarts N starts again after a failure; under torchrun its own option "
+    "does": "max_restarts",
+    "rows with a prompt and its completion, or with messages, are read by data.chat, and one field "
+    "of a row by data.sources.field; no template joins other fields, so write them to one before": (
+        "formatting_func prompt_template text_template instruction_template column_map"
+    ),
+    "files of other machines are not read: download them, and name them in data.sources; hf:NAME "
+    "there is a dataset of the hub": "s3 gs gcs fsspec storage_options",
 }
 
 ABSENT_WORDS = {
@@ -180,6 +197,17 @@ ABSENT_WORDS = {
     "not there yet: it needs pairs of answers and a second model beside the one that is trained; "
     "data.chat trains on the better answer alone": "dpo ppo grpo orpo kto rlhf reward_model",
     "not there yet; method.adapter trains without it": "lora_dropout use_rslora",
+    "not there yet: method.optimizer.name is adamw, adam, sgd or rmsprop; zero1 shares their "
+    "states out, and optimizer=host keeps them in the host's memory": "muon adafactor lion sophia "
+    "lamb lars galore galore_adamw apollo apollo_adamw prodigy schedule_free shampoo soap adagrad "
+    "adadelta adamax nadam",
+    "not there yet: an optimizer's states are float32; zero1 shares them out, and optimizer=host "
+    "keeps them in the host's memory": "adam8bit adam_8bit adamw8bit adamw_8bit adamw_bnb_8bit "
+    "adamw_torch_8bit adamw_torch_4bit paged_adamw paged_adamw_8bit paged_adamw_32bit lion_8bit "
+    "bnb bitsandbytes",
+    "not there yet: text is tokenised once, into files of the cache, before the first step": (
+        "streaming streaming_dataset iterable_dataset is_streaming use_streaming"
+    ),
 }
 
 

@@ -55,7 +55,7 @@ def keys(
         found = [key for key in recipe_keys() if meant.startswith(key.name)]
     if said := ours(word, SAID):
         print(f"{word}: {said}")
-        found = [key for key in recipe_keys() if key.name in said] or found
+        found = [key for key in recipe_keys() if "." in key.name and key.name in said] or found
         if not found:
             return
     if not found and (absent := ours(word, ABSENT)):

@@ -54,7 +54,7 @@ def _instead(context: Any, option: str, line: Sequence[str]) -> str:
         if of_plan:
             return f"; write {' or '.join(of_plan)}"
         return f"; {meant[0].partition('=')[0]} is no part of a plan"
-    if "overrides" in takes and (said := otherwise(word)):
+    if takes & {"overrides", "folder"} and (said := otherwise(word)):
         return f"; {said}"
     known = [name for one in context.command.params for name in one.opts if name[:1] == "-"]
     if MEANT.get(word) in known:

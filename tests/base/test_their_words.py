@@ -50,7 +50,7 @@ def test_every_answer_about_a_key_is_one():
 
 def test_keys_in_other_answers_are_there():
     named = {key for said in OTHERWISE for key in re.findall(r"[a-z]+(?:\.[a-z_]+)+", said)}
-    files = {key for key in named if key.endswith((".md", ".jsonl"))}
+    files = {key for key in named if key.endswith((".md", ".jsonl", ".py", ".cpp"))}
     assert len(named) > 10 and named - files <= {*_paths(Run, ""), "model.preset"}
 
 
@@ -80,7 +80,8 @@ THEIRS = {  # arguments of each, as its own source or documentation names them
         "gradient_accumulation_steps gradient_checkpointing logging_steps save_steps "
         "save_strategy save_total_limit eval_steps eval_strategy output_dir run_name report_to "
         "resume_from_checkpoint load_best_model_at_end dataloader_num_workers torch_compile fsdp "
-        "deepspeed use_cpu ddp_bucket_cap_mb label_smoothing_factor push_to_hub"
+        "deepspeed use_cpu ddp_bucket_cap_mb label_smoothing_factor push_to_hub "
+        "adamw_torch_fused adamw_bnb_8bit paged_adamw_8bit adafactor galore_adamw"
     ),
     "DeepSpeed's JSON": (
         "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer "

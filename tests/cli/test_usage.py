@@ -122,6 +122,8 @@ def test_keys_answers_a_word_that_no_key_stands_for(run, word):
 
 
 def test_keys_shows_the_keys_that_an_answer_names(run):
+    """An answer with the words "writes a folder" was followed by the key `folder`."""
+    assert run("keys", "push_to_hub")[1].count("\n") == 1
     _, out, _ = run("keys", "warmup_ratio")
     assert out.splitlines()[1].startswith("method.lr.warmup_steps  (whole number")
 
@@ -141,6 +143,24 @@ def test_keys_shows_the_keys_that_an_answer_names(run):
         ("train laptop --warmup-ratio 0.1", "train has no option --warmup-ratio; a warm-up is cou"),
         ("train laptop --adam_beta1=0.9", "train has no option --adam_beta1; both are one list: "),
         ("train laptop --tensor-model-parallel-size 2", "train has no option --tensor-model-paral"),
+        ("check laptop optim=muon", "unknown key 'optim'; here it is 'method.optimizer.name'"),
+        ("check laptop data.streaming=true", "unknown key 'data.streaming'; it is not there yet"),
+        (
+            "check laptop data.prompt_template=x",
+            "unknown key 'data.prompt_template'; rows with a p",
+        ),
+        ("export runs/a --gguf", "export has no option --gguf; GGUF is not written; howdah export"),
+        (
+            "export runs/a --push-to-hub",
+            "export has no option --push-to-hub; howdah export RUN wri",
+        ),
+        ("export runs/a --load-step 5", "export has no option --load-step; the newest checkpoint"),
+        (
+            "keys muon",
+            "'muon' is not there yet: method.optimizer.name is adamw, adam, sgd or rmspr",
+        ),
+        ("keys bnb", "'bnb' is not there yet: an optimizer's states are float32; zero1 shares the"),
+        ("keys streaming", "'streaming' is not there yet: text is tokenised once, into files of"),
     ],
 )
 def test_what_other_trainers_are_told_is_one_sentence(run, words, sentence):

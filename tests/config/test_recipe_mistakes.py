@@ -28,7 +28,16 @@ def test_several_problems_are_told_at_once(recipe):
         ("train.steps=many", "train.steps is 'many'; it must be a whole number"),
         ("train.steps=1.5", "train.steps is 1.5; it must be a whole number"),
         ("method.precision=fp7", "method.precision is 'fp7'; it must be 'float32', 'bf16',"),
-        ("method.optimizer.name=lion", "method.optimizer.name is 'lion'; it must be 'adamw'"),
+        ("method.optimizer.name=adan", "method.optimizer.name is 'adan'; it must be 'adamw'"),
+        ("method.optimizer.name=muon", "method.optimizer.name is 'muon'; it is not there yet: "),
+        (
+            "method.optimizer.name=adamw_bnb_8bit",
+            "method.optimizer.name is 'adamw_bnb_8bit'; it is not there yet: an optimizer's",
+        ),
+        (
+            "method.optimizer.name=adamw_torch",
+            "method.optimizer.name is 'adamw_torch'; here this is method.optimizer.name=adamw",
+        ),
         ("batch=3", "batch is 3; it must be a table: write batch.global_batch=3"),
         ("data=8", "data is 8; it must be a table: write data.sources=PATH"),
         ("data=a.txt", "data is 'a.txt'; it must be a table: write data.sources='a.txt'"),

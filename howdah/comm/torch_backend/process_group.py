@@ -33,6 +33,7 @@ from howdah.comm.torch_backend.names import NAME, Named
 from howdah.comm.torch_backend.pair_wires import PairWires
 from howdah.comm.torch_backend.pairs import Pairs
 from howdah.comm.torch_backend.routes import between_machines
+from howdah.comm.torch_backend.untraced import untraced
 from howdah.comm.torch_backend.work import Lane, Results, Several, Work
 from howdah.comm.transport import PeerLost, Transport
 from howdah.plan.comm import Hosts
@@ -72,6 +73,7 @@ def _keeper_of(store: Any) -> str:
     return str(getattr(store, "host", ""))
 
 
+@untraced
 class HowdahGroup(Named):
     """The ranks of a group of torch.distributed.
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from howdah.comm.signature import caller
 from howdah.comm.torch_backend.alarm import NOW, OFF, Alarm, spec
+from howdah.comm.torch_backend.untraced import untraced
 
 Future: TypeAlias = "torch.futures.Future[Any]"
 Results = Sequence[Any]  # the tensors that a call wrote
@@ -29,6 +30,7 @@ GRACE = 500e-6  # seconds: DTensor waits some 100 us behind its call
 FOREVER = timedelta(0)  # torch's word for: no time-out of its own
 
 
+@untraced
 class Work(dist.Work):
     """A call that has been made."""
 
@@ -94,6 +96,7 @@ class Work(dist.Work):
         return self._results
 
 
+@untraced
 class Queued(Work):
     """A call that runs later."""
 
@@ -163,6 +166,7 @@ class Queued(Work):
         return self._future
 
 
+@untraced
 class Several(Work):
     """Several calls as one."""
 
