@@ -25,6 +25,8 @@ SECONDS = 60  # after which the ranks of a test are ended
 FEATURES = ("gpu", "cuda", "ddp", "subgroup", "plugin")  # that torch lists for gloo, and others
 # Tests that torch skips by the name of the backend, and that howdah can take.
 LIFTED = ("Only MPI supports", "GLOO Batch", "get_future is only", "Only Nccl & Gloo")
+GLOOS = "one of {'gloo'}"  # the same, but for those of a call that torch makes for gloo alone
+OF_GLOO = "monitored_barrier"
 
 
 def main() -> None:
@@ -69,6 +71,16 @@ def the_case(backend: str, folder: str) -> type[unittest.TestCase]:
         return skip(condition and not reason.startswith(LIFTED), reason)
 
     utils.skip_but_pass_in_sandcastle_if = skip_unless_lifted
+    skip_all = utils.skip_but_pass_in_sandcastle
+
+    def skip_unless_gloos(reason: str) -> Any:
+        def kept(test: Any) -> Any:
+            lifted = reason.endswith(GLOOS) and OF_GLOO not in test.__name__
+            return test if lifted else skip_all(reason)(test)
+
+        return kept
+
+    utils.skip_but_pass_in_sandcastle = skip_unless_gloos
     from torch.testing._internal.distributed.distributed_test import (
         DistributedTest,
         TestDistBackend,

@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -21,20 +20,15 @@ import quiet
 import torch
 import torch.distributed as dist
 from contestants import CLASSES, Rows, contestants
+from judge import judged, problems, report
 from machine import machine
 
 from howdah.comm.spawn import Workers
 from howdah.comm.transport import Transport
 
 HERE = Path(__file__).resolve().parent
-RANKS, WARM_UP = 2, 1
+RANKS, WARM_UP = 2, 1  # turns of a contestant that are not counted
 SIZES = {False: (16, 64, 9, 3), True: (4, 32, 1, 1)}  # rows of a process, pixels, repeats, steps
-GOALS = {  # who is no slower than whom
-    "howdah dp2": "DDP",
-    "howdah dp2 zero2": "FSDP2, gathered once",
-    "howdah dp2 zero3": "FSDP2",
-}
-NEAR = 1e-3  # of a loss: what other orders of addition leave after the steps of a run
 
 
 def rows(step: int, rank: int, count: int, pixels: int) -> Rows:
@@ -68,49 +62,6 @@ def on_each_tiny(transport: Transport, port: int) -> dict[str, list[list[float]]
     return on_each(transport, port, tiny=True)
 
 
-def judged(ranks: list[dict[str, list[list[float]]]], pictures: int) -> dict[str, dict[str, float]]:
-    """By contestant: pictures per second, its share of the bound, and the largest difference of a
-    loss from DDP's; of a repeat, a contestant takes as long as its slower process.
-    """
-    seconds = {
-        name: [
-            max(turn[0] for turn in turns) for turns in zip(*(r[name] for r in ranks), strict=True)
-        ]
-        for name in ranks[0]
-    }
-    bound, found = seconds["bound"][WARM_UP:], dict[str, dict[str, float]]()
-    for name, took in seconds.items():
-        counted = took[WARM_UP:]
-        share = median(b / t for b, t in zip(bound, counted, strict=True))
-        pairs = zip(ranks[0][name], ranks[0]["DDP"], strict=True)
-        apart = [abs(a - b) / b for x, y in pairs for a, b in zip(x[1:], y[1:], strict=True)]
-        speed = pictures / median(counted)
-        found[name] = {"pictures/s": speed, "of the bound": share, "loss": max(apart)}
-    for name, other in GOALS.items():
-        mine, theirs = seconds[name][WARM_UP:], seconds[other][WARM_UP:]
-        ratio = median(b / a for a, b in zip(mine, theirs, strict=True))
-        found[name] |= {"times": ratio}
-    return found
-
-
-def problems(found: dict[str, dict[str, float]]) -> list[str]:
-    """Contestants whose losses are others; the bound exchanges nothing, and is one of them."""
-    return [
-        f"{name}: a loss differs from DDP's by {one['loss']:.1e} of its value (at most {NEAR:.0e})"
-        for name, one in found.items()
-        if name != "bound" and not one["loss"] <= NEAR
-    ]
-
-
-def table(about: str, found: dict[str, dict[str, float]]) -> str:
-    lines = [f"# resnet18 on {RANKS} processes", "", about, ""]
-    lines += ["| who | pictures/s | of the bound | times the peer |", "|---|---|---|---|"]
-    for name, one in found.items():
-        beside = f"{one['times']:.2f} ({GOALS[name]})" if "times" in one else ""
-        lines.append(f"| {name} | {one['pictures/s']:.1f} | {one['of the bound']:.0%} | {beside} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="few pictures, to see that it works")
@@ -121,8 +72,8 @@ def main() -> int:
     with Workers(RANKS, threads=1) as workers:
         ranks = workers.run(on_each_tiny if words.tiny else on_each, store.port)
     count, _, _, steps = SIZES[words.tiny]
-    found, noise = judged(ranks, count * steps * RANKS), watch.end()
-    text = table(f"{machine()} {quiet.sentence(noise)}", found)
+    found, noise = judged(ranks, count * steps * RANKS, warm_up=WARM_UP), watch.end()
+    text = report(f"{machine()} {quiet.sentence(noise)}", found)
     print(text)
     if wrong := problems(found):
         print("\n".join(wrong), file=sys.stderr)

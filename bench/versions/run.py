@@ -5,8 +5,8 @@
 
 Each version has processes of its own, which stay alive and wait while those of the other run: so
 both meet the same machine, block after block. Equal losses are required to the last bit, or, with
---close, to 1e-6 of their value. Nothing else should run on the machine: its noise is measured
-first (../quiet.py), and before each case its processors must be idle.
+--close, to 1e-6 of their value (--close 1e-4: to that). Nothing else should run on the machine: its
+noise is measured first (../quiet.py), and before each case its processors must be idle.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def _world(words: str) -> int:
     return sizes[0] if len(sizes) == 1 else sizes[0] * sizes[1]
 
 
-def compare(old: Path, new: Path, words: str, repeats: int, *, close: bool) -> list[float]:
+def compare(old: Path, new: Path, words: str, repeats: int, *, close: float) -> list[float]:
     """The ratios of times, new to old, of each repeat."""
     rows, steps = LAYOUTS[words]
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def compare(old: Path, new: Path, words: str, repeats: int, *, close: bool) -> l
             (old_seconds, old_losses), (new_seconds, new_losses) = (found[v] for v in versions)
             for mine, theirs in zip(new_losses, old_losses, strict=True):
                 for one, other in zip(mine, theirs, strict=True):
-                    if not (abs(one - other) <= 1e-6 * abs(other) if close else one == other):
+                    if not abs(one - other) <= close * abs(other):
                         raise SystemExit(f"{words}: losses differ: {other} before, {one} now")
             ratios.append(new_seconds / old_seconds)
         return ratios
@@ -100,7 +100,9 @@ def main() -> None:
     parser.add_argument("--new", type=Path, default=ROOT, help="a checkout, by default this one")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--close", action="store_true", help="losses may differ by rounding")
+    parser.add_argument(
+        "--close", nargs="?", type=float, const=1e-6, default=0.0, help="losses may differ so much"
+    )
     quiet.add_option(parser)
     given = parser.parse_args()
     quiet.Watch(writes=True, loaded=given.loaded)

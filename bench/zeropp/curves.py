@@ -13,6 +13,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
@@ -33,11 +35,11 @@ from howdah.train.loop import train
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parents[1] / "recipes" / "laptop.toml"
-SEEDS, STEPS, EVERY = (1, 2, 3), 300, 50
-# 1.7 million parameters, of which the embedding has half.
+SEEDS, STEPS, EVERY = (1, 2, 3), 250, 50
+# 0.95 million parameters, of which the embedding has half.
 CHANGES = [
-    *("model.layers=2", "model.width=192", "model.heads=4", "model.kv_heads=4"),
-    *("model.ffn_size=512", "data.sequence_length=128", "data.validation_share=0.005"),
+    *("model.layers=2", "model.width=128", "model.heads=4", "model.kv_heads=4"),
+    *("model.ffn_size=384", "data.sequence_length=128"),
     *("train.export=false", "train.prompt=", "train.save_every=0", "train.evaluate_samples=64"),
     *("train.log_every=10", "train.tracker=[]"),
 ]
@@ -53,12 +55,13 @@ def job_of(form: Form, seed: int, steps: int, folder: Path) -> Job:
 
 
 def trained(transport: Transport, job: Job) -> None:
-    """For workers."""
-    train(job, transport)
+    """For workers, whose log is in the run's folder."""
+    with redirect_stdout(StringIO()):
+        train(job, transport)
 
 
 def read(folder: Path) -> tuple[Curve, float]:
-    """Held-out losses by step, of 64 samples; and that of all held-out text at the end."""
+    """Held-out losses by step, of 64 samples, at the end of all; and the last."""
     rows = [*map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())]
     (last,) = [row["loss"] for row in rows if row["kind"] == "held_out_all"]
     return {row["step"]: row["loss"] for row in rows if row["kind"] == "held_out"}, last
@@ -69,7 +72,8 @@ def measured(seeds: Sequence[int], steps: int) -> list[dict[str, Any]]:
     rows = []
     with TemporaryDirectory() as name, Workers(RANKS) as workers:
         for seed in seeds:
-            for number, (form, what) in enumerate(FORMS.items()):
+            forms = {name: form for name, form in FORMS.items() if once(name, seed, seeds)}
+            for number, (form, what) in enumerate(forms.items()):
                 folder, began = Path(name) / f"{seed}-{number}", perf_counter()
                 workers.run(trained, job_of(what, seed, steps, folder))
                 curve, last = read(folder)
@@ -77,6 +81,11 @@ def measured(seeds: Sequence[int], steps: int) -> list[dict[str, Any]]:
                 told = f"{form}, seed {seed}: {last:.4f}, {perf_counter() - began:.1f} s"
                 print(told, file=sys.stderr, flush=True)
     return rows
+
+
+def once(form: str, seed: int, seeds: Sequence[int]) -> bool:
+    """Whether a form is trained with a seed: a second copy changes no bit, and has the first."""
+    return form != COPIED or seed == seeds[0]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,13 +107,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def faults(found: Sequence[dict[str, Any]]) -> list[str]:
     """A second copy must not change a loss."""
-    return [f"{row['form']}: other losses than {PLAIN}" for row in found if row["form"] == COPIED
-            and not row["same"]]
+    copied = (row for row in found if row["form"] == COPIED)
+    return [f"{row['form']}: other losses than {PLAIN}" for row in copied if not row["same"]]
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    steps = [*found[0]["curve"]]
-    head = ["form", *(f"step {step}" for step in steps), "all held-out text"]
+    steps = [*found[0]["curve"]][:-1]
+    head = ["form", *(f"step {step}" for step in steps), "at the end"]
     head += ["between seeds", "more than zero3", "least to most"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in found:

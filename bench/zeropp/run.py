@@ -62,7 +62,7 @@ CARD = "eth0"
 SEED, RATE = 1, 1e-3
 WARM_UP = 1  # step: it learns the order of gathers
 GOAL = 4.0  # times fewer bytes between hosts than plain zero3
-HEADERS = 1.10  # bytes that a card sends for one of a message, at most: TCP over Ethernet has 1.046
+HEADERS = 1.10  # bytes that a card sends for one of a message, at most, as in ../cluster/prove.py
 SMALL = 256 << 10  # bytes of a step that are no messages: signs of life, acknowledgements
 ALONE = "alone"
 WIRE = Pair(0.0, 1e-4, 2e-5)  # seconds of a message between two hosts of a box, as usually measured
@@ -293,8 +293,8 @@ def faults(rows: list[dict[str, Any]], losses: dict[str, list[float]]) -> list[s
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = "| case | form | MB between hosts, predicted | on the card | less | seconds | quartiles "
-    head += "| less | bound of the link | predicted |"
+    head = "| case | form | MB between hosts, predicted | on the card | times less | seconds "
+    head += "| quartiles | times faster | bound of the link | predicted |"
     lines = [head, "|---" * 10 + "|"]
     for row in rows:
         low, high = row["quartiles"]

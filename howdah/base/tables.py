@@ -159,8 +159,9 @@ class _Reader:
         try:
             found = self._value(hint, value, name)
         except _Wrong as wrong:
-            of_recipe = isinstance(value, str) and "layout" in _hints(self._root)
-            said = otherwise(value) if of_recipe else ""
+            said = ""
+            if isinstance(value, str) and "layout" in _hints(self._root):  # a recipe
+                said = otherwise(value)
             self.problems.append(f"{name} is {shown(value)}; {said or f'it must be {wrong}'}")
             return MISSING
         except UserError as problem:

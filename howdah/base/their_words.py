@@ -178,8 +178,8 @@ OTHERWISE = {  # what no single key is called; what is done here ends a sentence
     "checkpoint_step initial_load_step resume_step",
     "howdah export RUN --to DIR writes the weights with the adapter's in them": "merge_and_unload "
     "merge_adapter merge_lora",
-    "here this is method.optimizer.name=adamw": "adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused "
-    "fused_adam fusedadam",
+    "here this is method.optimizer.name=adamw": "adamw_torch adamw_torch_fused adamw_hf "
+    "adamw_apex_fused fused_adam fusedadam",
     "howdah train RECIPE --restarts N starts again after a failure; under torchrun its own option "
     "does": "max_restarts",
     "rows with a prompt and its completion, or with messages, are read by data.chat, and one field "

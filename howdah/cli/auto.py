@@ -13,7 +13,7 @@ from howdah.base.errors import UserError, shown
 from howdah.cli.environment import cache_folder, cluster_named, number_in, this_machine
 from howdah.config.auto import Settled, settle, settled_before
 from howdah.config.recipe import Machine, Run, WrongRun, problems_of
-from howdah.host.facts import free_memory, has_card, memory, memory_limit, usable_cores
+from howdah.host.facts import free_memory, has_card, total_memory, usable_cores
 from howdah.machines.cards import cluster_of_card
 from howdah.machines.cluster import Cluster, resized
 from howdah.machines.cluster_file import CLUSTERS, load_cluster, measured_file
@@ -122,7 +122,7 @@ def _like_cards(devices: int) -> tuple[Cluster, str]:
 def _like_cores(cores: int) -> Cluster:
     """The machine without a card: a rank for each core, which share its memory."""
     laptop = load_cluster("laptop-cpu")
-    total = min(filter(None, (memory().get("MemTotal"), memory_limit())), default=0)
+    total = total_memory()
     size = total / cores if total else laptop.device.memory
     device = replace(laptop.device, memory=max(size, 2 * laptop.device.reserved))
     return replace(laptop, name="this machine", device=device, devices_per_node=cores, nodes=1)

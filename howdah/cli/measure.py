@@ -20,7 +20,7 @@ from howdah.bench.table import RANKS
 from howdah.cli.environment import cache_folder, launched, number_in, ready_torch
 from howdah.cli.errors import in_words
 from howdah.host.disk import disk_seconds
-from howdah.host.facts import busy_share, cpu_model, disk, free_memory, memory, usable_cores
+from howdah.host.facts import busy_share, cpu_model, disk, free_memory, total_memory, usable_cores
 from howdah.machines.cluster_file import CLUSTERS, HERE
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _write(wanted: "Wanted", found: "Measured", folder: Path) -> None:
             torch=str(torch.__version__),
         )
         machine = machine_of(
-            wanted, ranks, of, facts=facts, memory=memory().get("MemTotal", 1 << 33), disk=drive
+            wanted, ranks, of, facts=facts, memory=total_memory() or 1 << 33, disk=drive
         )
         texts = cluster_text(machine), profile_text(facts, profiles(wanted, ranks, of))
         write_files(folder, ranks, texts, usual=ranks == usual)

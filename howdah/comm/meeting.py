@@ -7,6 +7,7 @@ every rank    reads these of all other ranks; an error names those that are miss
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cache
@@ -27,6 +28,21 @@ from howdah.comm.settings import read_settings
 Kind = Literal["engine", "tcp", "torch", "nccl", "mpi"]
 CPU = torch.device("cpu")
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
+
+
+class Missing(UserError):
+    """Ranks did not come to a meeting.
+
+    ranks    their numbers among those that meet
+    seconds  in which they did not come
+    """
+
+    def __init__(self, ranks: Sequence[int], size: int, seconds: float) -> None:
+        self.ranks, self.seconds = ranks, seconds
+        super().__init__(
+            f"{spelled(ranks)} of {size} did not come within {seconds:g} s: start as many as the "
+            "launcher was told, or see why they ended"
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,7 @@ def own_hello(
 def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) -> list[Hello]:
     """Exchanges the Hellos of all ranks; returns them in rank order.
 
-    Raises UserError, which names the ranks that did not join within `seconds`, or a machine with
+    Raises Missing, for ranks that did not come within `seconds`, or UserError for a machine with
     another version of howdah.
     """
     store.set(f"hello/{rank}", json.dumps(asdict(hello)))
@@ -94,12 +110,8 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
     try:
         store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
     except RuntimeError:
-        missing = [str(peer) for peer, key in enumerate(keys) if not store.check([key])]
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
-        raise UserError(
-            f"{who} of {size} did not come within {seconds:g} s: start as many as the launcher "
-            "was told, or see why they ended"
-        ) from None
+        missing = [peer for peer, key in enumerate(keys) if not store.check([key])]
+        raise Missing(missing, size, seconds) from None
     told = [json.loads(store.get(key).decode()) for key in keys]
     for peer, other in enumerate(told):
         # Before other fields, which may be new.
@@ -110,6 +122,11 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
                 f"{hello.host} {hello.version}: install one version on all machines"
             )
     return [_read(one) for one in told]
+
+
+def spelled(ranks: Sequence[int]) -> str:
+    """Ranks in a sentence."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 @cache

@@ -2,8 +2,8 @@
 
     several machines   the file that HOWDAH_SECRET_FILE names on each of them, with equal contents:
                        the user puts it there, or what starts the run
-    one machine        a descriptor that a child inherits (`new_secret`), a file without a name;
-                       HOWDAH_SECRET_FILE=/proc/self/fd/N names it to another program
+    one machine        random bytes in the process that starts the run, which its children inherit
+                       (`fork_server.py`, `train/serving.py`)
 
 It goes through no store, no command line and no value of the environment, and no message contains
 it: processes prove that they have it (`handshake.py`). Without one, processes on several machines
@@ -11,7 +11,6 @@ are connected only where the user trusts their network (`comm.trust = "network"`
 proves its possession of the empty secret, which anybody has.
 """
 
-import fcntl
 import os
 import stat
 from pathlib import Path
@@ -77,20 +76,3 @@ def read_secret(path: Path) -> bytes:
             "/dev/urandom)"
         )
     return secret
-
-
-def new_secret() -> int:
-    """A descriptor with a new secret for processes of this machine, which a child may inherit
-    (`pass_fds`). Nobody can change it. The caller closes it.
-    """
-    descriptor = os.memfd_create("secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.fchmod(descriptor, 0o600)
-    os.write(descriptor, os.urandom(LEAST))
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return descriptor
-
-
-def path_of(descriptor: int) -> Path:
-    """The path by which a process that has inherited `new_secret`'s descriptor reads it."""
-    return Path(f"/proc/self/fd/{descriptor}")

@@ -163,10 +163,21 @@ def load_run(recipe: Path | str, overrides: Sequence[str] = ()) -> Run:
     if in_folder:  # which an older version may have written
         table = dict(with_new_names(table, RENAMED)[0])
         table["folder"] = str(recipe)  # a folder that was moved is resumed where it is now
+        if any(one.startswith("init_from=") for one in overrides):
+            _without_tokenizer_of_base(table)
     if isinstance(train := table.get("train"), dict) and any(map(is_length, overrides)):
         table["train"] = {key: train[key] for key in train if key not in LENGTHS}
     table, problems = changed(table, overrides, Run)
     return parse_run(table, problems=problems)
+
+
+def _without_tokenizer_of_base(table: Table) -> None:
+    """Takes the tokenizer out of a run's table if it is that of the folder `init_from`: one that
+    was moved has taken its tokenizer along.
+    """
+    data = table.get("data")
+    if isinstance(data, dict) and data.get("tokenizer") == table.get("init_from"):
+        data.pop("tokenizer", None)
 
 
 def parse_run(table: Table, *, whole: bool = True, problems: Sequence[str] = ()) -> Run:

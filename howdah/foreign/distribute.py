@@ -206,7 +206,7 @@ def _compare_settings(
 
 
 def _other(told: str, world: Group) -> int:
-    """The first rank that tells something else than rank 0 does; 0 if all tell the same."""
+    """The first rank whose value differs from that of rank 0; 0 if none does."""
     mine = [0.0] * world.size
     mine[world.rank] = float(crc32(told.encode()))
     numbers = world.sum_scalars(mine)

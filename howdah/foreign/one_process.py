@@ -65,8 +65,8 @@ def verify_step(job: Job, loss_of: Callable[..., Any], batch: Any) -> Verdict:
 
     loss_of, batch  those of `Job.step`
 
-    Raises UserError for a model with dropout that is on, whose noise differs between processes, and
-    for one that is too large for one process's memory no more than torch does.
+    Raises UserError for a model with dropout that is on, whose noise differs between processes. The
+    model has to fit into the memory of one process; otherwise torch's own error is raised.
     """
     if not isinstance(job, Job):
         raise UserError("verify_step takes the job that howdah.distribute has returned")

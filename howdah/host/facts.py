@@ -166,6 +166,13 @@ def memory_limit() -> int | None:
     return _tightest(map(parse_limit, texts))
 
 
+def total_memory() -> int | None:
+    """Bytes of memory that this process and others may take: the machine's, or what the control
+    groups grant where that is less. None if the system provides neither.
+    """
+    return _tightest([memory().get("MemTotal"), memory_limit()])
+
+
 def free_memory() -> int | None:
     """Bytes of memory that processes can still allocate: the smaller of what the machine has
     available and what the control groups still grant. None if the system provides neither.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from howdah.host.facts import memory, memory_limit
+from howdah.host.facts import memory, memory_limit, total_memory
 
 
 class Used(NamedTuple):
@@ -33,7 +33,7 @@ def peak_memory(device: torch.device) -> Used:
         total = torch.cuda.get_device_properties(device).total_memory
         held = torch.cuda.max_memory_allocated(device)
         return Used(held, total, torch.cuda.max_memory_reserved(device))
-    return Used(most_held(), memory().get("MemTotal", 1))
+    return Used(most_held(), total_memory() or 1)
 
 
 class Capacity(NamedTuple):
@@ -60,7 +60,7 @@ class Capacity(NamedTuple):
 def capacity(device: torch.device, ranks: int) -> Capacity:
     """What `device` has. `ranks` are those of the run on this machine, dealt out to its cards."""
     if device.type != "cuda":
-        return Capacity("this machine", memory().get("MemTotal", 0), ranks)
+        return Capacity("this machine", total_memory() or 0, ranks)
     free, total = torch.cuda.mem_get_info(device)
     others = max(total - free - torch.cuda.memory_reserved(device), 0)
     sharers = -(-ranks // torch.cuda.device_count())

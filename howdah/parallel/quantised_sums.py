@@ -40,7 +40,7 @@ class QuantisedSums:
         self.room = like.new_empty(length, dtype=torch.uint8)
 
     def settle(self) -> None:
-        """Waits for what was started, whose room is that of the next."""
+        """Waits for the sum under way, whose memory the next one uses."""
         self._busy.result()
 
     def start(self, flats: Iterable[Tensor], owns: Iterable[Tensor]) -> Handle:

@@ -117,7 +117,7 @@ def messages_of(plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> Messag
 
 
 class Arriving:
-    """A handle behind whose result something is done once, on the thread that asks for it first."""
+    """A handle that calls a function once, when its result is first asked for, on that thread."""
 
     def __init__(self, handle: Handle, arrived: Callable[[], None]) -> None:
         self._handle, self._arrived = handle, [arrived]

@@ -9,7 +9,7 @@ from howdah.base.tables import out_of_bounds
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.chosen_blocks import missing_problem
 from howdah.plan.heads import held_heads
-from howdah.plan.layout import Layout
+from howdah.plan.layout import Layout, family_of
 from howdah.plan.method import SENTINELS, Masking, Method, Routing, Spans
 from howdah.plan.method_problems import own_problems
 from howdah.plan.servers import server_problems
@@ -167,7 +167,7 @@ def _check_cuts(shape: ModelShape, layout: Layout) -> Iterator[str]:
 def _fitting_stages(layout: Layout, count: int) -> str:
     """The closest pp or v of the layout that makes at most `count` stages, as words to write."""
     most = count // layout.pp
-    if layout.schedule == "interleaved" and most > 1:
+    if family_of(layout).takes == "virtual" and most > 1:
         return f"v{most}"
     most = count // layout.virtual
     if layout.virtual == 1 or most > 1:

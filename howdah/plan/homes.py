@@ -148,16 +148,6 @@ def longest_share(plan: Plan, rank: int) -> int:
     return max((own_length(b, plan, rank) for b in local_buffers(plan, rank)), default=0)
 
 
-def disk_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of weights, gradients and optimizer states that `rank` keeps on the disk."""
-    layout, wide = plan.layout, plan.master_bytes
-    width = wide if layout.gradients == "disk" else 0
-    if layout.optimizer == "disk":
-        width += wide * len(plan.method.optimizer.states) + wide * masters_apart(plan)
-    width += plan.compute_bytes if layout.weights == "disk" else 0
-    return width * sum(own_length(b, plan, rank) for b in local_buffers(plan, rank))
-
-
 def pool_problem(plan: Plan, rank: int) -> str | None:
     """Why the pool of buffers is too small for `rank`; None if it is not."""
     count, longest = sets_of(plan, rank)

@@ -7,7 +7,7 @@ from howdah.plan.method import LOW, Method
 
 
 def own_problems(layout: Layout, method: Method) -> Iterator[str]:
-    """Why a method's own parts cannot be trained on a layout, as sentences."""
+    """Why a loss of the user, an average or a spike policy cannot run on a layout, as sentences."""
     yield from _of_loss(layout, method)
     yield from _of_gathers(layout, method)
     yield from _of_sums(layout, method)

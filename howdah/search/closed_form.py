@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import axis
+from howdah.plan.schedule.registry import SCHEDULES
 from howdah.plan.storage import WINDOW
 from howdah.search.home_form import Held, HomeForm
 from howdah.search.part_tables import Numbers, PartTables, Shape
@@ -33,7 +34,7 @@ from howdah.sim.profile import Profile
 
 SHAPE = ("tp", "cp", "ep", "sp", "micro_batch", "recompute", "context")
 GROUPS = ("tp", "cp", "ep", "dp", "pp", "shard", "zero")
-SPLIT = ("zb-h1", "zb-h2", "zb-v")
+SPLIT = [name for name, family in SCHEDULES.items() if family.split]
 
 
 class Closed(NamedTuple):

@@ -218,7 +218,7 @@ def prepare(  # noqa: PLR0913  what to read, how, and whom to tell, by keyword
     except OSError as error:
         raise UserError(
             f"the token cache {cache} cannot be used ({error.strerror or error}); "
-            "make room there, or name another folder"
+            "make room there, or name another folder as HOWDAH_CACHE"
         ) from error
     tokenizers.require_fits(corpus.entries, vocab, data.tokenizer or str(corpus.tokenizer_path))
     return corpus

@@ -121,6 +121,11 @@ def tensors_for_use(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
     base, held = saved.base, frozenset(checkpoint.names("weight"))
     if base is None:
         return lambda name: checkpoint.tensor("weight", name)
+    if kind_of(base.folder) != "folder":
+        raise UserError(
+            f"{checkpoint.path} holds an adapter, and {named(base.folder)} with the weights that it "
+            "was trained beside is not there; make it a link to where they are now"
+        )
     frozen = tuple(row.name for row in weights(saved.model) if row.name not in held)
     _, tensor = read_hub(Path(base.folder), labels=saved.model.labels, fresh=_none)
     if checksum(Path(base.folder), frozen) != base.crc32:

@@ -135,8 +135,8 @@ class Callbacks:
             self._records.own(now.step, now.logged)
 
     def tell_others(self) -> None:
-        """Where rank 0 did not ask to stop, it tells why the first that did so asked. All ranks
-        call together.
+        """Gives all ranks the reason of the first rank that asked to stop; of rank 0 if it did. All
+        ranks call together.
         """
         mesh = self._placed.mesh
         world, rank, mine = mesh.world, mesh.rank, (self.why or "").encode()[:LONGEST]

@@ -66,20 +66,21 @@ def test_a_mean_of_whole_numbers_names_their_dtype(sharing):
 
 
 def alone(rank):
-    """A group that one rank creates, and the other one does not."""
+    """A group that one rank creates, and the others do not."""
 
     def create():
-        dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+        dist.new_group([1, 2, 3], timeout=timedelta(seconds=0.3))
 
-    return told(create) if rank == 0 else ("", "")
+    return told(create) if rank == 2 else ("", "")
 
 
-def test_a_group_of_some_ranks_only_is_told(sharing):
-    said, _ = sharing(alone)
+def test_a_group_of_some_ranks_only_is_told(workers, tmp_path):
+    """By numbers of the program. It named those in the group, and told to start more ranks."""
+    said = ranks_of(workers, tmp_path, ranks=4)(alone)[2]
     assert said == (
         "UserError",
-        "rank 1 of 2 did not come within 0.3 s: start as many as the launcher was told, or see why "
-        "they ended",
+        "new_group: ranks 1, 3 did not create the group of ranks [1, 2, 3] within 0.3 s: all ranks "
+        "create all groups, in one order, also those that they are not in",
     )
 
 

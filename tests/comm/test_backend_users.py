@@ -77,6 +77,25 @@ def test_ddp(beside_gloo, options):
     assert ours[0][0] == ours[1][0]
 
 
+def with_no_sync(rank):
+    """Gradients of two batches are added before they are reduced, as torch's own tests do."""
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        with model.no_sync():
+            model(batch(rank, step)).square().mean().backward()
+        model(batch(rank, step + 10)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return bits(model.parameters())
+
+
+def test_ddp_that_adds_gradients_of_batches(beside_gloo):
+    ours, theirs = beside_gloo(with_no_sync)
+    assert ours == theirs
+    assert ours[0] == ours[1]
+
+
 def with_hooks(rank):
     """DDP with hooks that compress."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -249,6 +268,31 @@ def with_compile(rank):
 @pytest.mark.slow
 def test_compiled_collectives(workers, tmp_path):
     assert ranks_of(workers, tmp_path)(with_compile) == [[1.0, 3.0, 5.0]] * 2
+
+
+def with_compiled_ddp(rank):
+    """A compiled DDP; and calls at which a compiled function breaks in two."""
+
+    @torch.compile(backend="aot_eager")
+    def heard(x):
+        work = dist.all_reduce(y := x * 2, async_op=True)
+        work.wait()
+        dist.barrier()
+        works = [dist.isend(y + rank, 1 - rank), dist.irecv(z := torch.empty_like(y), 1 - rank)]
+        [work.wait() for work in works]
+        return y + z
+
+    model = DistributedDataParallel(net())
+    return bits([*trained(torch.compile(model, backend="aot_eager"), rank), heard(torch.ones(3))])
+
+
+@pytest.mark.slow
+def test_compiled_ddp(beside_gloo):
+    """DDP's reducer calls the group between steps: its methods were compiled, and the program ended
+    at the first attribute of theirs.
+    """
+    ours, theirs = beside_gloo(with_compiled_ddp)
+    assert ours == theirs
 
 
 def with_mesh(rank):

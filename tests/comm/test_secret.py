@@ -1,14 +1,12 @@
 """A run's secret: read from a file that nobody else can read, and from nothing else."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from howdah.base.errors import UserError
-from howdah.comm.secret import LEAST, MOST, new_secret, path_of, read_secret, secret_of
+from howdah.comm.secret import LEAST, MOST, read_secret, secret_of
 from howdah.comm.settings import Settings
 
 
@@ -72,21 +70,3 @@ def test_without_one_the_network_must_be_trusted(file):
         secret_of(settings(), "secret")
     assert secret_of(settings(), "network") == b""
     assert secret_of(settings(file), "network") == b"s" * LEAST
-
-
-def test_a_child_inherits_one():
-    descriptor = new_secret()
-    try:
-        with pytest.raises(OSError, match="not permitted"):
-            os.write(descriptor, b"x")
-        program = (
-            "import sys; from pathlib import Path; from howdah.comm.secret import read_secret\n"
-            "print(read_secret(Path(sys.argv[1])).hex())"
-        )
-        words = [sys.executable, "-c", program, path_of(descriptor)]
-        done = subprocess.run(words, pass_fds=[descriptor], capture_output=True, check=True)
-        mine = read_secret(path_of(descriptor))
-        assert bytes.fromhex(done.stdout.decode()) == mine
-        assert len(mine) == LEAST
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from broken_workers import Broken
 from small_cases import FORMS, case_of, prove
 from typer.testing import CliRunner
 
@@ -139,29 +140,6 @@ def test_the_same_run_twice_gives_the_same_bits(workers):
 # -- sums, changed inside the workers
 
 
-def gather_with(transport, kind, *arguments):
-    """`gather`, with other sums for as long as it runs."""
-    with kind():
-        return gather(transport, *arguments)
-
-
-class With:
-    """Workers on which every replica has sums of this kind."""
-
-    def __init__(self, workers, kind):
-        self._workers, self._kind = workers, kind
-
-    def run(self, function, *arguments, ranks=None, transport=None):
-        assert function is gather
-        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass  # the shared workers live on
-
-
 def small():
     """A sum for each unit: a miniature would otherwise need only one."""
     return patch.object(sums, "BUCKET_BYTES", 1)
@@ -182,11 +160,11 @@ def forgetful():
 
 
 def test_many_buckets_equal_one_device(workers):
-    prove_noticed(case_of("dp3 x3"), With(workers, small))
+    prove_noticed(case_of("dp3 x3"), Broken(workers, small))
 
 
 def test_a_sum_that_forgets_a_unit_is_caught_and_the_weight_is_named(workers):
-    verdict = verify(case_of("dp2 x3"), With(workers, forgetful), controls=False)
+    verdict = verify(case_of("dp2 x3"), Broken(workers, forgetful), controls=False)
     assert not verdict.proved
     differs, bits = verdict.problems
     assert differs.endswith("gradient of layers.1.feedforward.down.weight")
@@ -209,7 +187,7 @@ def test_the_command_says_so_and_exits_with_1(workers, recipe, cache, monkeypatc
         (forgetful, 1, "problem: rank 1 holds other weights than rank 0 after the last step"),
     ):
         monkeypatch.setattr(
-            "howdah.comm.spawn.Workers", lambda size, kind=kind, **_: With(workers, kind)
+            "howdah.comm.spawn.Workers", lambda size, kind=kind, **_: Broken(workers, kind)
         )
         told = CliRunner().invoke(app, arguments, env=environment)
         assert told.exit_code == code, told.output

@@ -6,10 +6,12 @@ breaks  of copies and of rounding, each of which has to be noticed
 """
 
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
+from broken_workers import Broken
 from small_cases import case_of, prove
 from small_runs import copy_until, losses, train_on
 from test_machines import gather_on
@@ -262,21 +264,9 @@ class Mixed(Messages):
         super()._arrived(unit, flat, shares)
 
 
-def gather_with(transport, kind, *arguments):
-    """`gather`, with other messages for as long as it runs."""
-    with patch.object(unit_messages, "Messages", kind):
-        return gather(transport, *arguments)
-
-
-class With:
-    """Workers on which every replica sends messages like this."""
-
-    def __init__(self, workers, kind):
-        self._workers, self._kind = workers, kind
-
-    def run(self, function, *arguments, ranks=None, transport=None):
-        assert function is gather
-        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
+def sending(kind):
+    """With messages of this kind."""
+    return patch.object(unit_messages, "Messages", kind)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +279,7 @@ class With:
     ],
 )
 def test_a_break_of_the_messages_is_noticed(workers, kind, words, method):
-    verdict = verify(replace(case_of(words), method=method), With(workers, kind), controls=False)
+    case = replace(case_of(words), method=method)
+    verdict = verify(case, Broken(workers, partial(sending, kind)), controls=False)
     assert not verdict.proved
     assert any(difference.used > 1 for difference in verdict.differences)

@@ -8,11 +8,14 @@ holds; where an update is on the host, its bits are those of an update on the de
     breaks    of the moves themselves, each of which has to be noticed
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
+from broken_workers import Broken
 from small_cases import FORMS, case_of, prove
 
 from howdah.parallel import apply as applying
@@ -207,25 +210,17 @@ class Uncounted(Homes):
         return super()._counted(what, *rest, of=of) if what != "gradients" else lambda *_: None
 
 
-def gather_with(transport, kind, *arguments):
+@contextmanager
+def moving(kind):
+    """With homes of this kind."""
     with patch.object(running, "Homes", kind), patch.object(applying, "homes_of", running.homes_of):
-        return gather(transport, *arguments)
-
-
-class With:
-    """Workers whose homes are of this kind."""
-
-    def __init__(self, workers, kind):
-        self._workers, self._kind = workers, kind
-
-    def run(self, function, *arguments, ranks=None, transport=None):
-        assert function is gather
-        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
+        yield
 
 
 @pytest.mark.parametrize("kind", [Unfetched, Overwritten, Uncounted])
 def test_a_break_of_the_moves_is_noticed(workers, kind):
-    verdict = verify(case_of(f"single x2 {HOST}"), With(workers, kind), controls=False)
+    broken = Broken(workers, partial(moving, kind))
+    verdict = verify(case_of(f"single x2 {HOST}"), broken, controls=False)
     assert not verdict.proved
     if kind is Uncounted:
         assert all("was predicted to send" in problem for problem in verdict.problems)

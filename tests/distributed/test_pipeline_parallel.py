@@ -10,10 +10,12 @@ Bytes are compared too: every message, and the sum of a tied embedding's gradien
 
 import re
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 import torch
+from broken_workers import Broken
 from small_cases import FORMS, case_of, prove
 from small_runs import copy_until, losses, metrics, train_on
 
@@ -192,28 +194,15 @@ BREAKS = {
 }
 
 
-def gather_broken(transport, name, *arguments):
-    """`gather`, with one break for as long as it runs."""
-    broken, _ = BREAKS[name]
-    with broken():
-        return gather(transport, *arguments)
-
-
-class Broken:
-    """Workers whose pipelines have one break."""
-
-    def __init__(self, workers, name):
-        self._workers, self._name = workers, name
-
-    def run(self, function, *arguments, ranks=None, transport=None):
-        assert function is gather
-        return self._workers.run(gather_broken, self._name, *arguments, ranks=ranks)
+def breaking(name):
+    """The context of a break."""
+    return BREAKS[name][0]()
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_break_is_noticed(workers, name):
     case = pipeline_case(BREAKS[name][1], steps=1)
-    verdict = verify(case, Broken(workers, name), controls=False)
+    verdict = verify(case, Broken(workers, partial(breaking, name)), controls=False)
     assert any("comparisons differ" in problem for problem in verdict.problems), verdict.problems
 
 

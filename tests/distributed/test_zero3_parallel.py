@@ -8,9 +8,11 @@ against plain PyTorch on one device, in float64. The bytes of every gather are p
 """
 
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
+from broken_workers import Broken
 from small_cases import FORMS, case_of, prove
 from small_runs import copy_until, losses, metrics, opened, train_on
 
@@ -20,7 +22,6 @@ from howdah.parallel.layer_window import Window
 from howdah.parallel.zero3 import ShardedWeights
 from howdah.plan.comm import Algorithms, Comm
 from howdah.sim.traffic import step_traffic
-from howdah.verify.evidence import gather
 from howdah.verify.verify import verify
 
 
@@ -137,26 +138,15 @@ def _frozen(unit):
     return replace(unit, weights=unit.weights.clone())
 
 
-def gather_with(transport, kind, *arguments):
-    """`gather`, with another class of gathering for as long as it runs."""
-    with patch.object(applying, "ShardedWeights", kind):
-        return gather(transport, *arguments)
-
-
-class With:
-    """Workers on which every replica gathers like this."""
-
-    def __init__(self, workers, kind):
-        self._workers, self._kind = workers, kind
-
-    def run(self, function, *arguments, ranks=None, transport=None):
-        assert function is gather
-        return self._workers.run(gather_with, self._kind, *arguments, ranks=ranks)
+def gathering(kind):
+    """With another class of gathering."""
+    return patch.object(applying, "ShardedWeights", kind)
 
 
 @pytest.mark.parametrize("kind", [Skipping, Early, Stale, Unpublished])
 def test_a_break_of_the_gathering_is_noticed(workers, kind):
-    verdict = verify(case_of("dp2 zero3 x2"), With(workers, kind), controls=False)
+    broken = Broken(workers, partial(gathering, kind))
+    verdict = verify(case_of("dp2 zero3 x2"), broken, controls=False)
     assert not verdict.proved
     assert any(difference.used > 1 for difference in verdict.differences)
 

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 from howdah.host import facts as machine
 from howdah.host.facts import (
@@ -12,6 +13,7 @@ from howdah.host.facts import (
     parse_quota,
     parse_sizes,
 )
+from howdah.host.measured import capacity, peak_memory
 
 
 def test_sizes_are_in_bytes():
@@ -88,6 +90,17 @@ def test_the_tightest_limit_on_the_way_to_the_root_wins(groups):
     groups("a/memory.max", str(2**30))
     assert machine.core_quota() == 3.0
     assert machine.memory_limit() == 2**30
+
+
+def test_the_memory_of_a_container_is_what_it_is_granted(groups):
+    """The share in a run's log line, and the memory of `here`, were of the machine around it."""
+    assert machine.total_memory() is None
+    groups("meminfo", f"MemTotal: {2**22} kB\n")
+    assert machine.total_memory() == 2**32
+    groups("a/memory.max", str(2**30))
+    assert machine.total_memory() == 2**30
+    used = peak_memory(torch.device("cpu"))
+    assert used.total == capacity(torch.device("cpu"), 2).total == 2**30
 
 
 def test_limits_of_version_1_are_read(groups):

@@ -63,7 +63,7 @@ def _units(module: nn.Module) -> Iterator[Any]:
 
 
 class _Slot(NamedTuple):
-    """Memory that is lent again and again."""
+    """A buffer that is handed out again when no tensor uses it any more."""
 
     room: Tensor  # bytes
     lent: list["ReferenceType[Any]"]  # to whom; empty: to nobody yet

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from howdah.base.errors import UserError
-from howdah.comm.meeting import Kind
+from howdah.comm.meeting import Kind, Missing, spelled
 from howdah.comm.rendezvous import join_through
 from howdah.comm.signature import Disagreement
 from howdah.comm.staging import check_tensor
@@ -61,7 +61,16 @@ def connected(
         """A transport between two of these ranks, from a thread of its own."""
         return join_through(between, place, 2, transport, **given)
 
-    wire = between_machines(join_through(store, rank, size, transport, **given))
+    try:
+        wire = between_machines(join_through(store, rank, size, transport, **given))
+    except Missing as error:
+        if not (ranks := [*options.global_ranks_in_group]):
+            raise
+        raise UserError(
+            f"new_group: {spelled([ranks[one] for one in error.ranks])} did not create the group "
+            f"of ranks {ranks} within {error.seconds:g} s: all ranks create all groups, in one "
+            "order, also those that they are not in"
+        ) from None
     wires = PairWires(wire, store, pair, seconds=seconds)
     return HowdahGroup(wire, options, hosts, Pairs(rank, size, wires))
 

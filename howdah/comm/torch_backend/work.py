@@ -117,7 +117,7 @@ class Queued(Work):
         self.has_run = True
 
     def end(self) -> None:
-        """Tells those who wait, and runs what was hung on its future: that may make calls, and wait
+        """Wakes those who wait, and runs the callbacks of its future: they may make calls, and wait
         for them, so the lane must be free.
         """
         with self._lock:
@@ -261,8 +261,8 @@ class Lane:
             self._thread = self._alarm = None
 
     def _at_exit(self) -> None:
-        """Ends a thread that is at nothing but the futures of calls that have run: Python stops
-        daemons anywhere, and one that is in C++ then aborts the process.
+        """Ends a thread that has callbacks of finished calls left and nothing else: Python stops
+        daemon threads at any line, and one stopped inside C++ aborts the process.
         """
         if not self.busy:
             self.close()
