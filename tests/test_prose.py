@@ -22,6 +22,10 @@ RIDDLES = (
     *("whoever", "wherever", "anew", "in vain", "out loud", "thereby", "hereby", "thereof"),
     *("whereupon", "upon", "lies", "spoken"),
 )
+POINTS = re.compile(  # a docstring that needs another one to be understood
+    r"See `?[\w.]+`?\.|(That|Those|The same|Theirs)\b(?! (\w+ )?(a|an|the|no|nothing) )|"
+    r"(Whether|Waits until|When) (it|they)\b"
+)
 OLD = {  # names that once stood for things, and what they are called now
     "BadInput": "UserError",
     "keeper": "weight store",

@@ -285,8 +285,9 @@ def faults(rows: list[dict[str, Any]], losses: dict[str, list[float]]) -> list[s
             found.append(f"{where}: counted {row['counted']} bytes, not {wanted['all']:,.0f}")
         if not wanted["leaving"] <= row["card"] <= HEADERS * wanted["leaving"] + SMALL:
             found.append(f"{where}: the card sent {row['card']:,.0f}, not {wanted['leaving']:,.0f}")
-        if row["form"] == WHOLE and min(row["fewer"], row["fewer on the card"]) < GOAL:
-            found.append(f"{where}: sends {row['fewer']:.2f} times less, not {GOAL:g}")
+        fewer = min(row["fewer"], row["fewer on the card"])
+        if row["form"] == WHOLE and fewer < GOAL:
+            found.append(f"{where}: sends {fewer:.2f} times less, not {GOAL:g}")
     if losses[COPIED] != losses[PLAIN]:
         found.append(f"{rows[0]['case']} {COPIED}: other losses than {PLAIN}")
     return found

@@ -323,7 +323,7 @@ class _Links(NamedTuple):
 
 
 def _links(wanted: Wanted, ranks: int, found: Found) -> _Links | None:
-    """Those of several ranks."""
+    """The links between several ranks; None for one rank."""
     if ranks == 1:
         return None
     local = ranks // wanted.nodes

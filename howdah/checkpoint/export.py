@@ -164,7 +164,7 @@ def _write_weights(
 
 
 def _kept_last(tensor: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
-    """The same, which keeps the last tensor until another is asked for."""
+    """The function `tensor`, keeping the last result until another name is asked for."""
     kept: dict[str, Tensor] = {}
 
     def ask(name: str) -> Tensor:

@@ -35,7 +35,7 @@ from howdah.plan.layout import parse_layout
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.text import read_schedule
 from howdah.search.capacity import Room, refuse_too_large
-from howdah.text.labels import check_labels
+from howdah.text.labels import check_labels, label_problems
 from howdah.text.sources import unreadable
 from howdah.train.inputs import code_problems, input_problems, text_of
 from howdah.train.notes import notes_of
@@ -105,7 +105,7 @@ def file_problems(run: Run, *, meant: bool = True) -> Iterator[str]:
         yield from problem_of(partial(read_schedule, run.schedule))
     if not meant:
         return
-    if data.labelled and not missing:
+    if data.labelled and not missing and not any(label_problems(data, run.model)):
         yield from problem_of(partial(check_labels, data, run.model.labels))
     if run.init_from is not None:
         ready_torch()

@@ -51,7 +51,7 @@ def broadcast(ranks: int, *, root: int = 0, pieces: int = 1) -> Program:
 
 
 def broadcast_in_pieces(ranks: int, *, root: int = 0, pieces: int = 4) -> Program:
-    """The same, with four pieces where nothing else is said."""
+    """A broadcast along the ring in pieces, four unless it is given another number."""
     return broadcast(ranks, root=root, pieces=pieces)
 
 

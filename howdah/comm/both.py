@@ -53,7 +53,7 @@ class Both:
         self.host.site = line
 
     def lane_of(self, x: Tensor) -> Lane | None:
-        """That of the GPUs' wire, for its tensors."""
+        """The lane of the GPUs' wire, for its tensors."""
         return self.cards.lane_of(x)
 
     def wire_of(self, x: Tensor) -> Transport:

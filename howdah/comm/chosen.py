@@ -344,7 +344,7 @@ class Choosing:
                 self._open = False
 
     def lane_of(self, x: Tensor) -> Lane | None:
-        """That of the transport beneath."""
+        """The lane of the transport beneath."""
         return self.wire.lane_of(x)
 
     def wire_of(self, x: Tensor) -> Transport:

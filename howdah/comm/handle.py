@@ -86,11 +86,11 @@ class OfBlock:
         self.started: Handle = NotStarted()
 
     def result(self) -> None:
-        """That of the operations."""
+        """Waits for all operations. Raises the error of one."""
         self.started.result()
 
     def then(self, note: Note) -> None:
-        """That of the operations."""
+        """Calls `note` when all operations have ended."""
         self.started.then(note)
 
     def done(self) -> bool:

@@ -81,7 +81,7 @@ class PlacedModel:
 
     @torch.no_grad()
     def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """See Predictor."""
+        """Logits [b, V] of the token behind `tokens` [b, s], on all ranks."""
 
         def run(x: Tensor | None) -> Tensor:
             x = self.model.embed(tokens, positions) if x is None else x
@@ -92,7 +92,9 @@ class PlacedModel:
 
     @torch.no_grad()
     def encode(self, source: Tensor, seen: Tensor | None) -> Tensor:
-        """See Stacks. Where no tokens are decoded, of none of the source: [b, 0, h]."""
+        """What the encoder makes [b, t, h] of source tokens [b, t]; where no tokens are decoded,
+        [b, 0, h].
+        """
 
         def run(x: Tensor | None) -> Tensor:
             x = self.model.embed(source, source) if x is None else x
@@ -106,7 +108,7 @@ class PlacedModel:
 
     @torch.no_grad()
     def behind(self, tokens: Tensor, source: Tensor, seen: Tensor | None, cache: Cache) -> Tensor:
-        """See Stacks."""
+        """Logits [b, V] of the token behind `tokens` [b, s], which read `source`, on all ranks."""
 
         def run(x: Tensor | None) -> Tensor:
             x = self.model.embed(tokens, tokens, place="target") if x is None else x

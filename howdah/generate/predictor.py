@@ -49,7 +49,7 @@ class OneDevice:
 
     @torch.no_grad()
     def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """See Predictor."""
+        """Logits [b, V] of the token behind `tokens` [b, s]."""
         hidden = self.model(tokens, positions, cache=cache)
         return self.model.logits(hidden[:, -1])
 
@@ -85,12 +85,12 @@ class WholeStacks:
 
     @torch.no_grad()
     def encode(self, source: Tensor, seen: Tensor | None) -> Tensor:
-        """See Stacks."""
+        """What the encoder makes [b, t, h] of source tokens [b, t]."""
         return self.model.encode(source, seen)
 
     @torch.no_grad()
     def behind(self, tokens: Tensor, source: Tensor, seen: Tensor | None, cache: Cache) -> Tensor:
-        """See Stacks."""
+        """Logits [b, V] of the token behind `tokens` [b, s], which read `source`."""
         return self.model.logits(self.model.decode(tokens, source, seen, cache=cache)[:, -1])
 
 
@@ -108,7 +108,7 @@ class BehindEncoder:
         self._source = stacks.encode(tokens, seen), seen
 
     def next_logits(self, tokens: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """See Predictor."""
+        """Logits [b, V] of the token behind `tokens` [b, s], which read their sources."""
         cache.source = cache.source or self._source
         return self.stacks.behind(tokens, *cache.source, cache=cache)
 

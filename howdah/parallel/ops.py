@@ -70,16 +70,16 @@ class Handle:
     trains: bool = True
 
     def value(self) -> Tensor:
-        """See WeightStore."""
+        """The weight in the compute dtype; valid until the operation ends."""
         return self.store.value(self.name)
 
     def expect_gradient(self) -> None:
-        """See WeightStore."""
+        """Records that a forward pass has used the weight: one more `add` will follow."""
         if self.trains:
             self.store.expect_gradient(self.name)
 
     def add(self, add: Add, *, now: bool = False) -> None:
-        """See WeightStore."""
+        """Adds a term to the gradient: `add` is called with it, at once if `now`, or later."""
         if self.trains:
             self.store.add(self.name, add, now=now)
 
@@ -286,7 +286,7 @@ class OwnRelativeTable(RelativeTable):
         self.weight: Handle = weight
 
     def expected(self) -> None:
-        """See RelativeTable."""
+        """Expects one more term of the table's gradient: a block has used it."""
         self.weight.expect_gradient()
 
 

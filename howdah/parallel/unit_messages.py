@@ -123,13 +123,13 @@ class Arriving:
         self._handle, self._arrived = handle, [arrived]
 
     def result(self) -> None:
-        """That of the handle, and what is done behind it."""
+        """Waits for the operation, then calls the function if it was not called."""
         self._handle.result()
         while self._arrived:
             self._arrived.pop()()
 
     def then(self, note: Note) -> None:
-        """That of the handle."""
+        """Calls `note` when the operation has ended."""
         self._handle.then(note)
 
     def done(self) -> bool:

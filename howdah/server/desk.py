@@ -107,7 +107,7 @@ class Desk:
         return found
 
     def begin(self, worker: int, incarnation: int, clock: int) -> None:
-        """See `Clocks.begin`."""
+        """A worker begins at a clock; rounds that are complete without it are applied."""
         rounds = self.clocks.begin(worker, incarnation, clock)
         self.record(Deed(BEGIN, worker, incarnation, clock), None)
         self._apply(rounds)

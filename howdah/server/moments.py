@@ -49,7 +49,7 @@ class Moments:
             self._open[message] = _Open(HOST.mark(), chunks, size)
 
     def end(self, message: Message, *, size: int = 0) -> None:
-        """A chunk has come, of so many bytes more; one that was not awaited is none."""
+        """A chunk of so many bytes has come; one that no message awaits is not counted."""
         one = self._open.get(message)
         if one is None:
             return
@@ -60,7 +60,7 @@ class Moments:
             self._record(message.peer, message.what, one.size, took)
 
     def forget(self, peer: str) -> None:
-        """What is under way with a peer will not come."""
+        """Drops the messages with a peer, which will not come."""
         for message in [*self._open]:  # threads add to it meanwhile
             if message.peer == peer:
                 self._open.pop(message, None)

@@ -13,25 +13,25 @@ class Asked(Protocol):
     """A connection over which chunks of units were asked for."""
 
     def wait(self, unit: str) -> None:
-        """Waits until those of a unit are here."""
+        """Waits until the chunks of a unit are here."""
         ...
 
     def has(self, unit: str) -> bool:
-        """Whether they are."""
+        """Whether the chunks of a unit are here."""
         ...
 
 
 class Pulled:
     """The weights of a unit, in parts from several servers.
 
-    record  is told how long somebody waited
+    record  called with the time that `result` has waited
     """
 
     def __init__(self, links: Sequence[Asked], unit: str, record: Record) -> None:
         self._links, self._unit, self._record = links, unit, record
 
     def result(self) -> None:
-        """Waits until they are here."""
+        """Waits until the weights are here."""
         began = HOST.mark()
         for link in self._links:
             link.wait(self._unit)
@@ -39,10 +39,10 @@ class Pulled:
         self._record("servers", f"{WAIT} weights of {self._unit}", 0, took)
 
     def then(self, note: Note) -> None:
-        """Calls `note` when they are here."""
+        """Calls `note` when the weights are here."""
         self.result()
         DONE.then(note)
 
     def done(self) -> bool:
-        """Whether they are here."""
+        """Whether the weights are here."""
         return all(link.has(self._unit) for link in self._links)

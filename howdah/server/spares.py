@@ -24,7 +24,7 @@ class Spares:
         self._most, self._bytes, self._lock = most, 0, Lock()
 
     def take(self, length: int, dtype: torch.dtype) -> Tensor:
-        """A buffer; what is in it is not said."""
+        """A buffer, whose content is not defined."""
         with self._lock:
             if kept := self._kept[length, dtype]:
                 found = kept.pop()

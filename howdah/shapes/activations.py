@@ -252,7 +252,7 @@ def _copied(  # noqa: PLR0917
 
 
 def _cross(shape: ModelShape, kernels: Kernels, *, selective: bool) -> Iterator[Saved]:
-    """The same, but keys and values are the source's, and pairs a target's with a source's."""
+    """Cross attention: keys and values are of the source, pairs of a target and a source token."""
     for one in _attention(shape, kernels, selective=selective):
         elsewhere: dict[Per, Per] = {"pair": "cross_pair"}
         if one.name[0] in "kv":

@@ -67,7 +67,7 @@ class UnderWay(NamedTuple):
     used: str = ""
 
     def later(self, seconds: float) -> "UnderWay":
-        """The same, in seconds after a later moment. What has ended by then ends at 0."""
+        """These ends, in seconds after a later moment. What has ended by then ends at 0."""
         return UnderWay(
             tuple(max(end - seconds, 0.0) for end in self.free),
             tuple((unit, max(end - seconds, 0.0)) for unit, end in self.coming),

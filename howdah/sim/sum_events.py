@@ -38,7 +38,7 @@ class Events(NamedTuple):
     end: Sequence[Event]
 
     def at_the_end(self) -> "Events":
-        """The same, in the same order, when all parts are done."""
+        """All events in their order, when all parts are done."""
         beside = [
             event
             for part in (*self.before, *(part for part in self.behind if part not in self.before))

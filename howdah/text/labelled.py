@@ -65,7 +65,7 @@ class Places(Labelled):
     """Takes the label of a row and the place of that row, with `PAIR` between them."""
 
     def __call__(self, record: Record, where: str, bad: Bad) -> Iterator[str]:
-        """See `Labelled`."""
+        """Yields the label of a row and its place. Raises UserError for a row without a label."""
         for pair in super().__call__(record, where, bad):
             yield f"{pair.partition(PAIR)[2]}{PAIR}{where}"
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError, named
+from howdah.base.files import kind_of
 from howdah.checkpoint.facts import Base, Facts, facts
 from howdah.checkpoint.load import Checkpoint
 from howdah.checkpoint.peft import read_peft, write_peft
@@ -121,10 +122,10 @@ def tensors_for_use(checkpoint: Checkpoint) -> Callable[[str], Tensor]:
     base, held = saved.base, frozenset(checkpoint.names("weight"))
     if base is None:
         return lambda name: checkpoint.tensor("weight", name)
-    if kind_of(base.folder) != "folder":
+    if kind_of(Path(base.folder)) != "folder":
         raise UserError(
-            f"{checkpoint.path} holds an adapter, and {named(base.folder)} with the weights that it "
-            "was trained beside is not there; make it a link to where they are now"
+            f"{checkpoint.path} holds an adapter, and {named(base.folder)}, with the weights that "
+            "it was trained beside, does not exist; make it a link to where they are now"
         )
     frozen = tuple(row.name for row in weights(saved.model) if row.name not in held)
     _, tensor = read_hub(Path(base.folder), labels=saved.model.labels, fresh=_none)

@@ -51,8 +51,8 @@ class LabelCounts:
         return self._placed.plain_loss(hidden, labels, tokens)
 
     def scores(self) -> Scores:
-        """Those of the texts of all ranks, which call together. Every tp rank counts the same ones,
-        which changes no share.
+        """The scores over the texts of all ranks, which call together. Every tp rank counts the
+        same texts, which changes no score.
         """
         mesh = self._placed.mesh
         with mesh.counters.aside():

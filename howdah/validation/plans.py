@@ -74,7 +74,7 @@ def answer(row: Row) -> Answer | str:
 
 
 def said(row: Row) -> Answer | str:
-    """The same, for rows that state no time too."""
+    """The row as a plan, also one that states no time; or in a few words why there is none."""
     notes: list[str] = []
     shape = shape_of(row, notes)
     if isinstance(shape, str):

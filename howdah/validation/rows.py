@@ -45,7 +45,7 @@ class Row:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of Megatron's command line that the row quotes."""
+        """The arguments of Megatron's command line that the row quotes."""
         try:
             found = json.loads(self["notes"].partition("args: ")[2] or "{}")
         except ValueError:

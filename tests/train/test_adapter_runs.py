@@ -209,7 +209,7 @@ def test_another_base_is_refused_by_its_checksum(workers, adapted, base, tmp_pat
     with pytest.raises(UserError, match=r"was trained beside another base than init_from names"):
         started(adapted("b", 1, f"init_from={other}", f"init_adapter={tmp_path / 'peft'}"))
     shutil.rmtree(base)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match=r"beside, does not exist; make it a link to where they"):
         tensors_for_use(opened(tmp_path / "a", 1))
 
 
