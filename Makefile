@@ -8,9 +8,9 @@ BIN := .venv/bin
 train: .venv/ready
 	$(BIN)/howdah train recipes/laptop.toml
 
-# Two processes share out the files. ARGS go to pytest: make test ARGS="tests/plan -x"
+# Three processes share out the files: tests that end processes wait much. ARGS go to pytest: make test ARGS="tests/plan -x"
 test: .venv/dev
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
 
 slow: .venv/dev
 	$(BIN)/pytest -m slow

@@ -1,5 +1,5 @@
 """The words of pages, docstrings, comments and messages: none that hide who does what, none that
-are not used any more.
+are not used any more; and how docstrings begin.
 
 What a word stands for is in docs/glossary.md; how prose is written, in CONTRIBUTING.md.
 """
@@ -22,9 +22,9 @@ RIDDLES = (
     *("whoever", "wherever", "anew", "in vain", "out loud", "thereby", "hereby", "thereof"),
     *("whereupon", "upon", "lies", "spoken"),
 )
-POINTS = re.compile(  # a docstring that needs another one to be understood
-    r"See `?[\w.]+`?\.|(That|Those|The same|Theirs)\b(?! (\w+ )?(a|an|the|no|nothing) )|"
-    r"(Whether|Waits until|When) (it|they)\b"
+POINTS = re.compile(  # how a docstring begins that cannot be understood without another one
+    r"See `?[\w.]+`?\.|(That|Those) of\b|The same([,.]| of| for| with| under| as| on)\b|"
+    r"(Whether|Waits until) (it|they) (is|are)( here)?\."
 )
 OLD = {  # names that once stood for things, and what they are called now
     "BadInput": "UserError",
@@ -70,6 +70,26 @@ def test_docstrings_comments_and_messages_speak_plainly():
         if (words := banned(text))
     ]
     assert found == []
+
+
+def pointing(source: str) -> Iterator[int]:
+    """Lines of docstrings that begin by pointing at another one."""
+    documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and POINTS.match(ast.get_docstring(node) or ""):
+            yield getattr(node, "lineno", 1)
+
+
+def test_docstrings_say_what_they_are_about():
+    found = [(path, line) for path in FILES for line in pointing(path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_a_docstring_that_points_elsewhere_is_found():
+    riddles = ("See Store.", "See `a.b`.", "The same for two.", "That of it.", "Whether they are.")
+    assert [[*pointing(f'def f():\n    """{one}"""')] for one in riddles] == [[1]] * len(riddles)
+    plain = ("The same rows, predicted again.", "Whether it has a gradient.", "Seen from above.")
+    assert not any([*pointing(f'def f():\n    """{one}"""')] for one in plain)
 
 
 def test_a_riddle_is_found():

@@ -12,6 +12,7 @@ from test_floors import (
     files_are_one_idea,
     files_open_with_a_docstring,
     floors_open_with_a_docstring_alone,
+    functions_are_one_story,
     imports_go_down,
     light_floors_name_no_torch,
     light_modules,
@@ -71,6 +72,7 @@ BROKEN = [
     (environment_is_read_at_the_top, "config/a.py", "Path.home()", "reads Path.home"),
     (environment_is_read_at_the_top, "config/a.py", "p.expanduser()", "reads p.expanduser"),
     (files_are_one_idea, "plan/a.py", "x = 1\n" * 400, "plan/a.py has 401 lines"),
+    (functions_are_one_story, "plan/a.py", "def f():\n" + "    x = 1\n" * 70, "f has 71 lines"),
     (floors_open_with_a_docstring_alone, "plan/__init__.py", "import math", "plan/__init__.py"),
 ]
 

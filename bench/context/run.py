@@ -50,7 +50,7 @@ from howdah.train.step import StepContext, train_step
 
 TOKENS, HEADS, DEGREES = (512, 1024, 2048), ((4, 4), (8, 8), (8, 2)), (2, 4)
 KINDS = ("ring", "all-to-all", "both")  # the last where cp has groups
-STEPS = 6  # of which the first is not counted
+STEPS, ROUNDS = 6, 3  # the first step of a round is not counted; kinds take turns
 NEAR, WANTED = 0.02, 0.9
 BUDGET = 64 << 20  # bytes of a rank
 WIDTH, VOCAB, LONGEST = 256, 512, 1 << 17
@@ -117,14 +117,18 @@ def cell(workers: Workers, cp: int, tokens: int, heads: tuple[int, int]) -> dict
     if cp > heads[1] and (cp % heads[1] or cp // heads[1] > heads[0] // heads[1]):
         return None
     cluster = replace(load_cluster("laptop-cpu"), devices_per_node=cp)
-    measured, predicted = {}, {}
+    predicted = {}
     kinds = KINDS if cp > 3 else KINDS[:2]
-    for kind in kinds:
-        plan = plan_of(cp, kind, tokens, heads)
+    seconds = {kind: list[float]() for kind in kinds}
+    plans = {kind: plan_of(cp, kind, tokens, heads) for kind in kinds}
+    for kind, plan in plans.items():
         time = predict(plan, cluster).time
         assert time is not None
         predicted[kind] = time.seconds
-        measured[kind] = median(workers.run(timed, plan, ranks=cp)[0])
+    for _ in range(ROUNDS):
+        for kind, plan in plans.items():
+            seconds[kind] += workers.run(timed, plan, ranks=cp)[0]
+    measured = {kind: median(some) for kind, some in seconds.items()}
     chosen = min(kinds, key=predicted.__getitem__)
     regret = measured[chosen] / min(measured.values()) - 1
     return {

@@ -105,7 +105,7 @@ def publish(folder: Path, own: Index, team: Team, *, deadline: float, cancelled:
 def _publish_apart(
     folder: Path, parts: dict[int, Index], team: Team, board: Board, patience: Patience
 ) -> None:
-    """The same for one site of several, of whose ranks there are the `parts`."""
+    """Publishes the checkpoint on one site of several, of whose ranks there are the `parts`."""
 
     def look(name: str, rank: int) -> str | None:
         leader = team.sites[rank]

@@ -52,8 +52,8 @@ def _settled_now(run: Run, machine: Machine) -> Settled:
 
 
 def settled_by_all(run: Run, machine: Machine) -> tuple[Settled, Any]:
-    """The same on every rank that torchrun has started, and the store, to be kept while others may
-    read from it.
+    """The settled run on every rank that torchrun has started, and the store, to be kept while
+    others may read from it.
     """
     from howdah.comm.announce import announce
 

@@ -216,7 +216,8 @@ def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
     after: ExitStack | None = None,
 ) -> Job:
     """Prepares a run's tokens, which finds its remaining mistakes, and returns the job with its
-    length in steps.
+    length in steps: 1. what is wrong so far, 2. the tokens, 3. the start, 4. what the run is told,
+    5. the run folder.
 
     The `first` process also prepares the start, and writes run.toml into the run folder, and into
     log.txt what was `said` before and here; `after` removes that if no step follows. Without
@@ -238,7 +239,7 @@ def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
         if after and there:
             after.callback(remove_start, there)
         done = max(steps(job.folder / "checkpoints"), default=0) if first else 0
-        changed = changes_since(job.folder, now) if done else {}
+        changed = changes_since(job.folder, now) if done else {}  # 1
         adapts = job.method.adapter is not None
         asks = [partial(refuse_other_start, changed, job.folder, beside=adapts)]
         if not resume:
@@ -249,23 +250,23 @@ def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
         inputs = [*problem_of(partial(require_inputs, job))] if first else []
         if wrong or inputs:
             raise UserError(several([*wrong, *(inputs or unreadable(job.data))]))
-        # One rank of each machine checks the files that all its ranks will read.
+        # 2. One rank of each machine checks the files that all its ranks will read.
         corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
         order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)
         train = in_steps(job.train, job.batch, order.sequence, sum(order.samples))
         job = replace(job, train=train)
         now = resolved(run, job)
         changed = changes_since(job.folder, now) if done else {}
-        if first:
+        if first:  # 3
             other = asked or any(key.startswith("data.validation") for key in changed)
             prepare_start(job, corpus, say, other_held_out=other, parts=several_machines())
             refuse_in_vain(changed, job.folder, done=done, steps=train.steps)
-        rates = rate_note(changed, job.method.lr, steps=train.steps, done=done)
+        rates = rate_note(changed, job.method.lr, steps=train.steps, done=done)  # 4
         orders = algorithm_note(changed, done=done)
         for note in [*notes_of(job.plan, job.train), rates, orders]:
             if note:
                 say(f"note        {note}")
-        if first and done < train.steps:  # what no step has used is not how the run was trained
+        if first and done < train.steps:  # 5; what no step has used is not how the run was trained
             save_run(now, job.folder / "run.toml")
             remember(job.folder, done, changed)
             with suppress(OSError):  # a run trains without its log

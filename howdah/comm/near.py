@@ -34,7 +34,7 @@ class Near:
         return self._run(call, in_turns(rounds))
 
     def carry(self, call: Calls, work: Work) -> int:
-        """The same with a program."""
+        """Runs a program; returns the bytes that this rank sends over both wires."""
         return self._run(call, work.flow())
 
     def _run(self, call: Calls, flow: Flow) -> int:

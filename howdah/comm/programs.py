@@ -50,7 +50,7 @@ class OnTensors(NamedTuple):
         return tasks
 
     def rounds(self) -> list[Round]:
-        """The same as rounds, of which each ends before the next one starts."""
+        """The program as rounds, of which each ends before the next one starts."""
         turns = self.way.turns
         self.happen(turns[0].packs if turns else ())
         rounds = []

@@ -62,7 +62,7 @@ class Carrier(Transport, Protocol):
         ...
 
     def carry(self, call: Calls, work: Work) -> int:
-        """The same with a program."""
+        """Runs a program in which all ranks take part, as `exchange` runs rounds."""
         ...
 
 

@@ -79,7 +79,7 @@ def _apart(found: Found) -> str:
 
 
 def found_data(found: Found, rows: Sequence[Priced] | None) -> dict[str, Any]:
-    """The same for programs, in seconds and bytes."""
+    """What the search has found, for programs: in seconds and bytes."""
     best = [one.choice for one in rows] if rows else list(found.best)
     return {
         "priced": found.priced,

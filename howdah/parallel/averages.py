@@ -44,7 +44,7 @@ def _exchange(placed: ParallelModel) -> None:
 
 
 def _exchange_at_home(placed: ParallelModel) -> None:
-    """The same of states on the host or the disk."""
+    """Exchanges masters and averages where they are on the host or the disk."""
     homes = placed.homes
     assert homes is not None
     homes.settle()

@@ -71,7 +71,7 @@ class Trade:
         heads for all tokens, [b, heads, S, d].
         """
         group, rows = self._group, len(given[0][0])
-        to = [[x[:, slice(*of[p])].reshape(-1) for x, of in given] for p in range(group.size)]
+        to = [[x[:, slice(*of[p])] for x, of in given] for p in range(group.size)]
         own = [of[group.rank][1] - of[group.rank][0] for _, of in given]
         width = rows * sum(n * x.shape[3] for n, (x, _) in zip(own, given, strict=True))
         parts = self._exchange(to, [width * length for length in self._lengths])
@@ -91,8 +91,7 @@ class Trade:
         """The inverse of `to_heads`; of heads that several ranks have, the sum."""
         group, rows = self._group, len(given[0][0])
         to = [
-            [x[:, :, start:stop].reshape(-1) for x, _ in given for start, stop in some]
-            for some in self._chunks
+            [x[:, :, start:stop] for x, _ in given for start, stop in some] for some in self._chunks
         ]
         length, places = self._lengths[group.rank], _sizes(self._chunks[group.rank])
         counts = [[stop - start for start, stop in of] for _, of in given]
@@ -114,7 +113,10 @@ class Trade:
     def _exchange(self, to: list[list[Tensor]], received: list[int]) -> tuple[Tensor, ...]:
         """Sends to each rank its tensors; returns what came from each, in so many elements."""
         sent = [sum(x.numel() for x in some) for some in to]
-        x = torch.cat([x for some in to for x in some])
+        pieces = [x for some in to for x in some]
+        x = pieces[0].new_empty(sum(sent))
+        for flat, piece in zip(x.split([one.numel() for one in pieces]), pieces, strict=True):
+            flat.view(piece.shape).copy_(piece)
         out = x.new_empty(sum(received))
         with self._waited:
             self._group.all_to_all(out, x, sent=sent, received=received)

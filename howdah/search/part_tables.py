@@ -168,8 +168,8 @@ class PartTables:
         return byte, max(short - byte * VECTORS[0], 0.0)
 
     def hops(self, pp: int) -> list[tuple[float, float]]:
-        """The same of the path from each pipeline rank to the next, and of the last to the first.
-        Pairs that lie alike in their nodes are alike.
+        """Seconds for each byte and for each message from each pipeline rank to the next, and from
+        the last to the first. Pairs of ranks at equal places of their nodes have equal numbers.
         """
         stride = self.question.devices // pp
         alike = max(self.question.cluster.devices_per_node // stride, 1)

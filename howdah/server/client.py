@@ -244,7 +244,7 @@ class _Link:
         return not any(key in self._wanted for key in self._keys.get(unit, ()))
 
     def wait(self, unit: str) -> None:
-        """Waits until they are."""
+        """Waits until the chunks of a unit that were asked for are here."""
         self._await(lambda: self.has(unit))
 
     def drain(self) -> None:

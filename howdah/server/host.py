@@ -116,7 +116,7 @@ class Host:
         self._holding, self._deepest = Lock(), 0
         self._lock = Lock()
         self._guests: dict[int, Guest] = {}  # by place
-        self._threads: list[Thread] = []
+        self._open: list[tuple[Thread, Guest]] = []  # who has joined, and who has not yet
         self._lost: dict[int, tuple[int, float]] = {}  # by place: its incarnation, and when
         self.counts: Counter[str] = Counter()
         self.recent: deque[Call] = deque(maxlen=RECENT)
@@ -137,7 +137,7 @@ class Host:
                     self.gone[place] = self._has.get(place, 0)
                     self.desk.leave(place, incarnation)
             self._deliver()
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._open = [one for one in self._open if one[0].is_alive()]
 
     @property
     def strangers(self) -> int:
@@ -201,12 +201,11 @@ class Host:
     def close(self) -> None:
         """Ends all connections, and waits for their threads."""
         self._door.close()
-        with self._lock:
-            for guest in self._guests.values():
-                guest.outbox.close()
-                with suppress(OSError):
-                    guest.frames.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
+        for _, guest in self._open:
+            guest.outbox.close()
+            with suppress(OSError):
+                guest.frames.sock.shutdown(socket.SHUT_RDWR)
+        for thread, _ in self._open:
             thread.join()
 
     # -- the threads of one worker
@@ -223,7 +222,7 @@ class Host:
         run = turn_away if problem else partial(self._hear, guest)
         thread = Thread(target=run, daemon=True, name=f"worker {place}")
         thread.start()
-        self._threads.append(thread)
+        self._open.append((thread, guest))
 
     def _read(self, said: bytes) -> tuple[int, int, str]:
         """The place that a hello asks for, the process, and what is wrong with it."""

@@ -323,8 +323,8 @@ def settled_comm(
     shapes: Iterable[Shape],
     corrections: Sequence[Correction] = (),
 ) -> Comm:
-    """The same of [comm] alone, on a cluster with attained rates. Rows of an embedding are
-    broadcast directly.
+    """[comm] with the algorithms that are chosen, on a cluster with attained rates. Rows of an
+    embedding are broadcast directly.
     """
     algorithms = comm.algorithm
     if comm.sparse and algorithms.broadcast == AUTO:

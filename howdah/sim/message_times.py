@@ -108,8 +108,11 @@ class MessageTimes:
         pattern: Pattern = "all" if row.operation in TO_ALL else "ring"
         bandwidth, latency = self._path(row.axis, ranks, pattern)
         to = np.fromiter(row.peers, np.int64)
-        sent = int(np.broadcast_to(row.sizes, to.shape)[to != rank].sum())
-        return sent / bandwidth + row.times * latency
+        sizes = np.broadcast_to(row.sizes, to.shape)
+        sent = int(sizes[to != rank].sum())
+        # Heads for tokens: a message is gathered from, and dealt out to, heads that are far apart.
+        copied = 4 * int(sizes.sum()) if name == "traders" else 0  # read and written, twice
+        return sent / bandwidth + row.times * latency + copied / self.cluster.device.bandwidth
 
     def of_scalars(self) -> float:
         """Seconds in which all ranks sum a few numbers."""

@@ -136,9 +136,11 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
 
 
 def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device) -> Begun:
-    """Connects the mesh, finds the start of the run, and applies the layout; `stack` closes what
-    this opens.
+    """Begins a run: 1. connect ranks, and lock the run folder, 2. the text, 3. the start, and the
+    layout applied to its weights, 4. what sees the steps: log, checkpoints, batches, speed, 5. the
+    first lines. `stack` closes what this opens.
     """
+    # 1
     mesh = stack.enter_context(connect_mesh(job.layout, transport, device, job.plan.comm.algorithm))
     explain_losses_in(transport, job.folder)
     # Streams order what one thread launches; on a GPU, torch would run backward passes on another.
@@ -150,16 +152,16 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     say = to_each(RunConsole(mesh.rank).say, said.append)
     extra = extra_tokens(job.shape)
     labels = labels_of(job.shape)
-    corpus = prepare(
+    corpus = prepare(  # 2
         job.data, vocab=job.shape.vocab, cache=job.cache, say=say, extra=extra, labels=labels
     )
     require_same_text(mesh, corpus, job.data)
     require_same_algorithms(mesh, job)
     team = team_of(job, mesh, stack, say)
-    start = find_start(job, mesh, say, team)
+    start = find_start(job, mesh, say, team)  # 3
     peak = peak_of(job, mesh, say)
     placed = place(job, mesh, start, corpus)
-    console = RunConsole(mesh.rank, steps=job.train.steps, done=start.step)
+    console = RunConsole(mesh.rank, steps=job.train.steps, done=start.step)  # 4
     stack.enter_context(closing(console))
     records = records_of(job, start, console.say) if mesh.rank == 0 else None
     snapshots, spikes = snapshots_for(job.plan, mesh), spikes_of(job, start, device)
@@ -175,7 +177,7 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     first, order = first_samples(job, start), order_of_run(job, corpus)
     batches = stack.enter_context(closing(read_batches(job, mesh, corpus, start, first)))
     monitor = SpeedMonitor(job, context, batches, peak=peak, console=console, records=records)
-    length = describe(order, steps=job.train.steps, used=first(job.train.steps))
+    length = describe(order, steps=job.train.steps, used=first(job.train.steps))  # 5
     of_device = device_lines(device, ranks_here(mesh))
     of_device += precision_lines(job.method.precision, device.type)
     for line in [*of_device, *predict_lines(job.plan, mesh), *predicted_time(job), length]:

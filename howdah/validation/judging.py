@@ -65,7 +65,7 @@ def predicted_seconds(answer: Answer) -> float:
 
 
 def seconds_of(answer: Answer, profile: Profile) -> float:
-    """The same under a profile."""
+    """Seconds as of `predicted_seconds`, under a profile."""
     if not answer.flash:
         profile = replace(profile, flash=0)
     found = step_time(answer.plan, answer.cluster, profile)
@@ -95,7 +95,7 @@ def _judged(row: Row, predict: Predict) -> Judged:
 
 
 def calibrated(judged: Sequence[Judged]) -> list[Judged]:
-    """The same with the factors of m1."""
+    """The judged rows with the factors of m1."""
     first: dict[tuple[str, ...], Judged] = {}
     for one in judged:
         if one.predicted:

@@ -312,3 +312,27 @@ def test_each_goal_of_the_planner_is_met_or_missed(scripts):
     assert said["regret, mean"].endswith("| 4.0% | met |")
     assert said["regret, largest"].endswith("|  | not measured |")
     assert run.goals(found) in (BENCH / "planner" / "results.md").read_text("utf-8")
+
+
+# -- a model of somebody else's --------------------------------------------------------
+
+
+def test_each_stage_is_held_to_its_peer_in_speed_and_in_loss(scripts):
+    """The slower process counts, repeat by repeat, behind the warm-up."""
+    (judge,) = scripts("own_model", "judge")
+    took = {"howdah dp2": (4, 2, 4), "howdah dp2 zero1": (5, 3, 6), "howdah dp2 zero2": (9, 9, 9)}
+    took |= {"howdah dp2 zero3": (8, 8, 8), "DDP": (4, 4, 4), "FSDP2, gathered once": (8, 8, 8)}
+    took |= {"FSDP2": (9, 9, 9), "bound": (2, 2, 2)}
+    slow = {name: [[100.0, 2.0], *([s, 2.0] for s in many)] for name, many in took.items()}
+    fast = {name: [[1.0, 2.0]] * 4 for name in took}
+    found = judge.judged([slow, fast], 12, warm_up=1)
+    verdicts = [one["verdict"] for one in found.values() if "verdict" in one]
+    assert verdicts == ["met", "tie", "missed", "met"] and set(judge.GOALS) <= set(found)
+    assert found["howdah dp2"]["pictures/s"] == 3 and found["howdah dp2"]["of the bound"] == 0.5
+    text = judge.report("A machine.", found)
+    assert "2 met, 1 tie, 1 missed" in text and "| 0.89 (0.89 to 0.89) FSDP2, " in text
+    assert judge.problems(found) == []
+    for loss in (2.01, float("nan")):
+        slow["FSDP2"][2][1] = slow["bound"][2][1] = loss
+        (told,) = judge.problems(judge.judged([slow, fast], 12, warm_up=1))
+        assert told.startswith("FSDP2: a loss differs from DDP's by ")

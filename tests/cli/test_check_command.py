@@ -310,6 +310,7 @@ def test_check_looks_at_the_labels_of_all_rows(run, refused, recipe, tmp_path):
     bare = f"data.validation={tmp_path / 'held.jsonl'}"
     told = refused(*words, f"data.sources={texts[0]}", bare, "model.family=encoder")
     assert told.startswith("data.validation[0] has no label") and "mask_token" not in told
+    assert told.endswith("train on labelled texts or on none")
 
 
 def test_a_labelled_file_that_is_missing_is_told_once(refused, recipe):

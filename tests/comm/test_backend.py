@@ -309,3 +309,27 @@ def test_objects_and_subgroups(sharing):
     heard, said = [{"rank": 0}, {"rank": 1}], [1, "xx"]
     assert zero == (heard, said, ["a"], [0, 1], [1.0, 1.0], [2.0, 2.0], "howdah")
     assert one == (heard, said, [["b"]], None, [1.0, 1.0], [2.0, 2.0], "howdah")
+
+
+def by_old_names(rank):
+    """Methods by the names that torch calls before 2.13."""
+    group, x = dist.group.WORLD, numbers(rank, (4,))
+    wholes, shares = torch.zeros(2, 8), torch.zeros(2, 2)
+    works = [
+        group._allgather_base(wholes[0], x),
+        group.allgather_into_tensor_coalesced([wholes[1]], [x]),
+        group._reduce_scatter_base(shares[0], x),
+        group.reduce_scatter_tensor_coalesced([shares[1]], [x]),
+        group.alltoall_base(mixed := torch.zeros(4), x, [], []),
+    ]
+    [work.wait() for work in works]
+    return [wholes.tolist(), shares.tolist(), mixed.tolist()]
+
+
+def test_older_versions_of_torch_find_their_names(sharing):
+    a, b = (numbers(rank, (4,)) for rank in range(2))
+    for rank, (wholes, shares, mixed) in enumerate(sharing(by_old_names)):
+        own = slice(2 * rank, 2 * rank + 2)
+        assert wholes == [torch.cat([a, b]).tolist()] * 2
+        assert shares == [(a + b)[own].tolist()] * 2
+        assert mixed == torch.cat([a[own], b[own]]).tolist()

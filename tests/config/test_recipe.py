@@ -108,6 +108,15 @@ def test_a_moved_run_folder_goes_on_where_it_is(recipe, tmp_path):
     assert load_run(tmp_path / "new", ["folder=third"]).folder == Path("third")
 
 
+def test_a_base_that_was_moved_has_taken_its_tokenizer_along(recipe, tmp_path):
+    saved = 'init_from = "/old"\n' + recipe.read_text()
+    for tokenizer, then in (("/old", None), ("/own.json", "/own.json")):
+        table = saved.replace("[data]", f'[data]\ntokenizer = "{tokenizer}"')
+        (tmp_path / "run.toml").write_text(table)
+        assert load_run(tmp_path).data.tokenizer == tokenizer
+        assert load_run(tmp_path, ["init_from=/new"]).data.tokenizer == then
+
+
 def test_more_threads_than_cores_can_run_are_refused(recipe):
     resolve_run(load_run(recipe, ["threads=64"]), replace(HERE, cores=8))
     with pytest.raises(

@@ -16,7 +16,7 @@ from random_model import (
 from safetensors.torch import load_file
 
 from howdah.base.errors import UserError
-from howdah.model.hub import read_hub
+from howdah.model.hub import READ, read_hub
 
 transformers = pytest.importorskip("transformers")
 
@@ -136,6 +136,16 @@ def test_a_damaged_folder_gets_a_sentence(name, content, sentence, tmp_path):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         read_hub(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["opt", "gemma2", "gemma3_text", "phi", "phi3", "llama4"])
+def test_a_model_of_another_type_is_told_which_are_run(other, tmp_path):
+    write_folder(tmp_path, LLAMA)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": other}))
+    with pytest.raises(UserError, match=f"of type '{other}', which howdah does not run") as refused:
+        read_hub(tmp_path)
+    assert str(refused.value).endswith(f"; it runs {', '.join(READ)}")
 
 
 @pytest.mark.parametrize("places", [3, ["a"], {"a": 1}, {"a": ["b"]}, {"a": "a\0b"}, {"a": ""}])

@@ -3,6 +3,7 @@
 import json
 import socket
 from contextlib import suppress
+from os import sched_yield
 from random import Random
 from threading import Thread
 
@@ -51,14 +52,29 @@ def test_a_server_that_is_not_there_is_named():
         assert there.weights
 
 
-def raw(there, place=0):
-    """A connection to the first server, greeted and joined, for sending what one likes."""
+def greeted(there, place=0):
+    """A connection to the first server, which has not joined."""
     sock = socket.create_connection(there.addresses[0])
     greet(sock, SECRET, json.dumps({**HELLO, "place": place}).encode(), role=CALLER)
-    frames = Frames(sock, "server", seconds=10.0)
+    return Frames(sock, "server", seconds=10.0)
+
+
+def raw(there, place=0):
+    """A connection to the first server, greeted and joined, for sending what one likes."""
+    frames = greeted(there, place)
     frames.send(JOIN, Fields().packed)
     frames.receive()
     return frames
+
+
+def test_a_server_that_ends_does_not_wait_for_who_has_not_joined():
+    """It did, for ten seconds, and for ever where the worker had joined a moment later."""
+    with servers(Sync("asp"), 1) as there:
+        frames = greeted(there)
+        while not there.hosts[0]._open:
+            sched_yield()
+    assert ends(frames) and there.hosts[0].why == "worker 0 ended the connection"
+    frames.close()
 
 
 def ends(frames):

@@ -116,7 +116,7 @@ class HowdahGroup(Named):
         )
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
-        """The same for several tensors."""
+        """Every rank's tensors become their reductions, as one call."""
         return self.allreduce(tensors, opts or dist.AllreduceCoalescedOptions())
 
     def reduce(self, tensors: Any, opts: Any = None) -> Work:
@@ -136,7 +136,7 @@ class HowdahGroup(Named):
     def reduce_scatter_single_coalesced(
         self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """The same for several tensors."""
+        """Each of `outs` becomes this rank's share of the reduction of its x."""
         opts = opts or dist.ReduceScatterOptions()
         if cards := self._cards.of([*outs, *xs]):
             return cards("reduce_scatter_single_coalesced", outs, xs, opts)
@@ -188,7 +188,7 @@ class HowdahGroup(Named):
     def all_gather_single_coalesced(
         self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """The same for several tensors."""
+        """Each of `outs` becomes its x of all ranks, one behind the other."""
         if cards := self._cards.of([*outs, *xs]):
             return cards("all_gather_single_coalesced", outs, xs, opts)
         for out, x in zip(outs, xs, strict=True):
@@ -207,7 +207,9 @@ class HowdahGroup(Named):
     def allgather_coalesced(
         self, outputs: Any, inputs: Sequence[Tensor], opts: Any = None, *, across: bool = True
     ) -> Work:
-        """The same for several tensors; with `across`, outputs[r] holds those of rank r."""
+        """The tensors of each list become those of all ranks; with `across`, outputs[r] holds the
+        tensors of rank r.
+        """
         lists = [[*one] for one in (zip(*outputs, strict=True) if across else outputs)]
         if cards := self._cards.of([*inputs, *lists[0]]):
             return cards("allgather_coalesced" if across else "allgather", outputs, inputs, opts)
