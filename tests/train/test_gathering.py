@@ -191,12 +191,14 @@ def test_a_server_that_is_lost_ends_the_run_and_all_members_are_told_why(make_jo
                 requests[1].signal = signal.SIGTERM
 
         run._crew.hear = hear_and_end
-        with pytest.raises(ServerDied, match=r"server 1 has ended .*is lost: go on with the same"):
+        lost = r"server [01] has ended .*is lost: go on with the same"  # by who came first
+        with pytest.raises(ServerDied, match=lost) as told:
             run.see_through()
-        run.close("server 1 has ended")
+        who, _, _ = str(told.value).partition(" (")
+        run.close(who)
     errors = members.join()
     assert len(errors) == 2 and all(isinstance(error, Unfinished) for error in errors)
-    assert all("server 1 has ended" in str(error) for error in errors)
+    assert all(who in str(error) for error in errors)
 
 
 # -- what is reported
