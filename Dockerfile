@@ -13,7 +13,7 @@ ARG TORCH=""
 COPY --from=build /source/constraints.txt /wheels/ /wheels/
 RUN if [ -n "$TORCH" ]; then pip install --no-cache-dir -c /wheels/constraints.txt $TORCH; fi \
     && pip install --no-cache-dir -c /wheels/constraints.txt /wheels/*.whl
-ENV HOWDAH_CACHE=/work/cache TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
+ENV HOWDAH_CACHE=/data/cache TORCHINDUCTOR_CACHE_DIR=/tmp/inductor
 USER 1000:1000
-WORKDIR /work
+WORKDIR /data
 CMD ["howdah", "--help"]

@@ -67,7 +67,7 @@ def test_a_job_has_what_a_container_must_allow(name):
     assert not pod["automountServiceAccountToken"]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted.keys() == {volume["name"] for volume in pod["volumes"]}
-    assert {mounted["work"], mounted["tmp"]} == {"/work", "/tmp"}
+    assert {mounted["work"], mounted["tmp"]} == {"/data", "/tmp"}
     assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
@@ -156,4 +156,4 @@ def test_the_image_has_the_wheel_and_its_versions():
     pinned = (ROOT / "constraints.txt").read_text("utf-8")
     assert re.search(r"^setuptools==", pinned, re.M) and re.search(r"^wheel==", pinned, re.M)
     (kept,) = [words for kind, words in instructions() if kind == "ENV"]
-    assert f"HOWDAH_CACHE={'/work/cache'}" in kept and "| `HOWDAH_CACHE` | `/work/cache`" in PAGE
+    assert "HOWDAH_CACHE=/data/cache" in kept and "| `HOWDAH_CACHE` | `/data/cache`" in PAGE

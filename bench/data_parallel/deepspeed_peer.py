@@ -25,7 +25,8 @@ from howdah.text.batches import Micro
 AVAILABLE = importlib.util.find_spec("deepspeed") is not None
 
 
-def deepspeed_zero(case: Case, place: Place, *, stage: int) -> Step:
+def begun(place: Place) -> Any:
+    """DeepSpeed's module, when its processes have met."""
     launched(place)
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(place.size)}
     import deepspeed
@@ -33,10 +34,11 @@ def deepspeed_zero(case: Case, place: Place, *, stage: int) -> Step:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    module = filled(case)
-    engine, *_ = deepspeed.initialize(
-        model=module, optimizer=adamw(case, module.model), config=_settings(case, place, stage)
-    )
+    return deepspeed
+
+
+def steps_of(engine: Any) -> Step:
+    """Whole steps of an engine that accumulates; each returns the mean loss."""
 
     def step(micros: Sequence[Micro]) -> float:
         total = 0.0
@@ -48,6 +50,15 @@ def deepspeed_zero(case: Case, place: Place, *, stage: int) -> Step:
         return total / len(micros)
 
     return step
+
+
+def deepspeed_zero(case: Case, place: Place, *, stage: int) -> Step:
+    deepspeed = begun(place)
+    module = filled(case)
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=adamw(case, module.model), config=_settings(case, place, stage)
+    )
+    return steps_of(engine)
 
 
 def _settings(case: Case, place: Place, stage: int) -> dict[str, Any]:

@@ -16,7 +16,6 @@ gradients are right to 3e-7, and its time is the same.
 """
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +23,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from cases import method
+from deepspeed_peer import begun
 from howdahs import Place
 from layouts import Form
-from peers import MeanLoss, Step, adamw, filled, launched
+from peers import MeanLoss, Step, adamw, filled
 from torch import Tensor, nn
 
 from howdah.plan.flat_buffers import share
@@ -85,13 +85,8 @@ def all_gather(case: Form, place: Place) -> Step:
 
 
 def ulysses(case: Form, place: Place) -> Step:
-    launched(place)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(place.size)}
-    import deepspeed
+    begun(place)
     from deepspeed.sequence.layer import DistributedAttention
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 
     class Local(nn.Module):
         """Attention of a rank's heads, [b, s, heads, d]."""

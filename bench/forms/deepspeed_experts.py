@@ -10,35 +10,27 @@ Its own clipping is off: it clips by the mean of the ranks' norms. Gradients are
 the optimizer by the norm of all.
 """
 
-import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cases import RATE, method
+from deepspeed_peer import begun, steps_of
 from howdahs import Place
 from layouts import Form
-from peers import Step, filled, launched, tensors
+from peers import Step, filled
 from torch import Tensor, nn
 
 from howdah.model.feedforward import FeedForward
 from howdah.plan.flat_buffers import share
 from howdah.shapes.weights import weights
-from howdah.text.batches import Micro
 
 MATRICES = ("gate", "up", "down")
 
 
 def deepspeed_experts(case: Form, place: Place) -> Step:
-    launched(place)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(place.size)}
-    import deepspeed
-
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed = begun(place)
     module = filled(case)
     decays = {weight.name: weight.decay for weight in weights(case.shape)}
     own: dict[str, nn.Parameter] = {}
@@ -67,17 +59,7 @@ def deepspeed_experts(case: Form, place: Place) -> Step:
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config=_settings(case, place)
     )
-
-    def step(micros: Sequence[Micro]) -> float:
-        total = 0.0
-        for micro in micros:
-            loss = engine(*tensors(micro))
-            engine.backward(loss)
-            engine.step()
-            total += loss.item()
-        return total / len(micros)
-
-    return step
+    return steps_of(engine)
 
 
 def _replaced(block: Any, name: str, case: Form, place: Place) -> dict[str, nn.Parameter]:

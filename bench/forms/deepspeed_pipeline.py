@@ -11,17 +11,16 @@ differ by 1e-4 after a dozen steps). Gradients are clipped in front of the optim
 all, as for torch's schedules.
 """
 
-import logging
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from cases import method
+from deepspeed_peer import begun
 from howdahs import CPU, Place
 from layouts import Form
 from ours import plan_of
-from peers import Step, adamw, fill, launched
+from peers import Step, adamw, fill
 from pipelining_peer import clip_stage
 from torch import Tensor, nn
 
@@ -69,14 +68,8 @@ class Blocks(nn.Module):
 
 
 def deepspeed_pipeline(case: Form, place: Place) -> Step:
-    launched(place)
-    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(place.size)}
-    import deepspeed
+    deepspeed = begun(place)
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 
     def loss(hidden: Tensor, labels: Tensor) -> Tensor:
         head = net.tied_modules["embedding"].embedding.weight

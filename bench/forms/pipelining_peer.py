@@ -9,7 +9,6 @@ where they arise (`scale_grads=False`), which saves a pass over all gradients.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Literal
 
 import numpy as np
@@ -29,6 +28,7 @@ from howdah.parallel.stages import Given, run_stage
 from howdah.text.batches import Micro
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+ARRAYS = ("tokens", "labels", "positions", "documents")  # of a micro-batch
 
 
 class Stage(nn.Module):
@@ -75,7 +75,7 @@ def pipelining(case: Form, place: Place, *, schedule: Literal["gpipe", "1f1b"]) 
     tied = stage.model.embedding.weight if first or last else None
 
     def step(micros: Sequence[Micro]) -> float | None:
-        whole = {f.name: _joined(micros, f.name) for f in fields(Micro) if f.name != "samples"}
+        whole = {name: _joined(micros, name) for name in ARRAYS}
         around = {"positions": whole["positions"], "documents": whole["documents"]}
         losses: list[Tensor] = []
         arguments = (whole["tokens"],) if first else ()

@@ -154,14 +154,16 @@ class _Reader:
             self.problems.append(f"{path}{', '.join(lacking)} {verb} missing")
         return None if set(must) - set(values) else kind(**values)
 
+    def _here(self, word: str) -> str:
+        """What is done here in place of another trainer's word; recipes alone are asked for it."""
+        return otherwise(word) if "layout" in _hints(self._root) else ""
+
     def read(self, hint: object, value: object, name: str) -> Any:
         """The value of one field; MISSING if it is wrong, which is then in `problems`."""
         try:
             found = self._value(hint, value, name)
         except _Wrong as wrong:
-            said = ""
-            if isinstance(value, str) and "layout" in _hints(self._root):  # a recipe
-                said = otherwise(value)
+            said = self._here(value) if isinstance(value, str) else ""
             self.problems.append(f"{name} is {shown(value)}; {said or f'it must be {wrong}'}")
             return MISSING
         except UserError as problem:
@@ -213,7 +215,7 @@ class _Reader:
         if (here := our_key(name)) and re.split("[.=]", here)[0] in _hints(self._root):
             word = here.removeprefix("layout=")
             return f"; here it is {here!r}" if word == here else f"; in a layout it is {word!r}"
-        if "layout" in _hints(self._root) and (said := otherwise(name)):  # of a recipe alone
+        if said := self._here(name):
             return f"; {said}"
         suggestion = nearest(name, known)
         elsewhere = [path for path in _paths(self._root, "") if path.rpartition(".")[2] == name]
