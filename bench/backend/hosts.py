@@ -22,15 +22,16 @@ import quiet
 import torch
 import torch.distributed as dist
 from box import Box
+from clusters import rate
 from machine import machine
 from profiles import profile_named
-from run import BATCH, Cases, by_turns, summary, table, with_ddp, with_fsdp2
+from run import ALONE, BATCH, Cases, alone, by_turns, net, summary, table, with_ddp, with_fsdp2
 
 from howdah.base.errors import UserError
 
 HERE = Path(__file__).resolve().parent
 PROFILE, HOSTS, PORT = "flat-1g", 2, 29740
-GOALS = {"fsdp2, 2 x 2": 1.5, "ddp, 2 x 2": 1.5}  # times gloo; one rank a host: 1.0
+SENT = {"fsdp2": 1.5, "ddp": 1.0}  # times the model's bytes, by a card, where each goes over once
 APART = 1e-5  # sums of four in two orders, in float32
 
 
@@ -45,6 +46,8 @@ def rank_main(width: int, rounds: int) -> None:
     for name, group in groups.items():
         found["fsdp2"][name] = with_fsdp2(group, width, x, shared=name == "howdah")
         found["ddp"][name] = with_ddp(group, width, x)
+    for steps in found.values():
+        steps[ALONE] = alone(width, x)["model"]
     told = {case: by_turns(steps, rounds) for case, steps in found.items()}
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
@@ -67,7 +70,12 @@ def measured(box: Box, each: int, width: int, rounds: int) -> dict[str, Any]:
     if any(run.returncode for run in runs):
         raise UserError("the ranks of the box have failed: " + ends[0][1].strip()[-2000:])
     told: dict[str, Any] = json.loads(ends[0][0].strip().splitlines()[-1])
-    return {f"{case}, {HOSTS} x {each}": one for case, one in told.items()}
+    size = sum(4 * weight.numel() for weight in net(width).parameters())
+    fast = rate(profile_named(PROFILE, HOSTS).card)
+    return {
+        f"{case}, {HOSTS} x {each}": {**one, "link": SENT[case] * size / fast}
+        for case, one in told.items()
+    }
 
 
 def main() -> int:
@@ -90,7 +98,7 @@ def main() -> int:
     except UserError as problem:
         print(f"backend: {problem}", file=sys.stderr)
         return 2
-    rows, looks = summary(told, GOALS), watch.end()
+    rows, looks = summary(told, {}), watch.end()
     if apart := [name for name, one in told.items() if one["apart"] > APART]:
         print(f"backend: other results than gloo's: {', '.join(apart)}", file=sys.stderr)
         return 1

@@ -143,7 +143,7 @@ def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Itera
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--grid", choices=GRIDS, default="link", help="link has the sweep with it")
-    words.add_argument("--wire", choices=("tcp", "gloo"), default="gloo", help="of howdah")
+    words.add_argument("--wire", choices=("tcp", "gloo"), default="tcp", help="of howdah")
     words.add_argument("--only", default="", help="cells whose name holds this; writes nothing")
     words.add_argument("--tiny", action="store_true", help="a few small cells; writes nothing")
     words.add_argument("--minutes", type=float, default=25.0)

@@ -33,7 +33,25 @@ def test_times_are_judged_by_medians(scripts):
     rows = run.summary(told, run.GOALS)
     assert rows["fsdp2 shared"]["times"] == pytest.approx(3)
     (line,) = run.table(rows).splitlines()[2:]
-    assert line == "| fsdp2 shared | 6 (4 to 8) | 2 (1 to 9) | 3.00 | 2.5 | yes |"
+    assert line == "| fsdp2 shared | 6 (4 to 8) | 2 (1 to 9) | 0 | 3.00 |  | 2.5 | met | yes |"
+
+
+def test_a_goal_is_higher_where_gloo_is_bound_by_communication(scripts):
+    (run,) = scripts("run")
+    seconds = {"howdah": [0.005] * 3, "gloo": [0.006] * 3}
+    for alone, link, goal, most in ((0.004, 0.0, 1.0, "1.50"), (0.003, 0.0045, 1.5, "1.33")):
+        one = {
+            "seconds": {**seconds, "alone": [alone] * 3},
+            "equal": True,
+            "apart": 0.0,
+            "link": link,
+        }
+        rows = run.summary({"ddp": one}, run.GOALS)
+        assert rows["ddp"]["goal"] == goal
+        word = "met" if goal == 1 else "**missed**"
+        assert (
+            run.table(rows).splitlines()[-1].endswith(f"| 1.20 | {most} | {goal} | {word} | yes |")
+        )
 
 
 def test_outcomes_are_one_line_each(scripts, tmp_path):
