@@ -193,7 +193,8 @@ def trainers(steps: int, rounds: int) -> dict[str, Any]:
             command += [f"--nproc-per-node={RANKS}", str(TRAINER), backend, str(steps)]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, env=environment, capture_output=True, check=True)
-            took, loss = json.loads(done.stdout.splitlines()[-1])
+            lines = done.stdout.splitlines()  # the Trainer prints lines of its own
+            took, loss = json.loads(next(line for line in lines if line.startswith("[")))
             seconds[backend].append(took)
             losses |= {loss} if backend != ALONE else set()
     apart = max(losses) - min(losses)
