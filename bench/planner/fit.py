@@ -39,16 +39,19 @@ ROUNDS = 5
 PULL = 0.004  # of the squared logarithm of a value beside its beginning
 # by profile, the values that are fitted; the others are documented
 DENSE = ("stream", "activation", "logits", "forward", "backward", "matmul", "between", "update")
+BRIDGE = ("stream", "copies", "quantise", "routed", "counts")
 FITTED = {
     "megatron-lm-2021": ("stream", "square", "matmul", "inside", "forward", "backward"),
     "megatron-deepspeed": (*DENSE, "square", "inside", "step"),
     "nemo-2023": ("stream", "matmul", "square"),
-    "megatron-core": (*DENSE, "tp", "ep", "copies", "quantise", "routed", "attention"),
+    "megatron-core": (*DENSE, "tp", "ep", "copies", "attention"),
+    "megatron-bridge": (*BRIDGE, "tp", "ep", "matmul", "between", "activation", "attention"),
+    "megatron-bridge-2606": BRIDGE,
     "fsdp1": (*DENSE, "attention", "slowdown"),
     "torchtitan": ("stream", "matmul", "slowdown"),
     "torchtitan-compile": ("stream", "matmul", "quantise", "attention", "slowdown"),
     "zero-2023": (*DENSE, "inside"),
-    "generic": (*DENSE, "slowdown", "attention", "tp", "ep", "copies", "quantise", "routed"),
+    "generic": (*DENSE, "square", "slowdown", "attention", "tp", "ep", "copies", "quantise", "routed"),
 }
 BOUNDS = {
     "stream": (6, 36),

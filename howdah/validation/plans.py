@@ -9,12 +9,13 @@ from howdah.machines.cluster import Cluster
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Routing
 from howdah.plan.plan import Plan
 from howdah.plan.stages import Stages, even, looped
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
+from howdah.sim.profile import profile_of
 from howdah.validation.machines import cluster_of
 from howdah.validation.models import shape_of
 from howdah.validation.rows import Row
@@ -37,7 +38,7 @@ UNSTATED = re.compile(r"not published|no time")
 class Answer:
     """A published run, said as a plan.
 
-    framework  as the row spells it
+    framework  as the row spells it, with the release that its source names
     flash      whether attention runs in one kernel
     precision  fp32, fp16, bf16, fp8, mxfp8 or nvfp4: the plan's
     recompute  none, selective, operators (chosen one by one, as torchtitan does), full or unstated
@@ -97,7 +98,7 @@ def said(row: Row) -> Answer | str:
         row,
         plan,
         cluster,
-        framework=row["framework"],
+        framework=_framework(row),
         flash=_flash(row),
         precision=precision_of(row),
         recompute=recompute,
@@ -136,6 +137,13 @@ def recompute_of(row: Row) -> str:
     if re.search(r"select|attention|attn|op\b|core|moe_act|layernorm|mla", text):
         return "operators" if "torchtitan" in row["framework"].lower() else "selective"
     return "full"
+
+
+def _framework(row: Row) -> str:
+    """The framework with its release (25.09), where only the source names one."""
+    release = re.search(r"(?<![\d.])2\d\.\d\d(?!\d)", row["source"])
+    named = re.search(r"\d\.\d", row["framework"])
+    return f"{row['framework']} {release[0]}" if release and not named else row["framework"]
 
 
 def _flash(row: Row) -> bool:
@@ -310,7 +318,11 @@ def _tuned(share: int, pp: int) -> int:
 def _plan(row: Row, shape: ModelShape, layout: Layout, batch: Batch, notes: list[str]) -> Plan:
     """Stages of equal numbers of blocks, as all these frameworks cut them, or as the row says."""
     precision = precision_of(row).replace("fp32", "float32")
-    method = Method(precision=precision)  # type: ignore[arg-type]
+    drops = re.search(r"token.?drop|capacity factor", row["notes"].lower())
+    routing = Routing(capacity=1.0 if drops and shape.experts else 0.0)
+    halves = profile_of(_framework(row)).sums == 16 and precision != "float32"
+    sent = "bf16" if halves else "full"
+    method = Method(precision=precision, routing=routing, gradient_dtype=sent)  # type: ignore[arg-type]
     sequence = row.whole("seq") or SEQUENCE
     if not row["seq"]:
         notes.append(f"tokens of a sample not published; {sequence:,} taken")
