@@ -18,6 +18,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import log
 from pathlib import Path
 from statistics import mean
@@ -31,7 +32,7 @@ from howdah.sim.profile import FOLDER, Profile, load_profile, profile_of
 from howdah.validation.folds import publisher_of
 from howdah.validation.judging import seconds_of
 from howdah.validation.plans import Answer, answer
-from howdah.validation.rows import published_rows
+from howdah.validation.rows import Row, published_rows
 
 EACH = 10  # rows of a source that are fitted to
 LARGEST = 520  # stages times micro-batches of a row that is fitted to: the others take seconds
@@ -51,7 +52,17 @@ FITTED = {
     "torchtitan": ("stream", "matmul", "slowdown"),
     "torchtitan-compile": ("stream", "matmul", "quantise", "attention", "slowdown"),
     "zero-2023": (*DENSE, "inside"),
-    "generic": (*DENSE, "square", "slowdown", "attention", "tp", "ep", "copies", "quantise", "routed"),
+    "generic": (
+        *DENSE,
+        "square",
+        "slowdown",
+        "attention",
+        "tp",
+        "ep",
+        "copies",
+        "quantise",
+        "routed",
+    ),
 }
 BOUNDS = {
     "stream": (6, 36),
@@ -98,17 +109,20 @@ def speed_up() -> None:
 
 def rows_to_fit(path: Path, each: int = EACH, largest: int = LARGEST) -> list[Answer]:
     """The answered rows of quality A and B, `each` of a source where it has more."""
-    by_source: dict[str, list[Answer]] = defaultdict(list)
+    by_source: dict[str, list[Row]] = defaultdict(list)
     for row in published_rows(path):
-        found = answer(row) if row["quality"][:1] in ("", "A", "B") else ""
-        if isinstance(found, Answer) and found.plan.layout.pp * found.plan.micros <= largest:
-            by_source[row["source"]].append(found)
-    draw = random.Random(1)
-    return [
-        one
-        for rows in by_source.values()
-        for one in (draw.sample(rows, each) if len(rows) > each else rows)
-    ]
+        if row["quality"][:1] in ("", "A", "B"):
+            by_source[row["source"]].append(row)
+    draw, taken = random.Random(1), list[Answer]()
+    for rows in by_source.values():
+        drawn = (answer(row) for row in draw.sample(rows, len(rows)))
+        fit = (
+            one
+            for one in drawn
+            if isinstance(one, Answer) and one.plan.layout.pp * one.plan.micros <= largest
+        )
+        taken += islice(fit, each)
+    return taken
 
 
 def error(answers: Sequence[Answer], profile: Profile) -> float:

@@ -6,8 +6,9 @@ Writes left_out.json and left_out.md beside itself, after each publisher: a run 
 goes on where it was. `--anew` begins again.
 
 A profile is fitted again without the publisher's rows, and without rows of the same configurations.
-A framework of which no other publisher has runs is predicted by the generic profile, fitted to the
-others' runs of all frameworks. Each source counts as much as every other.
+A framework of which no other publisher has runs is predicted by the profile that its own is like,
+as far as others have runs of that, and else by the generic one, fitted to runs of all frameworks.
+Each source counts as much as every other.
 
 The interval of a publisher is what holds four fifths of the others' errors; `plan` prints that of
 all publishers. How many of the publisher's own runs it holds says whether it can be believed.
@@ -28,7 +29,7 @@ from typing import Any
 from fit import beginning, fitted, rows_to_fit, speed_up
 
 from howdah.base.errors import UserError
-from howdah.sim.profile import Profile, profile_of
+from howdah.sim.profile import Profile, family_of, profile_of
 from howdah.validation.folds import configuration, publisher_of
 from howdah.validation.judging import seconds_of
 from howdah.validation.plans import Answer
@@ -51,14 +52,19 @@ def profiles_without(rows: list[Answer], publisher: str) -> dict[str, Profile]:
     ]
     found = {}
     for name in {profile_of(one.framework).name for one in own}:
-        same = [one for one in others if profile_of(one.framework).name == name]
-        start = beginning(name if len(same) >= FEWEST else "generic")
-        found[name] = fitted(
-            same if len(same) >= FEWEST else others[:: max(len(others) // 90, 1)],
-            start,
-            rounds=ROUNDS,
-        )
+        kind, same = name, _of(name, others)
+        while len(same) < FEWEST and kind != "generic":
+            kind = family_of(kind)
+            same = _of(kind, others)
+        found[name] = fitted(same, beginning(kind), rounds=ROUNDS)
     return found
+
+
+def _of(name: str, rows: list[Answer]) -> list[Answer]:
+    """The rows of a profile; for `generic`, some of all."""
+    if name == "generic":
+        return rows[:: max(len(rows) // 90, 1)]
+    return [one for one in rows if profile_of(one.framework).name == name]
 
 
 def quantile(errors: Sequence[tuple[float, float]], share: float) -> float:

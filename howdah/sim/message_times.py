@@ -167,7 +167,12 @@ class MessageTimes:
         if key not in self._paths:
             groups = self._groups(label, ranks)
             found = path(self.cluster, groups, pattern=pattern)
-            if label == "ep" and self._profile.once and found.nodes > 1 and self._plan.shape.experts:
+            if (
+                label == "ep"
+                and self._profile.once
+                and found.nodes > 1
+                and self._plan.shape.experts
+            ):
                 wire, share = self.cluster.between, _crossing(self._plan, found.nodes)
                 wider = replace(wire, bandwidth=wire.bandwidth / share)
                 found = path(replace(self.cluster, between=wider), groups, pattern=pattern)

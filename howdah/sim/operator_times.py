@@ -94,9 +94,10 @@ class Speeds:
         share = 1 + self._curve.head / head if head else 1.0
         return operations * share / (1 + self._curve.head / USUAL) / self._attention[back]
 
-    def _moved(self, m: int, k: int, n: int, *, weight: bool) -> float:
-        """Seconds in which a product of an expert waits for memory; that of a weight's gradient adds
-        to it.
+    def moved(self, m: int, k: int, n: int, *, weight: bool = False) -> float:
+        """Seconds in which a product of an expert waits for memory.
+
+        weight  whether it is added to a weight's gradient
         """
         size = self._width * (m * k + k * n) + (ADDED if weight else self._made) * m * n
         return self._curve.traffic * size / self.bandwidth
@@ -123,7 +124,7 @@ class Speeds:
         sizes = (rows, inner, columns), (rows, columns, inner), (columns, rows, inner)
         times = [self.product(*one, count=count, low=low, odd=odd) for one in sizes]
         if one.groups > 1:
-            moved = (self._moved(*size, weight=size is sizes[-1]) for size in sizes)
+            moved = (self.moved(*size, weight=size is sizes[-1]) for size in sizes)
             times = [time + count * more for time, more in zip(times, moved, strict=True)]
         return Triple(*times)
 
@@ -172,4 +173,4 @@ def _power(curve: Curve, watts: float | None, peak: float) -> float:
     """
     if not curve.watts or not watts:
         return 1.0
-    return (watts / curve.watts) ** 0.5 * (curve.peak / peak if curve.peak else 1.0)
+    return float((watts / curve.watts) ** 0.5) * (curve.peak / peak if curve.peak else 1.0)

@@ -27,6 +27,10 @@ MOST_STAGES = 10
 MOST_MICRO = 16
 LEAST_MICROS = 6
 SEQUENCE = 2048
+IDLE = (
+    0.25  # with stages that wait longer than this, virtual stages are taken where none are stated
+)
+NODE = 8  # devices of a node
 
 
 TIMES = ("iter_time_s", "tokens_s_gpu", "iter_time_s_derived")
@@ -157,7 +161,8 @@ def _flash(row: Row) -> bool:
         r"megatron-deepspeed|megatron-lm$|nemo-megatron|fairseq|metaseq|gpt-neox|alpa",
         row["framework"].lower(),
     )
-    return not older and not re.search(r"[VP]100|T4|2080", row["gpu"].upper())
+    of_then = re.search(r"A100|A40|A10|3090|910A?$|MI250|TPU", row["gpu"].upper())
+    return not (older and of_then) and not re.search(r"[VP]100|T4|2080", row["gpu"].upper())
 
 
 def _published(row: Row, plan: Plan) -> float:
@@ -223,15 +228,21 @@ def _zero(row: Row) -> int:
     text = row["zero"].lower()
     if match := re.search(r"[0-3]", text):
         return int(match[0])
-    if "fsdp" in text or ("fsdp" in row["framework"].lower() and not text):
+    if re.search(r"grad_op", text):
+        return 2
+    if re.search(r"fsdp|hsdp|full.?shard|hybrid.?shard", text):
         return 3
-    return 1 if "dist" in text else 0
+    if "fsdp" in row["framework"].lower() and not text:
+        return 3
+    return 1 if re.search(r"dist|os", text) else 0
 
 
 def _shard(row: Row, zero: int, replicas: int) -> int | None:
     """The group that shards one copy of the states, where the row says one."""
     match = re.search(r"(?:shard(?: group)?|hsdp)\s*[=: ]\s*(\d+)", row["notes"].lower())
-    size = int(match[1]) if match else replicas
+    whole = row.whole("gpus_per_node", NODE) // max(row.whole("tp", 1), 1)
+    hybrid = re.search(r"hsdp|hybrid", row["zero"].lower()) and whole > 1
+    size = int(match[1]) if match else whole if hybrid else replicas
     return size if zero and 1 < size < replicas and replicas % size == 0 else None
 
 
@@ -256,12 +267,21 @@ def _virtual(row: Row, shape: ModelShape, pp: int, notes: list[str]) -> int:
         return min(stated, max(shape.layers // pp, 1))
     ways = [v for v in range(2, MOST_STAGES + 1) if shape.layers // pp % v == 0]
     nemo = bool(re.search("nemo|bridge", row["framework"].lower())) and not row["vpp"]
-    if not nemo and not row["vpp"].startswith(">") and "interleaved" not in row["notes"].lower():
+    said = row["vpp"].startswith(">") or "interleaved" in row["notes"].lower()
+    idle = not row["vpp"] and _idle(row, pp) > IDLE
+    if not nemo and not said and not idle:
         return 1
-    found = (max(ways) if nemo else min(ways)) if ways else 1
+    found = (max(ways) if nemo or (idle and not said) else min(ways)) if ways else 1
     found = 2 if row["vpp"].startswith(">") else found
     notes.append(f"virtual stages not published; {found} taken")
     return found
+
+
+def _idle(row: Row, pp: int) -> float:
+    """How long a stage waits without virtual stages, for each second that it computes."""
+    rows = max(row.whole("gpu_count") // pp // max(row.whole("tp", 1) * row.whole("cp", 1), 1), 1)
+    micros = row.whole("gbs") / rows / max(row.whole("mbs"), 1)
+    return (pp - 1) / micros if micros else 0.0
 
 
 def _letters(row: Row) -> list[str]:
