@@ -33,8 +33,8 @@ TWO_COPIES = (("logits", HALF), ("logits in float32", "float32"))
 # for because these rows came out 0.39 GiB too low.
 THREE_COPIES: tuple[tuple[str, Kind], ...] = (*TWO_COPIES, ("compiled copy", "float32"))
 # Inferred from SimuMax's rows themselves: of 10, 6 and 4 bytes for a logit, 4 fits. No source.
-# What torch's cross entropy of float32 logits has at its backward pass: the logarithms, their gradient,
-# and that of the logits; torchtitan's loop deletes the logits themselves before.
+# What torch's cross entropy of float32 logits has at its backward pass: the logarithms, their
+# gradient, and that of the logits; torchtitan's loop deletes the logits themselves before.
 IN_TORCH: tuple[tuple[str, Kind], ...] = (
     ("logarithms", "float32"),
     ("their gradient", "float32"),
