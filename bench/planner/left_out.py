@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fit import beginning, fitted, rows_to_fit, speed_up
+from fit import beginning, fitted, rows_of, rows_to_fit, speed_up
 
 from howdah.base.errors import UserError
 from howdah.sim.profile import Profile, family_of, profile_of
@@ -50,21 +50,17 @@ def profiles_without(rows: list[Answer], publisher: str) -> dict[str, Profile]:
         for one in rows
         if publisher_of(one.row["source"]) != publisher and configuration(one) not in seen
     ]
-    found = {}
+    found: dict[str, Profile] = {}
+    fits: dict[str, Profile] = {}
     for name in {profile_of(one.framework).name for one in own}:
-        kind, same = name, _of(name, others)
+        kind, same = name, rows_of(name, others)
         while len(same) < FEWEST and kind != "generic":
             kind = family_of(kind)
-            same = _of(kind, others)
-        found[name] = fitted(same, beginning(kind), rounds=ROUNDS)
+            same = rows_of(kind, others)
+        if kind not in fits:
+            fits[kind] = fitted(same, beginning(kind), rounds=ROUNDS)
+        found[name] = fits[kind]
     return found
-
-
-def _of(name: str, rows: list[Answer]) -> list[Answer]:
-    """The rows of a profile; for `generic`, some of all."""
-    if name == "generic":
-        return rows[:: max(len(rows) // 90, 1)]
-    return [one for one in rows if profile_of(one.framework).name == name]
 
 
 def quantile(errors: Sequence[tuple[float, float]], share: float) -> float:

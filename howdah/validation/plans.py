@@ -190,10 +190,13 @@ def _layout(row: Row, shape: ModelShape, notes: list[str]) -> Layout | str:
     if not row["gpu_count"] and not row["dp"]:
         return "number of devices not published"
     tp, pp, cp = (max(row.whole(axis, 1), 1) for axis in ("tp", "pp", "cp"))
-    count = row.whole("gpu_count") or row.whole("dp") * tp * pp * cp
-    if count % (tp * pp * cp):
+    replica = tp * pp * cp
+    count = row.whole("gpu_count") or row.whole("dp") * replica
+    if count < replica:
         return f"{count} devices do not divide into tp{tp} pp{pp} cp{cp}"
-    dp = count // (tp * pp * cp)
+    if over := count % replica:
+        notes.append(f"{count} devices do not divide into tp{tp} pp{pp} cp{cp}; {count - over} do")
+    dp = count // replica
     if row.whole("dp", dp) not in (dp, dp * cp):
         notes.append(f"dp {row['dp']} does not make {count} devices; dp {dp} does")
     zero = _zero(row)

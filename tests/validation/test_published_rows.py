@@ -140,6 +140,12 @@ def test_two_of_three_give_the_third(left):
     assert told(**{left: ""}).plan == told().plan
 
 
+def test_a_rough_number_of_devices():
+    found = told(gpu_count="66", dp="", mbs="1", ga="8", gbs="")
+    assert found.plan.layout.world == 64
+    assert "66 devices do not divide into tp2 pp2 cp1; 64 do" in found.notes
+
+
 def test_words_for_shards():
     whole = {"tp": "1", "pp": "1", "dp": "64", "sp": "", "gpus_per_node": "8"}
     for text, layout in (
@@ -192,7 +198,7 @@ def test_what_is_left_open_is_said():
         ({"iter_time_s": ""}, "no time published"),
         ({"gpu": ""}, "device not published"),
         ({"model": "Something"}, "sizes of the model not published (layers, hidden, heads)"),
-        ({"gpu_count": "6"}, "6 devices do not divide into tp2 pp2 cp1"),
+        ({"gpu_count": "3"}, "3 devices do not divide into tp2 pp2 cp1"),
     ):
         assert answer(row(**changes)) == reason
 
