@@ -68,8 +68,8 @@ def predicted_seconds(answer: Answer) -> float:
 
 def seconds_of(answer: Answer, profile: Profile) -> float:
     """Seconds as of `predicted_seconds`, under a profile."""
-    if not answer.flash:
-        profile = replace(profile, flash=0)
+    if answer.flash != bool(profile.flash):
+        profile = replace(profile, flash=2 * answer.flash)
     found = step_time(answer.plan, answer.cluster, profile)
     if answer.fewer is None:
         return found.seconds

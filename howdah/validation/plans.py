@@ -19,6 +19,7 @@ from howdah.sim.profile import profile_of
 from howdah.validation.machines import cluster_of
 from howdah.validation.models import shape_of
 from howdah.validation.rows import Row
+from howdah.validation.words import flash_of, framework_of, precision_of, recompute_of
 
 # What rows leave open. NeMo's tables print up to ten virtual stages of a rank. Megatron-LM's own
 # script for its table (examples/sc21/run_table_1.sh) takes two or three, and micro-batches of at
@@ -102,8 +103,8 @@ def said(row: Row) -> Answer | str:
         row,
         plan,
         cluster,
-        framework=_framework(row),
-        flash=_flash(row),
+        framework=framework_of(row),
+        flash=flash_of(row),
         precision=precision_of(row),
         recompute=recompute,
         published=_published(row, plan),
@@ -111,58 +112,7 @@ def said(row: Row) -> Answer | str:
     )
 
 
-# -- words ---------------------------------------------------------------------
-
-
-def precision_of(row: Row) -> str:
-    """fp32, fp16, bf16, fp8, mxfp8 or nvfp4; bf16 where nothing is stated."""
-    text = re.sub(r"[\s_]+", "", row["precision"].lower())
-    both = "bf16" in text or "bfloat16" in text, re.search(r"(?<!b)f(p|loat)16|half", text)
-    if re.search(r"fp4|nvfp4|float4", text):
-        return "nvfp4"
-    if re.search(r"mxfp8|fp8-?mx|mx-?fp8|fp8\(?mx", text):
-        return "mxfp8"
-    if re.search(r"fp8|float8|e4m3|8bit", text):
-        return "fp8"
-    if re.search(r"[VP]100|T4|2080", row["gpu"].upper()) or (both[1] and not both[0]):
-        return "fp16"
-    if both[0] or not re.search(r"fp32|float32|tf32|32bit", text):
-        return "bf16"
-    return "fp32"
-
-
-def recompute_of(row: Row) -> str:
-    """none, selective, operators, full or unstated."""
-    text = row["recompute"].lower()
-    if not text or "unstated" in text or "unknown" in text:
-        return "unstated"
-    if re.search(r"^(none|no|off|false|0|disabled)\b", text):
-        return "none"
-    if re.search(r"select|attention|attn|op\b|core|moe_act|layernorm|mla", text):
-        return "operators" if "torchtitan" in row["framework"].lower() else "selective"
-    return "full"
-
-
-def _framework(row: Row) -> str:
-    """The framework with its release (25.09), where only the source names one."""
-    release = re.search(r"(?<![\d.])2\d\.\d\d(?!\d)", row["source"])
-    named = re.search(r"\d\.\d", row["framework"])
-    return f"{row['framework']} {release[0]}" if release and not named else row["framework"]
-
-
-def _flash(row: Row) -> bool:
-    """Whether attention is one kernel; where that is not stated, by what was there: none for
-    devices before A100, and none in the frameworks of before 2023.
-    """
-    text = row["flash_attn"].lower()
-    if text:
-        return text not in ("0", "0.0", "no", "false", "none")
-    older = re.search(
-        r"megatron-deepspeed|megatron-lm$|nemo-megatron|fairseq|metaseq|gpt-neox|alpa",
-        row["framework"].lower(),
-    )
-    of_then = re.search(r"A100|A40|A10|3090|910A?$|MI250|TPU", row["gpu"].upper())
-    return not (older and of_then) and not re.search(r"[VP]100|T4|2080", row["gpu"].upper())
+# -- times ---------------------------------------------------------------------
 
 
 def _published(row: Row, plan: Plan) -> float:
@@ -343,7 +293,7 @@ def _plan(row: Row, shape: ModelShape, layout: Layout, batch: Batch, notes: list
     precision = precision_of(row).replace("fp32", "float32")
     drops = re.search(r"token.?drop|capacity factor", row["notes"].lower())
     routing = Routing(capacity=1.0 if drops and shape.experts else 0.0)
-    halves = profile_of(_framework(row)).sums == 16 and precision != "float32"
+    halves = profile_of(framework_of(row)).sums == 16 and precision != "float32"
     sent = "bf16" if halves else "full"
     method = Method(precision=precision, routing=routing, gradient_dtype=sent)  # type: ignore[arg-type]
     sequence = row.whole("seq") or SEQUENCE

@@ -10,8 +10,9 @@ from made_up_rows import row
 from howdah.base.errors import UserError
 from howdah.shapes.parameters import parameters
 from howdah.validation.models import _billions, shape_of
-from howdah.validation.plans import Answer, answer, precision_of, recompute_of, said
+from howdah.validation.plans import Answer, answer, said
 from howdah.validation.rows import NEEDED, published_rows
+from howdah.validation.words import precision_of, recompute_of
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "published" / "runs.csv"
 
@@ -170,6 +171,11 @@ def test_a_release_that_only_the_source_names():
     assert told(source="a summary 26.06.01").framework == "NeMo 26.06"
     assert told(source="a summary 26.06.01", framework="NeMo 2.0").framework == "NeMo 2.0"
     assert told(source="arXiv 2104.04473").framework == "NeMo"
+
+
+def test_megatron_lm_on_a_later_device_is_a_later_one():
+    assert told(framework="Megatron-LM").framework == "Megatron-LM 2024"
+    assert told(framework="Megatron-LM", gpu="A100").framework == "Megatron-LM"
 
 
 def test_dropped_tokens_are_a_capacity():
