@@ -172,6 +172,10 @@ def _layout(row: Row, shape: ModelShape, notes: list[str]) -> Layout | str:
             virtual=virtual,
             recompute=again,  # type: ignore[arg-type]
             recompute_blocks=some,
+            # torch's pipelines gather a stage's weights once a step, and reduce its gradients once
+            # (torch/distributed/pipelining/stage.py; torchtitan's parallelize_llama.py)
+            accumulate="whole" if pp > 1 and zero > 1 else None,
+            release="step" if pp > 1 and zero == 3 else "use",
         )
     except UserError as problem:
         return f"refused: {problem}"

@@ -158,6 +158,11 @@ def test_words_for_shards():
         assert str(told(**whole, zero=text, ga="").plan.layout) == layout
 
 
+def test_a_pipeline_gathers_and_reduces_once_a_step():
+    assert "zero3 sp 1f1b x8 accumulate=whole release=step" in str(told(zero="FSDP").plan.layout)
+    assert "zero2 sp 1f1b x8 accumulate=whole" in str(told(zero="2").plan.layout)
+
+
 def test_a_pipeline_that_would_wait_much_has_virtual_stages_if_none_are_stated():
     long = {"tp": "1", "sp": "0", "pp": "16", "dp": "4", "ga": "", "framework": "somebody's"}
     found = told(**long, vpp="", gbs="128", layers="80")
