@@ -19,7 +19,7 @@ from howdah.sim.profile import profile_of
 from howdah.validation.machines import cluster_of
 from howdah.validation.models import shape_of
 from howdah.validation.rows import Row
-from howdah.validation.words import flash_of, framework_of, precision_of, recompute_of
+from howdah.validation.words import flash_of, framework_of, of_then, precision_of, recompute_of
 
 # What rows leave open. NeMo's tables print up to ten virtual stages of a rank. Megatron-LM's own
 # script for its table (examples/sc21/run_table_1.sh) takes two or three, and micro-batches of at
@@ -168,7 +168,7 @@ def _layout(row: Row, shape: ModelShape, notes: list[str]) -> Layout | str:
             ep=_ep(row, shape, dp * cp, notes),
             zero=zero,
             shard=_shard(row, zero, dp * cp),
-            sp=row["sp"].lower() in ("1", "true", "yes", "1.0") and tp > 1,
+            sp=tp > 1 and _divides_sequence(row),
             virtual=virtual,
             recompute=again,  # type: ignore[arg-type]
             recompute_blocks=some,
@@ -179,6 +179,12 @@ def _layout(row: Row, shape: ModelShape, notes: list[str]) -> Layout | str:
         )
     except UserError as problem:
         return f"refused: {problem}"
+
+
+def _divides_sequence(row: Row) -> bool:
+    """Whether tp divides the sequence too: if not stated, on devices that are younger than that."""
+    text = row["sp"].lower()
+    return text in ("1", "true", "yes", "1.0") if text else not of_then(row)
 
 
 def _zero(row: Row) -> int:

@@ -40,7 +40,7 @@ def framework_of(row: Row) -> str:
     """
     release = re.search(r"(?<![\d.])2\d\.\d\d(?!\d)", row["source"])
     named = re.search(r"\d\.\d", row["framework"])
-    if row["framework"].lower() == "megatron-lm" and not _of_then(row):
+    if row["framework"].lower() == "megatron-lm" and not of_then(row):
         return f"{row['framework']} 2024"
     return f"{row['framework']} {release[0]}" if release and not named else row["framework"]
 
@@ -56,10 +56,10 @@ def flash_of(row: Row) -> bool:
         r"megatron-deepspeed|megatron-lm$|nemo-megatron|fairseq|metaseq|gpt-neox|alpa",
         row["framework"].lower(),
     )
-    return not (older and _of_then(row)) and not re.search(r"[VP]100|T4|2080", row["gpu"].upper())
+    return not (older and of_then(row)) and not re.search(r"[VP]100|T4|2080", row["gpu"].upper())
 
 
-def _of_then(row: Row) -> bool:
+def of_then(row: Row) -> bool:
     """Whether the device was there before flash attention was."""
     return bool(
         re.search(r"[VPA]100|T4|A40|A10|20[78]0|30[89]0|910A?$|MI250|TPU", row["gpu"].upper())

@@ -158,6 +158,11 @@ def test_words_for_shards():
         assert str(told(**whole, zero=text, ga="").plan.layout) == layout
 
 
+def test_the_sequence_is_divided_on_later_devices_if_nothing_is_said():
+    assert told(sp="").plan.layout.sp and not told(sp="0").plan.layout.sp
+    assert not told(sp="", gpu="A100").plan.layout.sp
+
+
 def test_a_pipeline_gathers_and_reduces_once_a_step():
     assert "zero3 sp 1f1b x8 accumulate=whole release=step" in str(told(zero="FSDP").plan.layout)
     assert "zero2 sp 1f1b x8 accumulate=whole" in str(told(zero="2").plan.layout)
