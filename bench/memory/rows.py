@@ -21,13 +21,14 @@ def plan_of(row: Row) -> Plan | str:
     """The row as a plan, or in a few words why its memory is not compared."""
     if reason := _unknown(row):
         return reason
-    if FORMULA in row["mem_kind"]:  # of the blocks alone: the figure has no embedding and no head
-        row = Row({**row.columns, "vocab": "8"})
     found = said(row)
     if isinstance(found, str):
         return found
     method = replace(found.plan.method, gradient_dtype="full")  # frameworks.py has their widths
-    return replace(found.plan, method=method)
+    shape = found.plan.shape
+    if FORMULA in row["mem_kind"]:  # of the blocks alone: the figure has no embedding and no head
+        shape = replace(shape, vocab=found.plan.layout.tp, positions="alibi")
+    return replace(found.plan, method=method, shape=shape)
 
 
 def _unknown(row: Row) -> str:
