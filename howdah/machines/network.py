@@ -170,7 +170,7 @@ def _in_tree(cluster: Cluster, tree: Tree, groups: Groups, pattern: Pattern) -> 
     bounds = []
     if most > 1:
         share = (most - 1) / (groups.shape[1] - 1) if pattern == "all" else 1.0
-        wires = (most - 1) / (per_node - 1) if cluster.inside.direct else 1.0
+        wires = (most - 1) / (per_node - 1) if cluster.direct else 1.0
         bounds.append(cluster.inside.bandwidth * wires / share)
     busy = mouths.load > 0
     if busy.any():
