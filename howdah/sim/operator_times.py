@@ -65,7 +65,7 @@ class Speeds:
         if self.low:  # the sheet's rate; `counted` holds no measured one as a rule
             share = min((curve.low or best / nominal_peak) * power, 1.0)
             self._linear = _sheet(device, method.precision) * share * profile.matmul
-        speed = nominal_peak * profile.attention * FLASH[profile.flash]
+        speed = nominal_peak * power * profile.attention * FLASH[profile.flash]
         speed *= curve.older if profile.flash < 3 else 1.0
         self._attention = {
             back: speed * share or self._dense
