@@ -31,6 +31,8 @@ def cluster_of(row: Row, devices: int) -> Cluster | str:
             else "device not published"
         )
     base = _varied(load_cluster(entry["cluster"]), entry)
+    if stated := re.search(r"\b(\d{2,4})\s?W\b", row["gpu"]):
+        base = replace(base, device=replace(base.device, watts=float(stated[1])))
     if isinstance(base.network, Grid):
         sizes = [dims for dims in base.network.slices if _count(dims) >= devices]
         if sizes:

@@ -52,6 +52,11 @@ def test_devices(text, name, memory, rate):
     assert device.flops.bf16 == rate * 1e12
 
 
+def test_a_board_of_stated_power():
+    assert cluster("H100-96GB-HBM2e (500 W, Grand Teton)").device.watts == 500
+    assert cluster("H100-80GB").device.watts == 700
+
+
 def test_a_device_that_nobody_described():
     assert cluster("Abacus 2") == (
         "device Abacus 2 is not known; write its dense peak behind its name, as in "
