@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from rows import Row
 
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import local_buffers
-from howdah.shapes.activations import CLASSIC, FLASH, Kernels, Kind
+from howdah.plan.sharding import local_buffers, own_range
+from howdah.shapes.activations import CLASSIC, FLASH
+from howdah.shapes.kept import Kernels, Kind
 from howdah.sim.memory import BOTH, Width, memory, peak
 
 GIB = 2**30
@@ -32,6 +33,13 @@ TWO_COPIES = (("logits", HALF), ("logits in float32", "float32"))
 # for because these rows came out 0.39 GiB too low.
 THREE_COPIES: tuple[tuple[str, Kind], ...] = (*TWO_COPIES, ("compiled copy", "float32"))
 # Inferred from SimuMax's rows themselves: of 10, 6 and 4 bytes for a logit, 4 fits. No source.
+# What torch's cross entropy of float32 logits has at its backward pass: the logarithms, their
+# gradient, and that of the logits; torchtitan's loop deletes the logits themselves before.
+IN_TORCH: tuple[tuple[str, Kind], ...] = (
+    ("logarithms", "float32"),
+    ("their gradient", "float32"),
+    ("gradient of logits", "float32"),
+)
 IN_PLACE = (("logits", HALF), ("their copy", HALF))
 
 
@@ -42,6 +50,9 @@ class Framework:
     kernels     what its operations keep
     width       bytes of an element of each component; None is 2, 4, 4 and Adam's 8
     workspaces  bytes that libraries hold throughout
+    step        bytes for each element of a rank's share of gradients that the step makes one piece,
+                which no piece that the allocator keeps has room for
+    bucket      elements of the buffer in which gradients are collected, in 16 bits
     dummies     keeps a 16-bit buffer for each shape of matrix, in the place of gradients that are
                 added inside the product (get_dummy_wgrad of Transformer Engine, called by
                 megatron/core/tensor_parallel/layers.py)
@@ -50,16 +61,23 @@ class Framework:
     kernels: Kernels
     width: Width | None = None
     workspaces: float = WORKSPACES
+    step: int = 0
+    bucket: int = 0
     dummies: bool = False
 
 
 # fp16 gradients; https://arxiv.org/abs/1910.02054, section 3.1. The rows say "fp16/bf16"; float32
 # gradients are closer on average, but 25 % too high on two stages (r1836), so both are incomplete.
+# Its step flattens a rank's share of gradients, in 16 bits and then in float32
+# (deepspeed/runtime/zero/stage_1_and_2.py, step); reduce_bucket_size is 500 million by default.
 DEEPSPEED = Framework(
-    Kernels(TWO_COPIES, flash=False, dropout=True), Width(2, 4, 2, 8, gathered=2, reduced=2)
+    Kernels(TWO_COPIES, flash=False, dropout=True),
+    Width(2, 4, 2, 8, gathered=2, reduced=2),
+    step=6,
+    bucket=500_000_000,
 )
 # float32 shards, gathered and multiplied in 16 bits: the run table's "fp32 params, bf16 compute"
-TORCHTITAN = Framework(FLASH, Width(4, 0, 4, 8, gathered=2, reduced=4))
+TORCHTITAN = Framework(replace(FLASH, logits=IN_TORCH), Width(4, 0, 4, 8, gathered=2, reduced=4))
 # 18 bytes per parameter and the paper's lists, written down by formula: no workspaces. The figure
 # leaves out embedding and head, a plan does not.
 KORTHIKANTI = Framework(CLASSIC, workspaces=0)
@@ -92,6 +110,9 @@ def _two_copies(one: Framework) -> Framework:
 
 # Other settings whose errors were looked at, by the beginning of their source's name.
 TRIED: tuple[tuple[str, str, Callable[[Framework], Framework]], ...] = (
+    ("torchtitan", "10 bytes a logit", lambda one: replace(one, kernels=FLASH)),
+    ("BLOOM", "no pieces of the step", lambda one: replace(one, step=0, bucket=0)),
+    ("bigscience", "no pieces of the step", lambda one: replace(one, step=0, bucket=0)),
     ("SimuMax", "10 bytes a logit, no dummies or workspaces", lambda _: Framework(FLASH, None, 0)),
     ("SimuMax", "6 bytes a logit", _two_copies),
     ("SimuMax", "no dummies", lambda one: replace(one, dummies=False)),
@@ -124,8 +145,16 @@ def predict_states(row: Row, plan: Plan) -> float:
 
 
 def _allocated(framework: Framework, plan: Plan, rank: int) -> float:
-    held = peak(memory(plan, rank, framework.kernels, framework.width))
-    return held + framework.workspaces + (_dummies(plan, rank) if framework.dummies else 0)
+    held = peak(memory(plan, rank, framework.kernels, framework.width)) + framework.workspaces
+    return held + _pieces(framework, plan, rank) + framework.dummies * _dummies(plan, rank)
+
+
+def _pieces(framework: Framework, plan: Plan, rank: int) -> int:
+    """Bytes of a share of gradients as one piece, and of the buffer that collects them."""
+    buffers = local_buffers(plan, rank)
+    own = sum(b - a for a, b in (own_range(one, plan.layout, rank) for one in buffers))
+    collected = min(framework.bucket, sum(one.length for one in buffers))
+    return framework.step * own + 2 * collected * (plan.layout.zero > 0)
 
 
 def _dummies(plan: Plan, rank: int) -> int:

@@ -6,8 +6,8 @@
 A profile is fitted on the rows whose framework it is for; `generic` on rows of all. What is made
 small is the mean over sources of the mean |ln(predicted / published)|, so that a large source
 counts as much as a small one (for `generic`, over publishers: one has nine sources), and a term
-that holds values near where they began: with few rows that term decides. The search goes along one
-value at a time, up and down by a factor that shrinks.
+that holds values near where they began: with few rows that term decides. Each round of the search
+looks how the errors change with each value, and goes where they would be least if they went on so.
 """
 
 import argparse
@@ -15,13 +15,17 @@ import random
 import re
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from math import log
 from pathlib import Path
-from statistics import mean
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import howdah.sim.part_times as parts_module
 import howdah.sim.rank_clock as clock_module
@@ -31,24 +35,40 @@ from howdah.sim.profile import FOLDER, Profile, load_profile, profile_of
 from howdah.validation.folds import publisher_of
 from howdah.validation.judging import seconds_of
 from howdah.validation.plans import Answer, answer
-from howdah.validation.rows import published_rows
+from howdah.validation.rows import Row, published_rows
+from howdah.validation.words import framework_of
 
+Vector = NDArray[np.float64]
 EACH = 10  # rows of a source that are fitted to
 LARGEST = 520  # stages times micro-batches of a row that is fitted to: the others take seconds
-ROUNDS = 5
-PULL = 0.004  # of the squared logarithm of a value beside its beginning
+ROUNDS = 4
+PULL = 0.01  # of the squared logarithm of a value beside its beginning
+NUDGE, FAR = 0.05, 0.5  # by how much the logarithm of a value is tried, and changed in a round
 # by profile, the values that are fitted; the others are documented
 DENSE = ("stream", "activation", "logits", "forward", "backward", "matmul", "between", "update")
+BRIDGE = ("stream", "copies", "quantise", "routed", "counts")
 FITTED = {
     "megatron-lm-2021": ("stream", "square", "matmul", "inside", "forward", "backward"),
     "megatron-deepspeed": (*DENSE, "square", "inside", "step"),
     "nemo-2023": ("stream", "matmul", "square"),
-    "megatron-core": (*DENSE, "tp", "ep", "copies", "quantise", "routed", "attention"),
+    "megatron-core": (*DENSE, "tp", "ep", "copies", "attention"),
+    "megatron-bridge": (*BRIDGE, "tp", "ep", "matmul", "between", "activation", "attention"),
+    "megatron-bridge-2606": (*BRIDGE, "activation"),
     "fsdp1": (*DENSE, "attention", "slowdown"),
     "torchtitan": ("stream", "matmul", "slowdown"),
     "torchtitan-compile": ("stream", "matmul", "quantise", "attention", "slowdown"),
     "zero-2023": (*DENSE, "inside"),
-    "generic": (*DENSE, "slowdown", "attention", "tp", "ep", "copies", "quantise", "routed"),
+    "generic": (
+        *DENSE,
+        "square",
+        "slowdown",
+        "attention",
+        "tp",
+        "ep",
+        "copies",
+        "quantise",
+        "routed",
+    ),
 }
 BOUNDS = {
     "stream": (6, 36),
@@ -58,7 +78,7 @@ BOUNDS = {
     "square": (2, 14),
     "inside": (0.4, 1.3),
     "between": (0.2, 1.2),
-    "update": (0.6, 3),
+    "update": (0.6, 2),
     "slowdown": (1, 1.3),
     "tp": (0.02, 1),
     "ep": (0.02, 0.95),
@@ -93,35 +113,57 @@ def speed_up() -> None:
     remember(clock_module, "events_of")
 
 
-def rows_to_fit(path: Path, each: int = EACH, largest: int = LARGEST) -> list[Answer]:
-    """The answered rows of quality A and B, `each` of a source where it has more."""
-    by_source: dict[str, list[Answer]] = defaultdict(list)
-    for row in published_rows(path):
-        found = answer(row) if row["quality"][:1] in ("", "A", "B") else ""
-        if isinstance(found, Answer) and found.plan.layout.pp * found.plan.micros <= largest:
-            by_source[row["source"]].append(found)
-    draw = random.Random(1)
-    return [
-        one
-        for rows in by_source.values()
-        for one in (draw.sample(rows, each) if len(rows) > each else rows)
-    ]
-
-
-def error(answers: Sequence[Answer], profile: Profile) -> float:
-    """The mean over sources (for `generic`, over publishers) of the mean |ln(predicted /
-    published)|.
+def rows_to_fit(path: Path, only: str = "generic") -> list[Answer]:
+    """The answered rows of quality A and B, `EACH` of a source where it has more; of the sources
+    that `only` is fitted to.
     """
-    found: dict[str, list[float]] = defaultdict(list)
-    for one in answers:
-        try:
-            seconds = seconds_of(one, profile)
-        except UserError:
+    by_source: dict[str, list[Row]] = defaultdict(list)
+    for row in published_rows(path):
+        if row["quality"][:1] in ("", "A", "B"):
+            by_source[row["source"]].append(row)
+    taken = list[Answer]()
+    for source, rows in by_source.items():
+        if only not in ("generic", *(profile_of(framework_of(row)).name for row in rows)):
             continue
-        source = one.row["source"]
-        group = publisher_of(source) if profile.name == "generic" else source
-        found[group].append(abs(log(seconds / one.published)))
-    return mean(map(mean, found.values()))
+        drawn = (answer(row) for row in random.Random(source).sample(rows, len(rows)))
+        fit = (
+            one
+            for one in drawn
+            if isinstance(one, Answer) and one.plan.layout.pp * one.plan.micros <= LARGEST
+        )
+        taken += islice(fit, EACH)
+    return taken
+
+
+def rows_of(name: str, rows: Sequence[Answer]) -> list[Answer]:
+    """The rows that a profile is fitted to; for `generic`, some of each publisher."""
+    if name != "generic":
+        return [one for one in rows if profile_of(one.framework).name == name]
+    found: dict[str, list[Answer]] = defaultdict(list)
+    for one in rows:
+        if one.plan.layout.pp * one.plan.micros <= LARGEST // 2:
+            found[publisher_of(one.row["source"])].append(one)
+    return [one for ones in found.values() for one in ones[:: -(-len(ones) // EACH)]]
+
+
+def off(answers: Sequence[Answer], profile: Profile) -> Vector:
+    """ln(predicted / published) of each row; 0 of one that is refused."""
+    found = []
+    for one in answers:
+        with suppress(UserError):
+            found.append(log(seconds_of(one, profile) / one.published))
+            continue
+        found.append(0.0)
+    return np.array(found)
+
+
+def weights(answers: Sequence[Answer], name: str) -> Vector:
+    """What each row counts: sources alike; for `generic`, publishers."""
+    groups = [one.row["source"] for one in answers]
+    if name == "generic":
+        groups = [publisher_of(source) for source in groups]
+    often = Counter(groups)
+    return np.array([1 / often[group] / len(often) for group in groups])
 
 
 def fitted(
@@ -129,28 +171,49 @@ def fitted(
 ) -> Profile:
     """The profile that fits the rows best, searched from `start`."""
     names = FITTED[start.name]
+    first = np.log([getattr(start, name) for name in names])
+    low, high = np.log([BOUNDS.get(name, (1e-9, 1e9)) for name in names]).T
+    counts = weights(answers, start.name)
 
-    def cost(profile: Profile) -> float:
-        away = (log(getattr(profile, one) / getattr(start, one)) ** 2 for one in names)
-        return error(answers, profile) + PULL * sum(away)
+    def told(values: Vector) -> Vector:
+        changes = dict(zip(names, map(float, np.exp(values)), strict=True))
+        return off(answers, replace(start, **changes))
 
-    best, least = start, cost(start)
-    first, step = error(answers, start), dict.fromkeys(names, 1.45)
+    def cost(values: Vector, errors: Vector) -> float:
+        return float(counts @ abs(errors) + PULL * ((values - first) ** 2).sum())
+
+    best = np.clip(first, low, high)
+    errors = told(best)
+    least, before = cost(best, errors), counts @ abs(errors)
     for _ in range(rounds):
-        for name in names:
-            low, high = BOUNDS.get(name, (0.0, 1e9))
-            for factor in (step[name], 1 / step[name]):
-                value = min(max(getattr(best, name) * factor, low), high)
-                tried = replace(best, **{name: value})
-                if (found := cost(tried)) < least - 1e-5:
-                    best, least = tried, found
-                    break
-            else:
-                step[name] **= 0.55
+        slopes = np.stack(
+            [(told(best + NUDGE * one) - errors) / NUDGE for one in np.eye(len(best))]
+        )
+        step = np.clip(best + _step(slopes.T, errors, counts, first - best), low, high) - best
+        for part in (1.0, 0.4, 0.15):
+            tried = best + part * step
+            now = told(tried)
+            if cost(tried, now) < least - 1e-5:
+                best, errors, least = tried, now, cost(tried, now)
+                break
+        else:
+            break
     if tell:
-        last = error(answers, best)
-        print(f"{start.name}: {len(answers)} rows, {first:.1%} -> {last:.1%}", flush=True)
-    return best
+        print(f"{start.name}: {len(answers)} rows, {before:.1%} -> {counts @ abs(errors):.1%}")
+    return replace(start, **dict(zip(names, map(float, np.exp(best)), strict=True)))
+
+
+def _step(slopes: Vector, errors: Vector, counts: Vector, pull: Vector) -> Vector:
+    """The change of values that makes the sum of |errors| least if all were straight lines: least
+    squares, again and again, in which a row counts less the larger its error is.
+    """
+    step = np.zeros(len(pull))
+    for _ in range(30):
+        left = counts / np.maximum(abs(errors + slopes @ step), 0.01) / 2
+        square = slopes.T @ (left[:, None] * slopes) + PULL * np.eye(len(pull))
+        step = np.linalg.solve(square, PULL * pull - slopes.T @ (left * errors))
+        step = np.clip(step, -FAR, FAR)
+    return step
 
 
 def beginning(name: str) -> Profile:
@@ -188,14 +251,13 @@ def main() -> None:
     words.add_argument("--only")
     asked = words.parse_args()
     speed_up()
-    many, few = rows_to_fit(asked.runs), rows_to_fit(asked.runs, EACH // 2)
+    every = rows_to_fit(asked.runs, asked.only or "generic")
     for name in [asked.only] if asked.only else FITTED:
-        own = [one for one in many if profile_of(one.framework).name == name]
-        if name == "generic":
-            own = few
+        own = rows_of(name, every)
         if not own:
             sys.exit(f"no rows for {name}")
         write(fitted(own, beginning(name), tell=True), own)
+        load_profile.cache_clear()  # another may be like it
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ Writes left_out.json and left_out.md beside itself, after each publisher: a run 
 goes on where it was. `--anew` begins again.
 
 A profile is fitted again without the publisher's rows, and without rows of the same configurations.
-A framework of which no other publisher has runs is predicted by the generic profile, fitted to the
-others' runs of all frameworks. Each source counts as much as every other.
+A framework of which no other publisher has runs is predicted by the profile that its own is like,
+as far as others have runs of that, and else by the generic one, fitted to runs of all frameworks.
+Each source counts as much as every other.
 
 The interval of a publisher is what holds four fifths of the others' errors; `plan` prints that of
 all publishers. How many of the publisher's own runs it holds says whether it can be believed.
@@ -25,10 +26,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fit import beginning, fitted, rows_to_fit, speed_up
+from fit import beginning, fitted, rows_of, rows_to_fit, speed_up
 
 from howdah.base.errors import UserError
-from howdah.sim.profile import Profile, profile_of
+from howdah.sim.profile import Profile, family_of, profile_of
 from howdah.validation.folds import configuration, publisher_of
 from howdah.validation.judging import seconds_of
 from howdah.validation.plans import Answer
@@ -49,15 +50,16 @@ def profiles_without(rows: list[Answer], publisher: str) -> dict[str, Profile]:
         for one in rows
         if publisher_of(one.row["source"]) != publisher and configuration(one) not in seen
     ]
-    found = {}
+    found: dict[str, Profile] = {}
+    fits: dict[str, Profile] = {}
     for name in {profile_of(one.framework).name for one in own}:
-        same = [one for one in others if profile_of(one.framework).name == name]
-        start = beginning(name if len(same) >= FEWEST else "generic")
-        found[name] = fitted(
-            same if len(same) >= FEWEST else others[:: max(len(others) // 90, 1)],
-            start,
-            rounds=ROUNDS,
-        )
+        kind, same = name, rows_of(name, others)
+        while len(same) < FEWEST and kind != "generic":
+            kind = family_of(kind)
+            same = rows_of(kind, others)
+        if kind not in fits:
+            fits[kind] = fitted(same, beginning(kind), rounds=ROUNDS)
+        found[name] = fits[kind]
     return found
 
 

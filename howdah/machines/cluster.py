@@ -52,6 +52,13 @@ class Link:
     message: float = 0.0
 
 
+# Eight V100 all-reduce at 23, 46, 88 and 136 GB/s where 2, 3, 4 and 8 of them do (traces of vTrain,
+# github.com/VIA-Research/vTrain). AMD's, Intel's and Huawei's sheets give wires from each to each.
+# Sixteen V100 are behind switches (DGX-2).
+MOST_DIRECT = 8
+DIRECT = ("nvlink1", "nvlink2", "infinity-fabric", "gaudi-ports", "hccs")
+
+
 def _links() -> dict[str, Link]:
     # Bytes/s per direction and device. NVLink's data sheets add both directions (160, 300, 600,
     # 900, 1800, 3600 GB/s). PCIe: 16 lanes.
@@ -239,6 +246,13 @@ class Cluster:
         if self.rent is not None or self.price_per_hour is None:
             return self.rent
         return self.price_per_hour / self.devices_per_node
+
+    @property
+    def direct(self) -> bool:
+        """Whether a device has a wire of its own to each other one of its node, without a switch:
+        then some devices of a node have only the wires between themselves.
+        """
+        return self.inside.name in DIRECT and self.devices_per_node <= MOST_DIRECT
 
     @property
     def alone(self) -> bool:

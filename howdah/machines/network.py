@@ -22,9 +22,10 @@ while each ring over a pair of far nodes sends one unit:
 
 B is the bandwidth of one network card. If each ring leaves its node once, the bandwidth is
 min(inside, members · B per device). The second term bounds a single group: even alone on the
-network, it has no more cards than members on the node. What a rank has reaches the last member over
-n-1 edges of the ring, each with the latency of its link; in an all-to-all all messages start at
-once.
+network, it has no more cards than members on the node. Without a switch in the node, members have
+the wires between themselves alone, (members - 1) / (devices - 1) of all. What a rank has reaches
+the last member over n-1 edges of the ring, each with the latency of its link; in an all-to-all all
+messages start at once.
 
 In a Grid every device has one wire in each direction along each dim. A group that is a box of the
 grid, with e[i] members along dim i at a distance k[i], all-gathers along all its dims at once:
@@ -169,7 +170,8 @@ def _in_tree(cluster: Cluster, tree: Tree, groups: Groups, pattern: Pattern) -> 
     bounds = []
     if most > 1:
         share = (most - 1) / (groups.shape[1] - 1) if pattern == "all" else 1.0
-        bounds.append(cluster.inside.bandwidth / share)
+        wires = (most - 1) / (per_node - 1) if cluster.direct else 1.0
+        bounds.append(cluster.inside.bandwidth * wires / share)
     busy = mouths.load > 0
     if busy.any():
         cards = np.maximum(1, mouths.members[busy] * cluster.nics // per_node)

@@ -35,7 +35,7 @@ from howdah.sim.kernels import kernels_of
 from howdah.sim.message_times import MessageTimes
 from howdah.sim.operator_times import Speeds
 from howdah.sim.part_times import part_times, waited
-from howdah.sim.profile import Profile
+from howdah.sim.profile import Profile, curve_of
 from howdah.sim.step_time import wired
 
 Numbers = Any  # arrays of numbers: most functions of numpy say no more of what they return
@@ -186,7 +186,8 @@ class PartTables:
             if place >= 0:
                 groups = groups[:, sorted((place, (place + 1) % size))]
             found = path(self.counted, groups)
-            self._paths[key] = found.link.bandwidth, found.messages * found.link.latency
+            call = curve_of(self.counted.device).call
+            self._paths[key] = found.link.bandwidth, found.messages * found.link.latency + call
         return self._paths[key]
 
     def _plan(self, shape: Shape, *, alone: bool = False) -> Plan:
@@ -226,7 +227,7 @@ class PartTables:
         layout = plan.layout
         key = layout.tp, layout.cp, layout.ep, layout.trading
         found: dict[tuple[int, bool], float] = {}
-        times = self._times.setdefault(key, MessageTimes(plan, self.counted))
+        times = self._times.setdefault(key, MessageTimes(plan, self.counted, self.profile))
         for row in exchanges(plan, 0):
             if row.axis != "pp":
                 once = waited(row, times.of_exchange(row, 0), plan, self.speeds, self.profile)

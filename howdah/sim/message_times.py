@@ -14,6 +14,7 @@ of the same kind communicate (`machines/network.py`). A path is looked up once f
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from howdah.plan.sums import ROW_NUMBER_BYTES, Sum, fill_buckets
 from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import Collective, ProgramTimes, gathers_of, of_exchange
 from howdah.sim.home_times import LANES, homes_of_rank
+from howdah.sim.profile import PLAIN, Profile, curve_of
 from howdah.sim.traffic import HALVES, expected_rows
 
 TO_ALL = ("all_to_all", "counts")  # each member sends to every other; otherwise to the next
@@ -39,10 +41,14 @@ CONTEXT_AXES: dict[str, Axis] = {"send": "ring", "all_to_all": "traders"}  # of 
 
 
 class MessageTimes:
-    """Seconds of the messages of a plan on a cluster with attained rates."""
+    """Seconds of the messages of a plan on a cluster with attained rates.
 
-    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+    profile  says in how many messages tokens go to experts, and weights to their users
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster, profile: Profile = PLAIN) -> None:
         self._plan, self.cluster, self._programs = plan, cluster, ProgramTimes(plan, cluster)
+        self._profile = profile
         # by axis, places in its groups (none: all) and pattern: bytes/s and seconds of latency
         self._paths: dict[tuple[Stride, tuple[int, ...], Pattern], tuple[float, float]] = {}
 
@@ -85,7 +91,19 @@ class MessageTimes:
         if self._plan.layout.server:
             return self._served([buffer.length], self._plan.compute_bytes)
         rows = gathers(self._plan, rank, buffer, often)
-        return sum(self._of_row(row) * row.times for row in rows) / max(often, 1)
+        seconds = sum(self._of_row(row) * row.times for row in rows) / max(often, 1)
+        return seconds + self._owned(rank, buffer)
+
+    def _owned(self, rank: int, buffer: Buffer) -> float:
+        """Seconds by which a unit comes later because each of its weights is sent by its owner, one
+        after the other: no rank has more than one message, and no message more than one weight.
+        """
+        ranks = shard_axes(self._plan.layout, buffer.unit)[0].group(rank)
+        if not self._profile.owners or len(ranks) == 1:
+            return 0.0
+        share = min(len(ranks) / len(self._plan.weights), 1.0)
+        _, latency = self._path("dp", ranks, "ring")
+        return max(len(buffer.names) * share - 1, 0.0) * latency
 
     def _of_row(self, row: Gather) -> float:
         calls = [*gathers_of(self._plan, row)]
@@ -147,8 +165,19 @@ class MessageTimes:
         """Bytes/s, and seconds of latency of a message, on the path of `ranks` along an axis."""
         key = *_places(self._plan, label, ranks), pattern
         if key not in self._paths:
-            found = path(self.cluster, self._groups(label, ranks), pattern=pattern)
-            latency = found.messages * found.link.latency
+            groups = self._groups(label, ranks)
+            found = path(self.cluster, groups, pattern=pattern)
+            if (
+                label == "ep"
+                and self._profile.once
+                and found.nodes > 1
+                and self._plan.shape.experts
+            ):
+                wire, share = self.cluster.between, _crossing(self._plan, found.nodes)
+                wider = replace(wire, bandwidth=wire.bandwidth / share)
+                found = path(replace(self.cluster, between=wider), groups, pattern=pattern)
+            call = curve_of(self.cluster.device).call
+            latency = found.messages * found.link.latency + call
             self._paths[key] = found.link.bandwidth, latency
         return self._paths[key]
 
@@ -157,6 +186,15 @@ class MessageTimes:
         along, places = _places(self._plan, label, ranks)
         every = axis_groups(self._plan.layout.world, size=along.size, stride=along.stride)
         return every[:, places] if places else every
+
+
+def _crossing(plan: Plan, nodes: int) -> float:
+    """Of the copies of a token that leave its node, those that are left where each other node gets
+    one, if its experts are drawn evenly.
+    """
+    assert plan.shape.experts is not None
+    chosen, others = plan.shape.experts.top_k, nodes - 1
+    return others * (1 - (others / nodes) ** chosen) * nodes / (chosen * others)
 
 
 def _places(plan: Plan, label: str, ranks: Sequence[int]) -> tuple[Stride, tuple[int, ...]]:

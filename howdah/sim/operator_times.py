@@ -6,8 +6,10 @@ tiles of 128 × 256, a *wave* of them at a time, so with w = (tiles / processors
     speed = best · (w / ⌈w⌉)^wave / (1 + m0/m + n0/n + k0/k)
 
 Small sizes and a last wave that is not full lose speed. Widths that are no multiple of 64, 16 or 8
-lose more. Flash attention runs at its own speed, times d / (d + head) for heads of d, and computes
-2.5 times as much backward (https://arxiv.org/abs/2307.08691). All else passes over memory.
+lose more. Products of experts have few rows for each weight: a part of what they read and write
+adds to their time, with the weights' gradients, which are added to in 4 bytes. Flash attention runs
+at its own speed, which is for heads of 128, times (1 + head/128) / (1 + head/d) for heads of d, and
+computes 2.5 times as much backward (https://arxiv.org/abs/2307.08691). All else passes over memory.
 
 The sizes m0, n0, k0 and the speeds are those of the kind of device (`sim/profile.py`), or of the
 machine, if it was measured: then each of a product's three passes has its own.
@@ -17,8 +19,9 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-from howdah.machines.cluster import Cluster, peak
+from howdah.machines.cluster import Cluster, Device, peak
 from howdah.plan.method import LOW, Method
+from howdah.plan.plan import BYTES
 from howdah.shapes.dims import RankSizes
 from howdah.shapes.products import Operator, Pairs, Product, flops
 from howdah.sim.profile import Curve, Profile, curve_of
@@ -27,6 +30,8 @@ TILE = 128, 256  # rows and columns of a tile
 BACKWARD = 2.5  # operations of flash attention's backward pass, for each of its forward pass
 FLASH = (1.0, 0.7, 1.0, 1.0)  # speed of a generation of kernels beside the next
 NAMES = {"mxfp8": "fp8", "nvfp4": "fp4"}  # whose rate a data sheet gives
+USUAL = 128  # numbers of a head for which the speeds of attention are
+ADDED = 8  # bytes that adding to an element of a gradient in float32 reads and writes
 
 
 class Triple(NamedTuple):
@@ -50,14 +55,17 @@ class Speeds:
         device, curve = nominal.device, curve_of(nominal.device)
         self._curve, self._profile = curve, profile
         best = peak(counted.device, method.compute)
-        self._dense = best * _sustained(curve, device.watts) * profile.matmul
+        nominal_peak = peak(device, method.compute)
+        power = _power(curve, device.watts, nominal_peak)
+        self._dense = min(best * curve.sustained * power, nominal_peak) * profile.matmul
+        self._width = BYTES[method.compute] * nominal_peak / _sheet(device, method.precision)
+        self._made = BYTES[method.compute]
         self._linear = self._dense
         self.low = method.precision in LOW
         if self.low:  # the sheet's rate; `counted` holds no measured one as a rule
-            sheet = peak(device, NAMES.get(method.precision, method.precision))
-            self._linear = sheet * (curve.low or best / peak(device, method.compute))
-            self._linear *= profile.matmul
-        speed = peak(device, method.compute) * profile.attention * FLASH[profile.flash]
+            share = min((curve.low or best / nominal_peak) * power, 1.0)
+            self._linear = _sheet(device, method.precision) * share * profile.matmul
+        speed = nominal_peak * power * profile.attention * FLASH[profile.flash]
         speed *= curve.older if profile.flash < 3 else 1.0
         self._attention = {
             back: speed * share or self._dense
@@ -84,7 +92,15 @@ class Speeds:
     def attention(self, operations: float, head: int, *, back: bool) -> float:
         """Seconds of flash attention of heads of `head` numbers."""
         share = 1 + self._curve.head / head if head else 1.0
-        return operations * share / self._attention[back]
+        return operations * share / (1 + self._curve.head / USUAL) / self._attention[back]
+
+    def moved(self, m: int, k: int, n: int, *, weight: bool = False) -> float:
+        """Seconds in which a product of an expert waits for memory.
+
+        weight  whether it is added to a weight's gradient
+        """
+        size = self._width * (m * k + k * n) + (ADDED if weight else self._made) * m * n
+        return self._curve.traffic * size / self.bandwidth
 
     def operator(self, one: Operator, of: RankSizes, *, spread: int = 1) -> Triple:
         """An operator of a micro-batch on the rank `of`.
@@ -106,7 +122,11 @@ class Speeds:
         # tokens lie one behind the other only in weight gradients, whose rows are padded if need be
         odd = _aligned(inner) * _aligned(columns) if self._curve.n0 else 1.0
         sizes = (rows, inner, columns), (rows, columns, inner), (columns, rows, inner)
-        return Triple(*(self.product(*one, count=count, low=low, odd=odd) for one in sizes))
+        times = [self.product(*one, count=count, low=low, odd=odd) for one in sizes]
+        if one.groups > 1:
+            moved = (self.moved(*size, weight=size is sizes[-1]) for size in sizes)
+            times = [time + count * more for time, more in zip(times, moved, strict=True)]
+        return Triple(*times)
 
     def quantised(self, listed: Sequence[Operator], of: RankSizes, width: int) -> float:
         """Seconds in which the inputs of linear layers are rounded to 8 bits and fewer."""
@@ -142,8 +162,15 @@ def _aligned(size: int) -> float:
     return next((left for step, left in ((64, 1.0), (16, 0.9), (8, 0.75)) if not size % step), 0.5)
 
 
-def _sustained(curve: Curve, watts: float | None) -> float:
-    """The factor on the best product's speed in a long run, on a board of so many watts."""
+def _sheet(device: Device, precision: str) -> float:
+    """The peak of a data sheet for the linear layers."""
+    return peak(device, NAMES.get(precision, precision))
+
+
+def _power(curve: Curve, watts: float | None, peak: float) -> float:
+    """The factor on the share of the peak that a long run attains. Power limits the speed, so a
+    board of more watts is faster than the one that was measured, and one of a higher peak is not.
+    """
     if not curve.watts or not watts:
-        return curve.sustained
-    return curve.sustained * float(min(watts / curve.watts, 1.0) ** 0.5)
+        return 1.0
+    return float((watts / curve.watts) ** 0.5) * (curve.peak / peak if curve.peak else 1.0)

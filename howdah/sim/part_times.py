@@ -17,7 +17,7 @@ from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import stage_parts
 from howdah.plan.schedule.actions import Kind
-from howdah.plan.sharding import local_of
+from howdah.plan.sharding import fixed_capacity, local_of
 from howdah.shapes.dims import Dim, RankSizes
 from howdah.shapes.part import Part
 from howdah.shapes.products import Pairs, Product, operators
@@ -151,7 +151,8 @@ def _counted(plan: Plan, speeds: Speeds, rank: int, part: Part, profile: Profile
     low = speeds.quantised(listed, of, plan.compute_bytes)
     least = (profile.forward, profile.backward) if part.is_block else profile.ends
     if plan.sparse(part):
-        least = least[0] + profile.routed, least[1] + 2 * profile.routed
+        routed = profile.routed + profile.counts * (not fixed_capacity(plan))
+        least = least[0] + routed, least[1] + 2 * routed
     again, chosen = 0.0, plan.recompute.get(part, "none")
     if part in plan.marks.still:
         chosen, least = "none", (least[0], 0.0)

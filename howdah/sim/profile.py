@@ -5,6 +5,7 @@ from two tables that hold what cannot be counted. Each value stands with its sou
 documented, or fitted and on what.
 
     profiles/NAME.toml      a framework: what it fuses, launches, overlaps     `Profile`
+                            (`like` names another, whose values are taken where it has none)
     profiles/devices.toml   a kind of device: how its matrix products lose     `Curve`
                             speed with small sizes, speed of attention
 
@@ -34,13 +35,17 @@ class Curve:
     tile         processors, times the tiles of 128 × 256 that each computes at a time; 0: whole
                  tiles are not counted
     wave         exponent of the loss to a last wave that is not full
+    traffic      of the bytes that products of experts read and write, the part that adds to their
+                 time: with few rows for each expert, weights and their gradients are what takes it
     watts        of the board for which `sustained` holds; less power, less speed
     sustained    factor on the best matrix product's speed while a step runs: power limits
+    peak         of 16 bits for which `sustained` holds; 0: of every board of the kind
     low          fraction of the dense peak of the best product in 8 bits and fewer
     attention    fraction of the dense peak of flash attention with heads of 128, forward
     backward     the same for its backward pass, of 2.5 times the operations
     older        factor on both for the second generation of flash kernels
     head         size of a head at which attention runs at half of its speed
+    call         seconds of a collective beside what its messages take: it starts on all ranks
     """
 
     m0: float = 0.0
@@ -48,13 +53,16 @@ class Curve:
     k0: float = 0.0
     tile: float = 0.0
     wave: float = 0.0
+    traffic: float = 0.0
     watts: float = 0.0
     sustained: float = 1.0
+    peak: float = 0.0
     low: float = 0.0
     attention: float = 0.0
     backward: float = 0.0
     older: float = 1.0
     head: float = 0.0
+    call: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,11 +105,18 @@ class Profile:
     quantise       passes over operands that products in 8 bits and fewer are made from
     attention      factor on the speed of flash attention
     routed         seconds in which the host starts the routing of a block of experts, forward
+    counts         seconds in which it waits for the number of tokens of each expert, where that
+                   is not fixed by a capacity
     tp, cp, ep     fraction of the exchanges of an axis in which computation goes on
     beside         whether a shared expert is computed while tokens go to the others
+    once           whether a token goes once to each node that has experts for it, and is copied
+                   there; otherwise once for each expert
     pp             whether computation goes on while tensors travel between stages
     overlap        whether sums of gradients run beside the backward pass
     gather         whether weights are gathered beside computation
+    sums           bits in which it sums gradients, for published runs; 0: those of masters
+    owners         whether each weight is updated whole by one rank, which sends it to the others of
+                   its group, tensor after tensor; otherwise ranks have shares that they gather
     slowdown       factor on the time of computation beside communication
     update         factor on the bytes of the optimizer
     step           seconds of a step for what is not listed
@@ -149,19 +164,23 @@ class Profile:
     quantise: float = 0.0
     attention: float = 1.0
     routed: float = 0.0
+    counts: float = 0.0
     tp: float = 0.0
     cp: float = 0.0
     ep: float = 0.0
     beside: bool = False
+    once: bool = False
     pp: bool = True
     overlap: bool = True
     gather: bool = True
+    sums: int = 0
+    owners: bool = False
     slowdown: float = 1.0
     update: float = 1.0
     step: float = 0.0
     inside: float = 1.0
     between: float = 1.0
-    straggling: float = 0.01
+    straggling: float = 0.005
     spread: float = 0.0
     selective: str = "core"
     products: tuple[Kernel, ...] = ()
@@ -200,7 +219,13 @@ def load_profile(name: str) -> Profile:
         raise KeyError(name)
     said = _read(name)
     values = {key: row["value"] for key, row in said.items() if isinstance(row, dict)}
-    return replace(PLAIN, name=name, summary=said["summary"], **values)
+    base = load_profile(said["like"]) if "like" in said else PLAIN
+    return replace(base, name=name, summary=said["summary"], **values)
+
+
+def family_of(name: str) -> str:
+    """The profile that stands in for one of which nothing is known: the one that it is like."""
+    return str(_read(name).get("like", "generic"))
 
 
 def profile_of(framework: str) -> Profile:

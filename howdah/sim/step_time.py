@@ -96,7 +96,7 @@ def _step_time(plan: Plan, cluster: Cluster, profile: Profile) -> StepTime:
     plan = settled_plan(plan, cluster)
     counted, lowered = wired(attained(cluster), profile), program_of(plan)
     speeds = Speeds(cluster, counted, plan.method, profile)
-    times, where = MessageTimes(plan, counted), plan.stages.where
+    times, where = MessageTimes(plan, counted, profile), plan.stages.where
     ranks = [
         _Rank(plan, rank, speeds, times, program=program, profile=profile)
         for rank, program in zip(

@@ -4,7 +4,7 @@ The error of a prediction is |ln(predicted / published)| in percent; that of a r
 A row that does not say its model, device, layout, batch or time is left out, and has no error.
 
     m0   as predicted
-    m1   in each (source, device, framework) the row with the smallest id gives one factor for the
+    m1   in each (source, device, framework) the row with the smallest id gives a factor for the
          others, and is not scored
 """
 
@@ -27,10 +27,12 @@ from howdah.validation.rows import Row
 Mode = Literal["m0", "m1"]
 Predict = Callable[[Answer], float]
 REFUSED = 100.0  # percent
-# The part of one row's error that the other rows of its cluster and framework have too: the factor
-# of m1 has it as its exponent. Of 0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9 and 1, 0.5 and 0.6 leave the
-# least error where nothing was fitted to the publisher (bench/planner/left_out.py).
-SHARED = 0.6
+# The part of one row's error that another row of its cluster and framework has too: the factor of
+# m1 has it as its exponent. Where nothing was fitted to the publisher (bench/planner/left_out.py),
+# one exponent is best between 0.5 and 0.6, rows of the same model share more, and a model with
+# experts says nothing of one without.
+SHARED = 0.5
+SAME_MODEL = 0.2
 SWEEP = 3  # fewest layouts that have an order
 
 
@@ -66,8 +68,8 @@ def predicted_seconds(answer: Answer) -> float:
 
 def seconds_of(answer: Answer, profile: Profile) -> float:
     """Seconds as of `predicted_seconds`, under a profile."""
-    if not answer.flash:
-        profile = replace(profile, flash=0)
+    if answer.flash != bool(profile.flash):
+        profile = replace(profile, flash=2 * answer.flash)
     found = step_time(answer.plan, answer.cluster, profile)
     if answer.fewer is None:
         return found.seconds
@@ -103,9 +105,18 @@ def calibrated(judged: Sequence[Judged]) -> list[Judged]:
     found = []
     for one in judged:
         known = first.get(group(one))
-        factor = (known.published / known.predicted) ** SHARED if known else 1.0
+        factor = (known.published / known.predicted) ** _shared(known, one) if known else 1.0
         found.append(replace(one, predicted=one.predicted * factor, calibrates=one is known))
     return found
+
+
+def _shared(known: Judged, one: Judged) -> float:
+    """The part of the error of `known` that `one` has too."""
+    if known.answer is None or one.answer is None:
+        return 0.0
+    kinds = {each.answer.plan.shape.experts is None for each in (known, one) if each.answer}
+    same = known.row["model"] == one.row["model"]
+    return SHARED + SAME_MODEL * same if len(kinds) == 1 else 0.0
 
 
 def group(one: Judged) -> tuple[str, ...]:

@@ -22,12 +22,25 @@ def cluster_of(row: Row, devices: int) -> Cluster | str:
     """The machine of a row with room for `devices`, or in a few words why it is not known."""
     name = re.sub(r"[\s_]+|NVIDIA|TESLA|AMD|INSTINCT", "", row["gpu"].upper())
     entry = next((one for one in _devices() if re.search(one["names"], name)), None)
+    entry = entry or _by_peak(row["gpu"])
     if entry is None:
-        return f"device {row['gpu'] or 'not published'} is not known"
+        return (
+            f"device {row['gpu']} is not known; write its dense peak behind its name, as in "
+            f"'{row['gpu']} 400 TFLOP/s'"
+            if row["gpu"]
+            else "device not published"
+        )
     base = _varied(load_cluster(entry["cluster"]), entry)
+    if stated := re.search(r"\b(\d{2,4})\s?W\b", row["gpu"]):
+        base = replace(base, device=replace(base.device, watts=float(stated[1])))
     if isinstance(base.network, Grid):
         sizes = [dims for dims in base.network.slices if _count(dims) >= devices]
-        return resized(base, min(map(_count, sizes))) if sizes else "larger than the known torus"
+        if sizes:
+            return resized(base, min(map(_count, sizes)))
+        largest = max(base.network.slices, key=_count)  # several pods, as if they were one
+        longer = *largest[:-1], largest[-1] * ceil(devices / _count(largest))
+        grid = replace(base.network, slices=(*base.network.slices, longer))
+        return resized(replace(base, network=grid), _count(longer))
     return _between(_inside(_placed(base, row, devices), row, entry), row)
 
 
@@ -42,6 +55,16 @@ def _count(dims: tuple[int, ...]) -> int:
 def _devices() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = tomllib.loads(DEVICES.read_text(encoding="utf-8"))["device"]
     return found
+
+
+def _by_peak(name: str) -> dict[str, Any] | None:
+    """A device of which only the peak is known, as its name says it: the rest is as of an A100."""
+    found = re.search(r"(\d+(?:\.\d+)?)\s*(T|P)FLOP", name, re.I)
+    if not found:
+        return None
+    rate = float(found[1]) * {"T": 1e12, "P": 1e15}[found[2].upper()]
+    flops = {"float32": rate / 8, "fp16": rate, "bf16": rate}
+    return {"cluster": "a100-80", "name": name, "flops": flops} if rate else None
 
 
 def _varied(base: Cluster, entry: dict[str, Any]) -> Cluster:

@@ -54,8 +54,8 @@ def _by_name(name: str) -> ModelShape | None:
 
 def _billions(row: Row, name: str) -> float:
     """The parameters of a dense model by its column or its name; 0 where neither says so."""
-    found = re.search(r"(\d+(?:\.\d+)?)b(?![a-z0-9])", name)
-    if row["moe_experts"] or re.search(r"a\d+(\.\d+)?b|\dx\d|moe", name):
+    found = re.search(r"(?<![\d.])(\d+(?:\.\d+)?) ?b(?![a-z])", row["model"].lower())
+    if row["moe_experts"] or re.search(r"\ba\d+(\.\d+)?b|\dx\d|moe", row["model"].lower()):
         return 0.0
     return row.number("params_b") or (float(found[1]) if found else 0.0)
 

@@ -9,15 +9,17 @@ from howdah.machines.cluster import Cluster
 from howdah.plan.batch import Batch, resolve_batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import Layout
-from howdah.plan.method import Method
+from howdah.plan.method import Method, Routing
 from howdah.plan.plan import Plan
 from howdah.plan.stages import Stages, even, looped
 from howdah.shapes.part import Part
 from howdah.shapes.shape import ModelShape
 from howdah.shapes.weights import parts
+from howdah.sim.profile import profile_of
 from howdah.validation.machines import cluster_of
 from howdah.validation.models import shape_of
 from howdah.validation.rows import Row
+from howdah.validation.words import flash_of, framework_of, of_then, precision_of, recompute_of
 
 # What rows leave open. NeMo's tables print up to ten virtual stages of a rank. Megatron-LM's own
 # script for its table (examples/sc21/run_table_1.sh) takes two or three, and micro-batches of at
@@ -26,6 +28,10 @@ MOST_STAGES = 10
 MOST_MICRO = 16
 LEAST_MICROS = 6
 SEQUENCE = 2048
+IDLE = (
+    0.25  # with stages that wait longer than this, virtual stages are taken where none are stated
+)
+NODE = 8  # devices of a node
 
 
 TIMES = ("iter_time_s", "tokens_s_gpu", "iter_time_s_derived")
@@ -37,7 +43,7 @@ UNSTATED = re.compile(r"not published|no time")
 class Answer:
     """A published run, said as a plan.
 
-    framework  as the row spells it
+    framework  as the row spells it, with the release that its source names
     flash      whether attention runs in one kernel
     precision  fp32, fp16, bf16, fp8, mxfp8 or nvfp4: the plan's
     recompute  none, selective, operators (chosen one by one, as torchtitan does), full or unstated
@@ -97,8 +103,8 @@ def said(row: Row) -> Answer | str:
         row,
         plan,
         cluster,
-        framework=row["framework"],
-        flash=_flash(row),
+        framework=framework_of(row),
+        flash=flash_of(row),
         precision=precision_of(row),
         recompute=recompute,
         published=_published(row, plan),
@@ -106,50 +112,7 @@ def said(row: Row) -> Answer | str:
     )
 
 
-# -- words ---------------------------------------------------------------------
-
-
-def precision_of(row: Row) -> str:
-    """fp32, fp16, bf16, fp8, mxfp8 or nvfp4; bf16 where nothing is stated."""
-    text = re.sub(r"[\s_]+", "", row["precision"].lower())
-    both = "bf16" in text or "bfloat16" in text, re.search(r"(?<!b)f(p|loat)16|half", text)
-    if re.search(r"fp4|nvfp4|float4", text):
-        return "nvfp4"
-    if re.search(r"mxfp8|fp8-?mx|mx-?fp8|fp8\(?mx", text):
-        return "mxfp8"
-    if re.search(r"fp8|float8|e4m3|8bit", text):
-        return "fp8"
-    if re.search(r"[VP]100|T4|2080", row["gpu"].upper()) or (both[1] and not both[0]):
-        return "fp16"
-    if both[0] or not re.search(r"fp32|float32|tf32|32bit", text):
-        return "bf16"
-    return "fp32"
-
-
-def recompute_of(row: Row) -> str:
-    """none, selective, operators, full or unstated."""
-    text = row["recompute"].lower()
-    if not text or "unstated" in text or "unknown" in text:
-        return "unstated"
-    if re.search(r"^(none|no|off|false|0|disabled)\b", text):
-        return "none"
-    if re.search(r"select|attention|attn|op\b|core|moe_act|layernorm|mla", text):
-        return "operators" if "torchtitan" in row["framework"].lower() else "selective"
-    return "full"
-
-
-def _flash(row: Row) -> bool:
-    """Whether attention is one kernel; where that is not stated, by what was there: none for
-    devices before A100, and none in the frameworks of before 2023.
-    """
-    text = row["flash_attn"].lower()
-    if text:
-        return text not in ("0", "0.0", "no", "false", "none")
-    older = re.search(
-        r"megatron-deepspeed|megatron-lm$|nemo-megatron|fairseq|metaseq|gpt-neox|alpa",
-        row["framework"].lower(),
-    )
-    return not older and not re.search(r"[VP]100|T4|2080", row["gpu"].upper())
+# -- times ---------------------------------------------------------------------
 
 
 def _published(row: Row, plan: Plan) -> float:
@@ -177,10 +140,13 @@ def _layout(row: Row, shape: ModelShape, notes: list[str]) -> Layout | str:
     if not row["gpu_count"] and not row["dp"]:
         return "number of devices not published"
     tp, pp, cp = (max(row.whole(axis, 1), 1) for axis in ("tp", "pp", "cp"))
-    count = row.whole("gpu_count") or row.whole("dp") * tp * pp * cp
-    if count % (tp * pp * cp):
+    replica = tp * pp * cp
+    count = row.whole("gpu_count") or row.whole("dp") * replica
+    if count < replica:
         return f"{count} devices do not divide into tp{tp} pp{pp} cp{cp}"
-    dp = count // (tp * pp * cp)
+    if over := count % replica:
+        notes.append(f"{count} devices do not divide into tp{tp} pp{pp} cp{cp}; {count - over} do")
+    dp = count // replica
     if row.whole("dp", dp) not in (dp, dp * cp):
         notes.append(f"dp {row['dp']} does not make {count} devices; dp {dp} does")
     zero = _zero(row)
@@ -202,28 +168,44 @@ def _layout(row: Row, shape: ModelShape, notes: list[str]) -> Layout | str:
             ep=_ep(row, shape, dp * cp, notes),
             zero=zero,
             shard=_shard(row, zero, dp * cp),
-            sp=row["sp"].lower() in ("1", "true", "yes", "1.0") and tp > 1,
+            sp=tp > 1 and _divides_sequence(row),
             virtual=virtual,
             recompute=again,  # type: ignore[arg-type]
             recompute_blocks=some,
+            # torch's pipelines gather a stage's weights once a step, and reduce its gradients once
+            # (torch/distributed/pipelining/stage.py; torchtitan's parallelize_llama.py)
+            accumulate="whole" if pp > 1 and zero > 1 else None,
+            release="step" if pp > 1 and zero == 3 else "use",
         )
     except UserError as problem:
         return f"refused: {problem}"
+
+
+def _divides_sequence(row: Row) -> bool:
+    """Whether tp divides the sequence too: if not stated, on devices that are younger than that."""
+    text = row["sp"].lower()
+    return text in ("1", "true", "yes", "1.0") if text else not of_then(row)
 
 
 def _zero(row: Row) -> int:
     text = row["zero"].lower()
     if match := re.search(r"[0-3]", text):
         return int(match[0])
-    if "fsdp" in text or ("fsdp" in row["framework"].lower() and not text):
+    if re.search(r"grad_op", text):
+        return 2
+    if re.search(r"fsdp|hsdp|full.?shard|hybrid.?shard", text):
         return 3
-    return 1 if "dist" in text else 0
+    if "fsdp" in row["framework"].lower() and not text:
+        return 3
+    return 1 if re.search(r"dist|os", text) else 0
 
 
 def _shard(row: Row, zero: int, replicas: int) -> int | None:
     """The group that shards one copy of the states, where the row says one."""
     match = re.search(r"(?:shard(?: group)?|hsdp)\s*[=: ]\s*(\d+)", row["notes"].lower())
-    size = int(match[1]) if match else replicas
+    whole = row.whole("gpus_per_node", NODE) // max(row.whole("tp", 1), 1)
+    hybrid = re.search(r"hsdp|hybrid", row["zero"].lower()) and whole > 1
+    size = int(match[1]) if match else whole if hybrid else replicas
     return size if zero and 1 < size < replicas and replicas % size == 0 else None
 
 
@@ -248,12 +230,21 @@ def _virtual(row: Row, shape: ModelShape, pp: int, notes: list[str]) -> int:
         return min(stated, max(shape.layers // pp, 1))
     ways = [v for v in range(2, MOST_STAGES + 1) if shape.layers // pp % v == 0]
     nemo = bool(re.search("nemo|bridge", row["framework"].lower())) and not row["vpp"]
-    if not nemo and not row["vpp"].startswith(">") and "interleaved" not in row["notes"].lower():
+    said = row["vpp"].startswith(">") or "interleaved" in row["notes"].lower()
+    idle = not row["vpp"] and _idle(row, pp) > IDLE
+    if not nemo and not said and not idle:
         return 1
-    found = (max(ways) if nemo else min(ways)) if ways else 1
+    found = (max(ways) if nemo or (idle and not said) else min(ways)) if ways else 1
     found = 2 if row["vpp"].startswith(">") else found
     notes.append(f"virtual stages not published; {found} taken")
     return found
+
+
+def _idle(row: Row, pp: int) -> float:
+    """How long a stage waits without virtual stages, for each second that it computes."""
+    rows = max(row.whole("gpu_count") // pp // max(row.whole("tp", 1) * row.whole("cp", 1), 1), 1)
+    micros = row.whole("gbs") / rows / max(row.whole("mbs"), 1)
+    return (pp - 1) / micros if micros else 0.0
 
 
 def _letters(row: Row) -> list[str]:
@@ -310,7 +301,11 @@ def _tuned(share: int, pp: int) -> int:
 def _plan(row: Row, shape: ModelShape, layout: Layout, batch: Batch, notes: list[str]) -> Plan:
     """Stages of equal numbers of blocks, as all these frameworks cut them, or as the row says."""
     precision = precision_of(row).replace("fp32", "float32")
-    method = Method(precision=precision)  # type: ignore[arg-type]
+    drops = re.search(r"token.?drop|capacity factor", row["notes"].lower())
+    routing = Routing(capacity=1.0 if drops and shape.experts else 0.0)
+    halves = profile_of(framework_of(row)).sums == 16 and precision != "float32"
+    sent = "bf16" if halves else "full"
+    method = Method(precision=precision, routing=routing, gradient_dtype=sent)  # type: ignore[arg-type]
     sequence = row.whole("seq") or SEQUENCE
     if not row["seq"]:
         notes.append(f"tokens of a sample not published; {sequence:,} taken")

@@ -141,6 +141,16 @@ def test_a_group_inside_a_node_has_the_link_inside():
     assert got == Path(Link("inside", 100.0, 1.0), messages=3, nodes=1, members=4)
 
 
+def test_without_a_switch_members_have_the_wires_between_them():
+    """Of eight V100, two all-reduce at 23 GB/s, four at 88 and all at 136."""
+    one = replace(cluster(Tree(), nodes=1, per_node=8), inside=Link("nvlink2", 140.0, 1.0))
+    found = [path(one, axis_groups(8, size=n, stride=1)).link.bandwidth for n in (2, 4, 8)]
+    assert found == pytest.approx([20, 60, 140])
+    for switched in (replace(one, inside=Link("nvlink3", 140.0, 1.0)), load_cluster("v100-32")):
+        pair = path(switched, axis_groups(8, size=2, stride=1)).link.bandwidth
+        assert pair == switched.inside.bandwidth
+
+
 def test_a_flat_ring_has_as_many_cards_as_members_in_a_node():
     """planner.md: min(inside bandwidth, members in the node x bandwidth of a card)."""
     machine = cluster(Tree())

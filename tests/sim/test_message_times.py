@@ -10,7 +10,9 @@ from howdah.plan.exchanges import exchanges
 from howdah.plan.schedule.lowering import Verb
 from howdah.plan.sharding import local_buffers
 from howdah.plan.sums import sums_of
+from howdah.shapes.shape import Experts
 from howdah.sim.message_times import MessageTimes, RankMessages
+from howdah.sim.profile import Profile
 from howdah.sim.step_time import step_time
 from howdah.sim.traffic import step_traffic
 
@@ -203,3 +205,33 @@ def test_gathers_in_eight_bits_take_a_quarter_of_the_time():
 
     width = plain.compute_bytes
     assert seconds(narrow) == pytest.approx(seconds(plain) * (1 + 4 / 256) / width)
+
+
+def test_a_collective_on_gpus_costs_a_start():
+    plan, free = plan_of("dp4 x1"), wires(1e30, nodes=1, per_node=4)
+    named = replace(free, device=replace(free.device, name="A100 SXM4 80 GB"))
+    assert sums(plan, named)[0][2] - sums(plan, free)[0][2] == pytest.approx(2 * 1.7e-5)
+
+
+def test_owners_send_weight_after_weight():
+    """Each weight of a unit takes the latencies of a message, unless few ranks have all of them."""
+    plan = plan_of("dp4 zero1 x1")
+    free = wires(1e30, nodes=1, per_node=4, latency=1.0)
+    held = next(one for one in local_buffers(plan, 0) if one.unit == "layers.1")
+    gathered = MessageTimes(plan, free).of_gather(0, held)
+    owned = MessageTimes(plan, free, Profile(owners=True)).of_gather(0, held)
+    messages = max(len(held.names) * min(4 / len(plan.weights), 1), 1)
+    assert (gathered, owned) == (pytest.approx(3), pytest.approx(3 * messages))
+
+
+def test_a_token_crosses_to_a_node_once_where_the_framework_says_so():
+    """Eight of sixteen experts on two nodes: four copies cross, or one of 255 times in 256."""
+    shape = replace(SHAPE, experts=Experts(16, 8, SHAPE.ffn_size), bias=False)
+    plan = plan_of("dp4 ep4 x1", shape)
+    machine = wires(1e30, 1.0, nodes=2, per_node=2)
+    row = next(one for one in exchanges(plan, 0) if one.axis == "ep")
+    each, once = (
+        MessageTimes(plan, machine, Profile(once=flag)).of_exchange(row, 0)
+        for flag in (False, True)
+    )
+    assert once / each == pytest.approx((255 / 256) / 4)

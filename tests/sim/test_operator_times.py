@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from pytest import approx
 from round_steps import clock_of, plan_of, wires
 
 from howdah.base.errors import UserError
@@ -96,10 +97,23 @@ def test_less_power_is_less_speed():
     cluster = load_cluster("h100")
     less = replace(cluster, device=replace(cluster.device, watts=350.0))
     whole, half = (
-        Speeds(one, attained(one), Method(precision="bf16"), PLAIN).product(4096, 4096, 4096)
-        for one in (cluster, less)
+        Speeds(one, attained(one), Method(precision="bf16"), PLAIN) for one in (cluster, less)
     )
-    assert half == pytest.approx(whole * 2**0.5)
+    assert half.product(4096, 4096, 4096) / whole.product(4096, 4096, 4096) == approx(2**0.5)
+    pairs = (one.attention(1e15, 128, back=False) for one in (half, whole))
+    assert next(pairs) / next(pairs) == approx(2**0.5)
+
+
+def test_more_power_is_more_speed_and_a_higher_peak_is_not():
+    cluster = load_cluster("b200")
+    flops = replace(cluster.device.flops, bf16=2500e12)
+    seconds = []
+    for changes in ({}, {"watts": 1200.0}, {"flops": flops}):
+        nominal = replace(cluster, device=replace(cluster.device, **changes), measured=())
+        speeds = Speeds(nominal, attained(nominal), Method(precision="bf16"), PLAIN)
+        seconds.append(speeds.product(8192, 8192, 8192))
+    assert seconds[0] == pytest.approx(seconds[1] * 1.2**0.5)
+    assert seconds[0] == pytest.approx(seconds[2])
 
 
 @pytest.mark.skipif(not MEASURED.exists(), reason="no published measurements beside the project")
@@ -121,6 +135,28 @@ def test_products_are_those_that_were_measured(name, hardware, off):
                 errors.append(log(rate / float(row["value"])))
     middle = sorted(errors)[len(errors) // 2]
     assert mean(abs(one - middle) for one in errors) < off
+
+
+@pytest.mark.skipif(not MEASURED.exists(), reason="no published measurements beside the project")
+@pytest.mark.parametrize(
+    ("name", "hardware", "off"), [("a100-80", "A100-PCIe", 0.1), ("b200", "B200", 0.17)]
+)
+def test_products_of_experts_are_those_that_were_measured(name, hardware, off):
+    """They wait for weights, and for gradients in float32: without that 24 and 48 % are missing."""
+    cluster = load_cluster(name)
+    speeds = Speeds(cluster, attained(cluster), Method(precision="bf16"), PLAIN)
+    errors = []
+    with MEASURED.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if (row["kind"], row["hardware"]) == ("op efficiency group_matmul", hardware):
+                size = dict(one.split("=") for one in row["size"].split(", "))
+                m, k, n, count = (int(size[one]) for one in ("M", "K", "N", "ng"))
+                weight = size["stage"] == "bwd_grad_w"
+                moved = speeds.moved(n, m, k, weight=True) if weight else speeds.moved(m, k, n)
+                took = speeds.product(m, k, n, count=count) + count * moved
+                rate = 2 * m * k * n * count / took / cluster.device.flops.bf16
+                errors.append(log(rate / float(row["value"])))
+    assert mean(map(abs, errors)) < off
 
 
 def test_every_value_of_a_profile_says_where_it_is_from():
@@ -163,8 +199,11 @@ def test_the_interval_is_that_of_runs_that_nothing_was_fitted_to():
     ("framework", "profile"),
     [
         ("Megatron-DeepSpeed", "megatron-deepspeed"),
-        ("Megatron-Bridge/Megatron-Core", "megatron-core"),
-        ("NeMo/Megatron-Core", "megatron-core"),
+        ("Megatron-Bridge/Megatron-Core 25.09", "megatron-bridge"),
+        ("Megatron-Bridge/Megatron-Core 26.06", "megatron-bridge-2606"),
+        ("NeMo/Megatron-Core", "megatron-bridge"),
+        ("Megatron-Core (TE)", "megatron-core"),
+        ("MaxText", "xla"),
         ("NeMo-Megatron", "nemo-2023"),
         ("Megatron-LM", "megatron-lm-2021"),
         ("Megatron-LM 0.14", "megatron-core"),

@@ -22,6 +22,7 @@ from howdah.validation.folds import (
     shipped_constant,
 )
 from howdah.validation.judging import (
+    SAME_MODEL,
     SHARED,
     by_source,
     calibrated,
@@ -35,6 +36,10 @@ from howdah.validation.judging import (
 from howdah.validation.plans import answer
 from howdah.validation.rows import published_rows
 
+UNKNOWN = (
+    "device Abacus 2 is not known; write its dense peak behind its name, as in "
+    "'Abacus 2 400 TFLOP/s'"
+)
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "published" / "runs.csv"
 
 
@@ -74,7 +79,7 @@ def test_what_is_refused_counts_in_full_and_what_is_unstated_not_at_all():
     assert errors(judged) == [100, 100, None, None]
     assert refused(judged) == {
         ("refused: no", True): 1,
-        ("device Abacus 2 is not known", True): 1,
+        (UNKNOWN, True): 1,
         ("no time published", False): 1,
         ("number of devices not published", False): 1,
     }
@@ -95,9 +100,16 @@ def test_the_row_with_the_smallest_id_calibrates_its_group():
     ]
     judged = judge(rows, "m1", always(2))
     assert [one.calibrates for one in judged] == [False, True, True, True, False]
-    assert judged[0].predicted == pytest.approx(2 * (4 / 2) ** SHARED)
+    assert judged[0].predicted == pytest.approx(2 * (4 / 2) ** (SHARED + SAME_MODEL))
     assert errors(judged)[1:] == [None, None, None, 100]
     assert calibrated(judge(rows, predict=always(2))) == judged
+
+
+def test_another_model_shares_less_of_an_error_and_one_with_experts_none():
+    other = row(id="r2", model="LLAMA3-8B", layers="32", hidden="4096", heads="32")
+    experts = row(id="r3", moe_experts="8", moe_topk="2", ep="8")
+    judged = judge([row(id="r1", iter_time_s="4"), other, experts], "m1", always(2))
+    assert [one.predicted for one in judged[1:]] == pytest.approx([2 * 2**SHARED, 2])
 
 
 # -- order -----------------------------------------------------------------------------
@@ -214,7 +226,7 @@ def test_every_row_is_in_the_json(howdah, runs):
     assert first["predicted"] == pytest.approx(predicted_seconds(answer(row())))
     assert (first["published"], first["reason"]) == (4.5, None)
     assert [one["error"] for one in found["rows"]][2:] == [100, None]
-    assert found["rows"][2]["reason"] == "device Abacus 2 is not known"
+    assert found["rows"][2]["reason"] == UNKNOWN
     mean = sum(one["error"] for one in found["rows"][:3]) / 3
     assert found["mean_over_sources"] == pytest.approx(mean)
     with_factor = json.loads(howdah("--runs", runs, "--json", "--mode", "m1")[1])
@@ -226,7 +238,7 @@ def test_a_table_of_sources(howdah, runs):
     assert lines[0].split() == ["source", "rows", "error", "one", "constant"]
     assert lines[1].startswith("a table") and lines[2].startswith("mean over sources")
     assert lines[-2:] == [
-        "1 rows refused, counted as 100 %: device Abacus 2 is not known",
+        f"1 rows refused, counted as 100 %: {UNKNOWN}",
         "1 rows left out: no time published",
     ]
 

@@ -29,7 +29,7 @@ def cluster(gpu, devices=16, **columns):
         ("GB300-288GB", "B300 of GB300", 288, 2500),
         ("B300-288GB", "B300 SXM", 288, 2250),
         ("L40S", "L40S", 48, 362),
-        ("AMD Instinct MI300X", "MI300X", 192, 1307),
+        ("AMD Instinct MI300X", "MI300X", 192, 1307.4),
         ("MI250X", "MI250X die", 64, 191.5),
         ("H100 NVL 94GB", "H100 NVL", 94, 835),
         ("GH200", "H100 of GH200", 96, 989),
@@ -39,6 +39,11 @@ def cluster(gpu, devices=16, **columns):
         ("TPU v5p-128", "TPU v5p", 102, 459),
         ("TPU v4", "TPU v4", 34, 275),
         ("TPU v6e", "TPU v6e", 32, 918),
+        ("TPU v3-1024", "TPU v3", 32, 123),
+        ("Intel Max 1550 (PVC) tile", "Max 1550 tile", 64, 419),
+        ("AWS Trainium2", "Trainium 2", 96, 667),
+        ("AWS trn1.32xlarge", "Trainium", 32, 190),
+        ("Biren BR104, 256 TFLOP/s", "Biren BR104, 256 TFLOP/s", 80, 256),
     ],
 )
 def test_devices(text, name, memory, rate):
@@ -47,9 +52,18 @@ def test_devices(text, name, memory, rate):
     assert device.flops.bf16 == rate * 1e12
 
 
+def test_a_board_of_stated_power():
+    assert cluster("H100-96GB-HBM2e (500 W, Grand Teton)").device.watts == 500
+    assert cluster("H100-80GB").device.watts == 700
+
+
 def test_a_device_that_nobody_described():
-    assert cluster("Abacus 2") == "device Abacus 2 is not known"
-    assert cluster("") == "device not published is not known"
+    assert cluster("Abacus 2") == (
+        "device Abacus 2 is not known; write its dense peak behind its name, as in "
+        "'Abacus 2 400 TFLOP/s'"
+    )
+    assert cluster("Abacus 0 TFLOP/s").startswith("device Abacus 0 TFLOP/s is not known")
+    assert cluster("") == "device not published"
 
 
 @pytest.mark.parametrize(
@@ -103,4 +117,5 @@ def test_what_was_measured_of_another_device_is_not_taken_over():
 
 def test_a_slice_that_is_large_enough():
     assert cluster("TPU v5p-128", 64).devices == 64
-    assert cluster("TPU v5p", 20000) == "larger than the known torus"
+    several = cluster("TPU v5p", 20000)
+    assert several.network.dims == (16, 16, 24 * 4) and several.devices >= 20000

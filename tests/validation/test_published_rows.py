@@ -9,9 +9,10 @@ from made_up_rows import row
 
 from howdah.base.errors import UserError
 from howdah.shapes.parameters import parameters
-from howdah.validation.models import shape_of
-from howdah.validation.plans import Answer, answer, precision_of, recompute_of, said
+from howdah.validation.models import _billions, shape_of
+from howdah.validation.plans import Answer, answer, said
 from howdah.validation.rows import NEEDED, published_rows
+from howdah.validation.words import precision_of, recompute_of
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "published" / "runs.csv"
 
@@ -110,7 +111,8 @@ def test_recomputation(text, means):
     [
         *[({"flash_attn": "1"}, True), ({"flash_attn": "0"}, False), ({"flash_attn": ""}, True)],
         ({"flash_attn": "", "gpu": "V100-32GB", "precision": "fp16"}, False),
-        ({"flash_attn": "", "framework": "Megatron-DeepSpeed"}, False),
+        ({"flash_attn": "", "framework": "Megatron-LM", "gpu": "A100"}, False),
+        ({"flash_attn": "", "framework": "ROCm Megatron-LM", "gpu": "MI300X"}, True),
     ],
 )
 def test_whether_attention_is_one_kernel(changes, fused):
@@ -139,15 +141,80 @@ def test_two_of_three_give_the_third(left):
     assert told(**{left: ""}).plan == told().plan
 
 
+def test_a_rough_number_of_devices():
+    found = told(gpu_count="66", dp="", mbs="1", ga="8", gbs="")
+    assert found.plan.layout.world == 64
+    assert "66 devices do not divide into tp2 pp2 cp1; 64 do" in found.notes
+
+
+def test_words_for_shards():
+    whole = {"tp": "1", "pp": "1", "dp": "64", "sp": "", "gpus_per_node": "8"}
+    for text, layout in (
+        ("FULL_SHARD", "dp64 zero3 x2"),
+        ("SHARD_GRAD_OP", "dp64 zero2 x2"),
+        ("HSDP", "dp64 zero3 shard8 x2"),
+        ("dist optimizer", "dp64 zero1 x2"),
+    ):
+        assert str(told(**whole, zero=text, ga="").plan.layout) == layout
+
+
+def test_the_sequence_is_divided_on_later_devices_if_nothing_is_said():
+    assert told(sp="").plan.layout.sp and not told(sp="0").plan.layout.sp
+    assert not told(sp="", gpu="A100").plan.layout.sp
+
+
+def test_a_pipeline_gathers_and_reduces_once_a_step():
+    assert "zero3 sp 1f1b x8 accumulate=whole release=step" in str(told(zero="FSDP").plan.layout)
+    assert "zero2 sp 1f1b x8 accumulate=whole" in str(told(zero="2").plan.layout)
+
+
+def test_a_pipeline_that_would_wait_much_has_virtual_stages_if_none_are_stated():
+    long = {"tp": "1", "sp": "0", "pp": "16", "dp": "4", "ga": "", "framework": "somebody's"}
+    found = told(**long, vpp="", gbs="128", layers="80")
+    assert found.plan.layout.virtual == 5
+    assert "virtual stages not published; 5 taken" in found.notes
+    assert told(**long, vpp="1", gbs="128", layers="80").plan.layout.virtual == 1
+    assert told(**long, vpp="", gbs="256", layers="80").plan.layout.virtual == 1
+
+
+def test_a_release_that_only_the_source_names():
+    assert told(source="a summary 26.06.01").framework == "NeMo 26.06"
+    assert told(source="a summary 26.06.01", framework="NeMo 2.0").framework == "NeMo 2.0"
+    assert told(source="arXiv 2104.04473").framework == "NeMo"
+
+
+def test_megatron_lm_on_a_later_device_is_a_later_one():
+    assert told(framework="Megatron-LM").framework == "Megatron-LM 2024"
+    assert told(framework="Megatron-LM", gpu="A100").framework == "Megatron-LM"
+
+
+def test_dropped_tokens_are_a_capacity():
+    experts = {"moe_experts": "8", "moe_topk": "2", "ep": "8", "notes": "tokendrop; FP8"}
+    assert told(**experts).plan.method.routing.capacity == 1
+    assert told(**{**experts, "notes": "dropless"}).plan.method.routing.capacity == 0
+    assert told(notes="tokendrop").plan.method.routing.capacity == 0
+
+
+def test_gradients_are_summed_as_the_framework_does():
+    assert told(framework="Megatron-DeepSpeed").plan.sent_gradient_bytes == 2
+    assert told(framework="torchtitan FSDP2").plan.sent_gradient_bytes == 4
+
+
+def test_parameters_are_read_off_a_name():
+    for name, billions in (("Jurassic-1 178B", 178), ("Pangu-alpha 200B", 200), ("13b-chat", 13)):
+        assert _billions(row(model=name, params_b=""), name) == billions
+    assert _billions(row(model="Some-30B-A3B", params_b=""), "") == 0
+
+
 def test_what_is_left_open_is_said():
     for changes, reason in (
         (dict.fromkeys(("dp", "tp", "pp", "zero"), ""), "layout not published"),
         ({"gpu_count": "", "dp": ""}, "number of devices not published"),
         ({"mbs": "", "ga": "", "gbs": ""}, "batch not published"),
         ({"iter_time_s": ""}, "no time published"),
-        ({"gpu": "Abacus 2"}, "device Abacus 2 is not known"),
+        ({"gpu": ""}, "device not published"),
         ({"model": "Something"}, "sizes of the model not published (layers, hidden, heads)"),
-        ({"gpu_count": "6"}, "6 devices do not divide into tp2 pp2 cp1"),
+        ({"gpu_count": "3"}, "3 devices do not divide into tp2 pp2 cp1"),
     ):
         assert answer(row(**changes)) == reason
 
