@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from howdah.base.errors import UserError
+from howdah.base.files import cache_in
 from howdah.config.recipe import Machine
 from howdah.host.facts import has_card, usable_cores
 from howdah.machines.cluster import Cluster
@@ -45,9 +46,8 @@ def launched() -> bool:
 
 
 def cache_folder() -> Path:
-    """howdah's cache folder of this user, whether it is there or not."""
-    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "howdah"
+    """howdah's cache folder of this user, whether it is there or not. Raises UserError."""
+    return cache_in(os.environ)
 
 
 def cluster_named(text: str, *, devices: int | None = None) -> Cluster:

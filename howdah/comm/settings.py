@@ -17,6 +17,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from howdah.base.errors import UserError, shown
+from howdah.base.files import cache_in
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -39,13 +42,19 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The settings in the environment of this process."""
-    compiler = tuple(shlex.split(os.environ.get("CC", ""))) or ("cc",)
-    cache = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(cache) if cache else Path.home() / ".cache") / "howdah"
+    """The settings in the environment of this process. Raises UserError."""
+    compiler = os.environ.get("CC", "")
+    try:
+        words = tuple(shlex.split(compiler)) or ("cc",)
+    except ValueError as error:
+        raise UserError(
+            f"CC is {shown(compiler)}, which is no command ({error}); it names the C compiler, and "
+            "may be left out"
+        ) from None
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     secret = os.environ.get("HOWDAH_SECRET_FILE")
     head = os.environ.get("MASTER_ADDR", "")
     ranks = os.environ.get("WORLD_SIZE", "")
-    world = int(ranks) if ranks.isdecimal() else None
-    return Settings(compiler, folder, restart, Path(secret) if secret else None, head, world)
+    world = int(ranks[:9]) if ranks.isdecimal() else None
+    folder = cache_in(os.environ)
+    return Settings(words, folder, restart, Path(secret) if secret else None, head, world)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from howdah.base.errors import UserError
 from howdah.comm import build
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.engine_abi import load_library
@@ -201,3 +202,10 @@ def test_settings_come_from_the_environment(monkeypatch):
     assert read_settings() == Settings(("clang", "-m64"), Path("/there/howdah"))
     monkeypatch.setenv("HOWDAH_CACHE", "/here")
     assert read_settings().cache == Path("/here/howdah")
+
+
+def test_a_compiler_that_is_no_command_is_refused(monkeypatch):
+    """It was a traceback of shlex, of the first group that was connected."""
+    monkeypatch.setenv("CC", "gcc '-O2")
+    with pytest.raises(UserError, match=r'^CC is "gcc \'-O2", which is no command \(No closing quo'):
+        read_settings()
