@@ -10,32 +10,15 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
 from errno import EFBIG, EINVAL, EISDIR, ENOENT, ENOTDIR
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from howdah.base.errors import UserError
-
 MIB = 1 << 20
 LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes; the limits of Linux
 NESTED = "its lists or tables are nested too deep"
 MANY_DOTS = 1000  # in a line. A key of n dots costs tomllib n² steps and bytes; recipes have 4.
-
-
-def cache_in(variables: Mapping[str, str]) -> Path:
-    """howdah's cache folder of this user, as environment variables name it, whether it is there or
-    not. Raises UserError.
-    """
-    base = variables.get("HOWDAH_CACHE") or variables.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "howdah"
-    except RuntimeError:  # a container's user who has no name
-        raise UserError(
-            "there is no home folder for the cache: HOME is not set, and the system does not know "
-            f"user {os.geteuid()}; name a folder as HOWDAH_CACHE"
-        ) from None
 
 
 def kind_of(path: Path) -> str:

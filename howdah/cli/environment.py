@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from howdah.base.errors import UserError
-from howdah.base.files import cache_in
+from howdah.comm.settings import cache_folder
 from howdah.config.recipe import Machine
 from howdah.host.facts import has_card, usable_cores
 from howdah.machines.cluster import Cluster
@@ -43,11 +43,6 @@ MOST_RANKS = 1 << 20
 def launched() -> bool:
     """Whether a launcher, such as torchrun, has started this process as one of several ranks."""
     return {"RANK", "WORLD_SIZE"} <= set(os.environ)
-
-
-def cache_folder() -> Path:
-    """howdah's cache folder of this user, whether it is there or not. Raises UserError."""
-    return cache_in(os.environ)
 
 
 def cluster_named(text: str, *, devices: int | None = None) -> Cluster:

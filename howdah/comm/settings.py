@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from howdah.base.errors import UserError, shown
-from howdah.base.files import cache_in
 
 
 @dataclass(frozen=True)
@@ -56,5 +55,16 @@ def read_settings() -> Settings:
     head = os.environ.get("MASTER_ADDR", "")
     ranks = os.environ.get("WORLD_SIZE", "")
     world = int(ranks[:9]) if ranks.isdecimal() else None
-    folder = cache_in(os.environ)
-    return Settings(words, folder, restart, Path(secret) if secret else None, head, world)
+    return Settings(words, cache_folder(), restart, Path(secret) if secret else None, head, world)
+
+
+def cache_folder() -> Path:
+    """howdah's cache folder of this user, whether it is there or not. Raises UserError."""
+    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "howdah"
+    except RuntimeError:  # a container's user who has no name
+        raise UserError(
+            "there is no home folder for the cache: HOME is not set, and the system does not know "
+            f"user {os.geteuid()}; name a folder as HOWDAH_CACHE"
+        ) from None

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from howdah.base.errors import UserError
 from howdah.base.files import (
-    cache_in,
     kind_of,
     parse_json,
     parse_toml,
@@ -100,12 +98,3 @@ def test_words_and_paths_that_the_system_cannot_take():
     assert word_problem("\ud800") == "it is not UTF-8"
     assert path_problem("a" * 256) == path_problem("a/" * 3000) != ""
     assert path_problem("a" * 255 + "/b") == ""
-
-
-def test_a_user_without_a_home_folder_is_told_to_name_one(monkeypatch):
-    """As in a container that runs as a number: `train` and `doctor` ended in a traceback."""
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 54321)
-    with pytest.raises(UserError, match=r"^there is no home folder .* a folder as HOWDAH_CACHE$"):
-        cache_in({"HOWDAH_CACHE": "", "XDG_CACHE_HOME": ""})
-    assert cache_in({"XDG_CACHE_HOME": "/there"}) == Path("/there/howdah")

@@ -207,5 +207,18 @@ def test_settings_come_from_the_environment(monkeypatch):
 def test_a_compiler_that_is_no_command_is_refused(monkeypatch):
     """It was a traceback of shlex, of the first group that was connected."""
     monkeypatch.setenv("CC", "gcc '-O2")
-    with pytest.raises(UserError, match=r'^CC is "gcc \'-O2", which is no command \(No closing quo'):
+    with pytest.raises(
+        UserError, match=r'^CC is "gcc \'-O2", which is no command \(No closing quo'
+    ):
         read_settings()
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_one(monkeypatch):
+    """As in a container that runs as a number: `train` and `doctor` ended in a traceback."""
+    for name in ("HOME", "HOWDAH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(UserError, match=r"^there is no home folder .* a folder as HOWDAH_CACHE$"):
+        read_settings()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
+    assert read_settings().cache == Path("/there/howdah")

@@ -267,6 +267,32 @@ def dying_server(number, pipe, store, meeting):
         return serving.serve_here(pipe, store, meeting)
 
 
+def ending_all(pipe, store, meeting):
+    """A server that kills the process which has started it, and ends with it."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_were_killed_with_their_parent_ends_in_a_sentence(make_job):
+    """It was a traceback: another worker was to take the place of the first one."""
+    sync = 'method.sync={kind = "asp", workers = 2}'
+    job, said = make_job("killed", *SERVED, sync), []
+    with patch.object(serving, "serve_here", ending_all):
+        assert serving.train_served(job, show=said.append, restarts=1) == 1
+    first, last = said[-2:]
+    assert first == f"{last}; starting it again"
+    assert last.startswith("the process that started the ranks was killed; what it had since")
+
+
+def test_processes_that_cannot_be_started_are_told_in_a_sentence(make_job, monkeypatch):
+    """Here a module is not there; it may also be the limits of files, processes or memory."""
+    monkeypatch.setattr(serving, "PRELOAD", ("howdah.no_such",))
+    job = make_job("none", *SERVED, 'method.sync={kind = "asp", workers = 2}')
+    with pytest.raises(UserError, match=r"^no process can be started: No module .*; start fewer"):
+        serving.train_served(job, show=print)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("kind", ["asp", "bsp"])
