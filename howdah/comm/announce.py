@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -51,7 +52,7 @@ def announce(
             raise
         mine.set(WORD, word)
         return word, store
-    word = mine.get(WORD).decode()
+    word = interruptible(partial(mine.get, WORD)).decode()
     if word.startswith(WRONG):
         raise UserError(word.removeprefix(WRONG))
     return word, store
