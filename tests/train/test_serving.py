@@ -26,6 +26,7 @@ from howdah.text.tokens import prepare
 from howdah.train import serving
 from howdah.train.crew import Crew
 from howdah.train.served import SaveSteps, Server, chunks_for, pace_of
+from howdah.train.shards import Shards
 from howdah.train.step import StepContext, accumulate, count_tokens
 
 SERVED = (
@@ -265,6 +266,22 @@ def dying_server(number, pipe, store, meeting):
 
     with patch.object(Desk, "push", push_or_die):
         return serving.serve_here(pipe, store, meeting)
+
+
+def test_a_ledger_that_cannot_be_written_ends_no_run(make_job):
+    """A full disk ended the run of the server that had one, with what was not saved."""
+    job = make_job("full", *SERVED, 'method.sync={kind = "asp", workers = 2, replicas = 1}')
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=lambda line: None)
+    (job.folder / "ledgers").parent.mkdir(parents=True)
+    (job.folder / "ledgers").write_text("a file stands in the way")
+    said, start = [], serving.start_of(job, -1, corpus)
+    given = {"corpus": corpus, "secret": bytes(32), "at": "127.0.0.1", "saver": None}
+    shards = Shards(job, 0, start=start, tell=said.append, **given)
+    shards._report()
+    shards._report()
+    shards._close()
+    told = [line["said"] for line in said if "said" in line]
+    assert told == ["ledgers can no longer be written (File exists): training goes on without it"]
 
 
 def ending_all(pipe, store, meeting):
