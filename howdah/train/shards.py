@@ -19,7 +19,7 @@ from queue import Empty, Queue
 from time import perf_counter
 from typing import Any
 
-from howdah.base.errors import UserError
+from howdah.base.errors import Unfinished
 from howdah.base.signals import StopRequest
 from howdah.server.addresses import Address
 from howdah.server.chain import Follower
@@ -102,7 +102,7 @@ class Shards:
         self._told.put(said)
 
     def run(self, request: StopRequest) -> None:
-        """Serves until the last step is saved, and a stop is not asked for. Raises UserError if it
+        """Serves until the last step is saved, and a stop is not asked for. Raises Unfinished if it
         cannot be saved, Ended if the run has ended elsewhere.
         """
         reported = 0.0
@@ -186,7 +186,7 @@ class Shards:
             if self._in_doubt:
                 return
             if why := saves.saver.failed:
-                raise UserError(f"step {saves.done} is not saved: {why}")
+                raise Unfinished(f"step {saves.done} is not saved: {why}")
             self._done.add(shard)
             write_server(self.job, shard, [*saves.server.host.recent])
             self._tell(saves.server.numbers())
