@@ -120,6 +120,8 @@ def _once(job: Job, request: StopRequest, say: Say) -> int:
         return run.see_through()
     finally:
         run.server.close(kill=True)
+        with suppress(OSError):  # nobody writes any more
+            clean(job.folder / "checkpoints")
 
 
 class _Run:
