@@ -165,7 +165,7 @@ def test_a_successor_that_begins_where_another_server_is_ends_the_run(desk):
 
 def full(pipe, store, meeting):
     """A server whose disk is full, and that leaves what another one has written of a checkpoint."""
-    (meeting.job.folder / "checkpoints" / "step-00000001.tmp").mkdir(parents=True)
+    (meeting.job.folder / "checkpoints" / "step-00000009.tmp").mkdir(parents=True)
     with patch("howdah.checkpoint.save.write_part", side_effect=OSError(28, "No space left")):
         return serving.serve_here(pipe, store, meeting)
 
