@@ -77,8 +77,8 @@ def _require_in(path: Path, what: str) -> None:
         raise UserError(f"{path} is too large for a file of code; {FORM}")
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path} is no Python: {brief(error)}") from None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{path} is no Python: {brief(error) or 'nested too deep'}") from None
     if what not in (names := set(_names(tree))):
         raise UserError(f"{path} has no function {what} at its top{nearest(what, names)}")
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from howdah.base.atomic import write_text
 from howdah.base.errors import UserError, brief, named, several, shown
-from howdah.base.files import kind_of
+from howdah.base.files import kind_of, parse_json, read_file
 from howdah.checkpoint.safefile import Spec, read_header, write
 from howdah.model.hub_names import HubTensor, names
 from howdah.plan.method import Adapter
@@ -215,7 +215,7 @@ def _config(folder: Path) -> dict[str, Any]:
             "export --adapter wrote"
         )
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise UserError(f"init_adapter: cannot read {named(path)}: {brief(error)}") from error
     if not isinstance(found, dict):

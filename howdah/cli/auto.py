@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from howdah.base.errors import UserError, shown
-from howdah.cli.environment import cache_folder, cluster_named, number_in, this_machine
+from howdah.cli.environment import cluster_named, number_in, this_machine
+from howdah.comm.settings import cache_folder
 from howdah.config.auto import Settled, settle, settled_before
 from howdah.config.recipe import Machine, Run, WrongRun, problems_of
 from howdah.host.facts import free_memory, has_card, total_memory, usable_cores

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from howdah.base.errors import UserError
+from howdah.comm.settings import cache_folder
 from howdah.config.recipe import Machine
 from howdah.host.facts import has_card, usable_cores
 from howdah.machines.cluster import Cluster
@@ -35,19 +36,17 @@ TRACKERS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # other names of the first
-TORCH_BYTES = 1 << 30  # of address space: the least for torch's CPU build and a run's threads
+# The least for torch's CPU build and a run's threads, of address space and of what can be written.
+LEAST = {
+    resource.RLIMIT_AS: ("the address space", "-v", 1 << 30),
+    resource.RLIMIT_DATA: ("a process's data", "-d", 1 << 28),
+}
 MOST_RANKS = 1 << 20
 
 
 def launched() -> bool:
     """Whether a launcher, such as torchrun, has started this process as one of several ranks."""
     return {"RANK", "WORLD_SIZE"} <= set(os.environ)
-
-
-def cache_folder() -> Path:
-    """howdah's cache folder of this user, whether it is there or not."""
-    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "howdah"
 
 
 def cluster_named(text: str, *, devices: int | None = None) -> Cluster:
@@ -65,14 +64,15 @@ def ready_torch() -> Path:
 
     By default torch keeps compiled code in a folder below /tmp whose name anyone can guess, and
     runs the code that it finds there. This function sets a folder of the user's own instead. Raises
-    UserError if others can write to that folder, or if the address space is too small for torch.
+    UserError if others can write to that folder, or if a limit of memory is too small for torch.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= limit < TORCH_BYTES:
-        raise UserError(
-            f"the address space is limited to {limit >> 20} MiB (ulimit -v), and torch alone takes "
-            f"{TORCH_BYTES >> 20}; raise the limit"
-        )
+    for which, (what, option, least) in LEAST.items():
+        limit, _ = resource.getrlimit(which)
+        if 0 <= limit < least:
+            raise UserError(
+                f"{what} is limited to {limit >> 20} MiB (ulimit {option}), and torch alone takes "
+                f"{least >> 20}; raise the limit"
+            )
     cache = cache_folder()
     for name, value in settings_for_torch(os.environ, card=has_card()).items():
         os.environ[name] = value

@@ -46,7 +46,9 @@ def run() -> int:
         from howdah.cli.commands import app
         from howdah.cli.usage import UsageError, sentence_on
     except (MemoryError, ImportError, OSError) as error:  # `ulimit -v`, `ulimit -n`
-        say(f"howdah cannot be loaded: {error or 'there is not enough memory'}")
+        cause = error.__cause__ or error  # numpy explains at length, on many lines
+        why = str(cause).strip().partition("\n")[0]
+        say(f"howdah cannot be loaded: {why or 'there is not enough memory'}")
         return 1
     try:
         code = app(prog_name="howdah", standalone_mode=False)

@@ -17,8 +17,9 @@ import typer
 
 from howdah.base.errors import UserError, named
 from howdah.bench.table import RANKS
-from howdah.cli.environment import cache_folder, launched, number_in, ready_torch
+from howdah.cli.environment import launched, number_in, ready_torch
 from howdah.cli.errors import in_words
+from howdah.comm.settings import cache_folder
 from howdah.host.disk import disk_seconds
 from howdah.host.facts import busy_share, cpu_model, disk, free_memory, total_memory, usable_cores
 from howdah.machines.cluster_file import CLUSTERS, HERE

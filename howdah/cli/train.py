@@ -132,7 +132,9 @@ def start(
         if auto and first:
             ready = partial(_tell_layout, ready, auto)
         if among:
-            code = _train_launched(ready(after=after))
+            with in_words():
+                job = ready(after=after)
+            code = _train_launched(job)
             del store
             return code
         return _train_listening(ready, after, restarts, at)
@@ -144,7 +146,8 @@ def _train_listening(
     """Trains on this machine the job that `ready` prepares; returns the run's exit code."""
     code: int | None = None
     try:
-        job = ready(after=after)
+        with in_words():
+            job = ready(after=after)
         with listen(patient=True):  # training handles stop signals itself
             if job.method.sync:
                 code = _train_served(job, restarts, at)

@@ -1,14 +1,36 @@
-"""One rank's word to all others before they are connected, through the launcher's store."""
+"""The launcher's store, and through it one rank's word to all others before they are connected."""
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
 from howdah.comm.settings import read_settings
+from howdah.text.interruptible import interruptible
 
 WORD, WRONG = "word", "!"
+
+
+def launchers_store(seconds: float) -> tuple[dist.Store, int, int]:
+    """The launcher's store, the number of this rank, and how many there are. A stop signal ends the
+    wait for a store that cannot be reached, or for the other ranks. Raises UserError.
+    """
+
+    def reach() -> tuple[dist.Store, int, int]:
+        return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))
+
+    try:
+        return interruptible(reach)
+    except ValueError as error:
+        raise UserError(
+            f"no launcher says who the ranks are; start with torchrun ({error})"
+        ) from None
+    except RuntimeError as error:
+        raise UserError(
+            f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def announce(
@@ -20,13 +42,7 @@ def announce(
     first    whether this is rank 0
     seconds  after which a rank that waits gives up
     """
-    try:
-        found = dist.rendezvous("env://", timeout=timedelta(seconds=seconds))
-        store, _, _ = next(iter(found))
-    except (ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
-        ) from None
+    store, _, _ = launchers_store(seconds)
     mine = dist.PrefixStore(f"howdah/{read_settings().restart}/announced", store)
     if first:
         try:
@@ -36,7 +52,7 @@ def announce(
             raise
         mine.set(WORD, word)
         return word, store
-    word = mine.get(WORD).decode()
+    word = interruptible(partial(mine.get, WORD)).decode()
     if word.startswith(WRONG):
         raise UserError(word.removeprefix(WRONG))
     return word, store

@@ -6,7 +6,8 @@
 
 The file name in the cache is a hash of everything that determines the library: source, flags,
 compiler and processor. When ranks start together, one of them compiles and the others wait for it:
-the kernel releases its lock when it ends. A library gets its file name when it is complete.
+the kernel releases its lock when it ends. A library gets its file name when it is complete, and a
+checksum at its end; one that a disk has damaged is compiled again.
 
 Loading a library runs its code. So the folder and the file must belong to this user and be closed
 to others. The library is loaded through the descriptor that was checked, not by its name, which
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 from howdah.comm.settings import Settings
 
@@ -32,6 +34,7 @@ HERE = Path(__file__).parent
 SOURCES = (HERE / "engine.c", HERE / "engine_reduce.h")
 # The flags: no fused multiply-add and no reordering, so the bits of a sum do not depend on the
 # processor. Integers wrap around on overflow, as those of torch do.
+SUM = 4  # bytes of the checksum at the end of a file
 OTHERS = 0o022  # mode bits by which the group and all others may write
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fwrapv", "-fPIC", "-shared", "-pthread")
 
@@ -59,7 +62,9 @@ def engine_library(settings: Settings) -> Path:
             return target
         settings.cache.mkdir(parents=True, exist_ok=True)
         with _alone_in(target.parent):
-            if not target.exists():
+            try:
+                os.close(open_library(target))
+            except NotThere:
                 _compile(command, target)
         os.close(open_library(target))
     except OSError as error:
@@ -97,9 +102,20 @@ def open_library(path: Path) -> int:
     owners = (os.geteuid(), 0) if installed else (os.geteuid(),)
     others = stat.S_IWOTH if installed else OTHERS
     if found.st_uid in owners and stat.S_ISREG(found.st_mode) and not found.st_mode & others:
-        return file
+        if installed or _is_whole(file, found.st_size):
+            return file
+        os.close(file)
+        raise NotThere(f"{path} is damaged")
     os.close(file)
     raise NoCompiler(f"{path} is not loaded, for others could have written it: remove it")
+
+
+def _is_whole(file: int, size: int) -> bool:
+    """Whether a library ends with the checksum of what is before it: one that was cut off would end
+    the process that uses it, by SIGBUS.
+    """
+    data = os.pread(file, size, 0)
+    return size > SUM and crc32(data[:-SUM]) == int.from_bytes(data[-SUM:], "little")
 
 
 def _open_folder(folder: Path) -> int:
@@ -177,6 +193,8 @@ def _compile(command: list[str], target: Path) -> None:
         made.unlink(missing_ok=True)
         said = (result.stderr.strip().splitlines() or ["nothing"])[0]
         raise NoCompiler(f"{command[0]} cannot build the engine; it says: {said}")
+    with made.open("ab") as file:
+        file.write(crc32(made.read_bytes()).to_bytes(SUM, "little"))
     made.chmod(0o700)  # independent of the umask
     made.rename(target)
 

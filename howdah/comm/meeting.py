@@ -9,10 +9,9 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal
 from zlib import crc32
 
@@ -27,6 +26,7 @@ from howdah.comm.settings import read_settings
 
 Kind = Literal["engine", "tcp", "torch", "nccl", "mpi"]
 CPU = torch.device("cpu")
+SHORTEST, LONGEST = 0.0005, 0.05  # seconds between looks for the other ranks
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
 
@@ -107,11 +107,13 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
     """
     store.set(f"hello/{rank}", json.dumps(asdict(hello)))
     until, keys = monotonic() + seconds, [f"hello/{peer}" for peer in range(size)]
-    try:
-        store.wait(keys, timedelta(seconds=max(until - monotonic(), 0.001)))
-    except RuntimeError:
-        missing = [peer for peer, key in enumerate(keys) if not store.check([key])]
-        raise Missing(missing, size, seconds) from None
+    pause = SHORTEST
+    while not store.check(keys):  # a wait of torch's stores would heed no stop signal
+        late = monotonic() > until
+        if late and (missing := [n for n, key in enumerate(keys) if not store.check([key])]):
+            raise Missing(missing, size, seconds)
+        sleep(pause)
+        pause = min(2 * pause, LONGEST)
     told = [json.loads(store.get(key).decode()) for key in keys]
     for peer, other in enumerate(told):
         # Before other fields, which may be new.

@@ -17,6 +17,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from howdah.base.errors import UserError, shown
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -39,13 +41,30 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The settings in the environment of this process."""
-    compiler = tuple(shlex.split(os.environ.get("CC", ""))) or ("cc",)
-    cache = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(cache) if cache else Path.home() / ".cache") / "howdah"
+    """The settings in the environment of this process. Raises UserError."""
+    compiler = os.environ.get("CC", "")
+    try:
+        words = tuple(shlex.split(compiler)) or ("cc",)
+    except ValueError as error:
+        raise UserError(
+            f"CC is {shown(compiler)}, which is no command ({error}); it names the C compiler, and "
+            "may be left out"
+        ) from None
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     secret = os.environ.get("HOWDAH_SECRET_FILE")
     head = os.environ.get("MASTER_ADDR", "")
     ranks = os.environ.get("WORLD_SIZE", "")
-    world = int(ranks) if ranks.isdecimal() else None
-    return Settings(compiler, folder, restart, Path(secret) if secret else None, head, world)
+    world = int(ranks[:9]) if ranks.isdecimal() else None
+    return Settings(words, cache_folder(), restart, Path(secret) if secret else None, head, world)
+
+
+def cache_folder() -> Path:
+    """howdah's cache folder of this user, whether it is there or not. Raises UserError."""
+    base = os.environ.get("HOWDAH_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "howdah"
+    except RuntimeError:  # a container's user who has no name
+        raise UserError(
+            "there is no home folder for the cache: HOME is not set, and the system does not know "
+            f"user {os.geteuid()}; name a folder as HOWDAH_CACHE"
+        ) from None

@@ -24,6 +24,7 @@ from howdah.search.layer_window import has_window
 from howdah.search.notes import usual_batch
 from howdah.search.search import Found, Refuse, search
 from howdah.search.space import Question
+from howdah.train.metrics import append
 from howdah.train.run_folder import LAYOUT, LOG
 
 
@@ -144,5 +145,4 @@ def keep_why(settled: Settled, folder: Path, line: str) -> None:
     if settled.why:
         text = "\n".join([f"layout  {settled.told}", *settled.why])
         write_text(folder / LAYOUT, f"{text}\n")
-    with (folder / LOG).open("a", encoding="utf-8") as log:
-        log.write(f"{line}\n")
+    append(folder / LOG, line)

@@ -13,6 +13,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from howdah.config.recipe import Run, load_run, plain
 from howdah.plan.comm import Algorithms
 from howdah.plan.storage import Storage
 from howdah.text.sources import Source
+from howdah.train.metrics import append
 
 HISTORY = "history.jsonl"
 
@@ -156,8 +158,5 @@ def remember(folder: Path, step: int, found: Changes) -> None:
         "versions": {name: version(name) for name in ("howdah", "torch")}
         | {"python": platform.python_version()},
     }
-    try:
-        with (folder / HISTORY).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError:
-        return
+    with suppress(OSError):
+        append(folder / HISTORY, json.dumps(line))

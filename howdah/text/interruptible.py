@@ -10,13 +10,18 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from howdah.base.errors import Unfinished, brief
+
 T = TypeVar("T")
+PANIC = "PanicException"  # of pyo3, which no module has
+WAY = "it may be a limit of this machine that `ulimit -a` shows"
 
 
 def interruptible(call: Callable[[], T]) -> T:
     """Runs `call` so that a signal can interrupt the wait; returns or raises what `call` does.
 
-    Outside the main thread `call` is called directly.
+    Outside the main thread `call` is called directly. Raises Unfinished when the library, which is
+    written in Rust, panics.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -35,6 +40,8 @@ def interruptible(call: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="howdah-library", daemon=True).start()
     done.wait()
-    if errors:
-        raise errors[0]
+    for error in errors:
+        if type(error).__name__ == PANIC:  # its pool of threads, say; it is no Exception
+            raise Unfinished(f"a library has failed ({brief(error)}); {WAY}") from error
+        raise error
     return results[0]

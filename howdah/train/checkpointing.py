@@ -275,7 +275,8 @@ def keep_tokenizer(source: Path, to: Path) -> None:
     """
     try:
         content = source.read_bytes()
-        if to.is_file() and to.read_bytes() == content:
+        same_size = to.is_file() and to.stat().st_size == len(content)
+        if same_size and to.read_bytes() == content:
             return
         with replacing(to) as file:
             file.write(content)

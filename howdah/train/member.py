@@ -18,6 +18,7 @@ from howdah.checkpoint.load import open_checkpoint
 from howdah.comm.frames import FrameError
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.comm.interface import address_of
+from howdah.comm.launch import explain
 from howdah.parallel.flat_params import random_init
 from howdah.plan.boxes import Piece
 from howdah.server.addresses import Address, connected, spell
@@ -103,8 +104,8 @@ def serve_there(
                 )
                 inbox.pass_to(shards.take)
                 shards.run(request)
-            except UserError as mistake:
-                line.tell({"failed": "mistake", "told": str(mistake)})
+            except (UserError, Unfinished) as error:
+                line.tell({"failed": explain(error).kind, "told": str(error)})
                 line.flush()
                 raise
             except Ended as end:

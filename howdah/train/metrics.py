@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from howdah.base.atomic import replacing, sync_folder
+from howdah.base.files import read_file
 from howdah.train.length import spell_time
 from howdah.train.optional import OptionalOutput
 from howdah.train.tensorboard import Board, write_all
@@ -30,6 +31,7 @@ METRICS, LOG, BOARD = "metrics.jsonl", "log.txt", "tensorboard"
 TRAIN, HELD_OUT, HELD_OUT_ALL = "train", "held_out", "held_out_all"
 OWN = "own"  # what callbacks have logged
 GIB = 1 << 30
+MOST_BYTES = GIB  # of metrics.jsonl that are read again
 MIB = 1 << 20
 
 
@@ -147,21 +149,26 @@ def append(path: Path, line: str) -> None:
     """Appends a line to a text file. Raises OSError when that is impossible.
 
     The file is opened for every line: so the run notices when it was removed, and uses it when it
-    is back. A last line that was cut off, by a full disk or a power cut, is ended first.
+    is back. A last line that was cut off, by a full disk or a power cut, is ended first. A pipe in
+    its place, which may have no reader, keeps nobody waiting.
     """
-    with path.open("ab+", buffering=0) as file:
+    with open(path, "ab+", buffering=0, opener=_without_waiting) as file:
         size = os.fstat(file.fileno()).st_size
         whole = size == 0 or os.pread(file.fileno(), 1, size - 1) == b"\n"
         write_all(file, f"{'' if whole else chr(10)}{line}\n".encode(errors="replace"))
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 def sift(metrics: Path, keep: Callable[[str, int], bool]) -> int:
     """Keeps the rows of metrics.jsonl for which keep(kind, step) is true, and removes all other
-    lines. Returns how many of these were not rows at all.
+    lines. Returns how many of these were not rows at all. Raises OSError.
     """
     if not metrics.is_file():
         return 0
-    lines = metrics.read_bytes().splitlines(keepends=True)
+    lines = read_file(metrics, MOST_BYTES).splitlines(keepends=True)
     rows = [_row(line) for line in lines]
     kept = [line for line, row in zip(lines, rows, strict=True) if row and keep(*row)]
     if kept != lines:

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from howdah.base.errors import UserError
-from howdah.base.files import kind_of
+from howdah.base.files import kind_of, no_file
 from howdah.text.template import CHAT
 
 TOKENIZER = "tokenizer.json"
@@ -64,6 +64,8 @@ def make_run_folder(folder: Path) -> list[Path]:
         (folder / LOCK).touch()
     except OSError as error:
         raise _unwritable(folder, error) from error
+    if problem := no_file(folder / LOCK):
+        raise UserError(f"{folder / LOCK} {problem}; remove it, for runs lock a file of this name")
     return made
 
 

@@ -42,6 +42,8 @@ from howdah.train.checkpointing import about_run
 from howdah.train.job import Job
 from howdah.train.resume import Start
 
+LEDGERS = "ledgers"  # the folder of them in a run folder
+
 
 class Pace(NamedTuple):
     """The samples of a run's steps: the first of a step, and how many it has, over all workers."""
@@ -118,7 +120,7 @@ class Server:
         )
         if self.chain:
             self.desk.record, self.chain.told = self.chain.record, self.host.release
-        self.ledger = job.folder / "ledgers" / f"server-{number}-from-{start.step}"
+        self.ledger = job.folder / LEDGERS / f"server-{number}-from-{start.step}"
         self._wrote, self._counted = False, (perf_counter(), 0, 0)
 
     def _filled(self, chunk: Chunk) -> Tensor:

@@ -31,10 +31,10 @@ from howdah.base.signals import StopRequest, listen, name_of
 from howdah.checkpoint.folders import clean, step_folder
 from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.save import Saver
-from howdah.comm.fork_server import Child, ForkServer
+from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.frames import FrameError
 from howdah.comm.interface import LOOPBACK
-from howdah.comm.launch import Failure, explain, killed
+from howdah.comm.launch import WAY, Failure, explain, killed
 from howdah.parallel.flat_params import random_init
 from howdah.server.client import ServerAway, Way
 from howdah.shapes.weights import weights
@@ -93,7 +93,7 @@ def train_served(job: Job, *, show: Say, restarts: int = 0) -> int:
 
     restarts  how often a run that has lost a server is started again, from its last checkpoint
 
-    Raises UserError for a mistake that a process finds.
+    Raises UserError for a mistake that a process finds, and if this machine cannot start them.
     """
 
     def say(line: str) -> None:
@@ -105,14 +105,23 @@ def train_served(job: Job, *, show: Say, restarts: int = 0) -> int:
         say("note        under method.sync a run is evaluated at its end, not between its steps")
     with listen(patient=True) as request, lock(job.folder):
         for left in range(restarts, -1, -1):
-            run = _Run(job, request, say)
             try:
-                return run.see_through()
+                return _once(job, request, say)
             except ServerDied as died:
                 say(f"{died}{'; starting it again' if left else ''}")
-            finally:
-                run.server.close(kill=True)
+            except ServerLost as lost:
+                raise UserError(f"{lost}; {WAY}") from None
     return 1
+
+
+def _once(job: Job, request: StopRequest, say: Say) -> int:
+    run = _Run(job, request, say)
+    try:
+        return run.see_through()
+    finally:
+        run.server.close(kill=True)
+        with suppress(OSError):  # nobody writes any more
+            clean(job.folder / "checkpoints")
 
 
 class _Run:
@@ -146,6 +155,8 @@ class _Run:
         """Looks at the processes once; a stop signal's exit code, or 0."""
         crew = self._crew
         self._look()
+        if self.server.lost and not crew.over:  # the kernel has ended all that it had started
+            raise crew.lost(KILLED)
         crew.end_stalled()
         if self._request.signal:
             self._say(
@@ -166,9 +177,13 @@ class _Run:
     def _start(self, role: str, number: int, function: Callable[..., int], tries: int = 0) -> None:
         process = next(self._count)
         way = self._crew.way(self._secret, process) if role == "worker" else None
-        child = self.server.fork(
-            function, Meeting(self._job, number, self._step, self._secret, way)
-        )
+        meeting = Meeting(self._job, number, self._step, self._secret, way)
+        try:
+            child = self.server.fork(function, meeting)
+        except ServerLost:
+            if self.server.killed:
+                raise self._crew.lost(KILLED) from None
+            raise
 
         def end() -> None:
             if child.status is None:

@@ -19,7 +19,7 @@ from queue import Empty, Queue
 from time import perf_counter
 from typing import Any
 
-from howdah.base.errors import UserError
+from howdah.base.errors import Unfinished
 from howdah.base.signals import StopRequest
 from howdah.server.addresses import Address
 from howdah.server.chain import Follower
@@ -27,8 +27,9 @@ from howdah.server.host import GLANCE
 from howdah.server.roll import Roll
 from howdah.text.tokens import Corpus
 from howdah.train.job import Job
+from howdah.train.optional import OptionalOutput
 from howdah.train.resume import Start
-from howdah.train.served import Saves, SaveSteps, Server, run_hello, sync_of
+from howdah.train.served import LEDGERS, Saves, SaveSteps, Server, run_hello, sync_of
 from howdah.train.served_trace import write_server
 from howdah.train.served_worker import Tell
 
@@ -66,6 +67,7 @@ class Shards:
         replicas, hello = sync_of(job).replicas, run_hello(job)
         self.job, self._number, self._corpus, self._tell = job, number, corpus, tell
         self._saver, self._awaits = saver, awaits or replicas > 0
+        self._beside = OptionalOutput(lambda line: tell({"said": line}))
         self._told: Queue[Said] = Queue()
         self._serving: dict[int, SaveSteps] = {}
         self._servers: dict[int, Server] = {}
@@ -100,7 +102,7 @@ class Shards:
         self._told.put(said)
 
     def run(self, request: StopRequest) -> None:
-        """Serves until the last step is saved, and a stop is not asked for. Raises UserError if it
+        """Serves until the last step is saved, and a stop is not asked for. Raises Unfinished if it
         cannot be saved, Ended if the run has ended elsewhere.
         """
         reported = 0.0
@@ -159,9 +161,10 @@ class Shards:
         if server.chain:
             server.chain.told = server.host.release
         server.host.take_over()
-        server.write_ledger()
+        self._write_ledger(server)
         name = server.ledger.name.removesuffix(f"-on-{self._number}")
-        server.ledger = server.ledger.replace(server.ledger.with_name(name))
+        with self._beside.writing(LEDGERS):
+            server.ledger = server.ledger.replace(server.ledger.with_name(name))
         saves = self._serve(shard)
         server.host.do(saves.again)
 
@@ -183,15 +186,19 @@ class Shards:
             if self._in_doubt:
                 return
             if why := saves.saver.failed:
-                raise UserError(f"step {saves.done} is not saved: {why}")
+                raise Unfinished(f"step {saves.done} is not saved: {why}")
             self._done.add(shard)
             write_server(self.job, shard, [*saves.server.host.recent])
             self._tell(saves.server.numbers())
             self._tell({"done": shard})
 
+    def _write_ledger(self, server: Server) -> None:
+        with self._beside.writing(LEDGERS):
+            server.write_ledger()
+
     def _report(self) -> None:
         for shard, server in self._servers.items():
-            server.write_ledger()
+            self._write_ledger(server)
             if shard in self._serving:
                 self._tell(server.numbers())
 
@@ -209,7 +216,7 @@ class Shards:
                 server.chain.close()
             self._doors[shard].close()
         for server in self._servers.values():
-            server.write_ledger()
+            self._write_ledger(server)
 
 
 def _bound(at: str) -> socket.socket:

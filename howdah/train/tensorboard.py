@@ -13,6 +13,7 @@ started; TensorBoard reads all files of a folder, one after the other.
 import os
 import socket
 from collections.abc import Mapping
+from errno import EAGAIN
 from importlib import import_module
 from io import BytesIO, FileIO
 from itertools import count
@@ -83,11 +84,14 @@ def _append(file: Path, event: "Event") -> Path:
 
 def write_all(file: FileIO, data: bytes) -> None:
     """Writes all of `data`: one write to a raw file may take less, for example when the disk is
-    full.
+    full. Raises OSError; of a pipe that is full and was opened so that it does not block, too.
     """
     rest = memoryview(data)
     while rest:
-        rest = rest[file.write(rest) :]
+        written: int | None = file.write(rest)
+        if written is None:
+            raise BlockingIOError(EAGAIN, "nobody reads it")
+        rest = rest[written:]
 
 
 def _event(**fields: object) -> "Event":

@@ -58,13 +58,18 @@ def test_functions_classes_and_what_is_imported_are_loaded(file):
         ("{file}:twise", "has no function twise at its top; did you mean 'twice'?"),
         ("{folder}.py:twice", "is a folder"),
         ("{bad}:twice", "is no Python: invalid syntax"),
+        ("{deep}:twice", "deep.py is no Python: maximum recursion depth exceeded"),
+        ("{deeper}:twice", "deeper.py is no Python: nested too deep"),
         ("__main__:nothing_there", "__main__ of this process has no nothing_there"),
     ],
 )
 def test_a_name_that_is_none_is_one_sentence(file, tmp_path, name, said):
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "bad.py").write_text("def twice(:")
-    name = name.format(file=file, folder=tmp_path / "folder", bad=tmp_path / "bad.py")
+    (tmp_path / "deep.py").write_text("a" + ".b" * 100_000)
+    (tmp_path / "deeper.py").write_text("-" * 100_000 + "1")
+    places = {one: tmp_path / f"{one}.py" for one in ("bad", "deep", "deeper")}
+    name = name.format(file=file, folder=tmp_path / "folder", **places)
     (problem,) = name_problems("key", name)
     assert said in problem
 

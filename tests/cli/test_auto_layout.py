@@ -10,7 +10,7 @@ import pytest
 
 from howdah.base.errors import UserError
 from howdah.cli import auto
-from howdah.cli.environment import cache_folder
+from howdah.comm.settings import cache_folder
 from howdah.config.recipe import Machine, load_run, plan_of
 from howdah.plan.layout import parse_layout
 from howdah.plan.support import unsupported

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib.abc import MetaPathFinder
 
 import pytest
 
 from howdah.base.errors import UserError
+from howdah.cli import main
 from howdah.cli.environment import launched, number_in
 
 READY = "import os; from howdah.cli.environment import ready_torch; ready_torch()"
@@ -25,6 +27,14 @@ def test_torch_keeps_what_it_compiles_where_nobody_else_may_write(tmp_path):
     code, said = ready(HOWDAH_CACHE=str(tmp_path))
     assert (code, said) == (0, str(tmp_path / "howdah" / "inductor"))
     assert (tmp_path / "howdah" / "inductor").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_limit_of_data_that_torch_exceeds_is_refused():
+    """Torch aborted the process where it could not allocate."""
+    words = ["bash", "-c", f'ulimit -d {200 << 10}; exec "$0" -c "{READY}"', sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    said = "a process's data is limited to 200 MiB (ulimit -d), and torch alone takes 256; raise"
+    assert done.returncode == 1 and said in done.stderr
 
 
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path):
@@ -56,3 +66,34 @@ def test_numbers_of_a_launcher(monkeypatch):
     assert not launched()
     monkeypatch.setenv("RANK", "3")
     assert launched()
+
+
+class Refuses(MetaPathFinder):
+    """Finds the commands, and fails as their libraries do where memory is limited."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def find_spec(self, name, path, target=None):
+        if name == "howdah.cli.commands":
+            raise self.error
+
+
+def refused():
+    error = ImportError("\n\nIMPORTANT: PLEASE READ THIS\n\nfor advice")
+    error.__cause__ = ImportError("libblas.so: failed to map segment")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (refused(), "libblas.so: failed to map segment"),
+    ],
+)
+def test_a_command_that_cannot_be_loaded_says_why_on_one_line(monkeypatch, capsys, error, why):
+    monkeypatch.delitem(sys.modules, "howdah.cli.commands", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refuses(error), *sys.meta_path])
+    assert main.run() == 1
+    assert capsys.readouterr().err == f"howdah: howdah cannot be loaded: {why}\n"

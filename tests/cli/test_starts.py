@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -256,3 +257,15 @@ def test_a_run_that_has_logged_a_step_is_kept(run, recipe, tmp_path):
     code, _, error = run("train", recipe, *words, "method.grad_clip=0")
     assert code == 2 and "training diverged" in error
     assert metrics(tmp_path / "c") and (tmp_path / "c" / "run.toml").is_file()
+
+
+def test_a_limit_of_threads_before_the_first_step_is_a_sentence(run, recipe, tmp_path, monkeypatch):
+    """As in a container that may start few: it was a traceback."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    code, _, error = run("train", recipe, f"folder={tmp_path / 'a'}")
+    assert (code, error.count("\n")) == (1, 1)
+    assert error.startswith("howdah: no thread can be started; start fewer ranks, or raise the lim")

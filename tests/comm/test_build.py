@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from howdah.base.errors import UserError
 from howdah.comm import build
 from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.engine_abi import load_library
@@ -100,6 +101,18 @@ def test_what_was_left_by_those_who_were_killed_goes(tmp_path, quick):
     assert {path.name for path in library.parent.iterdir()} == {"lock", library.name, other.name}
 
 
+@pytest.mark.parametrize("damage", [lambda b: b[:3], lambda b: b"", lambda b: b"d" + b[1:]])
+def test_a_library_that_is_damaged_is_compiled_anew(tmp_path, quick, damage):
+    """One that was cut off ended every run with SIGBUS, and told to try the same again."""
+    settings = Settings((quick,), tmp_path / "cache")
+    library = engine_library(settings)
+    whole = library.read_bytes()
+    library.write_bytes(damage(whole))
+    with pytest.raises(NoCompiler, match="is damaged"):
+        load_library(library)
+    assert engine_library(settings) == library and library.read_bytes() == whole
+
+
 # -- what others could have written
 
 
@@ -111,7 +124,7 @@ def test_what_lies_in_a_folder_that_was_open_to_others_is_compiled_anew(tmp_path
         path.write_bytes(b"not what was compiled")
     library.parent.chmod(0o777)
     assert engine_library(settings) == library
-    assert library.read_text() == "compiled"
+    assert library.read_bytes()[:-4] == b"compiled"
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
     assert not planted.exists()
 
@@ -201,3 +214,23 @@ def test_settings_come_from_the_environment(monkeypatch):
     assert read_settings() == Settings(("clang", "-m64"), Path("/there/howdah"))
     monkeypatch.setenv("HOWDAH_CACHE", "/here")
     assert read_settings().cache == Path("/here/howdah")
+
+
+def test_a_compiler_that_is_no_command_is_refused(monkeypatch):
+    """It was a traceback of shlex, of the first group that was connected."""
+    monkeypatch.setenv("CC", "gcc '-O2")
+    with pytest.raises(
+        UserError, match=r'^CC is "gcc \'-O2", which is no command \(No closing quo'
+    ):
+        read_settings()
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_one(monkeypatch):
+    """As in a container that runs as a number: `train` and `doctor` ended in a traceback."""
+    for name in ("HOME", "HOWDAH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(UserError, match=r"^there is no home folder .* a folder as HOWDAH_CACHE$"):
+        read_settings()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
+    assert read_settings().cache == Path("/there/howdah")

@@ -2,9 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from socket import socket
 
@@ -14,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
+from howdah.base.signals import Stopped, listen
 from howdah.comm import connect
 from howdah.comm.agreement import agree, wires_of
 from howdah.comm.engine import RANKS
@@ -124,6 +129,53 @@ def test_who_does_not_come_is_named(store):
     store.set("hello/3", "a\n7\n\n")
     with pytest.raises(UserError, match=r"^rank 1 of 4 did not come"):
         meet(store, HERE, rank=0, size=4, seconds=0.2)
+
+
+@contextmanager
+def stopped_while(waits, release=lambda: None):
+    """Sends a stop signal when `waits` returns, and expects that it ends the block before `release`
+    does.
+    """
+    ended, late = threading.Event(), []
+
+    def stop():
+        waits()
+        os.kill(os.getpid(), signal.SIGTERM)
+        late.append(not ended.wait(10))
+        release()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Stopped), listen():
+        yield
+    ended.set()
+    thread.join()
+    assert late == [False]
+
+
+def test_a_stop_signal_ends_the_wait_for_the_other_ranks():
+    """Torch waits in C++: ranks that a launcher had told to stop stayed until it killed them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with stopped_while(partial(store.clone().get, "hello/0")):
+        meet(store, HERE, rank=0, size=2, seconds=15)
+
+
+def test_a_stop_signal_ends_the_wait_for_the_launchers_store(monkeypatch):
+    """As of a rank that another launcher than torchrun has started, and whose store is not there
+    yet.
+    """
+    words = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+
+        def called():
+            mute.accept()[0].close()
+
+        for name, word in {**words, "MASTER_PORT": str(mute.getsockname()[1])}.items():
+            monkeypatch.setenv(name, word)
+        with stopped_while(called, mute.close):
+            connect(seconds=15)
 
 
 def test_an_unknown_transport_is_refused(store):

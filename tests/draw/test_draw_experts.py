@@ -66,8 +66,11 @@ def test_the_command_reads_a_run_and_leaves_out_damaged_lines(tmp_path):
         {"kind": "held_out", "step": 5, "loss": 1.0},
         {"kind": "train", "step": 10, "experts": {"layers.1": [1, 3]}},
     ]
-    text = "\n".join(json.dumps(row) for row in rows) + '\n{"kind": "tra'
-    (tmp_path / "metrics.jsonl").write_text(text)
+    spoilt = [[], {"layers.1": 5}, {"layers.1": ["a"]}, {"layers.2": [1, 2]}, {"layers.1": [1]}]
+    rows[1:1] = [{"kind": "train", "step": 6, "experts": one} for one in spoilt]
+    rows.insert(1, {"kind": "train", "step": None, "experts": {"layers.1": [1, 1]}})
+    text = "\n".join(json.dumps(row) for row in rows) + "\n" + "[" * 100_000 + "\n"
+    (tmp_path / "metrics.jsonl").write_bytes(text.encode() + b'\xff{"kind": "tra')
     said = CliRunner().invoke(app, ["draw", "experts", str(tmp_path)])
     assert said.exit_code == 0 and "2 steps from 5 to 10" in said.output
     assert "|++|  100% to 100%" in said.output

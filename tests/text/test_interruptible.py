@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
+from howdah.base.errors import Unfinished
 from howdah.text import building, tokenizer
 from howdah.text.encoding import Stream, encode
 from howdah.text.interruptible import interruptible
@@ -17,6 +19,19 @@ def test_what_it_returns_and_raises_is_the_callers():
     assert interruptible(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         interruptible(lambda: 1 // 0)
+
+
+def test_a_library_that_panics_is_a_sentence():
+    """pyo3's exception is no Exception: a limit of threads was a traceback."""
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(
+        Unfinished, match=r"^a library has failed \(no pool\); it may be a limit of"
+    ):
+        interruptible(partial(raising, panic("no pool")))
+
+
+def raising(error):
+    raise error
 
 
 def test_other_threads_just_call():

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import losses, opened, train_on
 
 from howdah.base.errors import UserError
+from howdah.checkpoint.peft import _config
 from howdah.cli.check import sound
 from howdah.comm.transport import SingleRank
 from howdah.model.adapter import merged
@@ -161,6 +162,12 @@ def test_mistakes_about_an_adapter_are_named(workers, adapted, make_job, base, t
         (peft / "adapter_config.json").write_text(json.dumps(config | other))
         with pytest.raises(UserError, match=sentence):
             started(adapted("c", 1, at))
+
+
+def test_settings_that_are_nested_too_deep_are_a_sentence(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"cannot read .*: its lists or tables are nested too deep"):
+        _config(tmp_path)
 
 
 def test_check_looks_at_an_adapter(recipe, base, tmp_path):

@@ -1,6 +1,7 @@
 """MetricsWriter: what stands in the files of a run, and a run whose files cannot be written."""
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from howdah.base.signals import Stopped, stop_behind
 from howdah.comm.transport import SingleRank
+from howdah.config.history import HISTORY, remember
 from howdah.train.loop import train
 from howdah.train.metrics import MetricsWriter, StepMetrics, append
 from howdah.train.optional import importing
@@ -97,6 +99,30 @@ def test_files_that_cannot_be_opened_cost_a_sentence_each(tmp_path):
     records.held_out(step=3, values={"loss": 3.0, "bits_per_byte": 2.0}, whole=False)
     why = "No space left on device"
     assert sorted(said) == sorted([*sentences(why)[:2], *sentences("File exists")[2:]])
+
+
+def test_a_pipe_without_a_reader_keeps_nobody_waiting(tmp_path):
+    """A start waited for ever when history.jsonl was one, and a run when its log.txt was full."""
+    for file in (*FILES[:2], HISTORY):
+        os.mkfifo(tmp_path / file)
+    remember(tmp_path, 0, {})
+    assert (tmp_path / HISTORY).is_fifo()
+    with open(os.open(tmp_path / FILES[1], os.O_RDWR), "rb") as reader:  # a pipe that gets full
+        os.set_blocking(reader.fileno(), False)
+        append(tmp_path / FILES[1], "a line")
+        with pytest.raises(BlockingIOError, match="nobody reads it"):
+            append(tmp_path / FILES[1], "x" * (1 << 21))
+        assert reader.readline() == b"a line\n"
+
+
+def test_rows_of_gigabytes_are_not_read_again(tmp_path):
+    """The run ended for want of memory when a broken disk had made them of zeros."""
+    (tmp_path / "metrics.jsonl").touch()
+    os.truncate(tmp_path / "metrics.jsonl", (1 << 30) + 1)
+    said = []
+    measured(MetricsWriter(tmp_path, step=0, say=said.append), 1)
+    assert said[0].startswith("metrics.jsonl can no longer be written (it has more than the 1,073,")
+    assert (tmp_path / "log.txt").read_text().splitlines()[-1] == ROW.line()
 
 
 def test_a_folder_that_goes_and_comes_back(tmp_path):

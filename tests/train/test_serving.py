@@ -26,6 +26,7 @@ from howdah.text.tokens import prepare
 from howdah.train import serving
 from howdah.train.crew import Crew
 from howdah.train.served import SaveSteps, Server, chunks_for, pace_of
+from howdah.train.shards import Shards
 from howdah.train.step import StepContext, accumulate, count_tokens
 
 SERVED = (
@@ -163,7 +164,8 @@ def test_a_successor_that_begins_where_another_server_is_ends_the_run(desk):
 
 
 def full(pipe, store, meeting):
-    """A server whose disk is full."""
+    """A server whose disk is full, and that leaves what another one has written of a checkpoint."""
+    (meeting.job.folder / "checkpoints" / "step-00000009.tmp").mkdir(parents=True)
     with patch("howdah.checkpoint.save.write_part", side_effect=OSError(28, "No space left")):
         return serving.serve_here(pipe, store, meeting)
 
@@ -175,9 +177,11 @@ def test_a_run_whose_last_step_cannot_be_saved_fails_and_nobody_trains_it_again(
         patch.object(serving, "serve_here", full),
         patch.object(cli, "_train_alone", lambda job: pytest.fail("it trains again")),
     ):
-        with pytest.raises(UserError, match="step 1 is not saved: No space left"):
-            cli._train_served(job, 0)
-        assert "the checkpoint of step 1 was not saved: No space left" in capsys.readouterr().out
+        assert cli._train_served(job, 0) == 1  # no mistake of the user
+        said = capsys.readouterr().out
+        assert "the checkpoint of step 1 was not saved: No space left" in said
+        assert said.splitlines()[-1].startswith("step 1 is not saved: No space left")
+        assert [*(job.folder / "checkpoints").iterdir()] == []  # and no draft of one
         with (
             patch.object(serving, "train_served", lambda job, show, restarts: 0),
             pytest.raises(UserError, match="step 1 is not among the checkpoints: there is none"),
@@ -265,6 +269,48 @@ def dying_server(number, pipe, store, meeting):
 
     with patch.object(Desk, "push", push_or_die):
         return serving.serve_here(pipe, store, meeting)
+
+
+def test_a_ledger_that_cannot_be_written_ends_no_run(make_job):
+    """A full disk ended the run of the server that had one, with what was not saved."""
+    job = make_job("full", *SERVED, 'method.sync={kind = "asp", workers = 2, replicas = 1}')
+    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=lambda line: None)
+    (job.folder / "ledgers").parent.mkdir(parents=True)
+    (job.folder / "ledgers").write_text("a file stands in the way")
+    said, start = [], serving.start_of(job, -1, corpus)
+    given = {"corpus": corpus, "secret": bytes(32), "at": "127.0.0.1", "saver": None}
+    shards = Shards(job, 0, start=start, tell=said.append, **given)
+    shards._report()
+    shards._report()
+    shards._close()
+    told = [line["said"] for line in said if "said" in line]
+    assert told == ["ledgers can no longer be written (File exists): training goes on without it"]
+
+
+def ending_all(pipe, store, meeting):
+    """A server that kills the process which has started it, and ends with it."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_were_killed_with_their_parent_ends_in_a_sentence(make_job):
+    """It was a traceback: another worker was to take the place of the first one."""
+    sync = 'method.sync={kind = "asp", workers = 2}'
+    job, said = make_job("killed", *SERVED, sync), []
+    with patch.object(serving, "serve_here", ending_all):
+        assert serving.train_served(job, show=said.append, restarts=1) == 1
+    first, last = said[-2:]
+    assert first == f"{last}; starting it again"
+    assert last.startswith("the process that started the ranks was killed; what it had since")
+
+
+def test_processes_that_cannot_be_started_are_told_in_a_sentence(make_job, monkeypatch):
+    """Here a module is not there; it may also be the limits of files, processes or memory."""
+    monkeypatch.setattr(serving, "PRELOAD", ("howdah.no_such",))
+    job = make_job("none", *SERVED, 'method.sync={kind = "asp", workers = 2}')
+    with pytest.raises(UserError, match=r"^no process can be started: No module .*; start fewer"):
+        serving.train_served(job, show=print)
 
 
 @pytest.mark.slow

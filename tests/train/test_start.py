@@ -1,11 +1,14 @@
 """The start of a run, before its first step: what cannot be written is a sentence."""
 
+import os
+
 import pytest
 from full_disk import FULL
 
 from howdah.base.errors import UserError
 from howdah.cli import train as cli_train
 from howdah.config.recipe import load_run
+from howdah.train.checkpointing import keep_tokenizer
 from howdah.train.run_folder import _locked, lock
 from howdah.train.start import prepare_tokens, vocab_note
 
@@ -31,6 +34,23 @@ def test_a_start_that_fails_leaves_no_folder(make_job, recipe, tmp_path):
         with pytest.raises(UserError, match="another live run"), lock(tmp_path / "b"):
             pass
         assert (tmp_path / "b" / "lock").exists()  # it is the other run's
+
+
+def test_a_tokenizer_of_terabytes_in_the_run_folder_is_replaced(tmp_path):
+    """It was read to be compared, and the run ended for want of memory."""
+    (tmp_path / "source").write_text("{}")
+    (tmp_path / "tokenizer.json").touch()
+    os.truncate(tmp_path / "tokenizer.json", 1 << 40)
+    keep_tokenizer(tmp_path / "source", tmp_path / "tokenizer.json")
+    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_that_is_no_file_is_a_sentence(tmp_path, make):
+    """It was a traceback of io, or exit code 1 without what to do."""
+    make(tmp_path / "lock")
+    with pytest.raises(UserError, match=r"lock is a (pipe|folder).*; remove it"), lock(tmp_path):
+        pass
 
 
 def test_a_lock_that_was_removed_is_not_held(tmp_path):
