@@ -1,5 +1,6 @@
-"""One rank's word to all others before they are connected, through the launcher's store."""
+"""The launcher's store, and one rank's word to all others through it, before they are connected."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -9,6 +10,27 @@ from howdah.base.errors import UserError
 from howdah.comm.settings import read_settings
 
 WORD, WRONG = "word", "!"
+IN_USE = re.compile(r"port: (\d+).*EADDRINUSE")
+
+
+def launchers_store(seconds: float) -> tuple[dist.Store, int, int]:
+    """The store of the ranks that a launcher started, this rank's number, and how many they are.
+    Raises UserError.
+    """
+    try:
+        return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))
+    except ValueError as error:
+        raise UserError(
+            f"no launcher says who the ranks are; start with torchrun ({error})"
+        ) from None
+    except RuntimeError as error:
+        said = str(error).splitlines()[0]
+        if port := IN_USE.search(said):
+            raise UserError(
+                f"port {port[1]}, at which the ranks are to meet, is in use on the first machine: "
+                "end what listens there, or give all ranks another --master-port"
+            ) from None
+        raise UserError(f"the launcher's store cannot be reached: {said}") from None
 
 
 def announce(
@@ -20,13 +42,7 @@ def announce(
     first    whether this is rank 0
     seconds  after which a rank that waits gives up
     """
-    try:
-        found = dist.rendezvous("env://", timeout=timedelta(seconds=seconds))
-        store, _, _ = next(iter(found))
-    except (ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
-        ) from None
+    store, _, _ = launchers_store(seconds)
     mine = dist.PrefixStore(f"howdah/{read_settings().restart}/announced", store)
     if first:
         try:

@@ -19,7 +19,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import get_args
 
 import torch
@@ -27,6 +26,7 @@ import torch.distributed as dist
 
 from howdah.base.errors import UserError, nearest
 from howdah.comm.agreement import agree, no_engine, wires_of
+from howdah.comm.announce import launchers_store
 from howdah.comm.both import Both
 from howdah.comm.cards import agree_on_cards, connect_mpi, connect_nccl
 from howdah.comm.chosen import algorithms_of, choosing, require_usable
@@ -100,18 +100,7 @@ def join(
     Every call uses its own key prefix in the store. So do ranks that were started again, because
     the store still holds the values of the ended ranks.
     """
-    try:
-        store, rank, size = next(
-            iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
-        )
-    except ValueError as error:
-        raise UserError(
-            f"no launcher says who the ranks are; start with torchrun ({error})"
-        ) from None
-    except RuntimeError as error:
-        raise UserError(
-            f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
-        ) from None
+    store, rank, size = launchers_store(seconds)
     store = dist.PrefixStore(f"howdah/{read_settings().restart}", store)
     return join_through(
         store,
