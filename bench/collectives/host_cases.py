@@ -18,6 +18,7 @@ BLOCKS = 5
 LINK_BOUND, LONG_ENOUGH = 0.9, 0.05  # of a price, and seconds: the bucket of a wire is 2 ms
 NEAR, NEAR_MEDIAN = 0.25, 0.10  # measurement over price, minus 1
 GOOD, SHARE = 1.10, 0.95  # of the best measured, and of cells
+ROUND = 105  # cells in which the selector has been to each place
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,24 @@ def sweep_cells() -> Iterator[Cell]:
 
 
 def selector_cells() -> Iterator[Cell]:
-    """7 operations, 1 KiB to 64 MiB by fours, 2 to 8 ranks, three profiles."""
+    """7 operations, 1 KiB to 64 MiB by fours, 2 to 8 ranks, three profiles. They take hours, so any
+    first part of them is a fair sample: nine rounds of a visit to each place, of which the next has
+    the next profile and the next shape, and where each operation has its turn with another size.
+
+        round 0    1st place    op 0 with size 0, op 1 with size 1, ...
+                   2nd place    op 0 with size 1, op 1 with size 2, ...
+        round 1    1st place    op 0 with size 1, op 1 with size 2, ...
+    """
     shapes = (Shape(2, 1), Shape(3, 1), Shape(2, 2), Shape(3, 2), Shape(4, 2))
-    for profile in ("flat-1g", "spine-leaf", "slow-card"):
-        for shape in shapes:
-            for op in SIZED:
-                for size in (KIB << k for k in range(0, 17, 2)):
-                    texts = contestants(op, shape)[:-1]
-                    yield Cell(profile, shape, op, size, texts, "selector")
+    profiles = ("flat-1g", "spine-leaf", "slow-card")  # as 3 and 5 have no factor in common
+    places = [(profiles[k % 3], shapes[k % 5]) for k in range(15)]  # each is there once
+    sizes = [KIB << k for k in range(0, 17, 2)]
+    for turn in range(len(sizes)):
+        for number, (profile, shape) in enumerate(places):
+            for at, op in enumerate(SIZED):
+                size = sizes[(at + number + turn) % len(sizes)]
+                texts = contestants(op, shape)[:-1]
+                yield Cell(profile, shape, op, size, texts, "selector")
 
 
 def tiny_cells() -> Iterator[Cell]:

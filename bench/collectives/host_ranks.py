@@ -78,11 +78,14 @@ class Rank:
         self.wire.all_reduce(told)
         return int(told)
 
-    def block(self, text: str, calls: int) -> float:
-        """Mean seconds of a call on the slowest rank; all meet before each."""
+    def block(self, text: str, calls: int, *, first: bool = True) -> float:
+        """Mean seconds of a call on the slowest rank; all meet before each.
+
+        first  one more call goes before them, which empties the wires' buckets
+        """
         trial, seconds = self._take(text), 0.0
         trial.given.zero_()
-        for number in range(calls + 1):  # the first empties the wires' buckets
+        for number in range(0 if first else 1, calls + 1):
             self.wire.barrier()
             began = perf_counter()
             trial.call()

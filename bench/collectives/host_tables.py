@@ -56,8 +56,8 @@ def cards(row: Row, one: Row, leaves: Sequence[int]) -> float | None:
     return float(one["sent"][leaves.index(most)]) / most
 
 
-def verdicts(rows: Sequence[Row]) -> list[Row]:
-    """The goals that these cells can judge."""
+def verdicts(rows: Sequence[Row], *, of: int) -> list[Row]:
+    """The goals that these cells can judge, which are some `of` so many."""
     each = [one for one in judged(rows) if one["grid"] != "selector"]
     off = [abs(one["off"]) for one in each if one["link bound"]]
     told = []
@@ -73,10 +73,10 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
         met = CARDS[0] <= value <= CARDS[1]
         limit = CARDS[name == "most"]
         told.append(goal(f"bytes of the cards over those predicted: the {name}", value, limit, met))
-    if share := selected(rows):
-        told.append(
-            goal("cells in which the selector is near the best", share, SHARE, share >= SHARE)
-        )
+    share = selected(rows)
+    if share is not None:
+        what = f"the selector is near the best: share of {len(rows)} cells, of {of}"
+        told.append(goal(what, share, SHARE, share >= SHARE))
     return told
 
 

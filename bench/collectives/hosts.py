@@ -2,7 +2,8 @@
 
     python bench/collectives/hosts.py                   every cell; writes hosts.md and hosts.json
     python bench/collectives/hosts.py --minutes 9       ends after so many; the next call goes on
-    python bench/collectives/hosts.py --grid selector   the selector's cells, to selector.md, .json
+    python bench/collectives/hosts.py --grid selector   the selector's cells, to selector.md, .json:
+                                                        what was measured of them, from a round on
     python bench/collectives/hosts.py --tiny            a few small ones; writes nothing
     python bench/collectives/hosts.py --only "flat-1g 4x1 broadcast"     writes nothing
 
@@ -28,7 +29,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
 
 import quiet
 from box import Box
-from host_cases import BLOCKS, GRIDS, Cell
+from host_cases import BLOCKS, GRIDS, ROUND, Cell
 from host_prices import Row, cluster_for, priced
 from host_tables import report, verdicts
 from machine import machine
@@ -40,7 +41,8 @@ from howdah.sim.selector import Shape
 HERE = Path(__file__).resolve().parent
 PORT = 29730
 BLOCK, MOST_CALLS = 0.05, 50  # seconds, and calls, of a block
-FEW = 3.0  # prices above this many times the best are left out of the selector's cells
+SLOW = 0.25  # seconds of a call beside which a bucket of 2 ms is nothing: no call goes before it
+FEW, FEW_SLOW = 3.0, 2.0  # times the best price: what is above is left out of the selector's cells
 STORE = HERE.parents[1] / "build" / "collectives"
 
 
@@ -91,7 +93,9 @@ def measured(cell: Cell, ranks: Ranks, probe: str) -> Row:
     if cell.grid == "selector":
         cluster = cluster_for(row)
         prices = {text: priced(row, text, cluster)[0] for text in texts}
-        texts = [text for text in texts if prices[text] <= FEW * min(prices.values())]
+        least = min(prices.values())
+        most = least * (FEW_SLOW if least > SLOW else FEW)
+        texts = [text for text in texts if prices[text] <= most]
     ranks.tell("cell", op=cell.op, size=cell.bytes, texts=texts)
     rows: Row = {}
     for text in texts:
@@ -99,25 +103,25 @@ def measured(cell: Cell, ranks: Ranks, probe: str) -> Row:
         wrong = ranks.tell("check", text=text)
         sent = [ranks.box.sent(h) - was for h, was in enumerate(before)]
         rows[text] = {"sent": sent, "wrong": wrong, "blocks": []}
-    calls = {
-        text: max(1, min(MOST_CALLS, int(BLOCK / ranks.tell("block", text=text, calls=1))))
-        for text in texts
-    }
+    took = {text: ranks.tell("block", text=text, calls=1, first=False) for text in texts}
+    calls = {text: max(1, min(MOST_CALLS, int(BLOCK / took[text]))) for text in texts}
     for turn in range(BLOCKS):
         at = turn % len(texts)
         for text in texts[at:] + texts[:at]:
-            took = ranks.tell("block", text=text, calls=calls[text])
-            rows[text]["blocks"].append(took)
+            first = took[text] < SLOW
+            seconds = ranks.tell("block", text=text, calls=calls[text], first=first)
+            rows[text]["blocks"].append(seconds)
     for one in rows.values():
         one["seconds"] = median(one["blocks"])
     return {**row, "contestants": rows}
 
 
 def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Iterator[Row]:
-    """Measures the cells that the store lacks, until the minutes are over."""
+    """Measures the cells that the store lacks, in their order, until the minutes are over. Those of
+    one place that follow each other have the same processes.
+    """
     until = monotonic() + 60 * minutes
-    place = lambda cell: (cell.profile, cell.shape)  # noqa: E731
-    for (name, shape), group in groupby(sorted(cells, key=place), key=place):
+    for (name, shape), group in groupby(cells, key=place):
         left = [cell for cell in group if not (store / f"{cell.key}.json").is_file()]
         if not left or monotonic() > until:
             continue
@@ -140,6 +144,10 @@ def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Itera
                 ranks.close()
 
 
+def place(cell: Cell) -> tuple[str, Shape]:
+    return cell.profile, cell.shape
+
+
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--grid", choices=GRIDS, default="link", help="link has the sweep with it")
@@ -152,6 +160,9 @@ def main() -> int:
     asked = words.parse_args()
     grids = ["tiny"] if asked.tiny else ["link", "sweep"] if asked.grid == "link" else [asked.grid]
     cells = [cell for grid in grids for cell in GRIDS[grid]() if asked.only in cell.key]
+    selects = asked.grid == "selector"
+    if not selects:
+        cells.sort(key=place)
     store, alone = STORE / asked.wire, asked.tiny or asked.only
     for cell in cells if asked.anew or asked.tiny else ():
         (store / f"{cell.key}.json").unlink(missing_ok=True)
@@ -165,13 +176,13 @@ def main() -> int:
     noise = watch.end()
     files = [store / f"{cell.key}.json" for cell in cells]
     rows = [json.loads(file.read_text("utf-8")) for file in files if file.is_file()]
-    told = verdicts(rows)
+    told = verdicts(rows, of=len(cells))
     text = report(f"{machine()} {quiet.sentence(noise)}", rows, told)
     print(text)
     if missing := len(cells) - len(rows):
         print(f"{missing} of {len(cells)} cells are still to be measured", file=sys.stderr)
-    elif watch.writes:
-        name = "selector" if asked.grid == "selector" else "hosts"
+    if watch.writes and (not missing or (selects and len(rows) >= ROUND)):
+        name = "selector" if selects else "hosts"
         kept = {"machine": machine(), "noise": noise, "goals": told, "cells": rows}
         (HERE / f"{name}.md").write_text(text + "\n", "utf-8")
         (HERE / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")

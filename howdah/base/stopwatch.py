@@ -10,6 +10,7 @@ of a GPU are events in a stream, whose seconds are known only when the GPU has p
 stopwatches keep the marks, and ask the clock when they are read (`comm/lane.py`).
 """
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -57,10 +58,15 @@ class Interval(NamedTuple):
 
 
 class Stopwatch:
-    """Runs inside `with` blocks of one thread, which must not be nested."""
+    """Runs inside `with` blocks of one thread, which must not be nested.
 
-    def __init__(self, clock: Clock = HOST) -> None:
-        self._clock, self._total = clock, 0.0
+    note  called with each block
+    """
+
+    def __init__(
+        self, clock: Clock = HOST, note: Callable[[Interval], object] | None = None
+    ) -> None:
+        self._clock, self._note, self._total = clock, note, 0.0
         self._began: Any = None
         self._pairs: list[tuple[Any, Any]] = []
 
@@ -68,7 +74,10 @@ class Stopwatch:
         self._began = self._clock.mark()
 
     def __exit__(self, *_: object) -> None:
-        self._pairs.append((self._began, self._clock.mark()))
+        pair = self._began, self._clock.mark()
+        self._pairs.append(pair)
+        if self._note:
+            self._note(Interval(self._clock, *pair))
         if len(self._pairs) > KEPT:
             self._add_up()
 

@@ -1,5 +1,6 @@
 """The launcher's store, and through it one rank's word to all others before they are connected."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,7 @@ from howdah.comm.settings import read_settings
 from howdah.text.interruptible import interruptible
 
 WORD, WRONG = "word", "!"
+IN_USE = re.compile(r"port: (\d+).*EADDRINUSE")
 
 
 def launchers_store(seconds: float) -> tuple[dist.Store, int, int]:
@@ -28,9 +30,13 @@ def launchers_store(seconds: float) -> tuple[dist.Store, int, int]:
             f"no launcher says who the ranks are; start with torchrun ({error})"
         ) from None
     except RuntimeError as error:
-        raise UserError(
-            f"the launcher's store cannot be reached: {str(error).splitlines()[0]}"
-        ) from None
+        said = str(error).splitlines()[0]
+        if port := IN_USE.search(said):
+            raise UserError(
+                f"port {port[1]}, at which the ranks are to meet, is in use on the first machine: "
+                "end what listens there, or give all ranks another --master-port"
+            ) from None
+        raise UserError(f"the launcher's store cannot be reached: {said}") from None
 
 
 def announce(

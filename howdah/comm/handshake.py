@@ -22,6 +22,7 @@ packets on the way can change it (docs/security.md).
     for sock, hello in door.look(seconds): ...
 """
 
+import errno
 import hmac
 import os
 import select
@@ -172,6 +173,7 @@ class Door:
 
     strangers  how many connections were refused so far, for the log
     why        of the last one: what it did
+    full       why nobody can be let in, though nobody is being greeted: no descriptor is free
 
     `hello` is this process's own. The caller closes the listening socket; `close` ends greetings.
     """
@@ -191,6 +193,7 @@ class Door:
         self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
         self._wanted: dict[int, int] = {}  # bytes that are read next
         self.strangers, self.why = 0, ""
+        self.full: OSError | None = None
 
     def look(self, seconds: float) -> list[tuple[socket.socket, bytes]]:
         """Waits up to `seconds` for somebody to do something, and greets; returns the connections
@@ -224,7 +227,9 @@ class Door:
         for _ in range(self._most):
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # nobody else, or somebody who has left, or no descriptor is free
+            except OSError as error:  # nobody else, or somebody who has left
+                none_free = error.errno in (errno.EMFILE, errno.ENFILE) and not self._guests
+                self.full = error if none_free else None
                 return
             if len(self._guests) >= self._most:
                 self._refuse(next(iter(self._guests)), "too many came at once")

@@ -154,6 +154,8 @@ class _Meeting:
             while missing := self._missing():
                 for sock, hello in door.look(LOOK):
                     self._welcome(sock, hello)
+                if door.full:
+                    raise door.full
                 if self.ranks.store.check([ALL_CAME]):
                     self.ranks.look()  # raises what keeps another rank from coming
                 if not self.ranks.patience.look():

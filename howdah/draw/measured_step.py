@@ -8,11 +8,12 @@
 Both have the same program and the same costs. If the measured step is longer, the program does not
 explain the difference. Its causes are work between actions, messages that arrived late, and actions
 that took longer than the median while other ranks waited. Waits for moves from and to homes
-(`parallel/homes.py`) are inside of actions; they are told apart.
+(`parallel/homes.py`) and for other ranks are inside of actions; they are told apart. So is how much
+of the calls of a group ran beside computing, which is what overlap saves.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median, median_low
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from howdah.plan.homes import AXIS
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import WAIT, Call, RankTrace, Span, StepTrace, common
+from howdah.plan.recording import IDLE, WAIT, Call, RankTrace, Span, StepTrace, common
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.sim.timeline import Timeline, simulate
@@ -33,6 +34,7 @@ LONGEST = 3  # waits that are named
 TWO_ENDS = (Verb.SEND, Verb.TIE)
 
 Cost = Callable[[Verb, Action], float]
+Times = list[tuple[float, float]]  # from when to when; in order, none within another
 
 
 class StepComparison(NamedTuple):
@@ -185,6 +187,10 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
         f"bubble      {slowest.measured.bubble:.1%} measured, "
         f"{slowest.simulated.bubble:.1%} simulated"
     )
+    called, beside = overlap(found[0])
+    if called:
+        share = f"{beside / called:.1%} of the {called:.4f} s in which there are calls"
+        yield f"overlap     {share}, rank {found[0].ranks[0]} computes"
     yield from _calls(found[0].calls[0])
     for one in found:
         for rank, calls in zip(one.ranks, one.calls, strict=True):
@@ -192,22 +198,54 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
 
 
 def away(one: StepComparison) -> list[float]:
-    """For each rank, the seconds of its computations in which it waited for moves from or to a
-    home.
+    """For each rank, the seconds of its computations in which it waited: for moves from or to a
+    home, or for other ranks.
     """
     return [
-        sum(
-            max(min(span.end, wait.end) - max(span.start, wait.start), 0.0)
-            for wait in filter(_waits, calls)
-            for span in spans
-            if span.lane == "compute"
-        )
+        _seconds(_both(_computing(spans), _times(filter(_waits, calls))))
         for spans, calls in zip(one.measured.spans, one.calls, strict=True)
     ]
 
 
+def overlap(one: StepComparison) -> tuple[float, float]:
+    """Of the first rank, the seconds in which a call of its groups that sends is under way, and
+    those of them in which it computes and does not wait.
+    """
+    spans, calls = one.measured.spans[0], one.calls[0]
+    called = _times(call for call in calls if call.sent and call.axis != AXIS)
+    beside = _both(called, _computing(spans))
+    return _seconds(called), _seconds(beside) - _seconds(
+        _both(beside, _times(filter(_waits, calls)))
+    )
+
+
+def _computing(spans: Sequence[Span]) -> Times:
+    return _times(span for span in spans if span.lane == "compute")
+
+
+def _times(some: Iterable[Call | Span]) -> Times:
+    """When at least one of them is under way."""
+    found: Times = []
+    for one in sorted(some, key=lambda one: one.start):
+        if found and one.start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], one.end)
+        else:
+            found.append((one.start, one.end))
+    return found
+
+
+def _both(some: Times, others: Times) -> Times:
+    """The times that are in both."""
+    pairs = ((max(a, c), min(b, d)) for a, b in some for c, d in others)
+    return [(start, end) for start, end in pairs if start < end]
+
+
+def _seconds(times: Times) -> float:
+    return sum(end - start for start, end in times)
+
+
 def _waits(call: Call) -> bool:
-    return call.operation.startswith(WAIT)
+    return call.operation.startswith((WAIT, IDLE))
 
 
 def exposed(calls: Sequence[Call]) -> tuple[float, float]:
@@ -232,7 +270,7 @@ def _homes(rank: int, calls: Sequence[Call]) -> Iterator[str]:
     if not moved:
         return
     each: dict[str, float] = defaultdict(float)
-    for call in filter(_waits, calls):
+    for call in (one for one in calls if one.axis == AXIS and _waits(one)):
         each[call.operation.removeprefix(WAIT).strip()] += call.end - call.start
     longest = sorted(each.items(), key=lambda one: -one[1])[:LONGEST]
     told = ", ".join(f"{what} {seconds:.4f} s" for what, seconds in longest)

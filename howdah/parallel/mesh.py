@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from howdah.base.stopwatch import Stopwatch
+from howdah.base.stopwatch import Interval, Stopwatch
 from howdah.comm.chosen import choosing
 from howdah.comm.counters import Counters
 from howdah.comm.group import Group
@@ -24,7 +24,7 @@ from howdah.comm.transport import SingleRank, SubgroupFactory, Transport
 from howdah.plan.comm import DIRECT, Algorithms
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, axis
-from howdah.plan.recording import Wires
+from howdah.plan.recording import IDLE, Wires
 from howdah.plan.servers import serves
 
 # The label under which the traffic of an axis is counted: `shard` and `across` are both dp.
@@ -163,7 +163,8 @@ def connect_mesh(
     transport = choosing(transport, algorithms)
     assert layout.world == transport.size, f"{layout} on {transport.size} ranks"
     clock, rank = clock_of(device), transport.rank
-    counters = Counters(Recorder(clock))
+    recorder = Recorder(clock)
+    counters = Counters(recorder)
     label = "dp" if layout.world == layout.replicas else "world"
     world = Group(transport, axis=label, counters=counters)
     members = {world: tuple(range(layout.world))}
@@ -179,6 +180,10 @@ def connect_mesh(
         groups[name] = Group(part, axis=counted, counters=counters)
         if len(ranks) > 1:
             members[groups[name]] = tuple(ranks)
+
+    def waits(took: Interval) -> None:
+        recorder.call("ranks", IDLE, 0, took)
+
     return Mesh(
         layout=layout,
         rank=rank,
@@ -188,6 +193,6 @@ def connect_mesh(
         counters=counters,
         transports=tuple(joined),
         among=transport.among,
-        waited=Stopwatch(clock),
+        waited=Stopwatch(clock, waits),
         members=members,
     )

@@ -13,6 +13,7 @@ from howdah.plan.schedule.lowering import Instruction, Verb
 
 COMPUTES = (Verb.COMPUTE, Verb.UPDATE)
 WAIT = "wait for"  # how the operation of a call begins in which the rank waits for a home
+IDLE = "waits for others"  # the operation of a call in which computation waits for other ranks
 
 
 class Traffic(NamedTuple):

@@ -1,6 +1,7 @@
 """The benchmark between hosts: its cells, its prices, and what it promises."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,23 @@ def test_every_cell_has_prices(scripts):
 def test_the_selector_is_asked_all_that_was_promised(scripts):
     (cases,) = scripts("host_cases")
     cells = [*cases.selector_cells()]
-    assert len(cells) == 7 * 9 * 5 * 3
+    assert len({cell.key for cell in cells}) == len(cells) == 7 * 9 * 5 * 3
     assert {cell.shape.hosts * cell.shape.each for cell in cells} == {2, 3, 4, 6, 8}
+
+
+def test_any_first_part_of_the_selectors_cells_is_of_all_kinds(scripts):
+    """In the order of loops a run of an hour would have judged one profile alone."""
+    (cases,) = scripts("host_cases")
+    cells = [*cases.selector_cells()]
+    for visits in range(1, len(cells) // 7 + 1):
+        part = cells[: 7 * visits]
+        assert {Counter(cell.op for cell in part)[op] for op in cases.SIZED} == {visits}
+        for kind in ("profile", "shape"):
+            counts = Counter(getattr(cell, kind) for cell in part)
+            assert max(counts.values()) - min(counts.values()) <= 7
+    first = cells[: cases.ROUND]
+    assert len({(cell.profile, cell.shape) for cell in first}) == 15
+    assert {*Counter(cell.bytes for cell in first).values()} == {11, 12, 13}
 
 
 def test_prices_of_rings_on_a_profile(scripts):
@@ -92,7 +108,11 @@ def judged(scripts, factor, *, sent=1.02):
             one["seconds"] = (seconds or 1.0) * (factor if cell.bytes > 1024 else 50)
             one["sent"] = [int(each * sent) for each in leaves] or one["sent"]
         rows.append(row)
-    return tables, rows, {one["goal"].split(":")[-1].strip(): one for one in tables.verdicts(rows)}
+    return (
+        tables,
+        rows,
+        {one["goal"].split(":")[-1].strip(): one for one in tables.verdicts(rows, of=2)},
+    )
 
 
 @pytest.mark.parametrize(("factor", "far", "middle"), [(1.05, 1, 1), (1.2, 1, 0), (0.7, 0, 0)])
@@ -123,7 +143,9 @@ def test_the_selector_is_judged_against_the_best(scripts):
     cases, prices, tables = scripts("host_cases", "host_prices", "host_tables")
     cells = [c for c in cases.selector_cells() if c.bytes == 1 << 20 and c.op == "reduce"][:4]
     rows = [row_of(cases, cell, lambda text: 1.0) for cell in cells]
-    assert tables.selected(rows) == 1.0
+    assert tables.selected(rows) == 1.0 and tables.selected([]) is None
+    (told,) = tables.verdicts(rows, of=945)
+    assert told["goal"].endswith("4 cells, of 945") and told["met"]
     taken = prices.chosen_for(rows[0])
     other = next(text for text in rows[0]["contestants"] if text != taken)
     rows[0]["contestants"][other]["seconds"] = 0.8

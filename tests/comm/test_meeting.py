@@ -190,6 +190,19 @@ def test_without_a_launcher_it_is_said_how_to_start(monkeypatch):
         connect()
 
 
+def test_a_port_in_use_is_told(monkeypatch):
+    """It was torch's own sentence, with the number of the error."""
+    with socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = str(other.getsockname()[1])
+        told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=f"^port {port}, .* is in use on the first machine"):
+            connect(seconds=60)
+
+
 def alone(kinds):
     """As in a program of one's own: every call of the group, on each kind in turn."""
     found = []

@@ -4,7 +4,9 @@ Bits, bytes and disagreements: test_transport.py, with those of the other transp
 """
 
 import logging
+import os
 import re
+import resource
 import socket
 import struct
 import threading
@@ -142,6 +144,33 @@ def test_a_rank_that_does_not_call_is_named():
     store.set("tcp/1", f'["{HOST}", 1]')
     with pytest.raises(PeerLost, match=r"^rank 1 of 2 did not come to be connected, as rank 0 saw"):
         tcp_transport(store, rank=0, size=2, address=HOST, secret=SECRET, seconds=0.2)
+
+
+def test_a_rank_without_a_free_descriptor_is_told():
+    """It looked at its door without a pause, and in the end named the others as missing."""
+    store, found = dist.HashStore(), []
+
+    def join():
+        try:
+            tcp_transport(store, rank=0, size=2, address=HOST, secret=SECRET, seconds=60)
+        except UserError as error:
+            found.append(str(error))
+
+    rank, limits = threading.Thread(target=join), resource.getrlimit(resource.RLIMIT_NOFILE)
+    rank.start()
+    port = int(store.get("tcp/0").decode().split(",")[1].rstrip("]"))
+    with socket.create_connection((HOST, port)):
+        lowest = os.dup(0)
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            store.set("tcp/1", f'["{HOST}", 1]')
+            rank.join()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (told,) = found
+    assert told.startswith("rank 0 cannot be connected with the others by TCP: ")
+    assert "raise the limit of open files (ulimit -n)" in told
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 2}, {"rank": 0.5}, {"seconds": float("nan")}])

@@ -10,14 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.base.errors import UserError
-from howdah.draw.measured_step import away, compare_step, exposed, report, to_perfetto, to_svg
+from howdah.draw.measured_step import (
+    away,
+    compare_step,
+    exposed,
+    overlap,
+    report,
+    to_perfetto,
+    to_svg,
+)
 from howdah.plan.batch import Batch
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.mesh_axes import axis
 from howdah.plan.method import Method
 from howdah.plan.plan import make_plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import Call, RankTrace, StepTrace
+from howdah.plan.recording import IDLE, Call, RankTrace, StepTrace
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.schedule.lowering import Verb
 from howdah.plan.trace_file import read_traces, write_trace
@@ -180,6 +188,29 @@ def test_waits_for_homes_are_told_apart_from_computation():
     assert not any("wait for" in line for line in lines)
     names = {event["name"] for event in json.loads(to_perfetto(found))["traceEvents"]}
     assert {"home wait for weights of layers.0", "home fetch weights of layers.1 8 MB"} <= names
+
+
+def test_calls_beside_computing_are_overlap_unless_it_waits():
+    """Forward to 1, backward to 3.5, update to 4. Calls from 0.5 to 2 and 1 to 3 are under way for
+    2.5 s, for 0.5 of which the computation waits; the call behind the update is beside nothing.
+    """
+    plan = plan_of("dp2 x1")
+    calls = [
+        Call("dp", "all_reduce", 1, 1.0, 3.0),
+        Call("dp", "all_reduce", 1, 0.5, 2.0),
+        Call("dp", "all_gather", 1, 5.0, 6.0),
+        Call("home", "fetch weights of layers.0", 1, 0.0, 4.0),
+        Call("ranks", IDLE, 0, 2.5, 3.0),
+    ]
+    traces = measure(plan)
+    traces = [
+        one._replace(steps=[replace(step, calls=calls) for step in one.steps]) for one in traces
+    ]
+    (found, _) = compare_step(plan, traces)
+    assert overlap(found) == pytest.approx((3.5, 2.0)) and away(found) == pytest.approx([0.5])
+    lines = list(report([found], "dp2 x1"))
+    assert "overlap     57.1% of the 3.5000 s in which there are calls, rank 0 computes" in lines
+    assert not any(IDLE in line for line in lines)
 
 
 # -- files
