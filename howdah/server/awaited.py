@@ -23,12 +23,12 @@ class Awaited:
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        ready = [one for one in self._waiting if one[0]()]
-        for one in ready:
-            self._waiting.remove(one)
+        ready = [waits for waits in self._waiting if waits[0]()]
+        for waits in ready:
+            self._waiting.remove(waits)
         self._lock.release()
-        for _, gate in ready:
-            gate.release()
+        for waits in ready:
+            waits[1].release()
 
     def wait(self, met: Callable[[], object], seconds: float) -> bool:
         """Waits until something is so, or for so long; whether it is so."""
@@ -37,10 +37,11 @@ class Awaited:
         with self._lock:
             if met():
                 return True
-            self._waiting.append(one := (met, gate))
+            self._waiting.append(waits := (met, gate))
         if gate.acquire(timeout=seconds):
             return True
         with self._lock:
-            if waits := one in self._waiting:
-                self._waiting.remove(one)
-            return not waits
+            if waits not in self._waiting:  # somebody has just found that it is so
+                return True
+            self._waiting.remove(waits)
+            return False
