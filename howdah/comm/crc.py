@@ -36,7 +36,8 @@ def _folder() -> Callable[[int, int, int], int] | None:
         library = load_library(engine_library(read_settings(), build=False))
     except NoCompiler:
         return None
-    if not library.howdah_folds():
+    folds = getattr(library, "howdah_folds", None)  # what was installed before has none
+    if folds is None or not folds():
         return None
     fold = library.howdah_crc32
     fold.restype, fold.argtypes = c_uint32, (c_uint32, c_void_p, c_uint64)
