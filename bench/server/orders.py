@@ -20,43 +20,23 @@ from statistics import median
 from threading import Event, Thread
 from time import perf_counter, sleep
 
-import torch
+import ends
 
-from howdah.comm.handshake import Door
-from howdah.parallel.flat_params import FlatUnit
-from howdah.plan.flat_buffers import Buffer
-from howdah.plan.method import Method, Optimizer, Sync
-from howdah.server.chunks import chunks_of
-from howdah.server.client import Client, Way
-from howdah.server.clocks import Clocks
-from howdah.server.desk import Desk
-from howdah.server.host import Host
-from howdah.server.shard import Shard
+from howdah.plan.method import Sync
 
-SECRET, HELLO, PORT = bytes(32), {"bench": "orders"}, 29500
+PORT = 29500
 SYNC = Sync("bsp", workers=1)
 MEBI = 1 << 18  # elements of 4 bytes
 SIZES = [8 * MEBI, *[3 * MEBI] * 8]  # the embedding and eight blocks: 32 MiB in all
 PAUSE = 0.07  # seconds of a unit's forward pass; its backward pass takes two
-WINDOW = 1 << 20
+WINDOW, CHUNK = 1 << 20, 1 << 18
 KINDS = ("fifo", "priority")
-
-
-def buffers() -> list[Buffer]:
-    """The units."""
-    return [Buffer(f"unit{n}", (), size, size) for n, size in enumerate(SIZES)]
 
 
 def serve(address: str, *, fifo: bool, end: Event) -> None:
     """A server, until `end` is set."""
-    torch.set_num_threads(1)
-    method = Method(optimizer=Optimizer("sgd", momentum=0.0), sync=SYNC, grad_clip=0.0)
-    (chunks,) = chunks_of(buffers(), 1, element_bytes=4, most=1 << 18)
-    shard = Shard(chunks, [torch.zeros(c.length) for c in chunks], method, lambda clock: 0.0)
     with socket.create_server((address, PORT + fifo)) as listener:
-        door = Door(listener, SECRET, json.dumps(HELLO).encode())
-        desk = Desk(Clocks(SYNC, len(chunks)), shard, fifo=fifo)
-        host = Host(desk, door, HELLO, dtype=torch.float32)
+        host = ends.server(listener, SIZES, SYNC, chunk=CHUNK, fifo=fifo)
         while not end.is_set():
             host.look(0.01)
         host.close()
@@ -64,20 +44,14 @@ def serve(address: str, *, fifo: bool, end: Event) -> None:
 
 def work(address: str, *, fifo: bool, steps: int) -> list[float]:
     """A worker; seconds of each step after the first two."""
-    none = torch.empty(0)
-    units = {
-        one.unit: FlatUnit(one, 0, torch.zeros(one.length), none, torch.ones(one.length), none)
-        for one in buffers()
-    }
-    chunks = chunks_of(buffers(), 1, element_bytes=4, most=1 << 18)
-    way = Way([(address, PORT + fifo)], SECRET, HELLO, fifo=fifo, window=WINDOW)
-    client, found = Client(way, 0, chunks, units), []
-    client.join()
+    there = [(address, PORT + fifo)]
+    client, found = ends.worker(there, SIZES, chunk=CHUNK, window=WINDOW, fifo=fifo), []
+    units = [one.unit for one in ends.buffers(SIZES)]
     for clock in range(steps + 2):
         began = perf_counter()
-        client.clock, client.tokens = clock, 1.0
-        pulls = [(unit, client.pull(unit)) for unit in units]
-        for _, (handle,) in pulls:
+        client.clock = clock
+        pulls = [client.pull(unit)[0] for unit in units]
+        for handle in pulls:
             handle.result()
             sleep(PAUSE)
         for unit in reversed(units):

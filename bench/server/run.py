@@ -2,9 +2,10 @@
 
     python bench/server/run.py           results.md, results.json
     python bench/server/run.py --tiny    small and short; writes nothing
+    python bench/server/run.py --only wire    one part (wire, rules, orders, links); writes nothing
 
 README.md says what is done. For the wire, the server is a process of its own, the worker this one.
-Orders are measured in a cluster in a box, which needs root; without, the results say so.
+Orders and links are measured in a cluster in a box, which needs root; without, the results say so.
 """
 
 import argparse
@@ -12,13 +13,17 @@ import json
 import multiprocessing
 import socket
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+import ends
+import links
 import orders
 import peers
 import quiet
@@ -27,36 +32,20 @@ import torch
 from machine import machine
 
 from howdah.base.errors import UserError
-from howdah.comm.handshake import Door
-from howdah.parallel.flat_params import FlatUnit
-from howdah.plan.flat_buffers import Buffer
-from howdah.plan.method import Method, Optimizer, Sync
-from howdah.server.chunks import chunks_of
-from howdah.server.client import Client, Way
-from howdah.server.clocks import Clocks
-from howdah.server.desk import Desk
-from howdah.server.host import Host
-from howdah.server.shard import Shard
+from howdah.plan.method import Sync
 
 HERE = Path(__file__).resolve().parent
-SECRET, HELLO = bytes(32), {"bench": "server"}
+SYNC = Sync("bsp", workers=1)
 ELEMENTS = {"8 B": 2, "1 MB": 1 << 18, "16 MB": 1 << 22, "64 MB": 1 << 24}
-
-
-def buffer_of(elements: int) -> Buffer:
-    """A unit of one range."""
-    return Buffer("unit", (), elements, elements)
+ROUNDS = 3
+PARTS = ("wire", "rules", "orders", "links")
+Rows = dict[str, dict[str, dict[str, float]]]
 
 
 def serve(pipe: Connection, elements: int) -> None:
     """A server of one unit, until the pipe is closed."""
-    torch.set_num_threads(1)
-    method = Method(optimizer=Optimizer("sgd", momentum=0.0), sync=Sync("asp"), grad_clip=0.0)
-    (chunks,) = chunks_of([buffer_of(elements)], 1, element_bytes=4)
-    shard = Shard(chunks, [torch.zeros(c.length) for c in chunks], method, lambda clock: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        door = Door(listener, SECRET, json.dumps(HELLO).encode())
-        host = Host(Desk(Clocks(Sync("asp"), len(chunks)), shard), door, HELLO, dtype=torch.float32)
+        host = ends.server(listener, [elements], SYNC)
         pipe.send(listener.getsockname())
         while not pipe.poll():
             host.look(0.01)
@@ -64,22 +53,19 @@ def serve(pipe: Connection, elements: int) -> None:
 
 
 def timed(elements: int, times: int) -> list[float]:
-    """Seconds of each pull and push of one unit, after the first."""
+    """Seconds of each push and pull of one unit, after the first: a gradient goes, and the weights
+    that contain it come.
+    """
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     server = context.Process(target=serve, args=(theirs, elements))
     server.start()
-    address = ours.recv()
-    weights, none = torch.zeros(elements), torch.empty(0)
-    unit = FlatUnit(buffer_of(elements), 0, weights, none, torch.ones(elements), none)
-    chunks = chunks_of([unit.buffer], 1, element_bytes=4)
-    client = Client(Way([address], SECRET, HELLO), 0, chunks, {"unit": unit})
-    client.join()
-    found = []
+    client, found = ends.worker([ours.recv()], [elements]), []
     for clock in range(times + 1):
-        client.clock, client.tokens, began = clock, 1.0, perf_counter()
-        client.pull("unit")[0].result()
-        client.push("unit")
+        client.clock, began = clock, perf_counter()
+        client.push("unit0")
+        client.clock = clock + 1
+        client.pull("unit0")[0].result()
         client.drain()
         found.append(perf_counter() - began)
     client.close()
@@ -89,21 +75,27 @@ def timed(elements: int, times: int) -> list[float]:
 
 
 def wire(*, tiny: bool) -> dict[str, dict[str, float]]:
-    """Seconds of a pull and a push, by size and by who carries them."""
+    """Seconds of a push and a pull, by size and by who carries them: the median of rounds, in each
+    of which all take their turn.
+    """
     found = {}
+    carriers = {"howdah": lambda *given: median(timed(*given)), **peers.PEERS}
     for name, elements in ({"8 B": 2, "1 MB": 1 << 18} if tiny else ELEMENTS).items():
-        times = 3 if tiny else max(20, 1000 // elements)
-        found[name] = {"howdah": median(timed(elements, times))}
-        found[name] |= {peer: trip(elements, times) for peer, trip in peers.PEERS.items()}
+        times = 3 if tiny else max(10, min(300, (1 << 25) // elements))
+        rounds = [
+            {who: trip(elements, times) for who, trip in carriers.items()}
+            for _ in range(1 if tiny else ROUNDS)
+        ]
+        found[name] = {who: median(one[who] for one in rounds) for who in carriers}
         print(f"{name:>6s}  " + "  ".join(f"{w} {s * 1e6:,.0f} us" for w, s in found[name].items()))
     return found
 
 
-def text_of(rows: dict[str, dict[str, dict[str, float]]]) -> str:
+def text_of(rows: Rows) -> str:
     """The results as tables."""
-    wires, rules, kinds = rows["wire"], rows["rules"], rows["orders"]
+    wires = rows["wire"]
     names = list(next(iter(wires.values())))
-    lines = [f"| pull and push of | {' | '.join(f'{n}: µs, GB/s both ways' for n in names)} |"]
+    lines = [f"| push and pull of | {' | '.join(f'{n}: µs, GB/s both ways' for n in names)} |"]
     lines += ["|---" * (1 + len(names)) + "|"]
     for size, by in wires.items():
         cells = [f"{by[n] * 1e6:,.0f}, {8 * ELEMENTS[size] / by[n] / 1e9:.2f}" for n in names]
@@ -113,42 +105,68 @@ def text_of(rows: dict[str, dict[str, dict[str, float]]]) -> str:
         "| rule | steps/s of all | loss then | seconds to loss | staleness |",
         "|---" * 5 + "|",
     ]
-    for rule, one in rules.items():
+    for rule, one in rows["rules"].items():
         lines.append(
             f"| {rule} | {one['steps_per_s']:.1f} | {one['loss']:.3f} | "
             f"{one['seconds_to_loss']:.1f} | {one['stale']:.2f} |"
         )
     lines.append("")
-    if by_order := kinds.get("seconds"):
-        gain = by_order["fifo"] / by_order["priority"] - 1
-        said = ", ".join(f"{kind} {seconds:.3f} s" for kind, seconds in by_order.items())
-        lines.append(f"A step on a link of 100 Mbit/s: {said}; priority is {gain:.0%} faster.")
-    else:
-        lines.append("No cluster in a box here: priority and FIFO are not compared.")
-    return "\n".join(lines)
+    if not rows["orders"]:
+        return "\n".join([*lines, "No cluster in a box here: links are not measured."])
+    by_order = rows["orders"]["seconds"]
+    gain = by_order["fifo"] / by_order["priority"] - 1
+    said = ", ".join(f"{kind} {seconds:.3f} s" for kind, seconds in by_order.items())
+    lines.append(f"A step on a link of 100 Mbit/s: {said}; priority is {gain:.0%} faster.")
+    return "\n".join([*lines, "", *_links_text(rows["links"])])
+
+
+def _links_text(found: dict[str, dict[str, float]]) -> list[str]:
+    """The lines of what pushes and pulls reach of their links."""
+    lines = [
+        f"Steps of {links.SIZE >> 20} MiB on links of 100 Mbit/s, and how much of two bounds they "
+        "reach:",
+        "",
+        "| | seconds | of servers alone | of OSDI'20 |",
+        "|---" * 4 + "|",
+    ]
+    for name, row in found.items():
+        cells = " | ".join(f"{row[of] / row['seconds']:.1%}" for of in ("alone", "osdi20"))
+        lines.append(f"| {name} | {row['seconds']:.3f} | {cells} |")
+    return lines
+
+
+def on_links(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is measured in a cluster in a box; nothing where there is none."""
+    try:
+        return measure()
+    except UserError as error:
+        print(error)
+        return {}
 
 
 def main(*words: str) -> int:
     """Runs the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="small, short, writes nothing")
+    parser.add_argument("--only", choices=PARTS, help="one part, writes nothing")
     quiet.add_option(parser)
     options = parser.parse_args(words)
+    tiny, writes = options.tiny, not (options.tiny or options.only)
     torch.set_num_threads(1)
-    watch = quiet.Watch(writes=not options.tiny, loaded=options.loaded)
-    rows: dict[str, dict[str, dict[str, float]]] = {"wire": wire(tiny=options.tiny)}
-    rows["rules"] = slowed.measured(6 if options.tiny else 80)
-    print(rows["rules"])
-    try:
-        rows["orders"] = {"seconds": orders.measured(1 if options.tiny else 8)}
-    except UserError as error:
-        print(error)
-        rows["orders"] = {}
-    print(rows["orders"])
-    looks, tables = watch.end(), text_of(rows)
-    if options.tiny:
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "wire": lambda: wire(tiny=tiny),
+        "rules": lambda: slowed.measured(6 if tiny else 80),
+        "orders": lambda: on_links(lambda: {"seconds": orders.measured(1 if tiny else 8)}),
+        "links": lambda: on_links(lambda: links.measured(1 if tiny else 8)),
+    }
+    watch, rows = quiet.Watch(writes=writes, loaded=options.loaded), Rows()
+    for part in [options.only] if options.only else PARTS:
+        rows[part] = measures[part]()
+        print(part, rows[part])
+    looks = watch.end()
+    if not writes:
         return 0
-    text = f"{machine()}\n\n{quiet.sentence(looks)}\n\n{tables}\n"
+    text = f"{machine()}\n\n{quiet.sentence(looks)}\n\n{text_of(rows)}\n"
     (HERE / "results.md").write_text(text)
     (HERE / "results.json").write_text(json.dumps({"noise": looks, "rows": rows}, indent=1))
     return 0

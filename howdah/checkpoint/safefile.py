@@ -16,7 +16,6 @@ No pickle: a file holds only numbers, and reading it cannot run code.
 
 import json
 import os
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -31,6 +30,7 @@ from howdah.base.atomic import replacing
 from howdah.base.errors import UserError
 from howdah.base.files import kind_of, parse_json
 from howdah.checkpoint.fields import sizes, table, text
+from howdah.comm.crc import crc32
 
 DTYPES = {
     "F64": torch.float64,
@@ -112,7 +112,7 @@ def write(
                 raise ValueError(f"{spec} was announced, {tensor.shape} {tensor.dtype} came")
             file.seek(len(head) + starts[spec.name])
             checksums[spec.name] = _write_bytes(file, tensor)
-    return Written(len(head) + sum(s.bytes for s in specs), zlib.crc32(head), checksums)
+    return Written(len(head) + sum(s.bytes for s in specs), crc32(head), checksums)
 
 
 def _lay(specs: Sequence[Spec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
@@ -146,7 +146,7 @@ def _write_bytes(file: BinaryIO, tensor: Tensor) -> int:
     data, checksum = as_bytes(tensor.contiguous()), 0
     for at in range(0, len(data), BLOCK):
         block = data[at : at + BLOCK]
-        checksum = zlib.crc32(block, checksum)
+        checksum = crc32(block, checksum)
         file.write(block)
     return checksum
 
@@ -187,7 +187,7 @@ def read_header(path: Path) -> Header:
         end = entry.stop
     if end != size:
         raise UserError(f"{path} has {size} bytes instead of {end}; restore it from a copy")
-    return Header(entries, metadata, zlib.crc32(first + head))
+    return Header(entries, metadata, crc32(first + head))
 
 
 def _entry(row: dict[str, Any], data: int) -> Entry:
@@ -218,5 +218,5 @@ def checksum(file: FileIO, entry: Entry) -> int:
     crc, left = 0, entry.stop - entry.start
     file.seek(entry.start)
     while left and (block := file.read(min(left, BLOCK))):
-        crc, left = zlib.crc32(block, crc), left - len(block)
+        crc, left = crc32(block, crc), left - len(block)
     return crc

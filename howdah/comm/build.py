@@ -31,7 +31,7 @@ from zlib import crc32
 from howdah.comm.settings import Settings
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "engine.c", HERE / "engine_reduce.h")
+SOURCES = tuple(HERE / name for name in ("engine.c", "engine_reduce.h", "engine_crc.h"))
 # The flags: no fused multiply-add and no reordering, so the bits of a sum do not depend on the
 # processor. Integers wrap around on overflow, as those of torch do.
 SUM = 4  # bytes of the checksum at the end of a file
@@ -47,8 +47,11 @@ class NotThere(NoCompiler):
     """No library exists that only this user could have written, so it must be compiled."""
 
 
-def engine_library(settings: Settings) -> Path:
-    """The path of the engine's library; compiles it first if it is missing. Raises NoCompiler."""
+def engine_library(settings: Settings, *, build: bool = True) -> Path:
+    """The path of the engine's library. Raises NoCompiler.
+
+    build  compile it first if it is missing
+    """
     compiler = shutil.which(settings.compiler[0])
     if compiler is None:
         found = _installed(settings.compiler[0])
@@ -60,6 +63,8 @@ def engine_library(settings: Settings) -> Path:
         with suppress(NotThere):
             os.close(open_library(target))
             return target
+        if not build:
+            raise NotThere(f"there is no {target}")
         settings.cache.mkdir(parents=True, exist_ok=True)
         with _alone_in(target.parent):
             try:

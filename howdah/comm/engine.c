@@ -70,6 +70,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine_crc.h"
 #include "engine_reduce.h"
 
 enum { RANKS = 64 }; /* the most; an arena is sized for as many as there are */

@@ -9,6 +9,10 @@ Nothing is pickled. A reader believes no number before its checksum was compared
 nothing for a payload: its reader says where it lands (`into`), or refuses it. Both ends count
 their frames, so one that comes twice, or that is missing, has a wrong number.
 
+A frame costs as few system calls as can be: short ones leave together, and are read ahead with
+what stands behind them; the rest of a payload lands in its place in one call. The kernel looks at
+the time, because Python would poll before each call.
+
 A checksum finds damage, not forgery. Peers have proved who they are before (`handshake.py`).
 
     frames = Frames(sock, "rank 3", seconds=600)
@@ -18,10 +22,10 @@ A checksum finds damage, not forgery. Peers have proved who they are before (`ha
 
 import socket
 import struct
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
-from zlib import crc32
+
+from howdah.comm.crc import crc32
 
 MAGIC = b"hwd1"
 HEADER = struct.Struct("<4sHHQIQII")  # its last number is the CRC-32 of all others and the fields
@@ -29,6 +33,8 @@ CHECK = struct.Struct("<I")
 FIELDS = 1 << 16  # the most bytes of fields
 MOST = 1 << 40  # the most bytes of a payload that a header may announce
 VECTOR = 512  # buffers of one system call; the kernel takes 1024
+AHEAD = 1 << 12  # bytes that are read ahead
+TIME = struct.Struct("@ll")  # seconds and microseconds, of a socket's option
 
 Buffers = Sequence[memoryview]
 
@@ -83,6 +89,7 @@ class Frame(NamedTuple):
 
 
 Into = Callable[[Head], Buffers]
+Unsent = tuple[int, bytes, Buffers]  # a frame to be sent: kind, fields, buffers
 
 
 def pack(
@@ -165,9 +172,18 @@ class Frames:
         seconds: float | None = None,
         most: int = MOST,
     ) -> None:
-        sock.settimeout(seconds)
+        sock.settimeout(None)
+        if seconds is not None:
+            whole = int(seconds)
+            time = TIME.pack(whole, max(int((seconds - whole) * 1e6), not whole))  # 0: never
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, time)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):  # or short frames wait 40 ms for
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # those before them
         self.sock, self.peer, self.most, self._seconds = sock, peer, most, seconds
         self.sent = self.received = 0  # frames so far
+        self._ahead = memoryview(bytearray(AHEAD))
+        self._first = self._last = 0  # of the bytes in it that were not used
 
     def fileno(self) -> int:
         """The socket's descriptor, for a poll."""
@@ -181,16 +197,23 @@ class Frames:
 
         Raises Gone or Silent.
         """
-        head, size = pack(kind, fields, buffers, number=self.sent, flags=flags)
-        left = [memoryview(head), *(part for part in buffers if part.nbytes)]
-        self.sent += 1
+        return self.send_all([(kind, fields, buffers)], flags=flags)
+
+    def send_all(self, frames: Iterable[Unsent], *, flags: int = 0) -> int:
+        """Sends frames behind each other, as `send` does each; returns the bytes of payload."""
+        left, total = list[memoryview](), 0
+        for kind, fields, buffers in frames:
+            head, size = pack(kind, fields, buffers, number=self.sent, flags=flags)
+            left += [memoryview(head), *(part for part in buffers if part.nbytes)]
+            total += size
+            self.sent += 1
         try:
             while left:
-                done = self.sock.sendmsg(islice(left, VECTOR))
+                done = self.sock.sendmsg(left[:VECTOR])
                 left = after(left, done)
         except OSError as error:
             raise self._failed(error, "took no more bytes") from None
-        return size
+        return total
 
     def receive(self, into: Into | None = None) -> Frame:
         """Reads the next frame.
@@ -222,28 +245,44 @@ class Frames:
         self.sock.close()
 
     def _bytes(self, count: int, *, first: bool = False) -> bytes:
-        found = bytearray(count)
-        self._fill(memoryview(found), first=first)
-        return bytes(found)
-
-    def _fill(self, part: memoryview, *, first: bool = False) -> None:
-        """Reads bytes until the buffer is full.
+        """The next bytes; what comes with them is kept.
 
         first  a frame begins here, so that the peer may have ended
         """
-        done = 0
+        if count > AHEAD:
+            found = bytearray(count)
+            self._fill(memoryview(found))
+            return bytes(found)
+        if self._last - self._first < count:
+            left = self._last - self._first
+            self._ahead[:left] = self._ahead[self._first : self._last]
+            self._first, self._last = 0, left
+            while self._last < count:
+                first = first and not self._last
+                self._last += self._read(self._ahead[self._last :], first=first)
+        self._first += count
+        return bytes(self._ahead[self._first - count : self._first])
+
+    def _fill(self, part: memoryview) -> None:
+        """Takes bytes until the buffer is full."""
+        done = min(self._last - self._first, part.nbytes)
+        part[:done] = self._ahead[self._first : self._first + done]
+        self._first += done
+        while done < part.nbytes:
+            done += self._read(part[done:], socket.MSG_WAITALL)
+
+    def _read(self, part: memoryview, flags: int = 0, *, first: bool = False) -> int:
         try:
-            while done < part.nbytes:
-                count = self.sock.recv_into(part[done:])
-                if count == 0:
-                    cut = "" if first and not done else f" in the middle of frame {self.received}"
-                    raise Gone(f"{self.peer} ended the connection{cut}")
-                done += count
+            count = self.sock.recv_into(part, 0, flags)
         except OSError as error:
             raise self._failed(error, "sent nothing") from None
+        if count == 0:
+            cut = "" if first else f" in the middle of frame {self.received}"
+            raise Gone(f"{self.peer} ended the connection{cut}")
+        return count
 
     def _failed(self, error: OSError, silence: str) -> FrameError:
-        if isinstance(error, TimeoutError) and error.errno is None:  # the socket's own, not TCP's
+        if isinstance(error, BlockingIOError):  # the socket's own silence; TCP's is a TimeoutError
             return Silent(f"{self.peer} {silence} for {self._seconds:g} s")
         why = error.strerror or str(error)
         return Gone(f"the connection with {self.peer} ended: {why}")

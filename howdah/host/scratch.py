@@ -60,10 +60,19 @@ class Scratch:
     threads  that read and write at the same time
     direct   past the page cache
     pace     of all of its bytes
+    crc32    of a block
     """
 
-    def __init__(self, folder: Path, *, threads: int, direct: bool, pace: Pace) -> None:
-        self.folder, self._direct, self._pace = folder, direct, pace
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        threads: int,
+        direct: bool,
+        pace: Pace,
+        crc32: Callable[[memoryview], int] = zlib.crc32,
+    ) -> None:
+        self.folder, self._direct, self._pace, self._crc32 = folder, direct, pace, crc32
         self._file = _open(folder, direct)
         self._end = 0
         self._sums: dict[int, int] = {}  # CRC-32 of a block, by its position in the file
@@ -121,7 +130,7 @@ class Scratch:
 
     def _write(self, at: int, data: memoryview) -> None:
         self._pace.wait(len(data))
-        self._sums[at] = zlib.crc32(data)
+        self._sums[at] = self._crc32(data)
         if self._direct:
             data = self._aligned(len(data), data)
         self._whole(lambda done: os.pwrite(self._file, data[done:], at + done), len(data), "write")
@@ -136,7 +145,7 @@ class Scratch:
         self._whole(
             lambda done: os.preadv(self._file, [block[done:]], at + done), len(block), "read"
         )
-        if zlib.crc32(block[:length]) != self._sums[at]:
+        if self._crc32(block[:length]) != self._sums[at]:
             raise Unfinished(
                 f"the disk of {named(self.folder)} gave back other bytes than were written to it; "
                 "the last checkpoint stands: go on from it with storage.folder=PATH on another disk"

@@ -26,6 +26,7 @@ from torch import Tensor
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import HOST, Interval, Stopwatch
 from howdah.comm.counters import add
+from howdah.comm.crc import crc32
 from howdah.comm.handle import DONE, Handle, Note, OnThread
 from howdah.host.scratch import Pace, Range, Scratch, ended
 from howdah.parallel.flat_params import FlatUnit, Put
@@ -90,7 +91,11 @@ class Homes:
         if "disk" in homes(plan.layout):
             folder, pace = Path(storage.folder or NO_RUN), Pace(storage.disk_bandwidth)
             self._scratch = Scratch(
-                folder, threads=storage.threads, direct=storage.direct, pace=pace
+                folder,
+                threads=storage.threads,
+                direct=storage.direct,
+                pace=pace,
+                crc32=crc32,
             )
         longest = 0 if self.layout.gradients != "disk" else longest_share(plan, mesh.rank)
         self.adding = torch.empty(longest, dtype=_wide(plan))  # a gradient on the disk, meanwhile

@@ -21,9 +21,7 @@ def connected(address: Address) -> socket.socket:
             sock.close()
             raise
         return sock
-    sock = socket.create_connection(address, timeout=CONNECTING)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return socket.create_connection(address, timeout=CONNECTING)
 
 
 def spell(address: Address) -> str:

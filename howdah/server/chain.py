@@ -37,7 +37,7 @@ from howdah.server.clocks import Refused
 from howdah.server.desk import Deed, Desk
 from howdah.server.host import Host
 from howdah.server.messages import DEED, HAS, SILENCE, Fields, bytes_of, fields_of
-from howdah.server.outbox import Outbox
+from howdah.server.outbox import Letter, Outbox
 from howdah.server.shard import Term
 
 ENTRY = struct.Struct("<qqqqqqd")  # its number, a Deed, and the tokens of a push
@@ -113,7 +113,7 @@ class Chain:
     def _post(self, number: int, deed: Deed, term: Term | None) -> None:
         if self._outbox:
             payload, tokens = (bytes_of(term.summed), term.tokens) if term else ([], 0.0)
-            self._outbox.post(DEED, ENTRY.pack(number, *deed, tokens), payload)
+            self._outbox.post(Letter(DEED, ENTRY.pack(number, *deed, tokens), payload))
 
     def _run(self) -> None:
         while True:
@@ -262,4 +262,4 @@ class Follower:
 
     def _tell(self, number: int) -> None:
         if outbox := self._outbox:
-            outbox.post(HAS, Fields(key=number).packed)
+            outbox.post(Letter(HAS, Fields(key=number).packed))

@@ -11,10 +11,11 @@ not acknowledged, which the server applies once.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from threading import Condition, Thread
+from threading import Thread
 from time import monotonic, sleep
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from howdah.comm.handle import Handle
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.parallel.flat_params import FlatUnit
 from howdah.server.addresses import Address, connected, spell
+from howdah.server.awaited import Awaited
 from howdah.server.chunks import Chunk
 from howdah.server.messages import (
     ACK,
@@ -42,7 +44,7 @@ from howdah.server.messages import (
     fields_of,
 )
 from howdah.server.moments import Message, Moments, Record, nobody
-from howdah.server.outbox import WINDOW, Outbox
+from howdah.server.outbox import WINDOW, Letter, Outbox
 from howdah.server.pulled import Pulled
 from howdah.server.spares import Spares
 
@@ -161,7 +163,8 @@ class _Link:
     """The connection to one server, over all its sockets.
 
     wanted  by key, the clock of a pull whose weights have not come
-    unacked by key, the push that was not acknowledged, and its clock and tokens
+    coming  by unit, how many keys of it are wanted
+    unacked by clock and key, the pushes that were not acknowledged, and their tokens
     """
 
     def __init__(
@@ -177,12 +180,13 @@ class _Link:
         self._keys: dict[str, list[int]] = {}
         for key, chunk in enumerate(chunks):
             self._keys.setdefault(chunk.unit, []).append(key)
-        self._weights = [units[c.unit].weights[c.start : c.stop] for c in chunks]
+        self._weights = [bytes_of(units[c.unit].weights[c.start : c.stop]) for c in chunks]
         wide = next(iter(units.values())).masters.element_size()
         self._sizes = [chunk.length * wide for chunk in chunks]  # of pushes
-        self._changed = Condition()
+        self._changed = Awaited()
         self._wanted: dict[int, int] = {}
-        self._unacked: dict[tuple[int, int], tuple[Tensor, float]] = {}  # by clock and key
+        self._coming: Counter[str] = Counter()
+        self._unacked: dict[int, dict[int, tuple[Tensor, float]]] = {}
         self._spares = Spares()
         self._incarnation, self._told, self._began = 0, -1, 0
         self._failed: Exception | None = None
@@ -206,7 +210,7 @@ class _Link:
     def begin(self, clock: int) -> None:
         """Says at which clock the worker begins."""
         self._began = clock
-        self.outbox.post(BEGIN, Fields(clock).packed, urgency=-1)
+        self.outbox.post(Letter(BEGIN, Fields(clock).packed, urgency=-1))
 
     def push(self, unit: str, flat: Tensor, clock: int, tokens: float) -> None:
         """Posts copies of the server's chunks of a unit."""
@@ -219,29 +223,29 @@ class _Link:
             part = flat[chunk.start : chunk.stop]
             copy = self._spares.take(part.numel(), part.dtype).copy_(part)
             with self._changed:
-                self._unacked[clock, key] = copy, tokens
-                self._post(clock, key, copy, tokens)
+                self._unacked.setdefault(clock, {})[key] = copy, tokens
+                self.outbox.post(self._letter(clock, key, copy, tokens))
 
-    def _post(self, clock: int, key: int, copy: Tensor, tokens: float) -> None:
+    def _letter(self, clock: int, key: int, copy: Tensor, tokens: float) -> Letter:
         fields = Fields(clock, key, tokens).packed
         urgency = clock * len(self._chunks) + key  # or late keys of a step would never be sent
-        self.outbox.post(PUSH, fields, bytes_of(copy), urgency=urgency, size=copy.nbytes)
+        return Letter(PUSH, fields, bytes_of(copy), urgency, copy.nbytes)
 
     def pull(self, unit: str, clock: int) -> None:
         """Asks for the server's chunks of a unit, when it has all pushes but those of the latest
         step: a worker whose network is slower than it computes does not run away from the servers.
         """
-        self._await(lambda: not any(pushed <= clock - 2 for pushed, _ in self._unacked))
+        self._await(lambda: min(self._unacked, default=clock) > clock - 2)
         keys = self._keys.get(unit, ())
         self.moments.begin(Message(self._name, f"pull of {unit}", clock), chunks=len(keys))
-        for key in keys:
-            with self._changed:
-                self._wanted[key] = clock
-                self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
+        with self._changed:
+            self._coming[unit] = len(keys)
+            self._wanted |= dict.fromkeys(keys, clock)
+            self.outbox.post(*(_pull(clock, key) for key in keys))
 
     def has(self, unit: str) -> bool:
         """Whether the chunks of a unit that were asked for are here."""
-        return not any(key in self._wanted for key in self._keys.get(unit, ()))
+        return not self._coming[unit]
 
     def wait(self, unit: str) -> None:
         """Waits until the chunks of a unit that were asked for are here."""
@@ -254,7 +258,7 @@ class _Link:
     def close(self) -> None:
         """Leaves."""
         self._ends = True
-        self.outbox.post(BYE, Fields().packed, urgency=1 << 40)
+        self.outbox.post(Letter(BYE, Fields().packed, urgency=1 << 40))
         if self._thread:
             self._thread.join(2.0)
         self.outbox.close()
@@ -262,14 +266,12 @@ class _Link:
             self._frames.close()
 
     def _await(self, met: Callable[[], bool]) -> None:
-        with self._changed:
-            until = monotonic() + LEAVING
-            while not met():
-                if self._failed:
-                    raise self._failed
-                if monotonic() >= until and self._way.leave and self._way.leave():
-                    raise ServerGone("it was asked to leave while it waited for other workers")
-                self._changed.wait(1.0)
+        until, moment = monotonic() + LEAVING, min(1.0, LEAVING)
+        while not self._changed.wait(lambda: met() or self._failed is not None, moment):
+            if monotonic() >= until and self._way.leave and self._way.leave():
+                raise ServerGone("it was asked to leave while it waited for other workers")
+        if self._failed and not met():
+            raise self._failed
 
     # -- the connection
 
@@ -336,10 +338,9 @@ class _Link:
         with self._changed:  # what is asked meanwhile must not be asked twice
             self.outbox = Outbox(window=self._way.window, fifo=self._way.fifo)
             self.begin(self._began)
-            for (clock, key), (copy, tokens) in self._unacked.items():
-                self._post(clock, key, copy, tokens)
-            for key, clock in self._wanted.items():
-                self.outbox.post(PULL, Fields(clock, key).packed, urgency=key)
+            for clock, pushed in self._unacked.items():
+                self.outbox.post(*(self._letter(clock, key, *one) for key, one in pushed.items()))
+            self.outbox.post(*(_pull(clock, key) for key, clock in self._wanted.items()))
 
     def _hear(self, frames: Frames) -> None:
         while True:
@@ -352,13 +353,20 @@ class _Link:
                 if frame.kind == JOINED:
                     self._told, self._incarnation = max(self._told, clock), key
                 elif frame.kind == ACK:
-                    if pushed := self._unacked.pop((clock, key), None):
-                        self._spares.give(pushed[0])
-                        self._ended("push", clock, key)
+                    self._acknowledged(clock, key)
                     self.outbox.landed(self._sizes[key])
                 elif frame.kind == WEIGHTS and self._wanted.pop(key, None) is not None:
-                    self._ended("pull", clock, key, self._weights[key].nbytes)
-                self._changed.notify_all()
+                    self._coming[self._chunks[key].unit] -= 1
+                    self._ended("pull", clock, key, sum(part.nbytes for part in frame.buffers))
+
+    def _acknowledged(self, clock: int, key: int) -> None:
+        """Forgets a push; once, for one that was sent again is acknowledged again."""
+        pushed = self._unacked.get(clock, {})
+        if one := pushed.pop(key, None):
+            self._spares.give(one[0])
+            self._ended("push", clock, key)
+            if not pushed:
+                del self._unacked[clock]
 
     def _ended(self, what: str, clock: int, key: int, size: int = 0) -> None:
         unit = self._chunks[key].unit
@@ -371,9 +379,12 @@ class _Link:
         clock, key, _ = fields_of(head.fields)
         if self._wanted.get(key) != clock:
             raise Gone(f"server {self._number} sends key {key} of clock {clock}, not asked for")
-        return bytes_of(self._weights[key])
+        return self._weights[key]
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
             self._failed = error
-            self._changed.notify_all()
+
+
+def _pull(clock: int, key: int) -> Letter:
+    return Letter(PULL, Fields(clock, key).packed, urgency=key)

@@ -47,7 +47,7 @@ from howdah.server.messages import (
     fields_of,
 )
 from howdah.server.moments import Message, Moments
-from howdah.server.outbox import Outbox
+from howdah.server.outbox import Letter, Outbox
 from howdah.server.shard import Term
 from howdah.server.spares import Spares
 
@@ -176,27 +176,20 @@ class Host:
             while self._held and self._held[0][0] <= number:
                 self._held.popleft()[1]()
 
-    def _post(
-        self,
-        guest: Guest,
-        kind: int,
-        said: Fields,
-        weights: Tensor | None = None,
-    ) -> None:
+    def _post(self, guest: Guest, kind: int, said: Fields, weights: Tensor | None = None) -> None:
         """Posts a letter, when replicas have done all that this server has.
 
         weights  its payload, which is sent in the order of keys
         """
-        post = partial(guest.outbox.post, kind, said.packed)
+        letter = Letter(kind, said.packed)
         if weights is not None:
-            sent = partial(self._spares.give, weights)
-            size, key = weights.nbytes, said.key
-            post = partial(post, bytes_of(weights), urgency=key, size=size, sent=sent)
+            buffers, sent = bytes_of(weights), partial(self._spares.give, weights)
+            letter = Letter(kind, said.packed, buffers, said.key, weights.nbytes, sent)
         with self._holding:
             if self._copies and self._copies.has < self._copies.seq:
-                self._held.append((self._copies.seq, post))
+                self._held.append((self._copies.seq, partial(guest.outbox.post, letter)))
             else:
-                post()
+                guest.outbox.post(letter)
 
     def close(self) -> None:
         """Ends all connections, and waits for their threads."""
@@ -241,9 +234,10 @@ class Host:
 
     def _hear(self, guest: Guest) -> None:
         guest.sender.start()
+        room = partial(self._room, guest)
         try:
             while True:
-                frame = guest.frames.receive(partial(self._room, guest))
+                frame = guest.frames.receive(room)
                 with self._lock:
                     if not self._take(guest, frame.kind, fields_of(frame.fields)):
                         return
@@ -265,11 +259,11 @@ class Host:
         guest.landing = None
         if head.kind != PUSH:
             return []
-        key, chunks = fields_of(head.fields).key, self.desk.shard.chunks
-        if not guest.incarnation or not 0 <= key < len(chunks):
-            raise FrameError(f"worker {guest.place} pushes key {key}, and has not joined it")
-        self._moments.begin(self._message(guest.place, "push", fields_of(head.fields)))
-        master = self.desk.shard.masters[key]
+        said, masters = fields_of(head.fields), self.desk.shard.masters
+        if not guest.incarnation or not 0 <= said.key < len(masters):
+            raise FrameError(f"worker {guest.place} pushes key {said.key}, and has not joined it")
+        self._moments.begin(self._message(guest.place, "push", said))
+        master = masters[said.key]
         guest.landing = self._spares.take(master.numel(), master.dtype)
         return bytes_of(guest.landing)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from howdah.comm.frames import FrameError, Frames, own_room
 from howdah.server.messages import FILE, REFUSED, SAID, SILENCE
-from howdah.server.outbox import Outbox
+from howdah.server.outbox import Letter, Outbox
 
 PIECE = 4 << 20  # bytes of a file in one frame
 MOST = 64 << 20  # bytes of one message
@@ -61,7 +61,7 @@ class Line:
 
     def tell(self, said: Said) -> None:
         """Sends a message; nothing once the line has ended."""
-        self._outbox.post(SAID, b"", [memoryview(json.dumps(said).encode())])
+        self._outbox.post(Letter(SAID, buffers=[memoryview(json.dumps(said).encode())]))
 
     def send_file(self, path: Path, name: str) -> None:
         """Sends a file, which lands as `name` in the other end's folder, and is told there."""
@@ -71,11 +71,11 @@ class Line:
         for offset in range(0, max(size, 1), PIECE):
             said = json.dumps({"name": name, "offset": offset, "size": size}).encode()
             part = memoryview(whole)[offset : offset + PIECE]
-            self._outbox.post(FILE, said, [part] if size else [])
+            self._outbox.post(Letter(FILE, said, [part] if size else []))
 
     def refuse(self, why: str) -> None:
         """Sends why the peer is refused; it ends the line."""
-        self._outbox.post(REFUSED, why.encode()[: 1 << 12])
+        self._outbox.post(Letter(REFUSED, why.encode()[: 1 << 12]))
 
     def flush(self) -> None:
         """Waits until all is sent; nothing more can be told then."""

@@ -15,7 +15,6 @@ the folder is cut into files.
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from howdah.checkpoint.facts import Base, Facts, facts
 from howdah.checkpoint.load import Checkpoint
 from howdah.checkpoint.peft import read_peft, write_peft
 from howdah.checkpoint.safefile import as_bytes
+from howdah.comm.crc import crc32
 from howdah.model.adapter import merged
 from howdah.model.hub import read_hub
 from howdah.parallel.flat_params import Fill, index_of_piece

@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 
 from howdah.comm.frames import (
+    AHEAD,
     FIELDS,
     HEADER,
     FrameError,
@@ -63,6 +64,38 @@ def test_a_frame_arrives_as_it_was_sent(pair):
     assert frame.payload == b"somebytes"
     assert sender.send(8) == 0
     assert reader.receive() == (8, 0, b"", ())
+
+
+def test_frames_that_leave_together_arrive_one_by_one(pair):
+    """Whatever is read ahead with a frame belongs to those behind it."""
+    draw = random.Random(4)
+    longest = [0, 1, 40, AHEAD - 1, AHEAD, AHEAD + 1, 3 * AHEAD]
+    said = [
+        (kind, draw.randbytes(draw.choice(longest)), views(draw.randbytes(draw.choice(longest))))
+        for kind in range(300)
+    ]
+    sender, reader = pair
+    sending = threading.Thread(
+        target=lambda: [sender.send_all(said[at : at + 7]) for at in range(0, len(said), 7)]
+    )
+    sending.start()
+    for kind, fields, (payload,) in said:
+        frame = reader.receive(own_room)
+        assert (frame.kind, frame.fields, frame.payload) == (kind, fields, bytes(payload))
+    sending.join()
+
+
+def test_short_frames_over_tcp_do_not_wait_for_those_before_them():
+    """A server's second acknowledgement waited 40 ms for the first one's to be acknowledged: 16 MB
+    took four times as long.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    for sock in (one, other):
+        frames = Frames(sock, "rank 1")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        frames.close()
 
 
 def test_a_payload_lands_where_its_reader_says(pair):
@@ -138,8 +171,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(heard):
 
 def test_a_peer_that_ends_or_is_silent_is_told(pair):
     sender, reader = pair
-    reader.sock.settimeout(0.05)
-    reader._seconds = 0.05
+    reader = Frames(reader.sock, "rank 1", seconds=0.05)
     with pytest.raises(Silent, match=r"rank 1 sent nothing for 0\.05 s"):
         reader.receive()
     sender.close()

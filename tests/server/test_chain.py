@@ -195,7 +195,7 @@ def test_nothing_is_acknowledged_before_the_replica_has_it_and_all_is_when_it_is
 
 
 def sent_to(sent):
-    return lambda box, kind, *rest, **given: sent.append(kind)
+    return lambda box, letter: sent.append(letter.kind)
 
 
 def test_a_desk_that_does_the_same_deeds_is_the_same_to_the_last_bit():

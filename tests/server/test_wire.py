@@ -36,7 +36,7 @@ from howdah.server.desk import Desk
 from howdah.server.host import Host
 from howdah.server.ledger import replay, twice
 from howdah.server.messages import JOINED, PING, PULL, PUSH, Fields, fields_of
-from howdah.server.outbox import Outbox
+from howdah.server.outbox import Letter, Outbox
 
 SECRET = bytes(range(32))
 HELLO = {"run": "small", "code": "1"}
@@ -241,8 +241,8 @@ def test_a_worker_whose_place_was_given_to_another_is_told_and_gives_up():
 
 def test_a_silent_server_is_noticed_and_both_ends_say_that_they_live():
     outbox = Outbox(pulse=0.0)
-    outbox.post(PULL)
-    assert [outbox.take().kind for _ in range(3)] == [PULL, PING, PING]
+    outbox.post(Letter(PULL))
+    assert [one.kind for _ in range(3) for one in outbox.take()] == [PULL, PING, PING]
     listener = listening(None)
     way = Way([listener.getsockname()], SECRET, HELLO, patience=0.2, silence=0.1)
     client = Client(way, 0, chunks_for(1), units())
@@ -276,7 +276,7 @@ def test_a_worker_asks_for_a_step_when_the_one_before_the_last_is_acknowledged()
     link.pull(UNITS[0].unit, 1)
     with pytest.raises(ServerGone, match="waits"):
         link.pull(UNITS[0].unit, 2)
-    pushes = [letter for letter in sorted(link.outbox._large) if letter.kind == PUSH]
+    pushes = [letter for _, letter in sorted(link.outbox._large) if letter.kind == PUSH]
     sent = [fields_of(letter.fields)[:2] for letter in pushes]
     assert sent == sorted(sent) and len(sent) > 2  # the last key of a step before the next step
 

@@ -1,0 +1,104 @@
+"""What of a shaped link a worker's pushes reach, and what more servers gain, on a cluster in a box.
+
+    1 worker     pushes to one server, and waits until all is acknowledged
+    WORKERS      push and pull a step's bytes to and from k servers, under bsp: seconds of a step,
+                 beside the bounds of `howdah/sim/servers.py`
+
+Each worker and each server has a host and a link of its own. Nobody computes: a step ends with the
+weights that contain all of its pushes. Headers count in the link's rate: TCP and IP take 4 %.
+
+Runs on a host of the box:   links.py serve NUMBER SERVERS WORKERS   or
+                             links.py work PLACE SERVERS WORKERS STEPS
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import ends
+
+from howdah.plan.method import Sync
+from howdah.sim.servers import alone, bound
+
+PORT = 29500
+PROFILE, RATE = "edge-100m", 100e6 / 8  # bytes/s of each link
+SIZES = [1 << 17] * 8  # elements of 4 bytes: 4 MiB in all
+SIZE, CHUNK = 4 * sum(SIZES), 1 << 17
+WORKERS, SERVERS = 4, (1, 2, 4)
+UNITS = [one.unit for one in ends.buffers(SIZES)]
+
+
+def serve(number: int, servers: int, workers: int) -> None:
+    """One of some servers, until it is killed."""
+    sync = Sync("bsp", workers=workers)
+    with socket.create_server(("0.0.0.0", PORT)) as listener:
+        host = ends.server(listener, SIZES, sync, of=(number, servers), chunk=CHUNK)
+        while True:
+            host.look(0.01)
+
+
+def work(place: int, servers: int, workers: int, steps: int) -> list[float]:
+    """A worker; seconds of each step after the first. Alone, it only pushes."""
+    addresses = [(f"host{number}", PORT) for number in range(servers)]
+    client, found = ends.worker(addresses, SIZES, place=place, chunk=CHUNK), []
+    for clock in range(steps + 1):
+        client.clock, began = clock, perf_counter()
+        for unit in reversed(UNITS):
+            client.push(unit)
+        if workers == 1:
+            client.drain()
+        else:
+            client.clock = clock + 1
+            for handle in [client.pull(unit)[0] for unit in UNITS]:
+                handle.result()
+        found.append(perf_counter() - began)
+    client.drain()
+    client.close()
+    return found[1:]
+
+
+def measured(steps: int) -> dict[str, dict[str, float]]:
+    """By numbers of workers and servers, seconds of a step, and the bounds of servers that are
+    alone with what they serve, and of OSDI'20. Raises UserError where there is no box.
+    """
+    found = {}
+    for workers, servers in [(1, 1), *((WORKERS, k) for k in SERVERS)]:
+        step = max(median(one) for one in _steps(workers, servers, steps))
+        least = [one(workers, servers, size=SIZE, bandwidth=RATE) for one in (alone, bound)]
+        name = f"{workers} workers, {servers} servers" if workers > 1 else "1 worker that pushes"
+        found[name] = {"seconds": step, "alone": least[0], "osdi20": least[1]}
+    return found
+
+
+def _steps(workers: int, servers: int, steps: int) -> list[list[float]]:
+    """Seconds of the steps of each worker of a box."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
+    from box import Box
+    from profiles import profile_named
+
+    me, hosts = [sys.executable, str(Path(__file__).resolve())], servers + workers
+    with Box(profile_named(PROFILE, hosts), hosts) as box:
+        for number in range(servers):
+            box.start(number, [*me, "serve", number, servers, workers])
+        runs = [
+            box.start(
+                servers + place,
+                [*me, "work", place, servers, workers, steps],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for place in range(workers)
+        ]
+        return [json.loads(run.communicate()[0]) for run in runs]
+
+
+if __name__ == "__main__":
+    role, *numbers = sys.argv[1:]
+    if role == "serve":
+        serve(*map(int, numbers))
+    else:
+        print(json.dumps(work(*map(int, numbers))))
