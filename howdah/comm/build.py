@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from howdah.comm.settings import Settings
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "engine.c", HERE / "engine_reduce.h")
+SOURCES = (HERE / "engine.c", HERE / "engine_reduce.h", HERE.parent / "host" / "ring.c")
 # The flags: no fused multiply-add and no reordering, so the bits of a sum do not depend on the
 # processor. Integers wrap around on overflow, as those of torch do.
 OTHERS = 0o022  # mode bits by which the group and all others may write
@@ -165,10 +165,11 @@ def _installed(compiler: str) -> Path:
 
 def _compile(command: list[str], target: Path) -> None:
     made = target.with_suffix(f".{os.getpid()}")
+    compiled = [source for source in SOURCES if source.suffix == ".c"]
     # The compiler's temporary files are in a folder that is removed if a signal interrupts it.
     with TemporaryDirectory(dir=target.parent) as folder:
         result = subprocess.run(
-            ["env", f"TMPDIR={folder}", *command, "-o", made, SOURCES[0]],
+            ["env", f"TMPDIR={folder}", *command, "-o", made, *compiled],
             capture_output=True,
             text=True,
             check=False,
