@@ -34,11 +34,14 @@ from howdah.host import ring
 from howdah.host.scratch import Pace, Range, Scratch, ended
 from howdah.parallel.flat_params import FlatUnit, Put
 from howdah.parallel.mesh import Mesh
+from howdah.plan.gather_order import never_whole, rows_read
 from howdah.plan.homes import AXIS, Way, homes, longest_share, pool_problem
 from howdah.plan.plan import Plan
 from howdah.plan.recording import WAIT, Traffic
 from howdah.plan.storage import Storage
+from howdah.shapes.weights import FROZEN
 
+TABLE = "embedding.weight"  # of tokens
 NO_RUN = "/var/tmp"  # where there is no run folder; /tmp is often memory
 
 
@@ -75,6 +78,8 @@ class Homes:
     """The homes of one rank.
 
     waited   runs while the rank waits for a move
+    tables   by name, the unit of a table of tokens that is read by its rows on the host
+    never_whole  the unit that is read so alone; empty: there is none
     disk_by  what reads and writes the file on the disk, if there is one
     states   by unit, the optimizer's states of its own range, by name
     leaving  by unit, the moves behind its last update, which may not have ended
@@ -85,7 +90,8 @@ class Homes:
         if problem := pool_problem(plan, mesh.rank):
             raise UserError(problem)
         self.plan, self.layout, self.rank, self.device = plan, plan.layout, mesh.rank, mesh.device
-        self.disk_by = ""
+        self.disk_by, self.tables = "", dict[str, FlatUnit]()
+        self.never_whole = never_whole(plan)
         self.waited, self.states = Stopwatch(), dict[str, dict[str, Tensor]]()
         self.leaving: dict[str, list[Handle]] = {}
         self._counters, self._table = mesh.counters, mesh.counters.table()
@@ -118,8 +124,11 @@ class Homes:
         """Makes the optimizer's states, zeros, and finds room on the disk for what is kept there.
         Returns `put`, which fills it.
         """
+        table, _ = rows_read(self.plan)
         for unit in units:
             name, masters = unit.buffer.unit, unit.masters
+            if TABLE in unit.buffer.names and name.removeprefix(FROZEN) == table:
+                self.tables[TABLE] = unit
             tensors = {"weights": unit.weights, "summed": unit.summed}
             tensors |= {"masters": masters} if unit.apart else {}
             if self.layout.optimizer != "device":
@@ -198,6 +207,17 @@ class Homes:
         if self.layout.weights == "host":
             return self.copy("weights", "fetch", out, unit.weights, of=unit.buffer.unit)
         return self.read("weights", unit.buffer.unit, "weights", out)
+
+    def fetch_rows(self, name: str, index: Tensor) -> Tensor:
+        """The rows of one of `tables` for index [...] → [..., h], read where they lie."""
+        unit = self.tables[name]
+        self.settle(unit.buffer.unit)
+        table = unit.views(unit.weights)[name]
+        out = table.new_empty(index.numel(), table.shape[1])
+        work = partial(torch.index_select, table, 0, index.flatten(), out=out)
+        rows = self._on_lane("rows", "fetch", out.nbytes, work, of=unit.buffer.unit)
+        self.wait(f"rows of {unit.buffer.unit}", rows)
+        return out.view(*index.shape, -1)
 
     def fetch_gradient(self, unit: FlatUnit) -> Tensor:
         """The own range of a gradient on the disk; valid until the next one is asked for."""
