@@ -15,8 +15,8 @@ memory     the same steps of a model of many small units in a process whose cont
            those of the run in memory. Needs root
 disk       how fast the file of a home is written and read, by io_uring and by threads, beside the
            better of two fios where it is installed. Wanted: at least 80 %
-adam       the update on the host, as a share of the bound: bytes touched at the speed of a copy;
-           and DeepSpeed's CPUAdam where it is installed. Wanted: at least 80 %
+adam       the update on the host, as a share of the bound: bytes touched at the speed of a copy
+           (DeepSpeed's CPUAdam: beside_deepspeed.py). Wanted: at least 80 %
 """
 
 import argparse
@@ -43,13 +43,13 @@ import numpy as np
 import quiet
 import torch
 from machine import machine
+from updates import ARRAYS, ELEMENTS, TIMES, TINY, a_copy, howdah_update, seconds_of
 
 from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
 from howdah.draw.measured_step import exposed as told
 from howdah.host.block_moves import BLOCK
 from howdah.host.scratch import Range, Scratch, ended
-from howdah.optim.in_turns import InTurns, Turn
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
 from howdah.parallel.homes import open_scratch
@@ -57,7 +57,7 @@ from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.homes import AXIS
 from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method, Optimizer
+from howdah.plan.method import Method
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.storage import Storage
 from howdah.shapes.shape import ModelShape
@@ -313,36 +313,11 @@ def fio(folder: str, size: int, engine: str, verb: str, *, direct: bool) -> floa
 
 
 def adam(tiny: bool) -> dict[str, Any]:
-    """The update of 20 million elements, beside the time in which their bytes are copied."""
-    n = 200_000 if tiny else 20_000_000
-    master, gradient, first, second = (torch.rand(n) for _ in range(4))
-    turns = InTurns(Optimizer())
-    turn = Turn(True, master, gradient, {"exp_avg": first, "exp_avg_sq": second})
-    copied = torch.empty(n)
-    took: dict[str, list[float]] = {"howdah": [], "copy": []}
-    for _ in range(3 if tiny else 12):
-        for name, work in (
-            ("howdah", lambda: turns.step([turn])),
-            ("copy", lambda: copied.copy_(first)),
-        ):
-            began = perf_counter()
-            work()
-            took[name].append(perf_counter() - began)
-    bound = median(took["copy"]) / 2 * 7  # a copy touches 2 arrays, an update reads 4 and writes 3
-    found = {"seconds": median(took["howdah"]), "bound": bound}
-    found["share"] = bound / found["seconds"]
-    try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-    except ImportError:
-        return found
-    parameter = torch.nn.Parameter(master)
-    parameter.grad = gradient
-    peer, times = DeepSpeedCPUAdam([parameter]), []
-    for _ in range(3 if tiny else 12):
-        began = perf_counter()
-        peer.step()
-        times.append(perf_counter() - began)
-    return {**found, "DeepSpeed": median(times)}
+    """The update of many elements, beside the time in which their bytes are copied."""
+    n, times = (TINY, 3) if tiny else (ELEMENTS, TIMES)
+    took, copied = seconds_of(howdah_update(n), a_copy(n), times=times)
+    bound = copied / 2 * ARRAYS  # a copy touches two
+    return {"seconds": took, "bound": bound, "share": bound / took}
 
 
 def markdown(results: dict[str, Any]) -> str:
