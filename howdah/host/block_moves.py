@@ -3,7 +3,7 @@
     threads    each waits in the kernel for its own block
     io_uring   one thread begins with all, and hears which have ended (`ring.py`)
 
-Both lend a block of memory that is aligned to pages to each move, for what goes past the page cache
+Each move may use a block of memory that is aligned to pages, for what goes past the page cache
 (O_DIRECT), which takes memory, positions and lengths in whole pages.
 """
 

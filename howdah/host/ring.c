@@ -138,23 +138,9 @@ int howdah_ring_wait(Ring *ring, uint64_t *tags, int32_t *moved, uint32_t most) 
 
 #else /* headers of an old kernel */
 
-void howdah_ring_close(void *ring) { (void)ring; }
-
-void *howdah_ring_open(uint32_t depth, int *error) {
-    (void)depth;
-    *error = ENOSYS;
-    return NULL;
-}
-
-int howdah_ring_start(void *ring, int write, int file, void *memory, uint32_t bytes, uint64_t at,
-                      uint64_t tag) {
-    (void)ring, (void)write, (void)file, (void)memory, (void)bytes, (void)at, (void)tag;
-    return ENOSYS;
-}
-
-int howdah_ring_wait(void *ring, uint64_t *tags, int32_t *moved, uint32_t most) {
-    (void)ring, (void)tags, (void)moved, (void)most;
-    return -ENOSYS;
-}
+void *howdah_ring_open(uint32_t depth, int *error) { return *error = ENOSYS, NULL; }
+int howdah_ring_start() { return ENOSYS; }
+int howdah_ring_wait() { return -ENOSYS; }
+void howdah_ring_close() {}
 
 #endif
