@@ -9,11 +9,14 @@ Each move may use a block of memory that is aligned to pages, for what goes past
 
 import mmap
 import os
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import local
 from typing import Protocol
+
+import numpy as np
 
 BLOCK, PAGE = 1 << 20, 4096
 
@@ -48,9 +51,15 @@ class Mover(Protocol):
         """Ends when all moves have ended."""
         ...
 
+    def checksum(self, memory: memoryview) -> int:
+        """A number that other bytes do not have."""
+        ...
+
 
 class ByThreads:
     """Moves by so many threads."""
+
+    checksum = staticmethod(zlib.crc32)
 
     def __init__(self, file: int, threads: int) -> None:
         self._file, self._own = file, local()
@@ -83,6 +92,11 @@ class ByThreads:
 def aligned_block() -> memoryview:
     """Memory of BLOCK bytes that begins with a page, and takes none until it is written."""
     return memoryview(mmap.mmap(-1, BLOCK))
+
+
+def address(memory: memoryview) -> int:
+    """Where memory begins."""
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
 def advanced(moved: int) -> int:

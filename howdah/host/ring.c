@@ -29,6 +29,32 @@
 #endif
 #endif
 
+enum { LANES = 8 }; /* side by side, for a product takes several cycles */
+
+static inline uint64_t mixed(uint64_t sum, uint64_t word) {
+    word = (word ^ sum) * 0x9E3779B97F4A7C15;
+    return word ^ word >> 32; /* or a change of the last bit would stay one of the last bit */
+}
+
+/* A checksum for one process, several times as fast as a CRC: the thread of a ring makes all of
+ * them. Each step can be undone, so no change of one word is missed.
+ */
+uint64_t howdah_ring_sum(const char *data, uint64_t length) {
+    uint64_t lanes[LANES], word = 0, sum = length, at = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        lanes[lane] = lane;
+    for (; at + sizeof lanes <= length; at += sizeof lanes)
+        for (int lane = 0; lane < LANES; lane++) {
+            memcpy(&word, data + at + 8 * lane, 8);
+            lanes[lane] = mixed(lanes[lane], word);
+        }
+    for (; at < length; at++)
+        sum = mixed(sum, (uint8_t)data[at]);
+    for (int lane = 0; lane < LANES; lane++)
+        sum = mixed(sum, lanes[lane]);
+    return sum;
+}
+
 #if defined(IORING_FEAT_RW_CUR_POS) && defined(__NR_io_uring_setup)
 
 typedef struct {

@@ -29,7 +29,7 @@ from threading import Thread
 
 import numpy as np
 
-from howdah.host.block_moves import Move, advanced, aligned_block
+from howdah.host.block_moves import Move, address, advanced, aligned_block
 
 SETUP = 425  # the number of io_uring_setup, on every processor
 WAKE = (1 << 64) - 1  # the tag of the read that hears of new moves
@@ -51,6 +51,7 @@ class Requests:
             ),
             ("wait", c_int, (c_void_p, c_void_p, c_void_p, c_uint32)),
             ("close", None, (c_void_p,)),
+            ("sum", c_uint64, (c_void_p, c_uint64)),
         ):
             function = getattr(library, f"howdah_ring_{name}")
             function.restype, function.argtypes = result, arguments
@@ -60,8 +61,7 @@ class Requests:
 
     def start(self, file: int, memory: memoryview, at: int, tag: int, *, write: bool) -> None:
         """Starts to write memory to a file, or to read into it. Raises OSError."""
-        where = np.frombuffer(memory, np.uint8).ctypes.data
-        size = len(memory)
+        where, size = address(memory), len(memory)
         _raised(self._calls.howdah_ring_start(self._ring, write, file, where, size, at, tag))
 
     def wait(self) -> Iterator[tuple[int, int]]:
@@ -72,6 +72,10 @@ class Requests:
         count = self._calls.howdah_ring_wait(self._ring, self._tags, self._moved, most)
         _raised(-min(count, 0))
         return zip(self._tags[:count], self._moved[:count], strict=True)
+
+    def checksum(self, memory: memoryview) -> int:
+        """A number that other bytes do not have."""
+        return int(self._calls.howdah_ring_sum(address(memory), len(memory)))
 
     def close(self) -> None:
         """Ends; none may be under way but those that wait for something that never comes."""
@@ -97,6 +101,7 @@ class ByRing:
 
     def __init__(self, file: int, requests: int, library: CDLL) -> None:
         self._ring, self._file = Requests(library, requests + 1), file
+        self.checksum = self._ring.checksum
         self._broken: OSError | None = None
         self._wake, self._heard = os.eventfd(0), np.zeros(1, np.uint64)
         self._waiting = deque[tuple[Move, Future[None]]]()

@@ -1,7 +1,7 @@
 """Scratch: a file in which a rank keeps what has its home on the disk, for as long as it runs.
 
     file     | layers.0 masters   | layers.0 exp_avg   | ...     ranges, each in blocks of 1 MiB
-    blocks   |....|....|....|..|  a CRC-32 of each, made when it is written, compared at each read
+    blocks   |....|....|....|..|  a checksum of each, made when it is written, compared at each read
 
 The file loses its name as soon as it is open. So nothing is left of it when the process ends,
 however it ends, and nothing is ever resumed from it: checkpoints are what counts.
@@ -15,7 +15,6 @@ through an aligned block where it is not so itself.
 import ctypes
 import os
 import sys
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -25,11 +24,9 @@ from threading import Lock
 from time import monotonic, sleep
 from typing import NamedTuple
 
-import numpy as np
-
 from howdah.base.errors import Unfinished, UserError, named
 from howdah.base.quantities import spell
-from howdah.host.block_moves import BLOCK, PAGE, ByThreads, Move, Mover
+from howdah.host.block_moves import BLOCK, PAGE, ByThreads, Move, Mover, address
 from howdah.host.ring import ByRing
 
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}  # f_type of linux/magic.h
@@ -77,7 +74,7 @@ class Scratch:
         self.folder, self._direct, self._pace = folder, direct, pace
         self._file = _open(folder, direct)
         self._end = 0
-        self._sums: dict[int, int] = {}  # CRC-32 of a block, by its position in the file
+        self._sums: dict[int, int] = {}  # checksum of a block, by its position in the file
         self._mover: Mover
         try:
             if library is None:
@@ -137,7 +134,7 @@ class Scratch:
     def _write(self, at: int, data: memoryview) -> Future[None]:
         def ready(aligned: memoryview) -> memoryview:
             self._pace.wait(len(data))
-            self._sums[at] = zlib.crc32(data)
+            self._sums[at] = self._mover.checksum(data)
             if self._fits(data):
                 return data
             aligned[: len(data)] = data
@@ -156,7 +153,7 @@ class Scratch:
             return out if straight else _pages(aligned, length)
 
         def ended(block: memoryview) -> None:
-            if zlib.crc32(block[:length]) != self._sums[at]:
+            if self._mover.checksum(block[:length]) != self._sums[at]:
                 raise Unfinished(
                     f"the disk of {named(self.folder)} gave back other bytes than were written to "
                     "it; the last checkpoint stands: go on from it with storage.folder=PATH on "
@@ -171,7 +168,7 @@ class Scratch:
         """Whether memory can be moved as it is."""
         if not self._direct:
             return True
-        return not (len(memory) % PAGE or np.frombuffer(memory, np.uint8).ctypes.data % PAGE)
+        return not (len(memory) % PAGE or address(memory) % PAGE)
 
     def _lost(self, verb: str, error: OSError) -> Exception:
         return Unfinished(

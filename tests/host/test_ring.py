@@ -1,13 +1,18 @@
 """io_uring where there is none: a container that refuses it, and a ring that breaks."""
 
+import os
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
 from unittest.mock import patch
 
 import pytest
 
 from howdah.base.errors import Unfinished, UserError
+from howdah.comm.build import engine_library
+from howdah.comm.engine_abi import load_library
+from howdah.comm.settings import read_settings
 from howdah.host import ring
 from howdah.host.scratch import ended
 from howdah.parallel.homes import open_scratch
@@ -45,6 +50,19 @@ def test_threads_move_what_io_uring_may_not_and_say_why(tmp_path):
     scratch, by = open_scratch(storage(io="threads", threads=2))
     scratch.close()
     assert by == "2 threads"
+
+
+def test_a_change_of_a_bit_or_of_the_last_bits_of_two_words_changes_the_checksum():
+    """A product alone would leave the last bit where it is, and two changes would undo each other."""
+    library, data = load_library(engine_library(read_settings())), bytearray(os.urandom(149))
+    with closing(ring.Requests(library, 1)) as requests:
+        whole = requests.checksum(memoryview(data))
+        for bits in (*((at,) for at in range(8 * 149)), (63, 63 + 512)):  # 512: the same lane
+            other = bytearray(data)
+            for bit in bits:
+                other[bit // 8] ^= 1 << bit % 8
+            assert requests.checksum(memoryview(other)) != whole, bits
+        assert requests.checksum(memoryview(data)[:-1]) != whole
 
 
 def test_a_ring_that_breaks_ends_every_move(tmp_path):
