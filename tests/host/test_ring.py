@@ -53,7 +53,7 @@ def test_threads_move_what_io_uring_may_not_and_say_why(tmp_path):
 
 
 def test_a_change_of_a_bit_or_of_the_last_bits_of_two_words_changes_the_checksum():
-    """A product alone would leave the last bit where it is, and two changes would undo each other."""
+    """A product alone would leave the last bit where it is: two changes would undo each other."""
     library, data = load_library(engine_library(read_settings())), bytearray(os.urandom(149))
     with closing(ring.Requests(library, 1)) as requests:
         whole = requests.checksum(memoryview(data))
