@@ -59,8 +59,6 @@ class Mover(Protocol):
 class ByThreads:
     """Moves by so many threads."""
 
-    checksum = staticmethod(zlib.crc32)
-
     def __init__(self, file: int, threads: int) -> None:
         self._file, self._own = file, local()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
@@ -72,6 +70,10 @@ class ByThreads:
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown()
+
+    def checksum(self, memory: memoryview) -> int:
+        """The CRC-32 of some bytes."""
+        return zlib.crc32(memory)
 
     def _move(self, move: Move) -> None:
         if not hasattr(self._own, "block"):

@@ -214,8 +214,11 @@ class Homes:
         self.settle(unit.buffer.unit)
         table = unit.views(unit.weights)[name]
         out = table.new_empty(index.numel(), table.shape[1])
-        work = partial(torch.index_select, table, 0, index.flatten(), out=out)
-        rows = self._on_lane("rows", "fetch", out.nbytes, work, of=unit.buffer.unit)
+
+        def read() -> None:
+            torch.index_select(table, 0, index.flatten(), out=out)
+
+        rows = self._on_lane("rows", "fetch", out.nbytes, read, of=unit.buffer.unit)
         self.wait(f"rows of {unit.buffer.unit}", rows)
         return out.view(*index.shape, -1)
 
