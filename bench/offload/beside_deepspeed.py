@@ -44,6 +44,7 @@ import torch
 from cases import RATE, SEED, Case, batch, method, model
 from machine import machine
 from peers import adamw, filled, tensors
+from updates import ELEMENTS, TIMES, TINY, deepspeed_update, howdah_update, seconds_of
 
 from howdah.comm.transport import SingleRank
 from howdah.parallel.apply import apply
@@ -83,6 +84,10 @@ DEEPSPEED: dict[str, dict[str, Any]] = {
     },
     "DeepSpeed, ZeRO-Infinity, optimizer": {"stage": 3, "offload_optimizer": NVME},
     "DeepSpeed, ZeRO-Infinity": {"stage": 3, "offload_optimizer": NVME, "offload_param": NVME},
+}
+UPDATES = {
+    "howdah, the update alone": howdah_update,
+    "DeepSpeed, CPUAdam alone": deepspeed_update,
 }
 Step = Callable[[Sequence[Micro]], float]
 
@@ -159,7 +164,11 @@ def deepspeed_step(case: Case, name: str, folder: str, *, own_adam: bool) -> Ste
 
 
 def one(name: str, folder: str, *, tiny: bool, own_adam: bool) -> dict[str, Any]:
-    """The seconds and losses of a contestant, in this process."""
+    """The seconds and losses of a contestant, or the seconds of an update, in this process."""
+    if name in UPDATES:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        update, times = UPDATES[name](TINY if tiny else ELEMENTS), 3 if tiny else TIMES
+        return {"seconds": seconds_of(update, times=times)}
     case = case_of(tiny=tiny)
     pool = [batch(case, step=number, rank=0) for number in range(WARM_UP + STEPS)]
     theirs = partial(deepspeed_step, own_adam=own_adam)
@@ -195,7 +204,7 @@ def summary(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]
     """
     wanted, rows = rounds[0]["howdah, in memory"]["losses"], []
     alone: dict[str, float] = {}
-    for name in rounds[0]:
+    for name in [one for one in rounds[0] if one not in UPDATES]:
         if failed := [each[name]["failed"] for each in rounds if "failed" in each[name]]:
             rows.append({"name": name, "failed": failed[0]})
             continue
@@ -210,7 +219,19 @@ def summary(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]
     return rows
 
 
-def markdown(about: str, rows: Sequence[dict[str, Any]]) -> str:
+def updates(rounds: Sequence[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each update without passes: the median of its seconds."""
+    rows = []
+    for name in [one for one in rounds[0] if one in UPDATES]:
+        failed = [each[name]["failed"] for each in rounds if "failed" in each[name]]
+        took = [second for each in rounds for second in each[name].get("seconds", ())]
+        rows.append(
+            {"name": name} | ({"failed": failed[0]} if failed else {"seconds": median(took)})
+        )
+    return rows
+
+
+def markdown(about: str, rows: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> str:
     lines = ["# Homes beside DeepSpeed: results", "", about, ""]
     lines += [
         "| contestant | seconds a step | beside its framework in memory | resident, MB | losses |",
@@ -225,6 +246,10 @@ def markdown(about: str, rows: Sequence[dict[str, Any]]) -> str:
             f"| {row['name']} | {row['seconds']:.3f} | {row['slowdown']:.2f} "
             f"| {row['resident'] / 1e6:,.0f} | {told} |"
         )
+    lines += ["", f"The update of {ELEMENTS:,} elements without passes:", ""]
+    for row in alone:
+        told = f"{row['seconds'] * 1e3:.1f} ms" if "seconds" in row else row["failed"]
+        lines.append(f"- {row['name'].removesuffix(' alone')}: {told}")
     return "\n".join(lines) + "\n"
 
 
@@ -242,19 +267,20 @@ def main() -> int:
         print(TOLD + json.dumps(one(words.one, words.folder, **how)), flush=True)
         os._exit(0)  # threads of both frameworks may still be there
     watch = quiet.Watch(writes=not words.tiny, loaded=words.loaded)
-    names = [*HOWDAH, *(DEEPSPEED if find_spec("deepspeed") else ())]
+    there = find_spec("deepspeed")
+    names = [*HOWDAH, *(DEEPSPEED if there else ()), *(UPDATES if there else ())]
     rounds = []
     with TemporaryDirectory(dir=words.folder or None) as folder:
         for _ in range(1 if words.tiny else REPEATS):
             how = {"tiny": words.tiny, "own_adam": not words.torch_adam}
             rounds.append({name: started(name, folder, **how) for name in names})
             print(".", end="", file=sys.stderr, flush=True)
-    rows, noise = summary(rounds), watch.end()
+    rows, alone, noise = summary(rounds), updates(rounds), watch.end()
     about = f"{machine()} {quiet.sentence(noise)}"
-    text = markdown(about, rows)
+    text = markdown(about, rows, alone)
     print(text)
     if not words.tiny:
-        results = {"machine": about, "noise": noise, "rows": rows}
+        results = {"machine": about, "noise": noise, "rows": rows, "updates": alone}
         (HERE / "deepspeed.md").write_text(text, encoding="utf-8")
         (HERE / "deepspeed.json").write_text(json.dumps(results, indent=1) + "\n")
     return 0

@@ -9,24 +9,27 @@ exposed    steps with all states on the host, over a link of limited bandwidth: 
            the rank waited for moves, as a share of the seconds that the moves took, by the trace of
            the steps. Wanted: at most 10 %, where computation is longer than the moves. And the
            same with a wider window of weights, over the same link
-memory     the same steps in a process whose control group allows it a tenth of what the model takes
-           (above what a process without a model has), with states on the disk past the page
-           cache: the bits of its masters are those of the run in memory. Needs root
-disk       how fast the file of a home is written and read, beside fio where it is installed.
-           Wanted: at least 80 %
-adam       the update on the host, as a share of the bound: bytes touched at the speed of a copy;
-           and DeepSpeed's CPUAdam where it is installed. Wanted: at least 80 %
+memory     the same steps of a model of many small units in a process whose control group allows it
+           a tenth of what the model takes (above what a process with a model of two small layers
+           has used), with states on the disk past the page cache: the bits of its masters are
+           those of the run in memory. Needs root
+disk       how fast the file of a home is written and read, by io_uring and by threads, beside the
+           better of two fios where it is installed. Wanted: at least 80 %
+adam       the update on the host, as a share of the bound: bytes touched at the speed of a copy
+           (DeepSpeed's CPUAdam: beside_deepspeed.py). Wanted: at least 80 %
 """
 
 import argparse
 import json
+import mmap
 import os
-import resource
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -40,18 +43,21 @@ import numpy as np
 import quiet
 import torch
 from machine import machine
+from updates import ARRAYS, ELEMENTS, TIMES, TINY, a_copy, howdah_update, seconds_of
 
+from howdah.base.errors import UserError
 from howdah.comm.transport import SingleRank
 from howdah.draw.measured_step import exposed as told
-from howdah.host.scratch import Pace, Scratch, ended
-from howdah.optim.in_turns import InTurns, Turn
+from howdah.host.block_moves import BLOCK
+from howdah.host.scratch import Range, Scratch, ended
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import random_init
+from howdah.parallel.homes import open_scratch
 from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.homes import AXIS
 from howdah.plan.layout import parse_layout
-from howdah.plan.method import Method, Optimizer
+from howdah.plan.method import Method
 from howdah.plan.plan import Plan, make_plan
 from howdah.plan.storage import Storage
 from howdah.shapes.shape import ModelShape
@@ -74,7 +80,15 @@ HOMES = (
 AWAY = "weights=disk gradients=disk optimizer=disk activations=disk recompute=full"
 ON_HOST = "weights=host gradients=host optimizer=host"
 GROUPS = Path("/sys/fs/cgroup")  # of cgroup 2; those of cgroup 1 have the memory's in a folder
-LIMITS = {GROUPS: "memory.max", GROUPS / "memory": "memory.limit_in_bytes"}
+LIMITS = {  # the files with the limit, and with the most that was used
+    GROUPS: ("memory.max", "memory.peak"),
+    GROUPS / "memory": ("memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+}
+IOS = ("io_uring", "threads")
+FIO = {
+    "of threads": "--ioengine=psync --numjobs=4 --size={part} --offset_increment={part}",
+    "of io_uring": "--ioengine=io_uring --iodepth=4 --size={size}",
+}
 TENTH, STEPS, MICROS = 10, 3, 2
 WIDER = 4  # units of a wider window of weights
 SAME = "recompute=full"  # with which all of them use the operations of parallel/ops.py
@@ -170,48 +184,64 @@ def _waits(plan: Plan) -> tuple[float, float]:
 
 
 def limited(tiny: bool, folder: str) -> dict[str, Any]:
-    """Steps in a control group with a tenth of the memory that the model takes."""
-    plan = plan_of("recompute=full", tiny)
+    """Steps in a control group with a tenth of the memory that the model takes, beside what an idle
+    rank holds: one that has trained a model of two small layers.
+    """
+    plan = deep_plan("recompute=full", tiny)
     with ready(plan) as context:
         stepped(context, plan, 3)
         wanted = checksum(context)
     takes = peak(memory(plan, 0, kernels_of(plan)))
-    idle = run_child(folder, tiny, limit=0, steps=0)["resident"]
-    found = run_child(folder, tiny, limit=idle + max(takes // TENTH, 32 << 20), steps=3)
-    return {"takes": takes, "allowed": takes // TENTH, "equal": found["crc"] == wanted, **found}
+    idle = run_child(folder, tiny=True, limit=1 << 40)
+    if "failed" in idle:
+        return {"skipped": f"no group could be made: {idle['failed']}"}
+    allowed = takes // TENTH if not tiny else 32 << 20
+    found = run_child(folder, tiny=tiny, limit=idle["used"] + allowed)
+    if "failed" in found:
+        return {"takes": takes, "allowed": allowed, **found}
+    used = found["used"] - idle["used"]
+    return {"takes": takes, "allowed": allowed, "used": used, "equal": found["crc"] == wanted}
 
 
-def run_child(folder: str, tiny: bool, *, limit: int, steps: int) -> dict[str, Any]:
-    words = [sys.executable, __file__, "--child", folder, "--steps", str(steps)]
-    words += ["--limit", str(limit), *(["--tiny"] if tiny else [])]
+def deep_plan(words: str, tiny: bool, **storage: Any) -> Plan:
+    """A model of many small units, two of which are small beside all of it."""
+    plan = plan_of(words, tiny, **storage)
+    sizes = {"layers": 72, "width": 384, "ffn_size": 1024, "vocab": 2048}
+    shape = replace(plan.shape, **sizes) if not tiny else plan.shape
+    made = make_plan(shape, plan.layout, plan.batch, sequence=plan.sequence, method=plan.method)
+    return replace(made, storage=plan.storage)
+
+
+def run_child(folder: str, *, tiny: bool, limit: int) -> dict[str, Any]:
+    """What a process of its own says that takes the steps in a group with this limit."""
+    words = [sys.executable, __file__, "--child", folder, "--limit", str(limit)]
+    words += ["--tiny"] if tiny else []
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"crc": 0, "resident": 0, "failed": done.stderr.strip().splitlines()[-1:]}
+        last = (done.stderr.strip() or "it was ended by the system").splitlines()[-1]
+        return {"failed": f"code {done.returncode}: {last}"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def child(folder: str, tiny: bool, limit: int, steps: int) -> None:
+def child(folder: str, *, tiny: bool, limit: int) -> None:
     groups = memory_groups()
-    if limit and groups:
-        group = groups / f"howdah-offload-{os.getpid()}"
-        group.mkdir()
-        (group / LIMITS[groups]).write_text(str(limit))
-        for swap, most in ("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit):
-            if (group / swap).exists():
-                (group / swap).write_text(str(most))
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-    crc = 0
-    if steps:
-        plan = plan_of(AWAY, tiny, folder=folder, direct=True)
-        with ready(plan) as context:
-            stepped(context, plan, steps)
-            crc = checksum(context)
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"crc": crc, "resident": resident}))
-    if limit and groups:  # a group with a process in it cannot be removed
-        (groups / "cgroup.procs").write_text(str(os.getpid()))
-        group.rmdir()
+    assert groups is not None
+    group = groups / f"howdah-offload-{os.getpid()}"
+    group.mkdir()
+    most, peaks = LIMITS[groups]
+    (group / most).write_text(str(limit))
+    for swap, size in ("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit):
+        if (group / swap).exists():
+            (group / swap).write_text(str(size))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    plan = deep_plan(AWAY, tiny, folder=folder, direct=not tiny)
+    with ready(plan) as context:
+        stepped(context, plan, 3)
+        crc = checksum(context)
+    print(json.dumps({"crc": crc, "used": int((group / peaks).read_text())}))
+    (groups / "cgroup.procs").write_text(str(os.getpid()))  # one with a process in it stays
+    group.rmdir()
 
 
 def memory_groups() -> Path | None:
@@ -222,66 +252,72 @@ def memory_groups() -> Path | None:
     if controllers.exists() and "memory" in controllers.read_text().split():
         return GROUPS
     first = GROUPS / "memory"
-    return first if (first / LIMITS[first]).exists() else None
+    return first if (first / LIMITS[first][0]).exists() else None
 
 
 def disk(tiny: bool, folder: str) -> dict[str, Any]:
-    size = (8 if tiny else 1024) << 20
-    data = memoryview(bytearray(os.urandom(1 << 20) * (size >> 20)))
-    scratch = Scratch(Path(folder), threads=4, direct=not tiny, pace=Pace(0))
-    place = scratch.allocate(size)
-    times = []
-    for move in (scratch.write, scratch.read):
-        began = perf_counter()
-        ended(move(place, data))
-        times.append(size / (perf_counter() - began))
-    scratch.close()
-    found: dict[str, Any] = {"write": times[0], "read": times[1]}
-    if shutil.which("fio") and not tiny:
-        for way in ("write", "read"):
-            found[f"fio {way}"] = fio(folder, way, size)
-    return found
+    """Bytes/s of the file of a home past the page cache by what moves it, beside the better of two
+    fios: with as many threads, and with as many requests of io_uring. They take turns; the first
+    turn, in which the file system finds room for the bytes, does not count.
+    """
+    size, told = (8 if tiny else 512) << 20, dict[str, Any]()
+    memory = memoryview(mmap.mmap(-1, size))
+    for at in range(0, size, BLOCK):
+        memory[at : at + BLOCK] = os.urandom(BLOCK)
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[str], float]] = {}
+        for io in IOS:
+            try:
+                scratch, _ = open_scratch(Storage(folder=folder, io=io, direct=not tiny))
+            except UserError as refused:
+                told[io] = f"skipped: {refused}"
+                continue
+            stack.callback(scratch.close)
+            ways[io] = partial(pass_over, scratch, scratch.allocate(size), memory)
+        engines: dict[str, str] = FIO if shutil.which("fio") else {}
+        ways |= {
+            f"fio {name}": partial(fio, folder, size, words, direct=not tiny)
+            for name, words in engines.items()
+        }
+        took: dict[str, list[float]] = {}
+        for _ in range(2 if tiny else 8):
+            for name, way in ways.items():
+                for verb in ("write", "read"):
+                    took.setdefault(f"{name} {verb}", []).append(way(verb))
+    told |= {name: median(rates[1:]) for name, rates in took.items()}
+    if not engines:
+        return {**told, "fio": "skipped: it is not installed"}
+    for verb in ("write", "read"):
+        best = max(told[f"fio {name} {verb}"] for name in engines)
+        shares = {
+            f"{io} {verb} beside fio": told[f"{io} {verb}"] / best for io in ways if io in IOS
+        }
+        told |= shares
+    return told
 
 
-def fio(folder: str, way: str, size: int) -> float:
-    """Bytes/s of fio with as many threads and blocks as large."""
-    words = ["fio", "--name=home", f"--directory={folder}", f"--rw={way}", "--bs=1M", "--direct=1"]
-    words += ["--numjobs=4", f"--size={size // 4}", "--group_reporting", "--output-format=json"]
-    told = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
-    return float(told["jobs"][0][way]["bw_bytes"])
+def pass_over(scratch: Scratch, place: Range, memory: memoryview, verb: str) -> float:
+    """Bytes/s of one pass over a range."""
+    began = perf_counter()
+    ended((scratch.write if verb == "write" else scratch.read)(place, memory))
+    return len(memory) / (perf_counter() - began)
+
+
+def fio(folder: str, size: int, engine: str, verb: str, *, direct: bool) -> float:
+    """Bytes/s of fio with blocks as large, on one file, which stays."""
+    words = ["fio", "--name=home", f"--filename={folder}/fio", f"--rw={verb}", "--bs=1M"]
+    words += [f"--direct={int(direct)}", "--group_reporting", "--output-format=json"]
+    words += engine.format(part=size // 4, size=size).split()
+    done = subprocess.run(words, capture_output=True, check=True)
+    return float(json.loads(done.stdout)["jobs"][0][verb]["bw_bytes"])
 
 
 def adam(tiny: bool) -> dict[str, Any]:
-    """The update of 20 million elements, beside the time in which their bytes are copied."""
-    n = 200_000 if tiny else 20_000_000
-    master, gradient, first, second = (torch.rand(n) for _ in range(4))
-    turns = InTurns(Optimizer())
-    turn = Turn(True, master, gradient, {"exp_avg": first, "exp_avg_sq": second})
-    copied = torch.empty(n)
-    took: dict[str, list[float]] = {"howdah": [], "copy": []}
-    for _ in range(3 if tiny else 12):
-        for name, work in (
-            ("howdah", lambda: turns.step([turn])),
-            ("copy", lambda: copied.copy_(first)),
-        ):
-            began = perf_counter()
-            work()
-            took[name].append(perf_counter() - began)
-    bound = median(took["copy"]) / 2 * 7  # a copy touches 2 arrays, an update reads 4 and writes 3
-    found = {"seconds": median(took["howdah"]), "bound": bound}
-    found["share"] = bound / found["seconds"]
-    try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-    except ImportError:
-        return found
-    parameter = torch.nn.Parameter(master)
-    parameter.grad = gradient
-    peer, times = DeepSpeedCPUAdam([parameter]), []
-    for _ in range(3 if tiny else 12):
-        began = perf_counter()
-        peer.step()
-        times.append(perf_counter() - began)
-    return {**found, "DeepSpeed": median(times)}
+    """The update of many elements, beside the time in which their bytes are copied."""
+    n, times = (TINY, 3) if tiny else (ELEMENTS, TIMES)
+    took, copied = seconds_of(howdah_update(n), a_copy(n), times=times)
+    bound = copied / 2 * ARRAYS  # a copy touches two
+    return {"seconds": took, "bound": bound, "share": bound / took}
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -307,13 +343,12 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small model; writes nothing")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help="on the disk that is asked about")
     quiet.add_option(parser)
     words = parser.parse_args()
     torch.set_num_threads(1 if words.tiny else len(os.sched_getaffinity(0)))
     if words.child:
-        child(words.child, words.tiny, words.limit, words.steps)
+        child(words.child, tiny=words.tiny, limit=words.limit)
         return 0
     watch = quiet.Watch(writes=not words.tiny, loaded=words.loaded)
     with TemporaryDirectory(dir=words.folder or None) as folder:

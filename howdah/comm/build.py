@@ -31,7 +31,10 @@ from zlib import crc32
 from howdah.comm.settings import Settings
 
 HERE = Path(__file__).parent
-SOURCES = tuple(HERE / name for name in ("engine.c", "engine_reduce.h", "engine_crc.h"))
+SOURCES = (
+    *(HERE / name for name in ("engine.c", "engine_reduce.h", "engine_crc.h")),
+    HERE.parent / "host" / "ring.c",
+)
 # The flags: no fused multiply-add and no reordering, so the bits of a sum do not depend on the
 # processor. Integers wrap around on overflow, as those of torch do.
 SUM = 4  # bytes of the checksum at the end of a file
@@ -186,10 +189,11 @@ def _installed(compiler: str) -> Path:
 
 def _compile(command: list[str], target: Path) -> None:
     made = target.with_suffix(f".{os.getpid()}")
+    compiled = [source for source in SOURCES if source.suffix == ".c"]
     # The compiler's temporary files are in a folder that is removed if a signal interrupts it.
     with TemporaryDirectory(dir=target.parent) as folder:
         result = subprocess.run(
-            ["env", f"TMPDIR={folder}", *command, "-o", made, SOURCES[0]],
+            ["env", f"TMPDIR={folder}", *command, "-o", made, *compiled],
             capture_output=True,
             text=True,
             check=False,

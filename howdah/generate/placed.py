@@ -184,6 +184,9 @@ class _Weights:
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         self.value = values.__getitem__
 
+    def rows(self, name: str, index: Tensor) -> Tensor:
+        return F.embedding(index, self.value(name))
+
     def expect_gradient(self, name: str) -> None:
         raise AssertionError(f"decoding has no gradient of {name}")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from howdah.host import facts as machine
+from howdah.host import ring
 from howdah.host.card_findings import judge_cards, read_cards
 from howdah.host.facts import Interface
 from howdah.host.finding import GIB, Finding, in_words
@@ -41,6 +42,7 @@ def doctor(cache: Path | None) -> list[Finding]:
         judge_bf16(_capabilities(), torch.backends.cpu.get_cpu_capability()),
         *judge_cards(read_cards()),
         judge_network(machine.interfaces(), machine.gloo_address()),
+        judge_ring(ring.refused()),
         judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
     ]
     if cache is None:
@@ -170,6 +172,14 @@ def judge_network(interfaces: Iterable[Interface] | None, gloo: str) -> Finding:
             f"several, set GLOO_SOCKET_IFNAME={outward[0]}",
         )
     return Finding("network", value)
+
+
+def judge_ring(why: OSError | None) -> Finding:
+    """The finding on io_uring; `why` the kernel refuses it, None if it does not."""
+    if why is None:
+        return Finding("io_uring", "there")
+    lack = "homes on the disk are read and written by threads; many containers refuse io_uring"
+    return Finding("io_uring", f"none: {why.strerror}", lack)
 
 
 def judge_open_files(soft: int, hard: int) -> Finding:

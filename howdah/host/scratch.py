@@ -1,35 +1,35 @@
 """Scratch: a file in which a rank keeps what has its home on the disk, for as long as it runs.
 
     file     | layers.0 masters   | layers.0 exp_avg   | ...     ranges, each in blocks of 1 MiB
-    blocks   |....|....|....|..|  a CRC-32 of each, made when it is written, compared at each read
+    blocks   |....|....|....|..|  a checksum of each, made when it is written, compared at each read
 
 The file loses its name as soon as it is open. So nothing is left of it when the process ends,
 however it ends, and nothing is ever resumed from it: checkpoints are what counts.
 
-A block that was never written reads as zeros. Threads write and read the blocks with positions of
-their own (`os.pwrite`, `os.preadv`), which gives the disk several requests at a time. With
-`direct`, transfers go past the page cache (O_DIRECT), which a control group would count as memory
-of the run; they take memory, positions and lengths in whole pages, so each thread has a block of
-its own that is aligned.
+A block that was never written reads as zeros. Several blocks move at the same time
+(`block_moves.py`). With `direct` they go past the page cache (O_DIRECT), which a control group
+would count as memory of the run; what takes memory, positions and lengths in whole pages is copied
+through an aligned block where it is not so itself.
 """
 
 import ctypes
-import mmap
 import os
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from tempfile import mkstemp
-from threading import Lock, local
+from threading import Lock
 from time import monotonic, sleep
 from typing import NamedTuple
 
 from howdah.base.errors import Unfinished, UserError, named
 from howdah.base.quantities import spell
+from howdah.host.block_moves import BLOCK, PAGE, ByThreads, Move, Mover, address
+from howdah.host.ring import ByRing
 
-BLOCK, PAGE = 1 << 20, 4096
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}  # f_type of linux/magic.h
 
 
@@ -57,9 +57,10 @@ class Pace:
 class Scratch:
     """A nameless file in `folder`, which is made if it is missing.
 
-    threads  that read and write at the same time
+    threads  that read and write; with io_uring, blocks on their way at the same time
     direct   past the page cache
     pace     of all of its bytes
+    library  with which they move by io_uring (`ring.py`); None: by threads
     crc32    of a block
     """
 
@@ -70,14 +71,22 @@ class Scratch:
         threads: int,
         direct: bool,
         pace: Pace,
+        library: ctypes.CDLL | None = None,
         crc32: Callable[[memoryview], int] = zlib.crc32,
     ) -> None:
         self.folder, self._direct, self._pace, self._crc32 = folder, direct, pace, crc32
         self._file = _open(folder, direct)
         self._end = 0
         self._sums: dict[int, int] = {}  # CRC-32 of a block, by its position in the file
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
-        self._own = local()  # an aligned block of each thread
+        self._mover: Mover
+        try:
+            if library is None:
+                self._mover = ByThreads(self._file, threads)
+            else:
+                self._mover = ByRing(self._file, threads, library)
+        except OSError:
+            os.close(self._file)
+            raise
 
     @property
     def size(self) -> int:
@@ -105,8 +114,7 @@ class Scratch:
     def write(self, to: Range, data: memoryview) -> list[Future[None]]:
         """Starts to write all bytes of a range, which must not change until the futures end."""
         return [
-            self._pool.submit(self._write, to.start + at, data[at : at + BLOCK])
-            for at in range(0, to.length, BLOCK)
+            self._write(to.start + at, data[at : at + BLOCK]) for at in range(0, to.length, BLOCK)
         ]
 
     def read(self, source: Range, out: memoryview, at: int = 0) -> list[Future[None]]:
@@ -116,67 +124,70 @@ class Scratch:
             first, last = max(at, block), min(at + len(out), block + BLOCK)
             length = min(BLOCK, source.length - block)
             part = out[first - at : last - at]
-            jobs.append(
-                self._pool.submit(self._read, source.start + block, length, part, first - block)
-            )
+            jobs.append(self._read(source.start + block, length, part, first - block))
         return jobs
 
     def close(self) -> None:
-        """Ends the threads, and lets go of the file and its bytes."""
-        self._pool.shutdown()
+        """Ends the moves, and lets go of the file and its bytes."""
         if self._file >= 0:
+            self._mover.close()
             os.close(self._file)
             self._file = -1
 
-    def _write(self, at: int, data: memoryview) -> None:
-        self._pace.wait(len(data))
-        self._sums[at] = self._crc32(data)
-        if self._direct:
-            data = self._aligned(len(data), data)
-        self._whole(lambda done: os.pwrite(self._file, data[done:], at + done), len(data), "write")
+    def _write(self, at: int, data: memoryview) -> Future[None]:
+        def ready(aligned: memoryview) -> memoryview:
+            self._pace.wait(len(data))
+            self._sums[at] = self._crc32(data)
+            if self._fits(data):
+                return data
+            aligned[: len(data)] = data
+            return _pages(aligned, len(data))
 
-    def _read(self, at: int, length: int, out: memoryview, first: int) -> None:
-        self._pace.wait(length)
-        if at not in self._sums:
-            out[:] = bytes(len(out))
-            return
-        straight = not self._direct and len(out) == length
-        block = out if straight else self._aligned(length)
-        self._whole(
-            lambda done: os.preadv(self._file, [block[done:]], at + done), len(block), "read"
+        return self._mover.start(Move(True, at, ready, _nothing, partial(self._lost, "write")))
+
+    def _read(self, at: int, length: int, out: memoryview, first: int) -> Future[None]:
+        straight = len(out) == length and self._fits(out)
+
+        def ready(aligned: memoryview) -> memoryview | None:
+            self._pace.wait(length)
+            if at not in self._sums:
+                out[:] = bytes(len(out))
+                return None
+            return out if straight else _pages(aligned, length)
+
+        def ended(block: memoryview) -> None:
+            if self._crc32(block[:length]) != self._sums[at]:
+                raise Unfinished(
+                    f"the disk of {named(self.folder)} gave back other bytes than were written to "
+                    "it; the last checkpoint stands: go on from it with storage.folder=PATH on "
+                    "another disk"
+                )
+            if not straight:
+                out[:] = block[first : first + len(out)]
+
+        return self._mover.start(Move(False, at, ready, ended, partial(self._lost, "read")))
+
+    def _fits(self, memory: memoryview) -> bool:
+        """Whether memory can be moved as it is."""
+        if not self._direct:
+            return True
+        return not (len(memory) % PAGE or address(memory) % PAGE)
+
+    def _lost(self, verb: str, error: OSError) -> Exception:
+        return Unfinished(
+            f"cannot {verb} the states that have their home on the disk, in "
+            f"{named(self.folder)}: {error.strerror}; the last checkpoint stands: mend that, "
+            "and go on with the same command"
         )
-        if self._crc32(block[:length]) != self._sums[at]:
-            raise Unfinished(
-                f"the disk of {named(self.folder)} gave back other bytes than were written to it; "
-                "the last checkpoint stands: go on from it with storage.folder=PATH on another disk"
-            )
-        if not straight:
-            out[:] = block[first : first + len(out)]
 
-    def _aligned(self, length: int, data: memoryview | None = None) -> memoryview:
-        """The first whole pages of this thread's own block, with `data` in them."""
-        if not hasattr(self._own, "block"):
-            self._own.block = memoryview(mmap.mmap(-1, BLOCK))
-        block: memoryview = self._own.block[: -(-length // PAGE) * PAGE]
-        if data is not None:
-            block[:length] = data
-        return block
 
-    def _whole(self, move: Callable[[int], int], length: int, verb: str) -> None:
-        """Calls `move`, which returns how many bytes it has moved, until all have."""
-        done = 0
-        try:
-            while done < length:
-                moved = move(done)
-                if not moved:
-                    raise OSError(0, "the file is shorter than it was")
-                done += moved
-        except OSError as error:
-            raise Unfinished(
-                f"cannot {verb} the states that have their home on the disk, in "
-                f"{named(self.folder)}: {error.strerror}; the last checkpoint stands: mend that, "
-                "and go on with the same command"
-            ) from error
+def _pages(aligned: memoryview, length: int) -> memoryview:
+    """The first whole pages of a block that have room for `length` bytes."""
+    return aligned[: -(-length // PAGE) * PAGE]
+
+
+def _nothing(_: memoryview) -> None:
+    """What a write does when it has ended."""
 
 
 def ended(jobs: Sequence[Future[None]]) -> None:

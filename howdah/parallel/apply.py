@@ -349,10 +349,10 @@ def _store(
     """The store of own operations; None where operations are those of torch, or there are none."""
     if mesh.serves or not needs_own(plan.layout):
         return None
-    value = gatherer.value if isinstance(gatherer, ShardedWeights) else None
+    come = gatherer if isinstance(gatherer, ShardedWeights) else None
     several = used_by_several(plan, mesh.rank)
     shared = frozenset(name for unit in several for name in units[unit].buffer.names)
-    return UnitWeightStore(units, sums.target, sums.order.ready, value, shared)
+    return UnitWeightStore(units, sums.target, sums.order.ready, come, shared)
 
 
 def _optimizer(

@@ -2,7 +2,7 @@
 
     fetch lane   | layers.1 weights | layers.2 weights | …        host → device, ahead of their use
     evict lane   | layers.3 gradient | layers.2 gradient | …      device → host, behind it
-    disk         threads of its own (`host/scratch.py`)
+    disk         io_uring, or threads of its own (`host/scratch.py`)
 
 `plan/homes.py` lists the moves of a step; this file makes and counts them. A lane is a thread that
 makes the moves of one direction in their order. On the CPU, where device and host are one memory,
@@ -25,16 +25,24 @@ from torch import Tensor
 
 from howdah.base.errors import UserError
 from howdah.base.stopwatch import HOST, Interval, Stopwatch
+from howdah.comm.build import NoCompiler, engine_library
 from howdah.comm.counters import add
 from howdah.comm.crc import crc32
+from howdah.comm.engine_abi import load_library
 from howdah.comm.handle import DONE, Handle, Note, OnThread
+from howdah.comm.settings import read_settings
+from howdah.host import ring
 from howdah.host.scratch import Pace, Range, Scratch, ended
 from howdah.parallel.flat_params import FlatUnit, Put
 from howdah.parallel.mesh import Mesh
+from howdah.plan.gather_order import never_whole, rows_read
 from howdah.plan.homes import AXIS, Way, homes, longest_share, pool_problem
 from howdah.plan.plan import Plan
 from howdah.plan.recording import WAIT, Traffic
+from howdah.plan.storage import Storage
+from howdah.shapes.weights import FROZEN
 
+TABLE = "embedding.weight"  # of tokens
 NO_RUN = "/var/tmp"  # where there is no run folder; /tmp is often memory
 
 
@@ -71,6 +79,9 @@ class Homes:
     """The homes of one rank.
 
     waited   runs while the rank waits for a move
+    tables   by name, the unit of a table of tokens that is read by its rows on the host
+    never_whole  the unit that is read so alone; empty: there is none
+    disk_by  what reads and writes the file on the disk, if there is one
     states   by unit, the optimizer's states of its own range, by name
     leaving  by unit, the moves behind its last update, which may not have ended
     """
@@ -80,6 +91,8 @@ class Homes:
         if problem := pool_problem(plan, mesh.rank):
             raise UserError(problem)
         self.plan, self.layout, self.rank, self.device = plan, plan.layout, mesh.rank, mesh.device
+        self.disk_by, self.tables = "", dict[str, FlatUnit]()
+        self.never_whole = never_whole(plan)
         self.waited, self.states = Stopwatch(), dict[str, dict[str, Tensor]]()
         self.leaving: dict[str, list[Handle]] = {}
         self._counters, self._table = mesh.counters, mesh.counters.table()
@@ -89,14 +102,7 @@ class Homes:
         self._ranges: dict[tuple[str, str], Range] = {}
         self._scratch: Scratch | None = None
         if "disk" in homes(plan.layout):
-            folder, pace = Path(storage.folder or NO_RUN), Pace(storage.disk_bandwidth)
-            self._scratch = Scratch(
-                folder,
-                threads=storage.threads,
-                direct=storage.direct,
-                pace=pace,
-                crc32=crc32,
-            )
+            self._scratch, self.disk_by = open_scratch(storage)
         longest = 0 if self.layout.gradients != "disk" else longest_share(plan, mesh.rank)
         self.adding = torch.empty(longest, dtype=_wide(plan))  # a gradient on the disk, meanwhile
         self._fresh: set[str] = set()  # units to whose gradient on the disk nothing was added
@@ -119,8 +125,11 @@ class Homes:
         """Makes the optimizer's states, zeros, and finds room on the disk for what is kept there.
         Returns `put`, which fills it.
         """
+        table, _ = rows_read(self.plan)
         for unit in units:
             name, masters = unit.buffer.unit, unit.masters
+            if TABLE in unit.buffer.names and name.removeprefix(FROZEN) == table:
+                self.tables[TABLE] = unit
             tensors = {"weights": unit.weights, "summed": unit.summed}
             tensors |= {"masters": masters} if unit.apart else {}
             if self.layout.optimizer != "device":
@@ -199,6 +208,20 @@ class Homes:
         if self.layout.weights == "host":
             return self.copy("weights", "fetch", out, unit.weights, of=unit.buffer.unit)
         return self.read("weights", unit.buffer.unit, "weights", out)
+
+    def fetch_rows(self, name: str, index: Tensor) -> Tensor:
+        """The rows of one of `tables` for index [...] → [..., h], read where they lie."""
+        unit = self.tables[name]
+        self.settle(unit.buffer.unit)
+        table = unit.views(unit.weights)[name]
+        out = table.new_empty(index.numel(), table.shape[1])
+
+        def read() -> None:
+            torch.index_select(table, 0, index.flatten(), out=out)
+
+        rows = self._on_lane("rows", "fetch", out.nbytes, read, of=unit.buffer.unit)
+        self.wait(f"rows of {unit.buffer.unit}", rows)
+        return out.view(*index.shape, -1)
 
     def fetch_gradient(self, unit: FlatUnit) -> Tensor:
         """The own range of a gradient on the disk; valid until the next one is asked for."""
@@ -288,6 +311,33 @@ class Homes:
         if late:
             took = Interval(HOST, began, HOST.mark())
             self._counters.recorder.call(AXIS, f"{WAIT} {what}", 0, took)
+
+
+def open_scratch(storage: Storage) -> tuple[Scratch, str]:
+    """The file on the disk, and what reads and writes it. Raises UserError for io_uring that is
+    asked for and is not there.
+    """
+    scratch = partial(
+        Scratch,
+        Path(storage.folder or NO_RUN),
+        threads=storage.threads,
+        direct=storage.direct,
+        pace=Pace(storage.disk_bandwidth),
+        crc32=crc32,
+    )
+    by = f"{storage.threads} threads"
+    if storage.io == "threads":
+        return scratch(), by
+    try:
+        if why := ring.refused():
+            raise why
+        library = load_library(engine_library(read_settings()))
+        return scratch(library=library), f"io_uring, {storage.threads} blocks at a time"
+    except (NoCompiler, OSError) as error:
+        lack = f"io_uring is not to be had here: {getattr(error, 'strerror', error)}"
+    if storage.io == "io_uring":
+        raise UserError(f"storage.io={lack}; use storage.io=auto")
+    return scratch(), f"{by}, for {lack}"
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

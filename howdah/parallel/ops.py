@@ -47,6 +47,10 @@ class WeightStore(Protocol):
         """The weight `name`, in the compute dtype; valid until the operation ends."""
         ...
 
+    def rows(self, name: str, index: Tensor) -> Tensor:
+        """The rows of a table for index [...] → [..., h]."""
+        ...
+
     def expect_gradient(self, name: str) -> None:
         """Records that a forward pass has used the weight: one more `add` will follow."""
         ...
@@ -72,6 +76,10 @@ class Handle:
     def value(self) -> Tensor:
         """The weight in the compute dtype; valid until the operation ends."""
         return self.store.value(self.name)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The rows of a table for index [...] → [..., h]."""
+        return self.store.rows(self.name, index)
 
     def expect_gradient(self) -> None:
         """Records that a forward pass has used the weight: one more `add` will follow."""
@@ -166,7 +174,7 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, tokens: Tensor, weight: Handle) -> Tensor:
         ctx.save_for_backward(tokens if weight.trains else None)
         ctx.weight = weight
-        return F.embedding(tokens, weight.value())
+        return weight.rows(tokens)
 
     @staticmethod
     @once_differentiable

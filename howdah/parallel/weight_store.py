@@ -20,8 +20,10 @@ are set aside, and expected again when its own backward begins: so a weight is r
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from howdah.model.loss import Add
@@ -31,12 +33,24 @@ Target = Callable[[str], Tensor]
 Ready = Callable[[str], None]
 
 
+class Coming(Protocol):
+    """What brings weights when they are used."""
+
+    def value(self, name: str) -> Tensor:
+        """The weight `name`, valid until the operation ends."""
+        ...
+
+    def rows(self, name: str, index: Tensor) -> Tensor:
+        """The rows of a table for index [...] → [..., h]."""
+        ...
+
+
 class UnitWeightStore:
     """Has all weights of `units`, and knows where their gradients are added.
 
     target  name of a weight → the tensor to which its gradient is added
     ready   called with the name of a weight when all expected gradients of it were added
-    value   name → weight, for units that hold only shares of theirs; None: units hold them whole
+    come    brings the weights of units that hold only shares of theirs; None: units hold them whole
     shared  weights that several stages of this rank use; their gradients are expected together
     """
 
@@ -45,11 +59,11 @@ class UnitWeightStore:
         units: dict[str, FlatUnit],
         target: Target,
         ready: Ready,
-        value: Target | None = None,
+        come: Coming | None = None,
         shared: frozenset[str] = frozenset(),
     ) -> None:
-        self._value = value or whole_weights(units).__getitem__
-        self._target = target
+        self._value = come.value if come else whole_weights(units).__getitem__
+        self._come, self._target = come, target
         self._shared = shared
         self._awaited: Counter[str] = Counter()
         self._held: list[Callable[[], None]] | None = None
@@ -58,6 +72,11 @@ class UnitWeightStore:
     def value(self, name: str) -> Tensor:
         """The weight `name`, valid until the operation ends; then it may be released."""
         return self._value(name)
+
+    def rows(self, name: str, index: Tensor) -> Tensor:
+        """The rows of a table for index [...] → [..., h]."""
+        come = self._come
+        return come.rows(name, index) if come else F.embedding(index, self.value(name))
 
     def expect_gradient(self, name: str) -> None:
         """Expects one more gradient of `name`."""

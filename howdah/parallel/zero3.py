@@ -36,6 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from howdah.base.errors import UserError
@@ -91,7 +92,9 @@ class ShardedWeights:
     ) -> None:
         self.messages = messages or Messages()
         self._waited, self._cast, self._homes = waited, cast, homes
-        cut = {name: unit for name, unit in units.items() if unit.comes}
+        apart = homes.never_whole if homes else ""
+        comes = {name: one for name, one in units.items() if one.comes}
+        cut = {name: one for name, one in comes.items() if name.removeprefix(FROZEN) != apart}
         self._group, self._sharers = group, sharers or {}
         self._bundles: dict[
             str, list[FlatUnit]
@@ -111,7 +114,7 @@ class ShardedWeights:
         # the unit in use and those that come are different ones
         self._width, size = width, sum(lengths if keep else sorted(lengths)[-width:])
         device = homes.device if homes else None
-        self.window = next(iter(cut.values())).weights.new_zeros(size, device=device)
+        self.window = next(iter(comes.values())).weights.new_zeros(size, device=device)
         self._places = Window(self.window)
         self._here: dict[str, dict[str, Tensor]] = {}  # views of the units that are in use
         self._whole: dict[str, _Whole] = {}  # all units that are in the window, or come
@@ -166,6 +169,12 @@ class ShardedWeights:
         if unit not in self._here:
             self._advance_to(unit)
         return self._here[unit][name]
+
+    def rows(self, name: str, index: Tensor) -> Tensor:
+        """The rows of a table for index [...] → [..., h], perhaps read where they lie."""
+        if self._homes and name in self._homes.tables:
+            return self._homes.fetch_rows(name, index)
+        return F.embedding(index, self.value(name))
 
     def _advance_to(self, unit: str) -> None:
         """Releases what is not used soon, starts to gather the units behind `unit`, and waits for

@@ -13,6 +13,9 @@ weights, but for those of a norm behind it.
 A window of more than two units (`storage.window`) holds those that are needed next, whether they
 were used before or not. So a unit comes again only if as many others as it holds were needed in
 between. With 3, the last two blocks before a head are there for both passes.
+
+A table of tokens at home on the host does not come for the embedding if it has more rows than a
+micro-batch has tokens: the rows are read where they lie, one for each token (`rows_read`).
 """
 
 from collections import Counter
@@ -27,12 +30,40 @@ from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import shard_axes
 from howdah.plan.storage import staying
 from howdah.shapes.part import Part
-from howdah.shapes.weights import relative_unit
+from howdah.shapes.weights import FROZEN, relative_unit
 
 
 def gathered_by(layout: Layout) -> str:
     """The operation that gathers a unit: one all-gather, or a broadcast of each share."""
     return "broadcast" if layout.gather == "broadcast" else "all_gather"
+
+
+def rows_read(plan: Plan) -> tuple[str, int]:
+    """The unit whose table is read by its rows on the host, and how many a micro-batch reads; no
+    unit and none where the whole unit comes. It does where it has more weights that are used with
+    the table, and under tp, which cuts it.
+    """
+    layout, shape = plan.layout, plan.shape
+    unit = "tied" if "tied" in plan.bundles else "embedding"
+    tokens = plan.micro_batch * (plan.sequence // layout.cp)
+    beside = [one for one in plan.weights if one.unit.removeprefix(FROZEN) == unit]
+    there = layout.weights == "host" and layout.tp == 1 and not shape.encoder_layers
+    if (
+        there
+        and (unit == "tied" or len(beside) == 1)
+        and tokens < shape.vocab
+        and shard_axes(layout, unit)[0].size == 1
+    ):
+        return unit, tokens
+    return "", 0
+
+
+def never_whole(plan: Plan) -> str:
+    """The unit that is read by its rows alone; empty: there is none, as a tied one is needed whole
+    by the head.
+    """
+    unit, _ = rows_read(plan)
+    return "" if unit == "tied" else unit
 
 
 def comes(layout: Layout, unit: str) -> bool:
@@ -95,9 +126,9 @@ def _step(plan: Plan, rank: int) -> Iterator[str]:
 
 
 def forward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
-    """The units that the forward pass of `parts` needs, in order."""
+    """The units that the forward pass of `parts` needs whole, in order."""
     for part in parts:
-        yield from units_at(plan, part)
+        yield from needed_at(plan, part)
 
 
 def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
@@ -110,6 +141,12 @@ def backward_units(plan: Plan, parts: Iterable[Part]) -> Iterator[str]:
             yield from reversed(units)
         elif part == "embedding" and plan.shape.embedding_norm:
             yield "embedding"
+
+
+def needed_at(plan: Plan, part: Part) -> list[str]:
+    """The units that the forward pass of one part needs whole, in order."""
+    by_rows = rows_read(plan)[0] if part == "embedding" else ""
+    return [unit for unit in units_at(plan, part) if unit != by_rows]
 
 
 def units_at(plan: Plan, part: Part) -> list[str]:

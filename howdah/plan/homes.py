@@ -1,7 +1,8 @@
 """Homes: which of a rank's tensors are kept off its device, and what moves there and back.
 
     kind          home of          moves in a step, of the rank's own range of each unit
-    weights       weights=         fetched whenever a unit is used (`gather_order.py`)
+    weights       weights=         fetched whenever a unit is used; of a table of tokens on the
+                                   host perhaps its rows, one for each token (`gather_order.py`)
     gradients     gradients=       each micro-batch adds its share there
     masters       optimizer=       disk: fetched for the update, and evicted after it
     moments       optimizer=       likewise
@@ -24,11 +25,13 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer
-from howdah.plan.gather_order import gather_counts
+from howdah.plan.gather_order import gather_counts, rows_read
 from howdah.plan.layout import Home, Layout
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.storage import SETS
+from howdah.shapes.part import Part
 
 AXIS = "home"  # under which moves are counted
 Way = Literal["fetch", "evict"]
@@ -166,6 +169,16 @@ def moves(plan: Plan, rank: int) -> Iterator[Move]:
     if not states_away(plan.layout):
         return
     gathers = gather_counts(plan, rank) if plan.layout.weights != "device" else {}
+    table, rows = rows_read(plan)
+    if table and plan.rank_of_part[Part("embedding")] == axis(plan.layout, "pp").index_of(rank):
+        yield Move(
+            "rows",
+            "fetch",
+            "host",
+            rows * plan.shape.width * plan.compute_bytes,
+            plan.micros,
+            unit=table,
+        )
     for buffer in local_buffers(plan, rank):
         if own := own_length(buffer, plan, rank):
             times = gathers.get(buffer.unit, 0)

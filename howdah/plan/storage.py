@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from howdah.base.bounds import Bound
 from howdah.plan.layout import Layout
@@ -27,7 +27,9 @@ class Storage:
     folder          of the file of states that have their home on the disk; empty: scratch/ in the
                     run folder
     direct          whether the file is read and written past the page cache (O_DIRECT)
-    threads         that read and write it at the same time
+    threads         that read and write it at the same time; of io_uring, blocks on their way
+    io              what reads and writes it: io_uring, threads; auto: io_uring where the kernel
+                    allows it
     window          units whose weights are on the device at a time, with zero3 or where weights
                     have another home: the one in use, and those that come
     pool            bytes of the buffers through which an update moves states; 0: as many as are
@@ -39,6 +41,7 @@ class Storage:
     folder: str = ""
     direct: bool = False
     threads: Annotated[int, Bound(1, 64)] = 4
+    io: Literal["auto", "io_uring", "threads"] = "auto"
     window: Annotated[int, Bound(2, 1000)] = WINDOW
     pool: Annotated[int, Bound(0, 1 << 50)] = 0
     host_bandwidth: Annotated[float, Bound(0, 1e15)] = 0.0

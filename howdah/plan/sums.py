@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from howdah.plan.comm import Comm
 from howdah.plan.flat_buffers import Buffer, Segment, share
-from howdah.plan.gather_order import forward_units
+from howdah.plan.gather_order import units_at
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Stride, axis
 from howdah.plan.plan import Plan
@@ -187,7 +187,8 @@ def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
         used = [stage for stage, parts in mine.items() if set(parts) & users]
         found[max(used, key=last.__getitem__)].append(buffer)
     for stage, buffers in found.items():
-        first = {unit: -n for n, unit in reversed([*enumerate(forward_units(plan, mine[stage]))])}
+        used = [unit for part in mine[stage] for unit in units_at(plan, part)]
+        first = {unit: -n for n, unit in reversed([*enumerate(used)])}
         buffers.sort(key=lambda buffer: first.get(buffer.unit, 1))
     return found
 

@@ -71,6 +71,7 @@ class HomeMoves:
     """The moves of a rank in the passes. Lanes have numbers, from `first` on.
 
     fetches  by unit, those of its weights
+    rows     of the table of tokens, ahead of the embedding
     evicts   by number of a sum of gradients, those behind it
     goes     by block, those of its activations behind the forward pass
     comes    by block, those ahead of the backward pass
@@ -86,10 +87,13 @@ class HomeMoves:
             return lane[name], size / speed[name]
 
         self.fetches: dict[str, Way] = {}
+        self.rows: list[Way] = []
         gradients: dict[str, list[Way]] = defaultdict(list)
         for move in moves(plan, rank):
             if move.when == "passes" and move.what == "weights":
                 self.fetches[move.unit] = way(lane_of(move), move.bytes)
+            elif move.when == "passes" and move.what == "rows":
+                self.rows.append(way(lane_of(move), move.bytes))
             elif move.when == "passes":
                 each = move.bytes * move.times / plan.micros
                 gradients[move.unit].append(way(lane_of(move), each))

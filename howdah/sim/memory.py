@@ -47,12 +47,13 @@ of an allocator. `bench/memory/` lists how much those take in published runs.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Literal, NamedTuple
 
 from howdah.plan.flat_buffers import Buffer, share
+from howdah.plan.gather_order import never_whole
 from howdah.plan.gathers import copied
 from howdah.plan.homes import masters_apart, staged_bytes
 from howdah.plan.layout import Home, Layout
@@ -125,7 +126,7 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
         rows += states(whole, own, plan.layout, _kept(buffer, plan, rank, width))
         for at, count in enumerate((whole, own)):
             bundles[buffer.unit.removeprefix(FROZEN), bool(at)] += count
-    cuts = [(bundles[name, False], bundles[name, True]) for name, at in bundles if not at]
+    cuts = {name: (bundles[name, False], bundles[name, True]) for name, at in bundles if not at}
     rows += [*_windows(cuts, plan, rank, width), *_of_messages(held, plan, rank)]
     rows += [_pulled(held, plan, rank), Held("staged", "host", BOTH, staged_bytes(plan, rank))]
     rows.append(Held("programs", "device", BOTH, staged_by_programs(plan, rank)))
@@ -196,16 +197,19 @@ def _pulled(held: Sequence[Buffer], plan: Plan, rank: int) -> Held:
     return Held("copies", "device", BOTH, elements * plan.master_bytes)
 
 
-def _windows(cuts: list[tuple[int, int]], plan: Plan, rank: int, width: Width) -> list[Held]:
+def _windows(
+    cuts: Mapping[str, tuple[int, int]], plan: Plan, rank: int, width: Width
+) -> list[Held]:
     """Full weights and gradients that are on the device for a time only, in the passes.
 
-    cuts  (length of a unit's buffer, length of the rank's share), for every unit
+    cuts  by unit, (length of its buffer, length of the rank's share)
     """
     layout = plan.layout
-    gathered = _comes(cuts, layout.weights, layout.zero == 3)
+    whole = [cut for unit, cut in cuts.items() if unit != never_whole(plan)]
+    gathered = _comes(whole, layout.weights, layout.zero == 3)
     if layout.release == "use":
         gathered = gathered[: plan.storage.window]
-    reduced = _comes(cuts, layout.gradients, shared_out=False)[:1]
+    reduced = _comes(cuts.values(), layout.gradients, shared_out=False)[:1]
     reduced = [max([prod(window_of(plan, rank)), *reduced])]
     return [
         Held("gathered", "device", PASSES, sum(gathered) * width.gathered),
@@ -241,7 +245,7 @@ def _narrowed(plan: Plan, rank: int) -> int:
     return BYTES["bf16"] * most.total()
 
 
-def _comes(cuts: list[tuple[int, int]], home: Home, shared_out: bool) -> list[int]:
+def _comes(cuts: Iterable[tuple[int, int]], home: Home, shared_out: bool) -> list[int]:
     """Lengths of the units that are not kept in full on the device, the largest first."""
     elsewhere = home != "device"
     found = [whole for whole, own in cuts if elsewhere or (shared_out and own < whole)]

@@ -24,7 +24,7 @@ earlier one of its kind takes as long, and is not computed again.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from howdah.plan.gather_order import backward_units, units_at
+from howdah.plan.gather_order import backward_units, needed_at
 from howdah.plan.plan import Plan
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.storage import staying
@@ -169,7 +169,7 @@ class RankClock:
     def _units(self, kind: Kind, part: Part) -> list[str]:
         found: Iterable[str] = ()
         if kind is Kind.FORWARD:
-            found = units_at(self._plan, part)
+            found = needed_at(self._plan, part)
         elif kind is not Kind.WEIGHT and self._messages.by_use:
             found = backward_units(self._plan, [part])
         return [unit for unit in found if unit in self._messages.comes]
@@ -255,6 +255,8 @@ class _Run:
                 self._use(turns, number, after)
             if turn.first:
                 self._play(events.before.get(turn.part, ()))
+            if turn.part == "embedding" and kind is Kind.FORWARD and self._homes:
+                self.now = self._run(self._homes.rows)
             if turn.first and kind in RETURNS:
                 self._return([one.part for one in turns[number:]])
             if not turn.part.is_block:

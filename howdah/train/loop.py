@@ -180,7 +180,8 @@ def begin(job: Job, transport: Transport, stack: ExitStack, device: torch.device
     length = describe(order, steps=job.train.steps, used=first(job.train.steps))  # 5
     of_device = device_lines(device, ranks_here(mesh))
     of_device += precision_lines(job.method.precision, device.type)
-    for line in [*of_device, *predict_lines(job.plan, mesh), *predicted_time(job), length]:
+    predicted = predict_lines(job.plan, mesh, placed.homes)
+    for line in [*of_device, *predicted, *predicted_time(job), length]:
         tell(line)
     if start.step >= job.train.steps:
         tell(f"all {job.train.steps:,} steps are done; to train on, raise train.steps")

@@ -17,6 +17,7 @@ from howdah.base.errors import UserError
 from howdah.host.facts import cpu_model
 from howdah.machines.cluster_file import CLUSTERS, HERE, load_cluster
 from howdah.parallel.apply import ParallelModel
+from howdah.parallel.homes import Homes
 from howdah.parallel.mesh import Mesh
 from howdah.parallel.saved_bytes import SavedTensorMeter
 from howdah.parallel.stages import Given
@@ -42,9 +43,10 @@ from howdah.train.step import StepContext, to_device
 Bytes = Mapping[str, int]  # by component
 
 
-def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
+def predict_lines(plan: Plan, mesh: Mesh, away: Homes | None) -> list[str]:
     """Lines with the predictions for this rank: its memory by component, the bytes that it sends in
-    a step, the pipeline bubble, and how many replicas have no sample.
+    a step, what moves those of its homes on the disk, the pipeline bubble, and how many replicas
+    have no sample.
     """
     held = predicted_memory(plan, mesh.rank)
     parts = ", ".join(f"{name} {count / MIB:.1f}" for name, count in held.items())
@@ -55,6 +57,8 @@ def predict_lines(plan: Plan, mesh: Mesh) -> list[str]:
         f"plan        {plan.layout}: {sum(held.values()) / MIB:,.1f} MiB a rank ({parts}); "
         f"sends {(sum(rows.values()) - moved) / MIB:,.1f} MiB a step{homes}"
     ]
+    if away and away.disk_by:
+        lines.append(f"disk        {away.disk_by}")
     if said := told(plan.shape, plan.method):
         lines.append(f"trained     {said}")
     if plan.comm.algorithm:

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "bench/offload/beside_deepspeed.py"
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [str(SCRIPT.parent), *sys.path])
     spec = spec_from_file_location("beside_deepspeed", SCRIPT)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -33,7 +33,12 @@ def test_a_table_says_who_is_slower_who_differs_and_who_does_not_run(script):
     assert rows["howdah, optimizer=disk"]["slowdown"] == 2.0
     assert rows["DeepSpeed, ZeRO-Offload"]["slowdown"] == 1.5
     assert rows["DeepSpeed, in memory"]["equal"] and not rows["DeepSpeed, ZeRO-Offload"]["equal"]
-    text = script.markdown("", [*rows.values()])
+    alone = [
+        {"howdah, the update alone": {"seconds": [t]}, "DeepSpeed, CPUAdam alone": one}
+        for t, one in ((1.0, {"failed": "no compiler"}), (3.0, {"seconds": [1.0]}))
+    ]
+    text = script.markdown("", [*rows.values()], script.updates(alone))
+    assert text.endswith("- howdah, the update: 2000.0 ms\n- DeepSpeed, CPUAdam: no compiler\n")
     assert "| DeepSpeed, ZeRO-Infinity | does not run here: no libaio |" in text
     assert "| DeepSpeed, ZeRO-Offload | 3.000 | 1.50 | 2 | differ |" in text
 

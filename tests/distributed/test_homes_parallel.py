@@ -53,6 +53,12 @@ def test_each_home_alone_and_all_of_them_equal_one_device(workers, words, home):
     prove(case_of(f"single x2 {words.format(home)}"), workers)
 
 
+@pytest.mark.parametrize("words", ["single x2", pytest.param("pp2 x3", marks=SLOW)])
+def test_an_untied_embedding_is_read_by_its_rows_alone(workers, words):
+    """The window has no room for it, which memory and bytes as predicted prove."""
+    prove(case_of(f"{words} {HOST}", form="untied"), workers)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -203,6 +209,15 @@ class Overwritten(Homes):
         return super().add_gradient(unit, share, after)
 
 
+class Misread(Homes):
+    """Reads another row for the first token."""
+
+    def fetch_rows(self, name, index):
+        wrong = index.clone()
+        wrong[0, 0] = (wrong[0, 0] + 1) % self.plan.shape.vocab
+        return super().fetch_rows(name, wrong)
+
+
 class Uncounted(Homes):
     """Moves gradients without counting them."""
 
@@ -217,7 +232,7 @@ def moving(kind):
         yield
 
 
-@pytest.mark.parametrize("kind", [Unfetched, Overwritten, Uncounted])
+@pytest.mark.parametrize("kind", [Unfetched, Overwritten, Misread, Uncounted])
 def test_a_break_of_the_moves_is_noticed(workers, kind):
     broken = Broken(workers, partial(moving, kind))
     verdict = verify(case_of(f"single x2 {HOST}"), broken, controls=False)

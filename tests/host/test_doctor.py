@@ -14,6 +14,7 @@ from howdah.host.doctor import (
     judge_memory,
     judge_network,
     judge_open_files,
+    judge_ring,
     judge_torch,
     parse_version,
 )
@@ -52,6 +53,8 @@ CASES = [
     (judge_network([LO, ETH], "127.0.0.1"), "gloo takes lo", "set GLOO_SOCKET_IFNAME=eth0"),
     (judge_network([LO, ETH], "127.0.1.1"), "takes 127.0.1.1", "set GLOO_SOCKET_IFNAME=eth0"),
     (judge_network([LO, IDLE], "127.0.0.1"), "lo 127.0.0.1 ::1", "there is only loopback"),
+    (judge_ring(None), "there", None),
+    (judge_ring(PermissionError(1, "Operation not permitted")), "none: Operation", "by threads"),
     (judge_open_files(20000, 20000), "20000", None),
     (judge_open_files(-1, -1), "no limit", None),
     (judge_open_files(256, -1), "256, can be raised to no limit", "ulimit -n 4096"),

@@ -2,21 +2,31 @@
 
 import errno
 import os
+from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from howdah.base.errors import Unfinished, UserError
+from howdah.comm.build import engine_library
+from howdah.comm.engine_abi import load_library
+from howdah.comm.settings import read_settings
+from howdah.host import ring
 from howdah.host.scratch import BLOCK, Pace, Scratch, ended, free_bytes, memory_behind
 
 
-@pytest.fixture
-def make(tmp_path):
-    made = []
+@pytest.fixture(params=["threads", "io_uring"])
+def make(tmp_path, request):
+    made, library = [], None
+    if request.param == "io_uring":
+        if why := ring.refused():
+            pytest.skip(f"io_uring is refused here: {why}")
+        library = load_library(engine_library(read_settings()))
 
-    def scratch(folder=tmp_path, *, direct=False, pace=0.0):
-        made.append(Scratch(Path(folder), threads=2, direct=direct, pace=Pace(pace)))
+    def scratch(folder=tmp_path, *, direct=False):
+        how = {"threads": 2, "direct": direct, "pace": Pace(0), "library": library}
+        made.append(Scratch(Path(folder), **how))
         return made[-1]
 
     yield scratch
@@ -76,16 +86,40 @@ def test_a_block_that_comes_back_otherwise_ends_the_run(make):
         read(scratch, place)
 
 
-@pytest.mark.parametrize(("call", "verb"), [("pwrite", "write"), ("preadv", "read")])
-def test_a_disk_that_fails_is_a_sentence(make, call, verb):
+@pytest.mark.parametrize(("verb", "only"), [("write", os.O_RDONLY), ("read", os.O_WRONLY)])
+def test_a_disk_that_fails_is_a_sentence(make, tmp_path, verb, only):
+    """In place of the file stands one that cannot be written, or not be read."""
     scratch = make()
     place = written(scratch, b"x" * 10)
+    (tmp_path / "other").write_bytes(b"x" * 10)
+    other = os.open(tmp_path / "other", only)
+    os.dup2(other, scratch._file)
+    os.close(other)
+    with pytest.raises(Unfinished, match=rf"cannot {verb} .*Bad file descriptor; the last"):
+        ended(scratch.write(place, memoryview(b"y" * 10))) if verb == "write" else read(
+            scratch, place
+        )
 
-    def fails(*_):
-        raise OSError(errno.EIO, "Input/output error")
 
-    with patch.object(os, call, fails), pytest.raises(Unfinished, match=rf"cannot {verb} .*Input"):
-        written(scratch, b"y" * 10) if verb == "write" else read(scratch, place)
+def test_a_file_that_was_cut_is_a_sentence(make):
+    """The kernel gives half of the block, and then nothing."""
+    scratch = make()
+    place = written(scratch, os.urandom(BLOCK))
+    os.truncate(scratch._file, place.start + BLOCK // 2)
+    with pytest.raises(Unfinished, match=r"cannot read .*the file is shorter than it was"):
+        read(scratch, place)
+
+
+def test_more_moves_than_are_under_way_at_a_time_all_end(make):
+    """And `close` waits for those that nobody has waited for."""
+    scratch, data = make(), [os.urandom(5 * BLOCK + 1) for _ in range(3)]
+    places = [scratch.allocate(len(one)) for one in data]
+    jobs = [scratch.write(to, memoryview(one)) for to, one in zip(places, data, strict=True)]
+    ended([*chain(*jobs)])
+    out = [bytearray(len(one)) for one in data]
+    jobs = [scratch.read(to, memoryview(one)) for to, one in zip(places, out, strict=True)]
+    scratch.close()
+    assert all(job.done() for job in chain(*jobs)) and out == data
 
 
 def test_a_full_disk_is_told_before_anything_is_written(make):

@@ -6,6 +6,7 @@ no time and next to no bytes. So the picture of each test has whole or half seco
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -34,11 +35,11 @@ def near(*seconds):
     return pytest.approx(seconds, abs=0.05)
 
 
-def ran(words, link, disk=0.0, window=2):
+def ran(words, link, disk=0.0, window=2, shape=SHAPE):
     """The ends of the forward and the backward pass of one micro-batch, and that of the moves of
     its gradients, with links of so many bytes/s.
     """
-    plan, machine = plan_of(words), wires(1e30, per_node=1)
+    plan, machine = plan_of(words, shape), wires(1e30, per_node=1)
     plan = replace(plan, storage=Storage(window=window))
     host = Host(1.0, Link("pcie", link, 0.0), disk=1.0, disk_bandwidth=disk)
     clock, _, program = clock_of(plan, replace(machine, host=host))
@@ -63,6 +64,19 @@ def test_weights_that_come_slowly_are_waited_for():
     compute    |     | 0 | | 1 | | 2 |    |   layers.2   |...
     """
     assert ran("single x1 weights=host optimizer=host", BLOCK / 1.5)[:2] == near(5.5, 13)
+
+
+def test_rows_of_the_embedding_are_read_before_it():
+    """On a link that is never idle, all that follows is later by the rows: 8 of 1024 columns.
+    fetch    |layers.0 |rows|layers.1 |layers.2 |
+    compute                 |embedding, 0 |    |1 |     |2 |
+    """
+    words, link = "single x1 weights=host optimizer=host", 16 * 1024
+    table = replace(SHAPE, vocab=9, tie_embeddings=False)
+    none = property(lambda _: [], lambda *_: None)
+    with patch.object(home_times.HomeMoves, "rows", none, create=True):
+        without = ran(words, link, shape=table)
+    assert ran(words, link, shape=table)[0] - without[0] == pytest.approx(8 * 1024 * 4 / link)
 
 
 def test_a_wider_window_lets_the_link_work_ahead_and_keeps_the_last_blocks():

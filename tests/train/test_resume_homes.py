@@ -113,6 +113,6 @@ def test_kills_at_any_moment_change_no_bit_of_states_on_the_disk(monkeypatch, tm
 def test_storage_may_change_on_resume():
     """It says how states are kept, not what is computed."""
     before = parse_run({"name": "a", "model": {"preset": "laptop"}})
-    after = replace(before, storage=Storage("/var/tmp", True, 2, 3, 1 << 30, 1e9, 1e9))
+    after = replace(before, storage=Storage("/var/tmp", True, 2, "threads", 3, 1 << 30, 1e9, 1e9))
     found = changes(before, after)
     assert len(found) == len(fields(Storage)) and found.keys() <= FREE

@@ -1,0 +1,59 @@
+"""Which tables of tokens are read by their rows, and how many bytes that is."""
+
+from dataclasses import replace
+
+import pytest
+from small_cases import case_of
+
+from howdah.plan.gather_order import gather_counts, never_whole, rows_read
+from howdah.plan.homes import moves
+from howdah.sim.kernels import kernels_of
+from howdah.sim.memory import memory
+
+HOST = "weights=host gradients=host optimizer=host"
+
+
+@pytest.mark.parametrize(
+    ("words", "form", "unit"),
+    [
+        ("single x2", "laptop", "tied"),
+        ("single x2", "untied", "embedding"),
+        ("single x2", "gpt2", "tied"),  # positions are a unit of their own
+        ("cp2 x1", "laptop", ""),  # without zero3 it is refused, with it the table is shared out
+        ("dp2 zero3 x1", "untied", ""),
+        ("tp2 x1", "laptop", ""),
+        ("pp2 x2", "untied", "embedding"),
+    ],
+)
+def test_a_table_of_one_rank_is_read_by_its_rows(words, form, unit):
+    plan = case_of(f"{words} {HOST}".replace("cp2", "cp2 zero3"), form=form).plan
+    assert rows_read(plan) == (unit, 32 if unit else 0)
+    assert never_whole(plan) == ("embedding" if unit == "embedding" else "")
+    ranks = range(plan.layout.world)
+    rows = {rank: move for rank in ranks for move in moves(plan, rank) if move.what == "rows"}
+    assert [*rows] == ([0] if unit else []), "the rank with the embedding"
+    for move in rows.values():
+        assert move.bytes == 32 * plan.shape.width * 8 and move.times == plan.micros
+        assert move.unit == unit
+    comes = gather_counts(plan, ranks[-1] if unit == "tied" else 0)[unit or "layers.0"]
+    assert comes == (0 if unit == "embedding" else plan.micros * (1 if unit else 2))
+
+
+def test_as_many_tokens_as_rows_and_tables_beside_it_and_disks_bring_the_whole_unit():
+    plan = case_of(f"single x1 {HOST}").plan
+    for tokens, unit in ((63, "tied"), (64, "")):
+        batch = replace(plan.batch, micro_batch=1, global_batch=1)
+        assert rows_read(replace(plan, batch=batch, sequence=tokens))[0] == unit
+    positions = replace(case_of("single x1", form="gpt2").shape, tie_embeddings=False)
+    there = case_of(f"single x1 {HOST}")
+    assert rows_read(replace(there, shape=positions).plan) == ("", 0)
+    assert rows_read(case_of(f"single x1 {HOST.replace('host', 'disk')}").plan) == ("", 0)
+
+
+def test_the_window_has_no_room_for_what_is_never_whole():
+    """With a vocabulary so large that the embedding is the largest unit, beside the head."""
+    case = case_of(f"single x1 {HOST}", form="untied")
+    plan = replace(case, shape=replace(case.shape, vocab=4096)).plan
+    (gathered,) = (one for one in memory(plan, 0, kernels_of(plan)) if one.component == "gathered")
+    lengths = {b: sum(w.elements for w in plan.weights if w.unit == b) for b in plan.bundles}
+    assert gathered.bytes == 8 * (lengths["head"] + max(lengths["layers.0"], lengths["layers.1"]))
