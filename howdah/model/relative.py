@@ -17,7 +17,7 @@ pass adds the gradient of all pairs of a bucket to the table's. So a table is us
 block of its stack, whether or not the block is recomputed (`Bias.expected`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any, cast
 
@@ -68,7 +68,7 @@ class RelativeTable(nn.Module):
         first = -queries[-1]  # the key farthest before a query
         distances = torch.arange(first, keys - queries[0], device=device)
         buckets = buckets_of(distances, len(table), both_ways=both_ways)
-        return Bias(table[buckets].T.contiguous(), buckets, len(table), self)
+        return Bias(table[buckets].T.contiguous(), buckets, self, (len(table), table.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,26 +77,34 @@ class Bias:
 
     numbers  [heads, s + t - 1] by distance: first that of the last query and the first key
     buckets  [s + t - 1] of these distances
-    rows     of the table
     table    whose gradient is the bias's
+    sizes    of the table: rows and heads
+    first    the head of the table that is the first here
     """
 
     numbers: Tensor
     buckets: Tensor
-    rows: int
     table: RelativeTable
+    sizes: tuple[int, int]
+    first: int = 0
+
+    def of_heads(self, first: int, stop: int) -> "Bias":
+        """The bias of some of the heads."""
+        return replace(self, numbers=self.numbers[first:stop], first=self.first + first)
 
     def of_pairs(self, keys: int) -> Tensor:
         """The bias [heads, s, t] of each pair: row after row one distance less."""
         return self.numbers.unfold(1, keys, 1).flip(1)
 
     def add(self, pairs: Tensor) -> Tensor:
-        """The gradient of the table [rows, heads], of that of all pairs [heads, s, t]."""
+        """The gradient of the table [rows, heads], of that of all pairs [heads here, s, t]."""
         heads, s, t = pairs.shape
         ahead = torch.arange(t, device=pairs.device) - torch.arange(s, device=pairs.device)[:, None]
         at = self.buckets[ahead + (s - 1)].flatten()
-        total = pairs.new_zeros(self.rows, heads)
-        return total.index_add_(0, at, pairs.flatten(1).T.contiguous())
+        total = pairs.new_zeros(self.sizes)
+        mine = total[:, self.first : self.first + heads]
+        mine.index_add_(0, at, pairs.flatten(1).T.contiguous())
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +118,10 @@ class Seen:
 
     pairs: Tensor | None
     bias: Bias | None = None
+
+    def of_heads(self, first: int, stop: int) -> "Seen":
+        """The same for some of the heads."""
+        return replace(self, bias=self.bias and self.bias.of_heads(first, stop))
 
     def expected(self) -> None:
         """Called once for each block that attends so, before its forward pass."""

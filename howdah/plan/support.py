@@ -45,7 +45,7 @@ def unsupported(
             "gradients=disk with an embedding that is tied over stages can be planned, but not run "
             "yet; use gradients=host"
         )
-    if layout.cp > 1 and layout.context != "all-to-all" and not shape.causal:
+    if layout.cp > 1 and layout.context != "all-to-all" and shape.family == "encoder":
         problems.append(
             f"cp{layout.cp} as a ring is built for causal attention, and an encoder looks both "
             "ways; use context=all-to-all"
@@ -93,8 +93,8 @@ def _source_words(
     if shape.family != "encoder-decoder":
         return
     what, later = "with an encoder-decoder", "can be planned, but not run yet"
-    if layout.cp > 1:
-        yield f"cp{layout.cp} {what} {later}: no core shares its bias out; use dp, tp with sp or pp"
+    if layout.cp > 1 and layout.context != "all-to-all":
+        yield f"cp{layout.cp} as a ring {what} {later}; use context=all-to-all"
     if layout.activations != "device":
         yield f"activations={layout.activations} {what} {later}; use recompute=full"
     if layout.inputs == "gathered" and layout.sp:

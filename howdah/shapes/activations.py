@@ -306,12 +306,13 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim, made: Dim) -> Iterat
             yield Saved("attention output by head", per, inside, core=True, copy=one)
         yield Saved("log-sum-exps", per, heads, "wide", core=True)
     else:
-        yield Saved("probabilities", "pair", heads, core=True)
+        pair: Per = "traded_pair" if of else "pair"
+        yield Saved("probabilities", pair, heads, core=True)
         # howdah's other ones are matrices where they are dropped alone
         if (kernels.dropout or kernels.small) and not biased:
-            yield Saved("probabilities dropout", "pair", heads, "byte", core=True)
+            yield Saved("probabilities dropout", pair, heads, "byte", core=True)
         if kernels.dropout and not kernels.small:
-            yield Saved("probabilities dropped", "pair", heads, core=True)
+            yield Saved("probabilities dropped", pair, heads, core=True)
     yield Saved("attention output", "token", (output,), again=flash and not by_head)
 
 

@@ -7,13 +7,18 @@ import torch
 
 from howdah.base.errors import UserError, shown
 from howdah.model.islands import promoted
-from howdah.model.transformer import Transformer
+from howdah.shapes.shape import ModelShape
+from howdah.tasks.reading import Reader
 from howdah.text.labelled import last_seen
 
 
-@torch.no_grad()
 def classified(
-    model: Transformer, texts: Sequence[Sequence[int]], *, pad: int | None, top_k: int | str | None
+    model: Reader,
+    shape: ModelShape,
+    texts: Sequence[Sequence[int]],
+    *,
+    pad: int | None,
+    top_k: int | str | None,
 ) -> list[Any]:
     """The likeliest label of each text with its score, the softmax over all labels; or a list of
     the `top_k` likeliest of each. Raises UserError.
@@ -24,12 +29,10 @@ def classified(
     """
     if top_k not in ("", None) and (type(top_k) is not int or top_k < 1):
         raise UserError(f"top_k is {shown(top_k)}; it must be a whole number from 1 on, or None")
-    names, found = model.shape.labels, list[Any]()
+    names, found = shape.labels, list[Any]()
     for tokens in texts:
-        place = 0 if model.shape.pooler else last_seen(tokens, pad)
-        row = torch.tensor([tokens], device=model.embedding.weight.device)
-        hidden = model(row, torch.arange(len(tokens), device=row.device)[None])
-        logits = model.logits(hidden[0, place])
+        place = 0 if shape.pooler else last_seen(tokens, pad)
+        (logits,) = model.scores(torch.tensor([tokens], device=model.device), [place])
         shares = logits.to(promoted(logits.dtype)).softmax(-1).cpu()
         best = shares.topk(min(top_k, len(names)) if isinstance(top_k, int) else len(names))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -101,6 +101,8 @@ def test_other_forms_of_them_equal_one_device(workers, layout, form):
     [
         ("tp2 sp x2", "bert"),
         ("pp2 recompute=selective x2", "bloom"),
+        (f"cp2 x2 {TRADE}", "bert"),
+        pytest.param(f"cp3 recompute=full x1 {TRADE}", "bloom", marks=slow),
         pytest.param("dp2 tp2 zero3 recompute=full x2", "bert", marks=slow),
         pytest.param("tp3 recompute=selective x1", "bloom", marks=slow),
     ],

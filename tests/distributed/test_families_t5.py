@@ -2,6 +2,7 @@
 
 t5     relative positions, ReLU, a tied head that is divided by √width
 flan   GEGLU, a head of its own
+wide   four heads, which two ranks of tp and two of cp can share out
 """
 
 from dataclasses import replace
@@ -24,7 +25,9 @@ from howdah.verify.verify import report, verify
 SHAPES = {
     "t5": replace(small_shape(preset("t5-small"), context=16), vocab=67),
     "flan": small_shape(preset("flan-t5-base"), context=16),
+    "wide": small_shape(preset("flan-t5-base"), context=16, times=2),
 }
+TRADE = "context=all-to-all"
 slow = pytest.mark.slow
 
 
@@ -43,6 +46,10 @@ def case_with(layout, form="t5", **of):
         "tp2 sp x2",
         "dp2 pp2 zero1 1f1b x2",
         "dp2 zero3 recompute=full x2",
+        f"cp2 x2 {TRADE}",
+        pytest.param(f"cp2 recompute=selective x1 {TRADE}", marks=slow),
+        pytest.param(f"cp2 dp2 zero3 recompute=full x1 {TRADE}", marks=slow),
+        pytest.param(f"cp2 pp2 1f1b x2 {TRADE}", marks=slow),
         pytest.param("single x2", marks=slow),
         pytest.param("dp2 zero1 x2", marks=slow),
         pytest.param("dp2 zero2 recompute=selective x2", marks=slow),
@@ -68,15 +75,24 @@ def test_t5_equals_one_device(workers, layout):
 
 
 @slow
+@pytest.mark.parametrize("layout", [f"cp2 tp2 sp x2 {TRADE}", f"cp2 tp2 recompute=full x1 {TRADE}"])
+def test_heads_of_a_bias_are_shared_out_twice(workers, layout):
+    prove(case_with(layout, "wide"), workers)
+
+
+@slow
 @pytest.mark.parametrize(
-    "layout", ["dp2 zero3 x2", "tp2 sp pp2 1f1b x2", "pp4 1f1b x4", "pp2 zb-v x2"]
+    "layout",
+    ["dp2 zero3 x2", "tp2 sp pp2 1f1b x2", "pp4 1f1b x4", "pp2 zb-v x2", f"cp2 x2 {TRADE}"],
 )
 def test_flan_equals_one_device(workers, layout):
     prove(case_with(layout, "flan"), workers)
 
 
 @slow
-@pytest.mark.parametrize("layout", ["tp2 sp x2", "pp2 recompute=full 1f1b x2", "dp2 zero2 x2"])
+@pytest.mark.parametrize(
+    "layout", ["tp2 sp x2", "pp2 recompute=full 1f1b x2", "dp2 zero2 x2", f"cp2 x2 {TRADE}"]
+)
 def test_dropout_is_that_of_one_device(workers, layout):
     prove(case_with(layout, "flan", dropout=0.1), workers)
 
@@ -90,7 +106,14 @@ def test_other_precisions(workers, layout, precision):
 
 @slow
 @pytest.mark.parametrize(
-    "layout", ["dp2 zero3 x2", "pp3 1f1b x2", "tp2 sp x2", "pp2 recompute=full 1f1b x2"]
+    "layout",
+    [
+        "dp2 zero3 x2",
+        "pp3 1f1b x2",
+        "tp2 sp x2",
+        "pp2 recompute=full 1f1b x2",
+        f"cp2 x2 {TRADE}",
+    ],
 )
 def test_every_break_is_noticed(workers, layout):
     case = case_with(layout)
@@ -129,7 +152,7 @@ def test_what_stages_send_and_share():
 @pytest.mark.parametrize(
     ("words", "of", "said"),
     [
-        ("cp2", {}, "cp2 with an encoder-decoder can be planned, but not run yet"),
+        ("cp2", {}, "cp2 as a ring with an encoder-decoder can be planned, but not run yet"),
         ("activations=host", {}, "activations=host with an encoder-decoder"),
         ("tp2 sp inputs=gathered", {}, "inputs=gathered with an encoder-decoder"),
         ("single", {"compiled": True}, "compile=true with an encoder-decoder"),
