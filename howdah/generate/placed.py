@@ -92,29 +92,30 @@ class PlacedModel:
         return self._next(len(tokens), self._passed(tokens, run))
 
     @torch.no_grad()
-    def states(self, tokens: Tensor) -> Tensor:
-        """The last hidden states [b, s, h] of tokens [b, s], in front of the head, on all ranks; of
-        an encoder-decoder those of the encoder.
+    def states(self, text: Sequence[int]) -> Tensor:
+        """The last hidden states [1, s, h] of the tokens of a text, in front of the head, on all
+        ranks; of an encoder-decoder those of the encoder.
         """
         if self.shape.encoder_layers:
-            x = self.encode(tokens, None)
+            x = self.encode(torch.tensor([text], device=self.device), None)
         else:
-            x = self._read(tokens)
+            x = self._read(text)
             if self._last and self.shape.norm_at == "before":
                 x = self.model.norm(x)
-        return self._told(x, (*tokens.shape, self.shape.width))
+        return self._told(x, (1, len(text), self.shape.width))
 
     @torch.no_grad()
-    def scores(self, tokens: Tensor, places: Sequence[int]) -> Tensor:
-        """What the head says [n, V] of some places of a text [1, s], on all ranks."""
-        x = self._read(tokens)
+    def scores(self, text: Sequence[int], places: Sequence[int]) -> Tensor:
+        """What the head says [n, V] of some places of a text, on all ranks."""
+        x = self._read(text)
         if self._last:
             x = self._logits(self.model.final_norm(x[0, places]))
         return self._told(x, (len(places), self.shape.outputs))
 
-    def _read(self, tokens: Tensor) -> Tensor:
-        """What this stage makes of whole texts [b, s]."""
-        positions = torch.arange(tokens.shape[1], device=self.device).expand(tokens.shape)
+    def _read(self, text: Sequence[int]) -> Tensor:
+        """What this stage makes [1, s, h] of a text."""
+        tokens = torch.tensor([text], device=self.device)
+        positions = torch.arange(len(text), device=self.device)[None]
 
         def run(x: Tensor | None) -> Tensor:
             x = self.model.embed(tokens, positions) if x is None else x

@@ -72,7 +72,11 @@ class Trade:
         first, stop = self.queries[self._group.rank]
         if isinstance(mask, Seen):
             return mask.of_heads(first, stop)
-        return mask._replace(first=mask.first + first) if isinstance(mask, Dropping) else mask
+        if isinstance(mask, Dropping):
+            seen = mask.mask
+            inner = seen.of_heads(first, stop) if isinstance(seen, Seen) else seen
+            return mask._replace(mask=inner, first=mask.first + first)
+        return mask
 
     def to_heads(self, given: list[tuple[Tensor, Ranges]]) -> list[Tensor]:
         """Of tensors [b, heads, s, d] of this rank's tokens, with each rank's heads: this rank's

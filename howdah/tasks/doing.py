@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from howdah.base.errors import UserError, shown
 from howdah.generate.beams import Beams, beam_search
 from howdah.generate.draw import GREEDY, Draw, listed
@@ -20,7 +18,6 @@ from howdah.model.transformer import Transformer
 from howdah.tasks.chatting import joined
 from howdah.tasks.labelling import classified
 from howdah.tasks.opened import OpenedModel
-from howdah.tasks.reading import reader
 
 TRANSLATION = re.compile(r"translation(_\w\w+_to_\w\w+)?")
 Texts = str | Sequence[Any]  # or messages, of text-generation
@@ -158,8 +155,7 @@ def _written(  # noqa: PLR0913  each is a setting of transformers
 def _classified(of: Using, texts: Sequence[str], *, top_k: int | str | None = "") -> list[Any]:
     """The likeliest label of each text, or a list of the `top_k` likeliest; None: of all."""
     tokens = [fitting(of.opened, text) for text in texts]
-    model, opened = reader(of.model), of.opened
-    return classified(model, opened.shape, tokens, pad=opened.pad, top_k=top_k)
+    return classified(of.model, tokens, pad=of.opened.pad, top_k=top_k)
 
 
 def fitting(of: OpenedModel, text: str) -> list[int]:
@@ -175,11 +171,7 @@ def fitting(of: OpenedModel, text: str) -> list[int]:
 
 def _features(of: Using, texts: Sequence[str], *, return_tensors: bool = False) -> list[Any]:
     """The last hidden states of each text."""
-    model = reader(of.model)
-    found = [
-        model.states(torch.tensor([fitting(of.opened, text)], device=model.device))
-        for text in texts
-    ]
+    found = [of.model.states(fitting(of.opened, text)) for text in texts]
     return [*found] if return_tensors else [states.tolist() for states in found]
 
 
@@ -187,7 +179,7 @@ def _filled(
     of: Using, texts: Sequence[str], *, top_k: int = 5, targets: Texts | None = None
 ) -> list[Any]:
     """The likeliest tokens in the masked place of each text; of several places, a list of each."""
-    opened, model = of.opened, reader(of.model)
+    opened, model = of.opened, of.model
     assert opened.mask is not None
     mask, chosen = opened.tokenizer.token_to_id(opened.mask), _targets(opened, targets)
     if top_k < 1:
@@ -201,7 +193,7 @@ def _filled(
                 f"{shown(text)} has no {opened.mask}, the token that hides another; write it where "
                 "a word is asked for"
             )
-        logits = model.scores(torch.tensor([tokens], device=model.device), places)
+        logits = model.scores(tokens, places)
         shares = logits.to(promoted(logits.dtype)).softmax(-1).cpu()
         best = shares[:, chosen].topk(min(top_k, len(chosen)))
         rows = [

@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from howdah.base.errors import UserError, shown
+from howdah.generate.placed import PlacedModel
 from howdah.model.islands import promoted
-from howdah.shapes.shape import ModelShape
-from howdah.tasks.reading import Reader
+from howdah.model.transformer import Transformer
 from howdah.text.labelled import last_seen
 
 
 def classified(
-    model: Reader,
-    shape: ModelShape,
+    model: Transformer | PlacedModel,
     texts: Sequence[Sequence[int]],
     *,
     pad: int | None,
@@ -29,10 +26,10 @@ def classified(
     """
     if top_k not in ("", None) and (type(top_k) is not int or top_k < 1):
         raise UserError(f"top_k is {shown(top_k)}; it must be a whole number from 1 on, or None")
-    names, found = shape.labels, list[Any]()
+    names, found = model.shape.labels, list[Any]()
     for tokens in texts:
-        place = 0 if shape.pooler else last_seen(tokens, pad)
-        (logits,) = model.scores(torch.tensor([tokens], device=model.device), [place])
+        place = 0 if model.shape.pooler else last_seen(tokens, pad)
+        (logits,) = model.scores(tokens, [place])
         shares = logits.to(promoted(logits.dtype)).softmax(-1).cpu()
         best = shares.topk(min(top_k, len(names)) if isinstance(top_k, int) else len(names))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -106,10 +106,11 @@ class OpenedModel:
         """The model, or this rank's part of it, ready to write the text of each prompt. Raises
         UserError.
         """
-        placed = isinstance(model, PlacedModel)
-        if self.start is None:
-            return model if placed else OneDevice(model)
-        return BehindEncoder(model if placed else WholeStacks(model), prompts)
+        if isinstance(model, PlacedModel):
+            return model if self.start is None else BehindEncoder(model, prompts)
+        return (
+            OneDevice(model) if self.start is None else BehindEncoder(WholeStacks(model), prompts)
+        )
 
     def texts(self, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The tokens with which the text of each prompt begins: the prompt, unless an encoder reads
