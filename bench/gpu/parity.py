@@ -1,4 +1,6 @@
-"""B: the numbers of the CPU: miniatures of every form by `verify`, and what surrounds a step."""
+"""B: the numbers of the CPU: miniatures of every form and family by `verify`, and what surrounds a
+step.
+"""
 
 import tempfile
 from dataclasses import replace
@@ -32,15 +34,25 @@ FORMS = {
     "llama3": small_shape(preset("llama3-8b"), context=16),
     "norm after": replace(LLAMA, norm_at="after"),
 }
+FAMILIES = {
+    "bloom": small_shape(preset("bloom-560m"), context=16),
+    "bert": small_shape(preset("bert-base"), context=16),
+    "roberta": small_shape(preset("roberta-base"), context=16),
+    "t5": replace(small_shape(preset("t5-small"), context=16), vocab=67),
+    "flan": small_shape(preset("flan-t5-base"), context=16),
+}
 METHODS = {
     "float64": Method("float64"),
     "float64 dropout": Method("float64", dropout=0.2),
     "float64 smoothing, z-loss": Method("float64", label_smoothing=0.1, z_loss=1e-3),
     "float32": Method("float32"),
     "bf16": Method("bf16"),
+    "float64 attention dropout": Method("float64", dropout=0.1, attention_dropout=0.2),
 }
 CASES = {
-    **{f"{form} float64": (form, "float64", "single x2") for form in FORMS},
+    **{f"{form} float64": (form, "float64", "single x2") for form in (*FORMS, *FAMILIES)},
+    **{f"{family} bf16": (family, "bf16", "single x2") for family in FAMILIES},
+    "bert float64 attention dropout": ("bert", "float64 attention dropout", "single x2"),
     **{f"llama {name}": ("llama", name, "single x2") for name in METHODS},
     "llama recompute": ("llama", "float64", "recompute=full x2"),
 }
@@ -60,7 +72,7 @@ def case_of(
     resolved = parse_layout(layout)
     rows = 2 * resolved.replicas * (resolved.micros or 1)
     return Case(
-        shape=FORMS[form],
+        shape=(FORMS | FAMILIES)[form],
         layout=resolved,
         method=method,
         samples=rows - 1,

@@ -1,7 +1,9 @@
 """Runs the parity matrix and writes docs/matrix.md from what ran; results.json has every cell.
 
-    python bench/matrix/run.py                 every pair, every triple, and layouts drawn at random
+    python bench/matrix/run.py                 every pair, also of each family of models, every
+                                               triple, and layouts drawn at random
     python bench/matrix/run.py --only tensor   cells with this form; writes nothing
+    python bench/matrix/run.py --family t5     pairs of forms with this family; writes nothing
     python bench/matrix/run.py --part 2/6      a sixth of the cells; the last of them writes all
     python bench/matrix/run.py --draw 60       so many cells at random; writes nothing
     python bench/matrix/run.py --to FOLDER     writes matrix.md and the results there
@@ -21,7 +23,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -33,11 +35,14 @@ from howdah.plan.method import Method
 from howdah.plan.plan import for_gpus
 from howdah.verify.case import Case
 from howdah.verify.matrix import (
+    FAMILIES,
     FORMS,
+    MODELS,
     PIPES,
     Cell,
     case_of,
     drawn_triples,
+    families,
     pairs,
     split_model,
     triples,
@@ -57,6 +62,9 @@ float64 on a small model whose sizes do not divide, held against plain PyTorch o
 losses, gradient norms, every gradient and parameter, equal bits on all replicas, and bytes
 predicted equal to bytes counted. A combination works or is refused with a sentence; there is no
 third case. A dot: two choices of one kind."""
+OF_FAMILIES = """\
+Each pair of forms of a layout once more, with each of these models. Where a family is not named in
+the second table, it does what the pair above does."""
 RANKS = 16
 AT_HOME = ("host", "disk", "activations")
 DRAWN, TRIPLES = 60, 60
@@ -174,8 +182,9 @@ def page(results: dict[Cell, Result]) -> str:
     lines += ["", "The forms' words:", ""]
     lines += ["| form | words |", "|---|---|"]
     lines += [f"| {name} | `{words}` |" for name, words in FORMS.items()]
+    lines += by_family(results, of, short)
     for title, chosen in (
-        ("Triples", [cell for cell in results if len(cell.forms) == 3]),
+        ("Triples", [cell for cell in results if len(cell.forms) == 3 and not family_of(cell)]),
         ("Drawn at random", [cell for cell in results if not cell.forms]),
     ):
         lines += ["", f"## {title}", "", "| layout | |", "|---|---|"]
@@ -183,6 +192,38 @@ def page(results: dict[Cell, Result]) -> str:
     lines += ["", "## Why", ""]
     lines += [f"{number}. {why}" for why, number in reasons.items()] or ["Nothing is refused."]
     return "\n".join(lines) + "\n"
+
+
+def by_family(
+    results: dict[Cell, Result],
+    of: dict[frozenset[str], Result],
+    short: Callable[[Result], str],
+) -> list[str]:
+    """What becomes of each pair of forms with a family, where it is not what became of the pair."""
+    lines = ["", "## Families", "", *OF_FAMILIES.splitlines(), ""]
+    lines += [
+        "| family | pairs | work | refused as above | refused beside |",
+        "|---|---|---|---|---|",
+    ]
+    beside: dict[tuple[str, str], list[str]] = {}
+    for family in FAMILIES:
+        cells = [cell for cell in results if family_of(cell) == family]
+        works = sum(results[cell].result == "works" for cell in cells)
+        other = [c for c in cells if results[c].result != of[frozenset(c.forms[:2])].result]
+        counts = len(cells), works, len(cells) - works - len(other), len(other)
+        lines.append(f"| {family} | {' | '.join(map(str, counts))} |")
+        for cell in other:
+            pair = " + ".join(cell.forms[:2])
+            beside.setdefault((family, short(results[cell])), []).append(pair)
+    lines += ["", "| family | | pairs |", "|---|---|---|"]
+    lines += [f"| {one} | {why} | {', '.join(pairs)} |" for (one, why), pairs in beside.items()]
+    return lines
+
+
+def family_of(cell: Cell) -> str:
+    """The family with which a cell has a pair of forms; empty for other cells."""
+    with_one = len(cell.forms) == 3 and cell.forms[2] in FAMILIES
+    return cell.forms[2] if with_one and not {*cell.forms[:2]} & {*MODELS} else ""
 
 
 def commit() -> str:
@@ -196,6 +237,8 @@ def commit() -> str:
 
 
 def kind_of(cell: Cell) -> str:
+    if family := family_of(cell):
+        return f"pair with {family}"
     return {1: "alone", 2: "pair", 3: "triple"}.get(len(set(cell.forms)), "drawn at random")
 
 
@@ -218,7 +261,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Parity matrix: results",
         "",
-        f"Written by `run.py` at {found['commit']}: {found['all']} cells, all of them in "
+        f"Written by `run.py` at {found['commit']}: {found['all']} cells, also in "
         "[the matrix](../../docs/matrix.md).",
         "",
         "| cells | works | refused | fails |",
@@ -235,7 +278,8 @@ def markdown(found: dict[str, Any]) -> str:
 
 def chosen(cells: list[Cell], words: argparse.Namespace) -> list[Cell]:
     """The cells that are asked for."""
-    cells = [cell for cell in cells if not words.only or words.only in cell.forms]
+    for form in filter(None, (words.only, words.family)):
+        cells = [cell for cell in cells if form in cell.forms]
     if words.draw:
         cells = random.Random(words.seed).sample(cells, min(words.draw, len(cells)))
     if words.part:
@@ -272,6 +316,9 @@ def write(results: dict[Cell, Result], to: Path | None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cells with this form; writes nothing")
+    parser.add_argument(
+        "--family", choices=FAMILIES, default="", help="cells with this family; writes nothing"
+    )
     parser.add_argument("--part", default="", help="such as 2/6: every sixth, from the second on")
     parser.add_argument("--draw", type=int, default=0, help="so many cells; writes nothing")
     parser.add_argument("--seed", type=int, default=SEED, help="of --draw")
@@ -283,7 +330,8 @@ def main() -> int:
     asked = [name for name, (given, _) in asks.items() if given]
     if asked and (words.to or len(asked) > 1):
         parser.error(f"{asked[0]} writes nothing: leave --to out, and ask one thing at a time")
-    every = [*pairs(), *triples(), *drawn_triples(TRIPLES, seed=SEED), *drawn()]
+    parts = pairs(), triples(), families(), drawn_triples(TRIPLES, seed=SEED), drawn()
+    every = [*dict.fromkeys(cell for part in parts for cell in part)]
     cells, results = chosen(every, words), dict[Cell, Result]()
     bench = asks[asked[0]][1]() if asked else Bench()
     for number, cell in enumerate(cells, 1):
@@ -293,9 +341,10 @@ def main() -> int:
     bench.close()
     print(summary(results, "")["counts"])
     failed = any(result.result == "fails" for result in results.values())
-    if words.part and not (asked or words.only or words.draw):
+    some = words.only or words.family or words.draw
+    if words.part and not (asked or some):
         results = joined(words.part, every, results)
-    if results and not asked and (words.to or not (words.only or words.draw)):
+    if results and not asked and (words.to or not some):
         write(results, words.to)
     return 1 if failed else 0
 

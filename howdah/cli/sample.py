@@ -191,7 +191,6 @@ def decode_rank(seat: "Seat", asked: Wanted, layout: str, threads: int) -> int:
 
     from howdah.comm.rendezvous import choose
     from howdah.generate.placed import decoding_plan, place
-    from howdah.generate.predictor import BehindEncoder
     from howdah.parallel.mesh import connect_mesh
     from howdah.plan.layout import parse_layout
     from howdah.tasks.opened import open_model
@@ -205,7 +204,6 @@ def decode_rank(seat: "Seat", asked: Wanted, layout: str, threads: int) -> int:
         met = choose(seat.store, rank=seat.rank, size=seat.size, device=device)
         with closing(met) as transport, connect_mesh(plan.layout, transport, device) as mesh:
             placed = place(plan, mesh, opened.fill, dtype=torch.float32)
-            sources = [] if opened.start is None else asked.tokens(opened)
-            model = BehindEncoder(placed, sources) if sources else placed
+            model = opened.predictor(placed, asked.tokens(opened))
             write(model, opened, asked, first=seat.rank == 0)
     return 0

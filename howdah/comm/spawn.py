@@ -5,12 +5,19 @@
     with Workers(4) as workers:
         workers.run(function, argument, ranks=3)     # → [result of rank 0, 1, 2]
 
-where `function(transport, argument)` runs on each rank with a new transport.
+where `function(transport, argument)` runs on each rank with a new transport. A generator keeps it,
+and what it has made: what it yields first is the result, and each `ask` gives it something and
+returns what it yields then.
+
+    with Workers(2) as workers:
+        workers.run(generator, argument)             # → [what rank 0, 1 yield]
+        workers.ask(question)                        # the same again, as often as one likes
 """
 
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from inspect import isgenerator, isgeneratorfunction
 from math import inf
 from multiprocessing.connection import Connection, wait
 from time import monotonic
@@ -48,14 +55,18 @@ class Workers:
     """`size` worker processes, with `threads` torch threads each. Raises WorkerError.
 
     device  cpu or cuda: what each works on; ranks on GPUs take theirs before they meet
+    main    whether they can run functions of the caller's own script, which they then import
     """
 
-    def __init__(self, size: int, *, threads: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self, size: int, *, threads: int = 1, device: str = "cpu", main: bool = True
+    ) -> None:
         self._runs = 0
         self._children: list[Child] = []
+        self._asked: list[Child] = []  # those whose generators wait for a question
         self._server: ForkServer | None = None
         try:
-            self._server = ForkServer(farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=True)
+            self._server = ForkServer(farewell=signal.SIGKILL, grace=0, preload=PRELOAD, main=main)
             for _ in range(size):
                 self._children.append(self._server.fork(_serve, threads, device))
         except ServerLost as lost:
@@ -88,14 +99,32 @@ class Workers:
             raise WorkerError(
                 f"{ranks} ranks were asked for, but {len(self._children)} workers live"
             )
+        if self._asked:
+            raise WorkerError("these workers answer questions; start others for another run")
         children = self._children[:ranks]
+        self._asked = children if isgeneratorfunction(function) else []
         self._runs += 1
         for rank, child in enumerate(children):
             with suppress(ConnectionError):  # it died; reading its answer reports it
                 send(child.pipe, function, arguments, rank, ranks, self._runs, transport)
+        return self._heard(children)
+
+    def ask(self, *question: Any) -> list[Any]:
+        """What the generators of the last run answer, in rank order. Raises WorkerError as `run`
+        does.
+        """
+        if not self._asked:
+            raise WorkerError("no worker waits for a question: none was started, or one failed")
+        for child in self._asked:
+            with suppress(ConnectionError):
+                send(child.pipe, *question)
+        return self._heard(self._asked)
+
+    def _heard(self, children: Sequence[Child]) -> list[Any]:
+        assert self._server is not None
         try:
             return _answers(self._server, children)
-        except WorkerError:
+        except BaseException:  # also Ctrl-C, after which an answer would be that of another call
             self.close(kill=True)
             raise
 
@@ -103,7 +132,7 @@ class Workers:
         """Ends the workers: waits until they exit, or kills them (`kill`) if they may be stuck."""
         if self._server:
             self._server.close(kill=kill)
-        self._children, self._server = [], None
+        self._children, self._asked, self._server = [], [], None
 
     def __enter__(self) -> "Workers":
         return self
@@ -188,7 +217,19 @@ def _serve(pipe: Connection, store: LocalStore, threads: int, device: str) -> in
                     checked=True,  # `verify` and tests take the time to compare GPUs' calls
                 )
             ) as transport:
-                send(pipe, "", function(transport, *arguments))
+                _tell(pipe, function(transport, *arguments))
         except Exception as error:
             failure = explain(error)
             send(pipe, failure.kind, failure.told)
+
+
+def _tell(pipe: Connection, made: Any) -> None:
+    """Sends what a function has made; of a generator all that it yields, until nobody asks."""
+    if not isgenerator(made):
+        return send(pipe, "", made)
+    with closing(made):
+        send(pipe, "", next(made))
+        with suppress(EOFError):
+            while True:
+                send(pipe, "", made.send(receive(pipe)))
+    return None

@@ -12,7 +12,7 @@ Of an encoder-decoder a source passes through all stages once. What the encoder 
 on through those of the decoder, which keep it; each token then begins at the stage of the target.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import cast
 
@@ -24,6 +24,7 @@ from howdah.base.errors import UserError
 from howdah.model.attention import Cache
 from howdah.model.block import BlockContext
 from howdah.model.loss import Add
+from howdah.model.norm import value_of
 from howdah.model.transformer import Transformer
 from howdah.parallel.flat_params import Fill
 from howdah.parallel.mesh import Mesh
@@ -88,7 +89,39 @@ class PlacedModel:
             context = self.model.context(x, positions, None, cache=cache)
             return _through(self.model.layers, x, context)
 
-        return self._told(len(tokens), self._passed(tokens, run))
+        return self._next(len(tokens), self._passed(tokens, run))
+
+    @torch.no_grad()
+    def states(self, text: Sequence[int]) -> Tensor:
+        """The last hidden states [1, s, h] of the tokens of a text, in front of the head, on all
+        ranks; of an encoder-decoder those of the encoder.
+        """
+        if self.shape.encoder_layers:
+            x = self.encode(torch.tensor([text], device=self.device), None)
+        else:
+            x = self._read(text)
+            if self._last and self.shape.norm_at == "before":
+                x = self.model.norm(x)
+        return self._told(x, (1, len(text), self.shape.width))
+
+    @torch.no_grad()
+    def scores(self, text: Sequence[int], places: Sequence[int]) -> Tensor:
+        """What the head says [n, V] of some places of a text, on all ranks."""
+        x = self._read(text)
+        if self._last:
+            x = self._logits(self.model.final_norm(x[0, places]))
+        return self._told(x, (len(places), self.shape.outputs))
+
+    def _read(self, text: Sequence[int]) -> Tensor:
+        """What this stage makes [1, s, h] of a text."""
+        tokens = torch.tensor([text], device=self.device)
+        positions = torch.arange(len(text), device=self.device)[None]
+
+        def run(x: Tensor | None) -> Tensor:
+            x = self.model.embed(tokens, positions) if x is None else x
+            return _through(self.model.layers, x, self.model.context(x, positions, None))
+
+        return self._passed(tokens, run)
 
     @torch.no_grad()
     def encode(self, source: Tensor, seen: Tensor | None) -> Tensor:
@@ -118,7 +151,7 @@ class PlacedModel:
             return _through(self.model.layers, x, context)
 
         here = self._pp >= self._target
-        return self._told(len(tokens), self._passed(tokens, run, self._target) if here else None)
+        return self._next(len(tokens), self._passed(tokens, run, self._target) if here else None)
 
     def _passed(
         self, tokens: Tensor, run: Callable[[Tensor | None], Tensor], first: int = 0
@@ -135,24 +168,27 @@ class PlacedModel:
             self._links.send(x.contiguous(), self._pp + 1).result()
         return x
 
-    def _told(self, rows: int, x: Tensor | None) -> Tensor:
-        """The logits [rows, V] of the last tokens, which the last stage finds from x [rows, s, h]
-        and tells all.
-        """
+    def _next(self, rows: int, x: Tensor | None) -> Tensor:
+        """The logits [rows, V] behind the last tokens of x [rows, s, h], on all ranks."""
         if self._last:
             assert x is not None, "the last stage has the head"
-            logits = self._logits(self.model.final_norm(x[:, -1:])[:, 0])
-        else:
-            logits = torch.empty(rows, self.shape.vocab, dtype=self.dtype, device=self.device)
+            x = self._logits(self.model.final_norm(x[:, -1:])[:, 0])
+        return self._told(x, (rows, self.shape.vocab))
+
+    def _told(self, x: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
+        """What the last stage has found, on all ranks."""
+        if not self._last or x is None:
+            x = torch.empty(sizes, dtype=self.dtype, device=self.device)
+        x = x.contiguous()
         if self._mesh.layout.pp > 1:
-            self._mesh.world.broadcast(logits, self._teller)
-        return logits
+            self._mesh.world.broadcast(x, self._teller)
+        return x
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The logits [b, V] of hidden states [b, h], of whose rows this rank may have some."""
-        weight = cast(Handle, self.model.head_weight).value()
-        mine = F.linear(hidden, weight)
-        if self._mesh.tp.size == 1:
+        weight, bias = cast(Handle, self.model.head_weight), self.model.head_bias
+        mine = F.linear(hidden, weight.value(), None if bias is None else value_of(bias))
+        if self._mesh.tp.size == 1 or self.shape.labels:  # whose rows each rank has
             return mine
         whole = mine.new_empty(self.shape.vocab, len(hidden))
         self._mesh.tp.all_gather(whole, mine.T.contiguous())

@@ -38,7 +38,7 @@ class BlockContext:
     balancing  what training asks of the routers of experts; None outside of training
     dropping  the share of attention's probabilities that is dropped, and positions of a sample
     source    [b, t, h] what the encoder has made of the source, for a decoder behind one
-    across    which of it is seen
+    across    which of it is seen, None without a source
     """
 
     rotary: Tensor | None
@@ -104,18 +104,19 @@ class Block(WithExperts):
             self.both,
             balancing=context.balancing,
             source=context.source if self.crosses else None,
-            across=context.across,
+            across=self.dropping(context, context.across, "cross probabilities"),
         )
-        return body(x, context.rotary, self.mask_of(context), context.cache, drops)
+        mask = self.dropping(context, context.mask, "probabilities")
+        return body(x, context.rotary, mask, context.cache, drops)
 
-    def mask_of(self, context: BlockContext) -> Mask:
-        """The mask of this block's attention, with the noise that drops its probabilities."""
-        mask, noise = context.mask, context.noise
+    def dropping(self, context: BlockContext, mask: Mask, place: str) -> Mask:
+        """A mask of this block's attention, with the noise that drops probabilities there."""
+        noise = context.noise
         if noise is None or context.dropping is None:
             return mask
-        assert mask is None or isinstance(mask, Tensor), "attention as matrices has a dense mask"
+        assert mask is None or isinstance(mask, Tensor | Seen), "attention is of matrices here"
         share, length = context.dropping
-        drop = drop_within(noise, f"{self.name}.probabilities", share=share, length=length)
+        drop = drop_within(noise, f"{self.name}.{place}", share=share, length=length)
         first, _ = cast(Attention, self.attention).own
         return Dropping(mask, drop, first, self.heads)
 
@@ -129,7 +130,7 @@ class Block(WithExperts):
         *,
         balancing: Balancing | None = None,
         source: Tensor | None = None,
-        across: Seen | None = None,
+        across: Mask = None,
     ) -> Tensor:
         """The sublayers, of tensors that are the same for blocks of all names."""
         first, second = drops[0], drops[-1]

@@ -94,13 +94,14 @@ class Blocks:
 class Dropping(NamedTuple):
     """Documents, for attention that drops some of its probabilities (`model/unfused.py`).
 
-    mask   dense [b, 1, s, s]; None: every row is one document
+    mask   dense [b, 1, s, s], or what the stacks of an encoder-decoder see; None: every row is one
+           document
     drop   of the queries
     first  the number of the first head that is here
     heads  of the whole model
     """
 
-    mask: Tensor | None
+    mask: "Tensor | Seen | None"
     drop: Drop
     first: int
     heads: int

@@ -17,7 +17,7 @@ pass adds the gradient of all pairs of a bucket to the table's. So a table is us
 block of its stack, whether or not the block is recomputed (`Bias.expected`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any, cast
 
@@ -68,7 +68,8 @@ class RelativeTable(nn.Module):
         first = -queries[-1]  # the key farthest before a query
         distances = torch.arange(first, keys - queries[0], device=device)
         buckets = buckets_of(distances, len(table), both_ways=both_ways)
-        return Bias(table[buckets].T.contiguous(), buckets, len(table), self)
+        sizes = len(table), table.shape[1]
+        return Bias(table[buckets].T.contiguous(), buckets, self, sizes, len(queries))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,26 +78,57 @@ class Bias:
 
     numbers  [heads, s + t - 1] by distance: first that of the last query and the first key
     buckets  [s + t - 1] of these distances
-    rows     of the table
     table    whose gradient is the bias's
+    sizes    of the table: rows and heads
+    queries  how many there are
+    first    the head of the table that is the first here
     """
 
     numbers: Tensor
     buckets: Tensor
-    rows: int
     table: RelativeTable
+    sizes: tuple[int, int]
+    queries: int
+    first: int = 0
+
+    def of_heads(self, first: int, stop: int) -> "Bias":
+        """The bias of some of the heads."""
+        return replace(self, numbers=self.numbers[first:stop], first=self.first + first)
 
     def of_pairs(self, keys: int) -> Tensor:
         """The bias [heads, s, t] of each pair: row after row one distance less."""
         return self.numbers.unfold(1, keys, 1).flip(1)
 
-    def add(self, pairs: Tensor) -> Tensor:
-        """The gradient of the table [rows, heads], of that of all pairs [heads, s, t]."""
+    def of_places(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The bias [heads, s, t] of queries and keys at some of the positions."""
+        return self.numbers[:, self._at(queries, keys)]
+
+    def add(
+        self, pairs: Tensor, queries: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
+        """The gradient of the table [rows, heads], of that of pairs [heads here, s, t] of queries
+        and keys at some of the positions; None: at all of them.
+        """
         heads, s, t = pairs.shape
-        ahead = torch.arange(t, device=pairs.device) - torch.arange(s, device=pairs.device)[:, None]
-        at = self.buckets[ahead + (s - 1)].flatten()
-        total = pairs.new_zeros(self.rows, heads)
-        return total.index_add_(0, at, pairs.flatten(1).T.contiguous())
+        queries = torch.arange(s, device=pairs.device) if queries is None else queries
+        keys = torch.arange(t, device=pairs.device) if keys is None else keys
+        total = pairs.new_zeros(self.sizes)
+        mine = total[:, self.first : self.first + heads]
+        at = self.buckets[self._at(queries, keys)].flatten()
+        mine.index_add_(0, at, pairs.flatten(1).T.contiguous())
+        return total
+
+    def _at(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Where the number of each pair [s, t] is; queries are counted from the first of them."""
+        return keys - queries[:, None] + (self.queries - 1)
+
+    def give(self, gradient: Tensor) -> Tensor | None:
+        """Adds the gradient of a table that autograd does not see; returns that of another."""
+        weight = self.table.weight
+        if isinstance(weight, Tensor):
+            return gradient.to(weight.dtype)
+        weight.add(lambda out: out.add_(gradient))
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,25 +143,40 @@ class Seen:
     pairs: Tensor | None
     bias: Bias | None = None
 
+    def of_heads(self, first: int, stop: int) -> "Seen":
+        """What is seen, with the bias of some of the heads."""
+        return replace(self, bias=self.bias and self.bias.of_heads(first, stop))
+
     def expected(self) -> None:
         """Called once for each block that attends so, before its forward pass."""
         if self.bias is not None:
             self.bias.table.expected()
 
 
-def attend_seen(q: Tensor, k: Tensor, v: Tensor, of: Seen) -> Tensor:
+Kept = tuple[Tensor, float]  # which probabilities [b, a, s, t] are kept, times a factor
+
+
+def attend_seen(q: Tensor, k: Tensor, v: Tensor, of: Seen, kept: Kept | None = None) -> Tensor:
     """Attention as matrices, without division by √d. q [b, a, s, d], k and v [b, a, t, d] →
-    [b, a, s, d].
+    [b, a, s, d]. Without `kept` all probabilities are.
     """
     weight = of.bias.table.weight if of.bias else None
-    return cast(Tensor, _Seen.apply(q, k, v, weight if isinstance(weight, Tensor) else None, of))
+    plain = weight if isinstance(weight, Tensor) else None
+    return cast(Tensor, _Seen.apply(q, k, v, plain, (of, kept)))
 
 
 class _Seen(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None, of: Seen
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        weight: Tensor | None,
+        asked: tuple[Seen, Kept | None],
     ) -> Tensor:
+        of, dropped = asked
+        kept, ctx.factor = dropped or (None, 1.0)
         wide = promoted(q.dtype)
         scores = q.to(wide) @ k.to(wide).mT
         if of.bias is not None:
@@ -137,28 +184,20 @@ class _Seen(torch.autograd.Function):
         if of.pairs is not None:
             scores.masked_fill_(~of.pairs, float("-inf"))
         likely = scores.softmax(-1).to(q.dtype)
-        ctx.save_for_backward(q, k, v, likely)
+        ctx.save_for_backward(q, k, v, likely, kept)
         ctx.of = of
-        return likely @ v
+        return (likely if kept is None else likely * kept * ctx.factor) @ v
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, likely = ctx.saved_tensors
+        q, k, v, likely, kept = ctx.saved_tensors
         bias, wide = ctx.of.bias, promoted(q.dtype)
         likely, grad = likely.to(wide), grad.to(wide)
-        d_v = likely.mT @ grad
-        d_likely = grad @ v.to(wide).mT
+        scaled = 1.0 if kept is None else kept.to(wide) * ctx.factor
+        d_v = (likely * scaled).mT @ grad
+        d_likely = grad @ v.to(wide).mT * scaled
         d_scores = likely * (d_likely - (d_likely * likely).sum(-1, keepdim=True))
-        d_table = None if bias is None else _give(bias, bias.add(d_scores.sum(0)))
+        d_table = None if bias is None else bias.give(bias.add(d_scores.sum(0)))
         d_q, d_k = d_scores @ k.to(wide), d_scores.mT @ q.to(wide)
         return d_q.to(q.dtype), d_k.to(q.dtype), d_v.to(q.dtype), d_table, None
-
-
-def _give(bias: Bias, gradient: Tensor) -> Tensor | None:
-    """Adds the gradient of a table that autograd does not see; returns that of another."""
-    weight = bias.table.weight
-    if isinstance(weight, Tensor):
-        return gradient.to(weight.dtype)
-    weight.add(lambda out: out.add_(gradient))
-    return None

@@ -11,7 +11,7 @@ ranks, no layouts and no random state. Weights are named as in `shapes/weights.p
 the names.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -195,7 +195,8 @@ class Transformer(nn.Module):
         """The context of the encoder's blocks, for sources of `length` tokens."""
         table = cast(RelativeTable, self.relative["encoder"])
         bias = table.bias(range(length), length, both_ways=True, device=device)
-        return BlockContext(None, Seen(_of_rows(seen), bias), noise, None)
+        dropping = self._dropping(noise, length)
+        return BlockContext(None, Seen(_of_rows(seen), bias), noise, None, dropping=dropping)
 
     def target_context(
         self,
@@ -212,8 +213,14 @@ class Transformer(nn.Module):
         bias = table.bias(range(before, keys), keys, both_ways=False, device=device)
         earlier = torch.ones(length, keys, dtype=torch.bool, device=device).tril(before)
         across = Seen(_of_rows(seen))
-        own = Seen(earlier, bias)
-        return BlockContext(None, own, noise, cache, source=source, across=across)
+        own, dropping = Seen(earlier, bias), self._dropping(noise, length)
+        return BlockContext(
+            None, own, noise, cache, dropping=dropping, source=source, across=across
+        )
+
+    def _dropping(self, noise: Noise | None, length: int) -> tuple[float, int] | None:
+        """What drops attention's probabilities in samples of `length` tokens; None: nothing."""
+        return (self.dropping, length) if noise is not None and self.dropping else None
 
     # -- the pieces of a forward pass, for layouts that run them on several ranks
 
@@ -257,7 +264,7 @@ class Transformer(nn.Module):
             rotary = rotary_angles(self.shape, positions, promoted(x.dtype), length)
         elif self.shape.positions == "alibi":
             rotary = positions
-        drops = noise is not None and self.dropping > 0
+        dropping = self._dropping(noise, length)
         mask: Mask = None
         seen = cache.seen(positions.shape[1]) if cache else None
         if cache and cache.length and seen is not None:
@@ -266,14 +273,13 @@ class Transformer(nn.Module):
             documents = seen.to(torch.int32)
         if documents is not None:
             mask = self.cut(documents, x.device, length)
-            if drops and mask is not None:
+            if dropping and mask is not None:
                 numbers = documents
                 if isinstance(mask, Cuts):
                     numbers = document_numbers(mask, len(positions))
                 mask = dense_mask(numbers.to(x.device))
             if isinstance(mask, Tensor) and not self.shape.causal:
                 mask = both_ways(mask)
-        dropping = (self.dropping, length) if drops else None
         return BlockContext(rotary, mask, noise, cache, dropping=dropping)
 
     def final_norm(self, x: Tensor, noise: Noise | None = None) -> Tensor:
@@ -293,6 +299,36 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """The logits [..., V] of a few hidden states [..., h], for decoding."""
         return F.linear(hidden, self.head_weight, self.head_bias)
+
+    # -- texts that are read as a whole, each as its tokens
+
+    @torch.no_grad()
+    def states(self, text: Sequence[int]) -> Tensor:
+        """The last hidden states [1, s, h] of a text, in front of the head; of an encoder-decoder
+        those of the encoder.
+        """
+        if self.shape.encoder_layers:
+            return self.encode(self._row(text), None)
+        x = self._read(text)
+        return cast(Tensor, self.norm(x)) if self.shape.norm_at == "before" else x
+
+    @torch.no_grad()
+    def scores(self, text: Sequence[int], places: Sequence[int]) -> Tensor:
+        """What the head says [n, V] of some places of a text."""
+        return self.logits(self.final_norm(self._read(text)[0, places]))
+
+    def _row(self, text: Sequence[int]) -> Tensor:
+        return torch.tensor([text], device=self.embedding.weight.device)
+
+    def _read(self, text: Sequence[int]) -> Tensor:
+        """What the last block makes [1, s, h] of a text."""
+        tokens = self._row(text)
+        positions = torch.arange(len(text), device=tokens.device)[None]
+        x = self.embed(tokens, positions)
+        context = self.context(x, positions, None)
+        for block in self.layers.values():
+            x = block(x, context)
+        return x
 
 
 def _of_rows(seen: Tensor | None) -> Tensor | None:

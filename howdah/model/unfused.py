@@ -16,12 +16,16 @@ from torch.autograd.function import once_differentiable
 
 from howdah.model.documents import Dropping
 from howdah.model.islands import factor_of, mix, promoted, shifted
+from howdah.model.relative import Seen, attend_seen
 
 
 def attend_dropping(q: Tensor, k: Tensor, v: Tensor, of: Dropping, *, causal: bool) -> Tensor:
     """Attention with dropout of its probabilities. q [b, a, s, d], k and v [b, k, s, d] →
     [b, a, s, d].
     """
+    if isinstance(of.mask, Seen):
+        kept = kept_pairs(of, q.shape[1], k.shape[2])
+        return attend_seen(q, k, v, of.mask, (kept, factor_of(of.drop)))
     return cast(Tensor, _Dropping.apply(q, k, v, of, causal))
 
 
@@ -39,6 +43,7 @@ class _Dropping(torch.autograd.Function):
     def forward(  # noqa: PLR0917
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, of: Dropping, causal: bool
     ) -> Tensor:
+        assert not isinstance(of.mask, Seen), "its attention is another"
         likely = _likely(q, k, of.mask, causal).to(q.dtype)
         kept = kept_pairs(of, q.shape[1], k.shape[2])
         ctx.save_for_backward(q, k, v, likely, kept)

@@ -12,10 +12,6 @@ Tokens, labels, positions and noise of the rank's chunks are cut from the whole 
 (`train/feed.py`); documents stay those of whole samples, for both cores ask where they end.
 """
 
-from collections.abc import Iterable
-from typing import cast
-
-from howdah.model.block import Block
 from howdah.model.latent import LatentAttention
 from howdah.model.transformer import Transformer
 from howdah.parallel.context_ring import Ring
@@ -34,8 +30,10 @@ def share_sequences(model: Transformer, plan: Plan, mesh: Mesh) -> Ring | Trade:
     if ring:
         model.cut = ring.cut
     core = ring if ring and plan.layout.trading == 1 else Trade(plan, mesh, ring)
-    for block in cast(Iterable[Block], model.layers.values()):
+    for block in model.blocks:
         block.attention.core = core
+        if block.crosses:
+            block.cross.core = core
         if isinstance(block.attention, LatentAttention):
             block.attention.pads = False
     return core

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from howdah.model.attention import core_of
-from howdah.model.documents import Mask
+from howdah.model.documents import Dropping, Mask
 from howdah.model.islands import promoted
 from howdah.model.partial import padded
+from howdah.model.relative import Seen
 from howdah.parallel.context_ring import Ring
 from howdah.parallel.mesh import Mesh
 from howdah.plan.heads import Range
@@ -56,15 +57,26 @@ class Trade:
         self.ring, self._core = ring, ring or core_of(plan.shape)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        """Causal attention inside documents, of this rank's tokens to those of all ranks:
+        """The model's attention, of this rank's tokens to those of all ranks:
         q [b, a, s, d], k [b, k, s, d] and v [b, k, s, e] → [b, a, s, e].
         """
         queries, keys, values = _ToHeads.apply(q, k, v, self)
         narrow, wide = values.shape[-1], keys.shape[-1]
         if self.ring is None and narrow < wide:
             values = padded(values, wide)
-        out = self._core(queries, keys, values, mask)[..., :narrow]
+        out = self._core(queries, keys, values, self._of_heads(mask))[..., :narrow]
         return _ToTokens.apply(out, self)
+
+    def _of_heads(self, mask: Mask) -> Mask:
+        """The mask with what belongs to this rank's heads: their bias, or their noise."""
+        first, stop = self.queries[self._group.rank]
+        if isinstance(mask, Seen):
+            return mask.of_heads(first, stop)
+        if isinstance(mask, Dropping):
+            seen = mask.mask
+            inner = seen.of_heads(first, stop) if isinstance(seen, Seen) else seen
+            return mask._replace(mask=inner, first=mask.first + first)
+        return mask
 
     def to_heads(self, given: list[tuple[Tensor, Ranges]]) -> list[Tensor]:
         """Of tensors [b, heads, s, d] of this rank's tokens, with each rank's heads: this rank's

@@ -40,7 +40,8 @@ class Given:
     noise                      the noise of dropout; None turns dropout off
     labelled                   [b] labelled tokens of whole samples, if the rank has a part of them
     more                       further arrays of the batch by name, [b, s], such as token_types; for
-                               an encoder in front `source` and `seen` (`model/transformer.py`)
+                               an encoder in front `source`, and of whole samples what is `seen` of
+                               it (`model/transformer.py`)
     """
 
     tokens: Tensor
@@ -120,7 +121,7 @@ def _context(
     """The context of the blocks of a stack, of which `part` is the first here."""
     if not model.shape.encoder_layers:
         return model.context(x, given.positions, given.documents, noise=given.noise)
-    seen, length = given.more["seen"], given.tokens.shape[1]
+    seen, length = given.more["seen"], model.length or given.tokens.shape[1]
     if part.stack == "encoder":
         return model.source_context(x.device, length, seen, noise=given.noise)
     assert source is not None, f"{part} needs what the encoder makes"

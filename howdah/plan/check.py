@@ -55,13 +55,13 @@ def check_plan(
     problems += [*_check_routing(shape, method.routing), *_check_masking(shape, method.masking)]
     problems += _check_spans(shape, method.spans, sequence)
     problems += [] if problems else [*train_problems(shape, layout, method)]
-    both = shape.family == "encoder-decoder"
-    if method.attention_dropout and (layout.cp > 1 or shape.latent or both):
-        what = "latent attention" if shape.latent else f"cp{layout.cp}"
-        what = "an encoder-decoder so far" if both else what
+    rings = layout.cp > 1 and layout.context != "all-to-all"
+    if method.attention_dropout and (rings or shape.latent):
+        what = "latent attention" if shape.latent else f"cp{layout.cp} as a ring"
+        way = "" if shape.latent else "context=all-to-all, or "
         problems.append(
             f"method.attention_dropout drops probabilities of whole samples and heads, and {what} "
-            "has none; use method.dropout, which drops behind attention"
+            f"has none; use {way}method.dropout, which drops behind attention"
         )
     return [*problems, *out_of_bounds(method, "method")]
 

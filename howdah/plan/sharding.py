@@ -226,6 +226,8 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
     rows = expert_rows(shape, positions, fixed_capacity(plan))
     most = shape.experts.count if shape.experts else 1
     source = 1 if shape.family == "encoder-decoder" else 0  # as long as the target, and cut like it
+    ranges = traded_chunks(layout, plan.sequence, rank)
+    traded = samples * sum(stop - start for start, stop in ranges)
     counts: dict[Per, int] = {
         "token": own,
         "sp_token": cut,
@@ -236,7 +238,8 @@ def local_of(plan: Plan, rank: int) -> RankSizes:
         "cross_pair": source * pairs,
         "expert_row": samples * rows,
         "taken_row": samples * rows * _held_experts(plan, rank) // most if shape.experts else 0,
-        "traded": samples * sum(b - a for a, b in traded_chunks(layout, plan.sequence, rank)),
+        "traded": traded,
+        "traded_pair": traded * plan.sequence,
         "chunk": (own - 1) % CHUNK + 1,
         "once": 1,
     }

@@ -45,11 +45,6 @@ def unsupported(
             "gradients=disk with an embedding that is tied over stages can be planned, but not run "
             "yet; use gradients=host"
         )
-    if layout.cp > 1 and layout.context != "all-to-all" and not shape.causal:
-        problems.append(
-            f"cp{layout.cp} as a ring is built for causal attention, and an encoder looks both "
-            "ways; use context=all-to-all"
-        )
     problems += _source_words(shape, layout, precision, compiled=compiled)
     return problems + [
         f"a model with {what} can be planned, but not built yet" for what in _shape_words(shape)
@@ -93,8 +88,6 @@ def _source_words(
     if shape.family != "encoder-decoder":
         return
     what, later = "with an encoder-decoder", "can be planned, but not run yet"
-    if layout.cp > 1:
-        yield f"cp{layout.cp} {what} {later}: no core shares its bias out; use dp, tp with sp or pp"
     if layout.activations != "device":
         yield f"activations={layout.activations} {what} {later}; use recompute=full"
     if layout.inputs == "gathered" and layout.sp:

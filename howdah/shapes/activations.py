@@ -296,7 +296,8 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim, made: Dim) -> Iterat
     # projection keeps a copy that is laid out token by token; so does what is left of wider heads.
     by_head = kernels.by_head and (shape.positions == "rotary" or kernels.packed)
     by_head = (by_head and not kernels.context) or less
-    biased = kernels.small and shape.positions == "relative"  # howdah's is of matrices then
+    # howdah's is of matrices then, unless it is computed again block by block
+    biased = kernels.small and shape.positions == "relative" and not kernels.rings
     flash = kernels.flash and not biased
     if flash:
         if by_head or of:
@@ -306,12 +307,14 @@ def _core(shape: ModelShape, kernels: Kernels, output: Dim, made: Dim) -> Iterat
             yield Saved("attention output by head", per, inside, core=True, copy=one)
         yield Saved("log-sum-exps", per, heads, "wide", core=True)
     else:
-        yield Saved("probabilities", "pair", heads, core=True)
-        # howdah's other ones are matrices where they are dropped alone
-        if (kernels.dropout or kernels.small) and not biased:
-            yield Saved("probabilities dropout", "pair", heads, "byte", core=True)
+        pair: Per = "traded_pair" if of else "pair"
+        yield Saved("probabilities", pair, heads, core=True)
+        # howdah's are matrices where they are dropped, and of a bias
+        drops = not kernels.flash if biased else kernels.dropout or kernels.small
+        if drops:
+            yield Saved("probabilities dropout", pair, heads, "byte", core=True)
         if kernels.dropout and not kernels.small:
-            yield Saved("probabilities dropped", "pair", heads, core=True)
+            yield Saved("probabilities dropped", pair, heads, core=True)
     yield Saved("attention output", "token", (output,), again=flash and not by_head)
 
 

@@ -29,7 +29,7 @@ CHUNK = 2048  # tokens whose logits the head of howdah's model makes at one time
 # tokens has s² in each sequence; `cross_pair` is a query and a token of the encoder; `expert_row`
 # is a place for a token at one of its experts, and `taken_row` one at an expert of this rank;
 # `traded` is a token of all ranks of cp, which have traded the sequence for heads (`traded heads`,
-# `traded query`, `traded key`).
+# `traded query`, `traded key`), and `traded_pair` a pair of these.
 Per = Literal[
     "token",
     "sp_token",
@@ -41,6 +41,7 @@ Per = Literal[
     "expert_row",
     "taken_row",
     "traded",
+    "traded_pair",
     "chunk",
     "once",
 ]

@@ -224,8 +224,9 @@ def _unit(unit: str, rows: Iterable[Weight], prefix: str = "") -> Iterator[Weigh
 def _block(shape: ModelShape, stack: str, layer: int) -> Iterator[Weight]:
     crossing = stack == "layers" and shape.family == "encoder-decoder"
     layers = shape.layers if stack == "layers" else shape.encoder_layers
-    # so that the residual stream does not grow with what is added to it
-    out = SPREAD / sqrt((3 if crossing else 2) * layers)
+    # so that the residual stream does not grow with what is added to it; behind norms it does not
+    added = (3 if crossing else 2) * layers
+    out = SPREAD if shape.norm_at == "after" else SPREAD / sqrt(added)
     experts = shape.experts if stack == "layers" and shape.sparse(layer) else None
     unit = f"{stack}.{layer}"
     yield from _unit(unit, _dense(shape, out, experts, crossing=crossing), f"{unit}.")

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from howdah.base.errors import UserError, shown
+from howdah.generate.placed import PlacedModel
 from howdah.model.islands import promoted
 from howdah.model.transformer import Transformer
 from howdah.text.labelled import last_seen
 
 
-@torch.no_grad()
 def classified(
-    model: Transformer, texts: Sequence[Sequence[int]], *, pad: int | None, top_k: int | str | None
+    model: Transformer | PlacedModel,
+    texts: Sequence[Sequence[int]],
+    *,
+    pad: int | None,
+    top_k: int | str | None,
 ) -> list[Any]:
     """The likeliest label of each text with its score, the softmax over all labels; or a list of
     the `top_k` likeliest of each. Raises UserError.
@@ -27,9 +29,7 @@ def classified(
     names, found = model.shape.labels, list[Any]()
     for tokens in texts:
         place = 0 if model.shape.pooler else last_seen(tokens, pad)
-        row = torch.tensor([tokens], device=model.embedding.weight.device)
-        hidden = model(row, torch.arange(len(tokens), device=row.device)[None])
-        logits = model.logits(hidden[0, place])
+        (logits,) = model.scores(tokens, [place])
         shares = logits.to(promoted(logits.dtype)).softmax(-1).cpu()
         best = shares.topk(min(top_k, len(names)) if isinstance(top_k, int) else len(names))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

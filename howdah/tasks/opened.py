@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from howdah.base.errors import UserError, brief, named
 from howdah.base.files import kind_of, no_file, parse_toml, read_text
+from howdah.generate.placed import PlacedModel
 from howdah.generate.predictor import BehindEncoder, OneDevice, Predictor, WholeStacks
 from howdah.host.measured import left
 from howdah.model.hub import read_hub
@@ -78,8 +79,8 @@ class OpenedModel:
         if there is not None and needed > there:
             raise UserError(
                 f"the model of {named(self.folder)} takes {needed / 1e9:.1f} GB of memory, and "
-                f"{there / 1e9:.1f} GB are left; end other programs, or decode it on several "
-                "processes with --layout"
+                f"{there / 1e9:.1f} GB are left; end other programs, or use several processes "
+                'by a layout, such as "tp2"'
             )
         return loaded_model(self.fill, self.shape, dtype=dtype, device=device)
 
@@ -99,11 +100,17 @@ class OpenedModel:
             return list(self.tokenizer.encode(as_utf8(text)).ids)
         return [*self.front, *self.plain(text), *self.behind]
 
-    def predictor(self, model: Transformer, prompts: Sequence[Sequence[int]]) -> Predictor:
-        """The model, ready to write the text of each prompt. Raises UserError."""
-        if self.start is None:
-            return OneDevice(model)
-        return BehindEncoder(WholeStacks(model), prompts)
+    def predictor(
+        self, model: Transformer | PlacedModel, prompts: Sequence[Sequence[int]]
+    ) -> Predictor:
+        """The model, or this rank's part of it, ready to write the text of each prompt. Raises
+        UserError.
+        """
+        if isinstance(model, PlacedModel):
+            return model if self.start is None else BehindEncoder(model, prompts)
+        return (
+            OneDevice(model) if self.start is None else BehindEncoder(WholeStacks(model), prompts)
+        )
 
     def texts(self, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The tokens with which the text of each prompt begins: the prompt, unless an encoder reads

@@ -171,7 +171,10 @@ def on_device(micro: Micro, device: torch.device, columns: Columns = ALL) -> OnD
     if not columns.all:
         places = there(columns.of(np.arange(length)[None])[0])
         labelled = there((micro.labels != MASKED).sum(1))
-    more = {name: there(columns.of(array)) for name, array in micro.more.items()}
+    more = {
+        name: there(array if name == "seen" else columns.of(array))
+        for name, array in micro.more.items()
+    }
     given = Given(tokens, labels, positions, documents, None, labelled, more)
     return OnDevice(given, there(micro.samples), places, length)
 

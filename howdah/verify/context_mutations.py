@@ -28,8 +28,9 @@ def breaks_of(plan: Plan) -> dict[str, Mutate]:
     found: dict[str, Mutate] = {
         "a loss scaled by cp": scale_the_loss,
         "a chunk out of order": swap_chunks,
-        "a document across its border": join_documents,
     }
+    if plan.shape.family != "encoder-decoder":  # a source is one text, whatever is in it
+        found["a document across its border"] = join_documents
     return found | {"a wrong merge": merge_evenly} if plan.layout.context != "all-to-all" else found
 
 

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, combinations_with_replacement
 from random import Random
+from typing import Any
 
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
 from howdah.plan.check import check_plan
 from howdah.plan.layout import SCHEDULES, parse_layout
 from howdah.plan.method import Method, Routing
-from howdah.plan.schedule.registry import SCHEDULES as FAMILIES
+from howdah.plan.schedule.registry import SCHEDULES as REGISTERED
 from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
 from howdah.shapes.shape import ModelShape, with_labels
@@ -29,7 +30,7 @@ from howdah.verify.case import Case, small_shape
 SEQUENCE, MODEL = 19, "model="
 LABELS = ("high", "low", "middle")
 # Schedules of token slices are left out: they cannot run yet.
-PIPES = tuple(name for name in SCHEDULES if FAMILIES[name].takes != "slices")
+PIPES = tuple(name for name in SCHEDULES if REGISTERED[name].takes != "slices")
 FORMS = {
     "dp": "dp2",
     "zero1": "dp2 zero1",
@@ -47,7 +48,7 @@ FORMS = {
     "ring": "cp2",
     "all-to-all": "cp2 context=all-to-all",
     "both": "cp4 context=both",
-    **{name: f"pp2 {name}{' v2' * (FAMILIES[name].takes == 'virtual')}" for name in PIPES},
+    **{name: f"pp2 {name}{' v2' * (REGISTERED[name].takes == 'virtual')}" for name in PIPES},
     "recompute": "recompute=full",
     "selective": "recompute=selective",
     "one block": "recompute=full:1",
@@ -60,6 +61,7 @@ FORMS = {
     "capacity": "model=capacity dp2 ep2",
     "bloom": "model=bloom",
     "encoder": "model=encoder",
+    "dropping": "model=dropping",
     "t5": "model=t5",
 }
 STAGES = ("zero1", "zero2", "zero2 whole", "zero3", "zero3 kept", "second copy", "hybrid")
@@ -68,7 +70,8 @@ SLICES = ("tensor", "sequence", "sequence kept")
 AGAIN = ("recompute", "selective", "one block")
 CONTEXTS = ("ring", "all-to-all", "both")
 EXPERTS = ("experts", "ep", "capacity")
-MODELS = (*EXPERTS, "bloom", "encoder", "t5")
+FAMILIES = ("bloom", "encoder", "dropping", "t5")  # beside decoders of Llama's kind
+MODELS = (*EXPERTS, *FAMILIES)
 AWAY = ("host", "disk")
 AXES = ("dp", "cp", "tp", "pp", "ep")
 KINDS = (
@@ -107,6 +110,15 @@ def triples() -> Iterator[Cell]:
         kinds = [any(form in kind for form in forms) for kind in (STAGES, SLICES, PIPES, AGAIN)]
         if sum(kinds) == len(forms) and not _exclude(forms):
             yield Cell(forms, together(forms))
+
+
+def families() -> Iterator[Cell]:
+    """Yields every pair of forms of a layout once more for each family of models."""
+    for cell in pairs():
+        if len(cell.forms) == 2 and not {*cell.forms} & {*MODELS}:
+            for family in FAMILIES:
+                forms = (*cell.forms, family)
+                yield Cell(forms, together(forms))
 
 
 def drawn_triples(count: int, *, seed: int, most: int = 8) -> list[Cell]:
@@ -166,8 +178,8 @@ def split_model(words: str) -> tuple[str, str]:
     return layout, named[0].removeprefix(MODEL) if named else "dense"
 
 
-def model_of(name: str) -> tuple[ModelShape, Routing]:
-    """A small model whose sizes do not divide, and what its routers are asked for.
+def model_of(name: str) -> tuple[ModelShape, Method]:
+    """A small model whose sizes do not divide, and how it is trained, in float64.
 
     dense     grouped queries, tied embeddings
     experts   DeepSeek-V3's forms: latent attention, a dense first layer, groups of experts, a
@@ -175,34 +187,29 @@ def model_of(name: str) -> tuple[ModelShape, Routing]:
     capacity  Mixtral's: five experts, of which each takes no more than its even share
     bloom     ALiBi, a norm behind the embedding
     encoder   BERT's forms: both ways, norms behind, a transform and a bias of the head
+    dropping  the encoder, with dropout, of attention's probabilities too
     t5        an encoder with a decoder behind it: relative positions, spans of a text
     classes   BERT with a pooler and three labels
     scores    a decoder with grouped queries and three labels
     """
-    balanced = Routing(balance_loss=0.3, z_loss=0.1)
-    shape, routing = {
-        "dense": (small_shape(preset("laptop"), context=SEQUENCE), Routing()),
-        "experts": (
-            small_shape(preset("deepseek-v3"), context=SEQUENCE, times=2),
-            replace(balanced, bias_rate=0.01),
-        ),
-        "capacity": (
-            small_shape(preset("mixtral-8x7b"), context=SEQUENCE),
-            replace(balanced, capacity=1.0),
-        ),
-        "bloom": (small_shape(preset("bloom-176b"), context=SEQUENCE), Routing()),
-        "encoder": (small_shape(preset("bert-base"), context=SEQUENCE), Routing()),
-        "t5": (small_shape(preset("t5-base"), context=SEQUENCE), Routing()),
-        "classes": (
-            with_labels(small_shape(preset("bert-base"), context=SEQUENCE), LABELS),
-            Routing(),
-        ),
-        "scores": (
-            with_labels(small_shape(preset("laptop"), context=SEQUENCE), LABELS),
-            Routing(),
-        ),
-    }[name]
-    return replace(shape, layers=4, vocab=67, ffn_size=28), routing
+    balance = Routing(balance_loss=0.3, z_loss=0.1)
+    chosen: dict[str, tuple[str, dict[str, Any]]] = {
+        "dense": ("laptop", {}),
+        "experts": ("deepseek-v3", {"routing": replace(balance, bias_rate=0.01)}),
+        "capacity": ("mixtral-8x7b", {"routing": replace(balance, capacity=1.0)}),
+        "bloom": ("bloom-176b", {}),
+        "encoder": ("bert-base", {}),
+        "dropping": ("bert-base", {"dropout": 0.1, "attention_dropout": 0.2}),
+        "t5": ("t5-base", {}),
+        "classes": ("bert-base", {}),
+        "scores": ("laptop", {}),
+    }
+    named, of = chosen[name]
+    times = 1 + (name == "experts")  # ranks may trade heads of its latent attention
+    shape = small_shape(preset(named), context=SEQUENCE, times=times)
+    if name in ("classes", "scores"):
+        shape = with_labels(shape, LABELS)
+    return replace(shape, layers=4, vocab=67, ffn_size=28), Method("float64", **of)
 
 
 def case_of(words: str) -> Case:
@@ -212,9 +219,8 @@ def case_of(words: str) -> Case:
     Raises UserError when the layout is refused.
     """
     spelled, model = split_model(words)
-    layout, (shape, routing) = parse_layout(spelled), model_of(model)
+    layout, (shape, method) = parse_layout(spelled), model_of(model)
     samples = max(2 * layout.readers * (layout.micros or 1) - 1, 2)
-    method = Method("float64", routing=routing)
     batch = Batch(global_batch=samples, micro_batch=2)
     problems = check_plan(shape, layout, batch, method, sequence=SEQUENCE)
     problems += unsupported(shape, layout)

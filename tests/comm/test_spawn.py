@@ -210,3 +210,25 @@ def test_an_error_of_the_caller_does_not_wait_for_workers_that_wait():
         send(two._children[0].pipe, place, (), 0, 2, 2, None)
         raise KeyboardInterrupt
     wait_for_end(pids)
+
+
+def adding(transport, first):
+    """Keeps a sum; a question is a number that is added."""
+    total = first
+    while True:
+        (more,) = yield transport.rank, total
+        total += more
+
+
+def test_a_generator_keeps_what_it_has_made_between_questions():
+    with Workers(2) as two:
+        with pytest.raises(WorkerError, match="no worker waits for a question"):
+            two.ask(1)
+        assert two.run(adding, 10) == [(0, 10), (1, 10)]
+        assert [two.ask(1), two.ask(2)] == [[(0, 11), (1, 11)], [(0, 13), (1, 13)]]
+        with pytest.raises(WorkerError, match="these workers answer questions; start others"):
+            two.run(place)
+        with pytest.raises(WorkerError, match="unsupported operand"):
+            two.ask("a word")  # a defect ends them, as it does in a run
+        with pytest.raises(WorkerError, match="no worker waits for a question"):
+            two.ask(1)

@@ -15,6 +15,10 @@ from small_cases import case_of, prove
 
 from howdah.comm.spawn import Workers
 from howdah.config.recipe import Machine, load_run, resolve_run
+from howdah.plan.batch import Batch
+from howdah.plan.check import check_plan
+from howdah.plan.layout import parse_layout
+from howdah.plan.method import Method
 from howdah.plan.support import unsupported
 from howdah.shapes.presets import preset
 from howdah.verify.case import miniature, small_shape
@@ -75,6 +79,10 @@ def test_bloom_equals_one_device(workers, layout):
         pytest.param("tp2 x2", marks=slow),
         "dp2 pp2 zero1 1f1b x2",
         f"cp2 x2 {TRADE}",
+        "cp2 x2",
+        pytest.param("cp3 recompute=selective x1", marks=slow),
+        pytest.param("cp4 context=both x1", marks=slow),
+        pytest.param("cp2 dp2 zero3 recompute=full x1", marks=slow),
         pytest.param("dp2 zero1 x2", marks=slow),
         pytest.param("dp2 zero2 recompute=full x2", marks=slow),
         pytest.param("tp2 sp inputs=gathered recompute=selective x1", marks=slow),
@@ -101,6 +109,8 @@ def test_other_forms_of_them_equal_one_device(workers, layout, form):
     [
         ("tp2 sp x2", "bert"),
         ("pp2 recompute=selective x2", "bloom"),
+        (f"cp2 x2 {TRADE}", "bert"),
+        pytest.param(f"cp3 recompute=full x1 {TRADE}", "bloom", marks=slow),
         pytest.param("dp2 tp2 zero3 recompute=full x2", "bert", marks=slow),
         pytest.param("tp3 recompute=selective x1", "bloom", marks=slow),
     ],
@@ -115,6 +125,7 @@ def test_probabilities_are_dropped_as_on_one_device(workers, layout, form):
         ("dp2 zero2 x2", "bert"),
         pytest.param("tp3 sp x1", "bloom", marks=slow),
         pytest.param(f"cp2 x2 {TRADE}", "bert", marks=slow),
+        pytest.param("cp3 x1", "bert", marks=slow),
         pytest.param("cp2 pp2 x2", "bloom", marks=slow),
     ],
 )
@@ -148,10 +159,13 @@ def test_the_plan_of_bloom_in_small_is_proved_on_eight_processes():
         prove(case, eight, controls=True)
 
 
-def test_a_ring_is_for_causal_attention():
-    case = case_of("cp2 x2")
-    (sentence,) = unsupported(SHAPES["bert"], case.layout)
+@pytest.mark.parametrize("form", ["bert", "untied bloom"])
+def test_probabilities_are_whole_where_some_are_dropped(form):
+    method = Method("float64", attention_dropout=0.1)
+    given = SHAPES[form], parse_layout("cp2 x2"), Batch(4), method
+    (sentence,) = check_plan(*given, sequence=16)
     assert sentence == (
-        "cp2 as a ring is built for causal attention, and an encoder looks both ways; use "
-        "context=all-to-all"
+        "method.attention_dropout drops probabilities of whole samples and heads, and cp2 as a "
+        "ring has none; use context=all-to-all, or method.dropout, which drops behind attention"
     )
+    assert not check_plan(given[0], parse_layout(f"cp2 x2 {TRADE}"), *given[2:], sequence=16)

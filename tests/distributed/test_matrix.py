@@ -11,10 +11,12 @@ from howdah.plan.layout import parse_layout
 from howdah.verify.matrix import (
     CONTEXTS,
     EXPERTS,
+    FAMILIES,
     FORMS,
     MODELS,
     case_of,
     drawn_triples,
+    families,
     pairs,
     split_model,
     together,
@@ -48,6 +50,9 @@ QUICK = [
     ("ring", "capacity"),
     ("1f1b", "experts"),
     ("sequence", "recompute", "capacity"),
+    ("zero3", "sequence", "bloom"),
+    ("all-to-all", "1f1b", "dropping"),
+    ("all-to-all", "recompute", "t5"),
 ]
 
 
@@ -67,7 +72,7 @@ def test_a_cell_has_the_words_of_all_its_forms():
 
 
 def test_every_cell_is_a_layout_or_a_sentence():
-    cells = [*pairs(), *triples()]
+    cells = [*pairs(), *triples(), *families()]
     assert len({cell.forms for cell in cells}) == len(cells)
     for cell in cells:
         try:
@@ -79,7 +84,16 @@ def test_every_cell_is_a_layout_or_a_sentence():
     assert alone == set(FORMS)
 
 
+def test_every_family_has_every_pair_of_forms():
+    dense = [
+        cell.forms for cell in pairs() if len(cell.forms) == 2 and not {*cell.forms} & {*MODELS}
+    ]
+    for family in FAMILIES:
+        assert [cell.forms[:2] for cell in families() if cell.forms[2] == family] == dense
+
+
 DRAWN = drawn_triples(24, seed=12)
+OF_FAMILIES = [*families()][::61]  # 25 of them
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +112,13 @@ def test_drawn_triples_are_different_small_and_have_cp_or_experts():
     assert {*CONTEXTS, *EXPERTS} <= forms
 
 
+def test_the_sample_of_families_has_all_of_them():
+    assert {cell.forms[2] for cell in OF_FAMILIES} == {*FAMILIES}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", DRAWN, ids=lambda cell: "+".join(cell.forms))
-def test_drawn_triples_equal_one_device(eight, cell):
+@pytest.mark.parametrize("cell", [*DRAWN, *OF_FAMILIES], ids=lambda cell: "+".join(cell.forms))
+def test_drawn_triples_and_pairs_of_families_equal_one_device(eight, cell):
     try:
         case = case_of(cell.words)
     except UserError as sentence:

@@ -7,6 +7,7 @@ from random_model import pack
 from howdah.model.attention import both_ways
 from howdah.model.documents import Dropping, dense_mask
 from howdah.model.noise import Noise, drop_within
+from howdah.model.relative import RelativeTable, Seen
 from howdah.model.unfused import attend_dropping, kept_pairs
 
 ROWS, HEADS, LENGTH, SIZE, SHARE = 2, 4, 10, 6, 0.3
@@ -47,6 +48,27 @@ def test_it_is_the_formula(causal, kv_heads, lengths):
     theirs = torch.autograd.grad((expected * weight).sum(), (q, k, v))
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_with_a_bias_it_is_the_formula_without_division(biased):
+    """What the stacks of a T5 attend with; to a source there is no bias."""
+    table = RelativeTable(8, HEADS).double()
+    torch.nn.init.normal_(table.weight, std=2.0)
+    bias = table.bias(range(LENGTH), LENGTH, both_ways=True, device=torch.device("cpu"))
+    seen = torch.arange(LENGTH) < torch.tensor([LENGTH, 6])[:, None]  # [b, t]
+    q, k, v = inputs()
+    of = dropping(Seen(seen[:, None, None], bias if biased else None))
+    out = attend_dropping(q, k, v, of, causal=False)
+    scores = q @ k.mT + (table.weight[bias.buckets].T.unfold(1, LENGTH, 1).flip(1) if biased else 0)
+    likely = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+    expected = (likely * kept_pairs(of, HEADS, LENGTH) / (1 - SHARE)) @ v
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-14)
+    weight, trained = torch.randn_like(out), (q, k, v, *([table.weight] if biased else []))
+    mine = torch.autograd.grad((out * weight).sum(), trained)
+    theirs = torch.autograd.grad((expected * weight).sum(), trained)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_what_is_dropped_depends_on_sample_head_and_pair_alone():

@@ -18,7 +18,7 @@ from howdah.train.feed import Columns, on_device, with_noise
 CPU = torch.device("cpu")
 
 
-def seen_by(blocks, index, ranks, documents):
+def seen_by(blocks, index, ranks, documents, *, causal=True):
     """Which pairs (row, query, key) of whole samples the mask of a rank computes, how often."""
     rows, length = documents.shape
     found = np.zeros((rows, length, length), int)
@@ -28,25 +28,36 @@ def seen_by(blocks, index, ranks, documents):
         keys = places[index if own else owner]
         for one in rectangles:
             asking, asked = places[index][one.queries], keys[one.keys]
-            pairs = asking[:, None] >= asked if own else np.ones((len(asking), len(asked)), bool)
+            every = np.ones((len(asking), len(asked)), bool)
+            pairs = asking[:, None] >= asked if own and causal else every
             found[one.rows, asking[:, None], asked] += pairs
     return found
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @given(data=st.data(), ways=st.integers(2, 4), rows=st.integers(1, 3))
-def test_masks_of_all_ranks_together_are_that_of_the_single_run(data, ways, rows):
-    """Every pair of a query and an earlier token of its document is computed by one rank, once."""
+def test_masks_of_all_ranks_together_are_that_of_the_single_run(causal, data, ways, rows):
+    """Every pair of a query and a token of its document, or an earlier one alone, is computed by
+    one rank, once.
+    """
     length = data.draw(st.integers(2 * ways, 4 * ways + 3))
     borders = st.lists(st.booleans(), min_size=length, max_size=length)
     documents = np.array([data.draw(borders) for _ in range(rows)], np.int32).cumsum(1)
     layout = parse_layout(f"cp{ways}")
     ranks = [chunks(layout, length, rank) for rank in range(ways)]
     found = [
-        seen_by(blocks_of(documents, ranks, index), index, ranks, documents)
+        seen_by(
+            blocks_of(documents, ranks, index, causal=causal),
+            index,
+            ranks,
+            documents,
+            causal=causal,
+        )
         for index in range(ways)
     ]
     same = documents[:, :, None] == documents[:, None, :]
-    np.testing.assert_array_equal(sum(found), same & np.tri(length, dtype=bool))
+    wanted = same & np.tri(length, dtype=bool) if causal else same
+    np.testing.assert_array_equal(sum(found), wanted)
 
 
 def test_what_no_query_attends_to_is_left_out_and_ranks_have_as_much_to_do():

@@ -266,6 +266,13 @@ def test_weights_start_smaller_where_they_write_to_the_residual_stream():
     assert start["layers.0.feedforward.down.weight"].spread == pytest.approx(0.02 / sqrt(6))
 
 
+def test_weights_behind_norms_start_as_all_others_do():
+    """As in transformers' BERT; smaller ones left it at the frequencies of its tokens for long."""
+    start = table(preset("bert-base"))
+    for name in ("attention.o", "feedforward.down"):
+        assert start[f"layers.1.{name}.weight"].spread == SPREAD
+
+
 def test_each_stack_counts_its_own_writers():
     start = table(T5)
     assert start["encoder.0.attention.o.weight"].spread == pytest.approx(0.02 / sqrt(2 * 3))
