@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from small_cases import case_of, prove
 
+from howdah.plan.flat_buffers import boxes
 from howdah.plan.method import Routing
 from howdah.plan.sharding import local_buffers
 from howdah.shapes.presets import preset
@@ -72,6 +73,10 @@ def test_a_rank_has_as_many_experts_and_knows_which():
             for orders in (case.orders, {})
         )
         there = found["layers.1.experts"]
-        assert {segment.places for segment in there.segments} == {mine}
+        for segment in there.segments:
+            held = [box for box, _ in boxes(segment)]
+            corners = [(box.corner[0], box.corner[0] + box.size[0]) for box in held]
+            assert [n for start, stop in corners for n in range(start, stop)] == [*mine]
+            assert sum(box.elements for box in held) == segment.box.elements
         assert there.length == plain["layers.1.experts"].length
         assert found["layers.1"] == plain["layers.1"]
