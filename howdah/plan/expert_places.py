@@ -47,7 +47,9 @@ def busiest(tokens: Sequence[float], places: Places) -> float:
 
 
 def mean_busiest(blocks: Mapping[str, Sequence[float]], by: Orders, ranks: int) -> float:
-    """That of the busiest of `ranks`, in the mean over all blocks; without orders by number."""
+    """The tokens of the busiest of `ranks` beside the mean, over all blocks; experts are by number
+    where no order says another.
+    """
     found = []
     for name, tokens in blocks.items():
         places = by_number(len(tokens), ranks)
