@@ -1,7 +1,7 @@
 """H: experts, latent attention and shared sequences on a card.
 
 grouped     rows times the matrices of their experts: torch's grouped product beside a loop, in bf16
-places      what a router's choice costs: places of rows, spread and combine
+mixture     steps of two layers of Qwen3-30B-A3B, by howdah and by a loop over transformers' model
 latent      a layer of DeepSeek-V2-Lite, attention with values narrower than keys
 proved      `verify` on one rank with experts, with a capacity, with latent attention; on two and
             four ranks that share the card with ep, with cp as a ring, by all-to-all and both
@@ -13,12 +13,17 @@ from typing import Any
 
 import torch
 from parity import PROVED, proved
+from peers import begin, imported
 from rows import Place, Report
+from speed import LENGTH, Run, small, speed
 
 from howdah.comm.spawn import Workers
 from howdah.model.attention import attend
 from howdah.model.grouped import grouped
 from howdah.model.partial import attend_part, merge, padded, part_gradients
+from howdah.shapes.huggingface_written import config
+from howdah.shapes.presets import preset
+from howdah.shapes.shape import ModelShape
 from howdah.verify.case import Case
 from howdah.verify.matrix import case_of
 
@@ -31,6 +36,8 @@ SHARED = (
     "cp4 context=both x2",
     "model=experts cp2 ep2 x2",
 )
+MIXTURE_ROWS = 2  # of a micro-batch
+STEPS = ("tokens/s", "step ms", "allocated")
 PRODUCTS = ("grouped ms", "loop ms", "worst of largest")
 ROWS = {
     "grouped product": PRODUCTS,
@@ -38,6 +45,7 @@ ROWS = {
     "attention of narrow values": ("ms", "TFLOP/s"),
     **dict.fromkeys(ALONE, PROVED),
     **dict.fromkeys(SHARED, PROVED),
+    **dict.fromkeys(("mixture, howdah", "mixture, transformers"), STEPS),
 }
 
 
@@ -51,6 +59,8 @@ def measure(place: Place, report: Report) -> None:
     with Workers(4, device=place.device.type) as four:
         for words in SHARED:
             report.measure(words, partial(proved, on(place, words), four))
+    report.measure("mixture, howdah", partial(ours, place))
+    report.measure("mixture, transformers", partial(theirs, place))
 
 
 def on(place: Place, words: str) -> Case:
@@ -127,3 +137,42 @@ def narrow(place: Place) -> dict[str, Any]:
     seconds = place.seconds(lambda: attend(q, k, padded(v, 192), None), repeats=5)
     flops = rows * heads * length**2 * (192 + 128)  # half of the square
     return {"ms": seconds * 1e3, "TFLOP/s": flops / seconds / 1e12}
+
+
+def mixture(place: Place) -> ModelShape:
+    """Two layers of 128 experts, of which a token passes eight."""
+    large = replace(preset("qwen3-30b-a3b"), layers=2)
+    assert large.experts is not None
+    few = replace(large.experts, count=4, top_k=2, ffn_size=16)
+    shape: ModelShape = place.pick(large, replace(small(large), experts=few))
+    return shape
+
+
+def ours(place: Place) -> dict[str, Any]:
+    found = speed(place, Run(mixture(place), MIXTURE_ROWS, compiled=False), 0.0)
+    return {name: found[name] for name in STEPS}
+
+
+def theirs(place: Place) -> dict[str, Any]:
+    """transformers' model of the same sizes: float32 weights, bf16 products, torch's AdamW."""
+    transformers, shape = imported("transformers"), mixture(place)
+    sizes = transformers.AutoConfig.for_model(**config(shape, end=0, dtype="float32"))
+    with torch.device(place.device):
+        model = transformers.AutoModelForCausalLM.from_config(sizes, attn_implementation="sdpa")
+    model.float().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not place.cpu)
+    rows, length = place.pick((MIXTURE_ROWS, LENGTH), (1, 16))
+    ids = torch.randint(0, shape.vocab, (rows, length), device=place.device)
+
+    def step() -> None:
+        with torch.autocast(place.device.type, torch.bfloat16):
+            loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    begin(place)
+    seconds = place.seconds(step, repeats=place.pick(5, 1), warm=place.pick(4, 1))
+    held = None if place.cpu else torch.cuda.max_memory_allocated(place.device)
+    return {"tokens/s": rows * length / seconds, "step ms": 1e3 * seconds, "allocated": held}

@@ -5,7 +5,7 @@ a field that is missing, of the wrong type or out of bounds is a UserError, befo
 read.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import isfinite
 
 from howdah.base.errors import UserError, several
@@ -30,6 +30,25 @@ class Past:
     losses: tuple[float, ...] = ()
     seen: int = 0
     count: int = 0
+
+
+@dataclass(frozen=True)
+class Routed:
+    """How many tokens each expert had in the steps before a checkpoint; equal on all ranks.
+
+    blocks  their names
+    tokens  of each block, those of each of its experts
+    steps   how many steps
+    """
+
+    blocks: tuple[str, ...] = ()
+    tokens: tuple[tuple[int, ...], ...] = ()
+    steps: int = 0
+
+    @property
+    def by_block(self) -> dict[str, tuple[int, ...]]:
+        """The tokens of each expert, by name of the block."""
+        return dict(zip(self.blocks, self.tokens, strict=True))
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class Facts:
     text       CRC-32 of the tokens of each source, and of the held-out ones; empty in checkpoints
                of versions that did not store them
     spikes     of the losses, where somebody watches them
+    routed     tokens of experts; empty in dense models, and of versions that did not store it
     base       of an adapter; None where the checkpoint holds the whole model
     """
 
@@ -70,6 +90,7 @@ class Facts:
     best_loss: float | None = None
     text: tuple[int, ...] = ()
     spikes: Past | None = None
+    routed: Routed = field(default_factory=Routed)
     base: Base | None = None
 
 
@@ -87,6 +108,8 @@ def facts(checkpoint: Checkpoint) -> Facts:
             problems.append("spikes holds numbers that are no counts")
         if not all(map(isfinite, past.losses)):
             problems.append("spikes holds a loss that is not finite")
+        if not _counts_experts(found.routed, found.model):
+            problems.append("routed holds numbers that are no counts of its experts")
     if problems:
         raise UserError(
             f"{checkpoint.path} does not say what it was trained with: {several(problems)}; use "
@@ -94,6 +117,13 @@ def facts(checkpoint: Checkpoint) -> Facts:
         )
     assert isinstance(found, Facts)
     return found
+
+
+def _counts_experts(routed: Routed, model: ModelShape) -> bool:
+    """Whether there is a count for each expert of some blocks."""
+    count = model.experts.count if model.experts else 0
+    each = all(len(some) == count and min(some, default=0) >= 0 for some in routed.tokens)
+    return each and len(routed.blocks) == len(routed.tokens)
 
 
 def _check_order(order: Order) -> list[str]:

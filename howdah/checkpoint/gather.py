@@ -14,7 +14,7 @@ All ranks call every function together, between steps, and return the same or ra
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,12 +150,14 @@ def _lacks(step: str, files: Sequence[File]) -> str:
 # -- sending -----------------------------------------------------------------------
 
 
-def needed(index: Index, boxes: Mapping[str, Box]) -> set[str]:
-    """The files with a part of the weights, by their boxes, that a rank holds."""
+def needed(index: Index, boxes: Iterable[tuple[str, Box]]) -> set[str]:
+    """The files with a part of the boxes of weights, by name, that a rank holds."""
+    mine: dict[str, list[Box]] = {}
+    for name, box in boxes:
+        mine.setdefault(name, []).append(box)
 
     def overlaps(item: Stored) -> bool:
-        box = boxes.get(item.piece.name)
-        return box is not None and intersect(item.piece.box, box) is not None
+        return any(intersect(item.piece.box, box) for box in mine.get(item.piece.name, ()))
 
     return {item.file for item in index.stored if overlaps(item)}
 

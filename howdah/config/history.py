@@ -41,7 +41,7 @@ FREE = {  # keys that change no result, but how and where a run is computed, and
     *("batch.micro_batch", "train.prompt", "train.export", "train.keep_last"),
     *("train.steps", "train.tokens", "train.epochs"),
     *("train.log_every", "train.evaluate_every", "train.evaluate_samples", "train.save_every"),
-    *("train.profile", "train.callbacks", "train.tracker"),
+    *("train.profile", "train.callbacks", "train.tracker", "train.expert_placement"),
     *("comm.sparse", "comm.wire", "comm.trust", "comm.interface"),
     *(f"comm.algorithm.{one.name}" for one in fields(Algorithms)),
     *(f"storage.{one.name}" for one in fields(Storage)),

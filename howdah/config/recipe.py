@@ -324,6 +324,8 @@ def _check_each(run: Run) -> Iterator[str]:
     yield from lacking_tokenizer(run.data, run.init_from)
     if run.init_adapter and run.method.adapter is None:
         yield "init_adapter is given, and method.adapter is not; write its rank, alpha and targets"
+    if run.train.expert_placement == "load" and run.model.experts is None:
+        yield "train.expert_placement is load, and the model has no experts; use number"
     yield from choice_problems(run.comm.algorithm)
 
 

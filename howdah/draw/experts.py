@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from howdah.draw.palette import FAINT, GROUND, INK, RED, TOP, head
 from howdah.draw.svg import blend, document, element, hint, words
-from howdah.plan.expert_places import busiest, by_load, by_number
+from howdah.plan.expert_places import mean_busiest, orders
+from howdah.plan.flat_buffers import BY_NUMBER
 
 SHADES = " .:-=+*#%@"  # from none to twice the mean and more
 COLUMNS = 64  # of the text
@@ -62,11 +63,8 @@ def heat_text(heat: Heat, ranks: Sequence[int]) -> str:
 def _places(heat: Heat, ranks: Sequence[int]) -> Iterator[str]:
     yield "the busiest rank beside the mean, over all blocks:"
     for size in ranks:
-        pairs = [
-            (busiest(tokens, by_number(len(tokens), size)), busiest(tokens, by_load(tokens, size)))
-            for tokens in heat.blocks.values()
-        ]
-        now, then = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+        now = mean_busiest(heat.blocks, BY_NUMBER, size)
+        then = mean_busiest(heat.blocks, orders(heat.blocks, size), size)
         yield f"  ep{size:<4d} by number {now:.2f}   by load {then:.2f}"
 
 

@@ -34,10 +34,10 @@ from howdah.foreign.statistics import Statistics, rules_of
 from howdah.foreign.table import Table, table_of
 from howdah.foreign.units import choose_units
 from howdah.foreign.weights import Weights
-from howdah.parallel.apply import sharers_of
 from howdah.parallel.flat_params import FlatUnit, Whole, allocate, fill_masters
 from howdah.parallel.mesh import Mesh, connect_mesh
 from howdah.parallel.sums import connected
+from howdah.parallel.zero import sharers_of
 from howdah.plan.boxes import Piece
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.sharding import own_range

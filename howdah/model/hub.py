@@ -8,7 +8,7 @@ refused: unpickling runs any code that the file names.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +39,13 @@ READ = (*CLASSES, "mistral")  # up to its window, a Llama by another name
 FLOATS = ("F64", "F32", "F16", "BF16")
 OF_LABELS = ("pooler.", "head.")  # howdah's names
 OF_TOKENS = ("lm_head.", "cls.")  # their heads of language models
+EVERY = slice(None)  # rows
+
+
+class Tensors(Protocol):
+    """Reads a tensor, or some rows of it."""
+
+    def __call__(self, name: str, rows: slice = EVERY) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,15 @@ def read_hub(
     *,
     labels: tuple[str, ...] = (),
     fresh: Callable[[str], Tensor] | None = None,
-) -> tuple[ModelShape, Callable[[str], Tensor]]:
+) -> tuple[ModelShape, Tensors]:
     """Returns (sizes of the model in `folder`, function from howdah names to tensors).
 
     labels  of a model that is to tell texts apart. If that in the folder is a language model, its
             head is left out, and `fresh` returns the weights of one for labels, but a pooler that
             is in the folder is used
 
-    The function reads one weight from disk at each call, in the stored dtype.
+    The function reads one weight from disk at each call, in the stored dtype; it may be asked for
+    some rows, and then reads no other experts.
     Raises UserError when the folder has no safetensors files, or when they do not contain exactly
     the weights of a model that howdah runs.
     """
@@ -106,13 +114,13 @@ def read_hub(
         stored, shape, folder=folder, used={n: found for n, (found, *_) in sources.items()}
     )
 
-    def tensor(name: str) -> Tensor:
+    def tensor(name: str, rows: slice = EVERY) -> Tensor:
+        if name in experts:
+            return torch.stack([_read(one, EVERY) for one in experts[name][rows]])
         if name in drawn:
             assert fresh, "a head for labels begins with fresh weights"
-            return fresh(name)
-        if name in experts:
-            return torch.stack([_read(one, slice(None)) for one in experts[name]])
-        return _read(*sources[name])
+            return fresh(name)[rows]
+        return _read(*sources[name])[rows]
 
     return shape, tensor
 
@@ -141,8 +149,7 @@ def _read(stored: _Stored, rows: slice, theirs: HubTensor | None = None) -> Tens
     """The rows of one of our weights in a stored tensor; `theirs` says how they lie there."""
     if stored.scales is not None:
         numbers, block = stored.scales
-        whole = slice(None)
-        found = widened(_read(replace(stored, scales=None), whole), _read(numbers, whole), block)
+        found = widened(_read(replace(stored, scales=None), EVERY), _read(numbers, EVERY), block)
         return found[rows]
     with _open(stored.file) as file:
         part = file.get_slice(stored.name)

@@ -252,6 +252,21 @@ def places_of(choice: Choice, experts: Experts, balancing: Balancing | None) -> 
     return kept_places(choice.numbers, choice.hits.before, sequences.runs(here), most)
 
 
+class Numbering(NamedTuple):
+    """Where experts are, if not by number: the expert at each place, and the place of each [E]."""
+
+    order: Tensor
+    place: Tensor
+
+
+def placed(choice: Choice, by: Numbering | None) -> Choice:
+    """A choice of experts by their places."""
+    if by is None:
+        return choice
+    hits = choice.hits and choice.hits._replace(before=choice.hits.before[..., by.order])
+    return choice._replace(numbers=by.place[choice.numbers], hits=hits)
+
+
 Feed = Callable[[Tensor, Sizes], Tensor]
 Beside = Callable[[], Tensor | None]
 Both = tuple[Tensor, Tensor | None]
@@ -272,7 +287,10 @@ class WithExperts(nn.Module):
     region    the border of the sub-layer
     exchange  runs experts on rows sorted by expert, at these places, and besides the shared expert;
               some layouts have the experts on several ranks
+    numbering  of the experts there, where these are not by number
     """
+
+    numbering: Numbering | None = None
 
     def add_experts(self, shape: ModelShape) -> None:
         """Builds router and experts."""
@@ -299,6 +317,7 @@ class WithExperts(nn.Module):
         """
         of, x = self.router.experts, self.region.enter(x)
         choice = self.router(x, name, balancing, adds=self.region.first)
+        choice = placed(choice, self.numbering)
         at = places_of(choice, of, balancing)
         taken = cast(Tensor, Spread.apply(x.flatten(0, 1), at))
         made, shared = self.exchange(self.experts, taken, at, partial(self._shared, x))

@@ -50,13 +50,14 @@ from howdah.parallel.tensor import region_of, split, vocab_shards
 from howdah.parallel.tensor_border import TpRegion
 from howdah.parallel.unit_messages import messages_of
 from howdah.parallel.weight_store import UnitWeightStore
-from howdah.parallel.zero import UpdatedWeights
+from howdah.parallel.zero import UpdatedWeights, sharers_of
 from howdah.parallel.zero3 import ShardedWeights
+from howdah.plan.flat_buffers import BY_NUMBER, Order, Orders
 from howdah.plan.homes import states_away
 from howdah.plan.layout import needs_own
 from howdah.plan.plan import Plan
-from howdah.plan.sharding import counted_ranges, local_buffers, own_range, shard_axes
-from howdah.plan.sums import Shared, keeps_shares, used_by_several
+from howdah.plan.sharding import counted_ranges, local_buffers, own_range
+from howdah.plan.sums import keeps_shares, used_by_several
 
 Gatherer = UpdatedWeights | ShardedWeights | PulledWeights
 
@@ -79,6 +80,7 @@ class ParallelModel:
     homes     of what is not on the device; None where everything is
     update    of states that are not on the device, on the host; None where they are
     sharers   by unit whose states are shared out, the ranks that have the other shares
+    orders    by block, the experts at the places of the ranks of ep, where these are not by number
     own_loss  of the user, in place of cross-entropy; None: there is none
     kinds     of passes that have run
     """
@@ -98,6 +100,7 @@ class ParallelModel:
     homes: Homes | None
     update: HomeUpdate | None
     sharers: Mapping[str, Group]
+    orders: dict[str, Order] = field(default_factory=dict)
     own_loss: OwnLoss | None = None
     kinds: set[str] = field(default_factory=set)
 
@@ -214,16 +217,24 @@ class ParallelModel:
         return [unit.summed for unit in self.units.values()]
 
 
-def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None) -> ParallelModel:
+def apply(
+    plan: Plan,
+    *,
+    mesh: Mesh,
+    fill: Fill,
+    connect: Connect | None = None,
+    orders: Orders = BY_NUMBER,
+) -> ParallelModel:
     """The model of a plan, laid out for this rank and filled. `fill` writes each piece of
     weight.
 
+    orders   of the experts of blocks on the ranks of ep
     connect  makes the links to parameter servers outside of the mesh; None: there are none
     """
     layout = plan.layout
     model = _unfilled(plan, mesh.rank)  # 1
     homes = homes_of(plan, mesh)
-    units = _allocated(model, plan, mesh)  # 2
+    units = _allocated(model, plan, mesh, orders)  # 2
     fill_masters(units, fill, homes.adopt(units.values()) if homes else copied)  # 3
     # 4
     ranges = tuple(part for unit in units.values() for part in _ranges(unit))
@@ -248,7 +259,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None)
     # 8
     core = share_sequences(model, plan, mesh) if layout.cp > 1 else None
     if layout.ep > 1:
-        share_experts(model, plan, mesh)
+        share_experts(model, plan, mesh, orders)
     recompute(model, plan)  # 9
     shelf = keep_elsewhere(model, homes, _multiplied(units, gatherer)) if homes else None  # 10
     executor = Executor(  # 11
@@ -270,6 +281,7 @@ def apply(plan: Plan, *, mesh: Mesh, fill: Fill, connect: Connect | None = None)
         homes=homes,
         update=update,
         sharers=sharers,
+        orders=dict(orders),
         own_loss=load("method.loss", plan.method.loss) if plan.method.loss else None,
     )
 
@@ -289,12 +301,12 @@ def _shares_weights(plan: Plan, mesh: Mesh) -> bool:
     return (plan.layout.zero == 3 and mesh.shard.size > 1) or mesh.serves
 
 
-def _allocated(model: Transformer, plan: Plan, mesh: Mesh) -> dict[str, FlatUnit]:
+def _allocated(model: Transformer, plan: Plan, mesh: Mesh, by: Orders) -> dict[str, FlatUnit]:
     """The flat units of this rank, into which the parameters of the model are views."""
     whole = not _shares_weights(plan, mesh)
     units = flatten(
         model,
-        local_buffers(plan, mesh.rank),
+        local_buffers(plan, mesh.rank, by),
         dtype=DTYPES[plan.method.precision],
         device=mesh.device,
         own=lambda buffer: own_range(buffer, plan.layout, mesh.rank),
@@ -371,20 +383,6 @@ def _multiplied(units: Mapping[str, FlatUnit], gatherer: Gatherer | None) -> lis
     """The tensors that hold the weights with which a model multiplies."""
     window = gatherer.memory if isinstance(gatherer, ShardedWeights) else []
     return [*window, *(unit.weights for unit in units.values())]
-
-
-def sharers_of(units: Mapping[str, FlatUnit], plan: Shared, mesh: Mesh) -> dict[str, Group]:
-    """By unit of which ranks have shares, the group of these ranks. All ranks call together."""
-    if plan.layout.zero == 0:
-        return {}
-    shared = [name for name, unit in units.items() if unit.trains or plan.layout.zero == 3]
-    along = {unit: shard_axes(plan.layout, unit)[0] for unit in shared}
-    groups = {
-        one: mesh.group_of(one.group(mesh.rank), label="dp")
-        for one in dict.fromkeys(along.values())
-        if one.size > 1
-    }
-    return {unit: groups[one] for unit, one in along.items() if one in groups}
 
 
 def _ranges(unit: FlatUnit) -> list[Range]:

@@ -26,11 +26,11 @@ from torch.autograd.function import once_differentiable
 from howdah.comm.group import Group
 from howdah.comm.handle import Handle
 from howdah.model.block import Block
-from howdah.model.moe import Beside, Both, Feed
+from howdah.model.moe import Beside, Both, Feed, Numbering
 from howdah.model.places import Places
 from howdah.model.transformer import Transformer
 from howdah.parallel.mesh import Mesh
-from howdah.plan.flat_buffers import shares
+from howdah.plan.flat_buffers import Orders, shares
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 
@@ -194,9 +194,20 @@ class _Back(torch.autograd.Function):
         return _by_expert(ctx.exchange.at_once(grad, ctx.way, back=False), ctx.way), None, None
 
 
-def share_experts(model: Transformer, plan: Plan, mesh: Mesh) -> None:
-    """Lets blocks with experts send their tokens to the ranks of ep. All ranks call together."""
+def share_experts(model: Transformer, plan: Plan, mesh: Mesh, orders: Orders) -> None:
+    """Lets blocks with experts send their tokens to the ranks of ep, which have them in these
+    orders. All ranks call together.
+    """
     group = mesh.group_of(axis(plan.layout, "ep").group(mesh.rank), label="ep")
     for block in cast(Iterable[Block], model.layers.values()):
         if block.sparse:
             block.exchange = ExpertExchange(plan, mesh, group)
+    number_experts(model, orders, mesh.device)
+
+
+def number_experts(model: Transformer, orders: Orders, device: torch.device) -> None:
+    """Tells blocks at which places their experts are."""
+    for layer, block in cast(Iterable[tuple[str, Block]], model.layers.items()):
+        if found := orders.get(f"layers.{layer}"):
+            order = torch.tensor(found, device=device)
+            block.numbering = Numbering(order, order.argsort())

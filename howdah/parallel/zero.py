@@ -23,8 +23,10 @@ from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
 from howdah.comm.handle import Handle
 from howdah.parallel.flat_params import FlatUnit
+from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import Buffer
-from howdah.plan.sums import fill_buckets
+from howdah.plan.sharding import shard_axes
+from howdah.plan.sums import Shared, fill_buckets
 
 
 class UpdatedWeights:
@@ -72,3 +74,17 @@ class UpdatedWeights:
             for unit in units or tuple(self._coming):
                 if handle := self._coming.pop(unit, None):
                     handle.result()
+
+
+def sharers_of(units: Mapping[str, FlatUnit], plan: Shared, mesh: Mesh) -> dict[str, Group]:
+    """By unit of which ranks have shares, the group of these ranks. All ranks call together."""
+    if plan.layout.zero == 0:
+        return {}
+    shared = [name for name, unit in units.items() if unit.trains or plan.layout.zero == 3]
+    along = {unit: shard_axes(plan.layout, unit)[0] for unit in shared}
+    groups = {
+        one: mesh.group_of(one.group(mesh.rank), label="dp")
+        for one in dict.fromkeys(along.values())
+        if one.size > 1
+    }
+    return {unit: groups[one] for unit, one in along.items() if one in groups}

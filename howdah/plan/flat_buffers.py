@@ -20,12 +20,18 @@ weight, its segment holds the rank's box of the weight.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from howdah.plan.boxes import Box, Piece, whole
 from howdah.shapes.weights import FROZEN, Weight
+
+Order = tuple[int, ...]  # of experts: the number of that at each place
+Orders = Mapping[str, Order]  # by block; one that has none has its experts by number
+
+BY_NUMBER: Orders = {}
 
 ALIGN = 16  # elements: a cache line of float32
 SHARE_ALIGN = 64  # elements: 128 bytes of bf16, the longest access of a GPU
@@ -35,7 +41,8 @@ SHARE_ALIGN = 64  # elements: 128 bytes of bf16, the longest access of a GPU
 class Segment:
     """The elements [start, stop) of a buffer, which hold `box` of the tensor `name` row by row.
 
-    shape  shape of the whole tensor
+    shape   shape of the whole tensor
+    places  the numbers of the experts in the box, where they are not those of its rows
     """
 
     name: str
@@ -43,6 +50,7 @@ class Segment:
     box: Box
     start: int
     stop: int
+    places: Order = ()
 
 
 class Run(NamedTuple):
@@ -155,8 +163,27 @@ def pieces(buffer: Buffer, start: int, stop: int) -> Iterator[tuple[Piece, int, 
     Padding is left out.
     """
     for segment in buffer.segments:
-        first, last = max(start, segment.start), min(stop, segment.stop)
-        if first < last:
-            inside = first - segment.start, last - segment.start
-            piece = Piece(segment.name, segment.shape, segment.box, *inside)
-            yield piece, first, last
+        for box, begin in boxes(segment):
+            first, last = max(start, begin), min(stop, begin + box.elements)
+            if first < last:
+                yield (
+                    Piece(segment.name, segment.shape, box, first - begin, last - begin),
+                    first,
+                    last,
+                )
+
+
+def boxes(segment: Segment) -> Iterator[tuple[Box, int]]:
+    """The boxes of a tensor that a segment holds, each with where it begins in the buffer: one, or
+    where experts are not by number one for each run of neighbours.
+    """
+    box = segment.box
+    if not segment.places:
+        yield box, segment.start
+        return
+    each, at = box.elements // box.size[0], 0
+    for _, some in groupby(enumerate(segment.places), key=lambda pair: pair[1] - pair[0]):
+        (_, first), *more = some
+        here = Box((first, *box.corner[1:]), (len(more) + 1, *box.size[1:]))
+        yield here, segment.start + at * each
+        at += len(more) + 1

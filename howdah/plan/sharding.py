@@ -33,12 +33,12 @@ work: then each has the true gradient.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 
 from howdah.plan.boxes import Box
-from howdah.plan.flat_buffers import ALIGN, Buffer, buffers, share
+from howdah.plan.flat_buffers import ALIGN, BY_NUMBER, Buffer, Orders, Segment, buffers, share
 from howdah.plan.heads import Range, cut_heads, heads, held_heads, kv_heads
 from howdah.plan.layout import Layout
 from howdah.plan.mesh_axes import Axis, Stride, axis
@@ -47,7 +47,7 @@ from howdah.plan.quantised import BLOCK
 from howdah.plan.servers import kept_range, serves
 from howdah.shapes.dims import CHUNK, Per, RankSizes, expert_rows
 from howdah.shapes.shape import ModelShape
-from howdah.shapes.weights import Weight
+from howdah.shapes.weights import FROZEN, Weight
 
 CUT_BY_TP = {"vocab", "query", "key", "ffn", "expert_ffn"}  # dims; see the table above
 # Dims of weights that tp ranks hold whole, and use for different heads or columns of experts.
@@ -102,7 +102,7 @@ def held(plan: Plan, rank: int) -> dict[str, Box]:
     return {weight.name: _box(weight, plan.shape, plan.layout, rank) for weight in mine}
 
 
-def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
+def local_buffers(plan: Plan, rank: int, orders: Orders = BY_NUMBER) -> tuple[Buffer, ...]:
     """The flat buffers of the weights that `rank` holds."""
 
     def multiple(unit: str) -> int:
@@ -113,7 +113,21 @@ def local_buffers(plan: Plan, rank: int) -> tuple[Buffer, ...]:
     align = BLOCK if plan.in_blocks else ALIGN
     cut = max(plan.share_align, BLOCK if plan.in_blocks else 1)
     mine = plan.weights_at[axis(plan.layout, "pp").index_of(rank)]
-    return buffers(mine, held(plan, rank), multiple=multiple, align=align)
+    found = buffers(mine, held(plan, rank), multiple=multiple, align=align)
+    return tuple(_placed(buffer, orders) for buffer in found) if orders else found
+
+
+def _placed(buffer: Buffer, orders: Orders) -> Buffer:
+    """A buffer that knows which experts it holds, if these are not by number."""
+    order = orders.get(buffer.unit.removeprefix(FROZEN).removesuffix(".experts"))
+    if order is None or replicas_of(buffer.unit) != "expert_replicas":
+        return buffer
+
+    def known(segment: Segment) -> Segment:
+        first = segment.box.corner[0]
+        return replace(segment, places=order[first : first + segment.box.size[0]])
+
+    return replace(buffer, segments=tuple(map(known, buffer.segments)))
 
 
 def replicas_of(unit: str) -> Axis:

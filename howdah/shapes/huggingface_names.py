@@ -227,7 +227,9 @@ MODEL_TYPES = {
     ),
     "llama": ModelType(LLAMA, always={}, fixed=SILU),
     "mistral": ModelType(LLAMA, always={}, fixed=SILU),
-    "mixtral": ModelType(MIXTRAL, always={}, fixed=SILU | {"sliding_window": None}),
+    "mixtral": ModelType(
+        MIXTRAL, always={}, fixed=SILU | {"sliding_window": None} | {"router_jitter_noise": 0.0}
+    ),
     "qwen2": ModelType(LLAMA, always={"qkv_bias": True}, fixed=SILU | NO_WINDOW),
     "qwen3": ModelType(LLAMA, always={"qk_norm": True}, fixed=SILU | NO_BIAS | NO_WINDOW),
     "qwen2_moe": ModelType(

@@ -14,6 +14,7 @@ its ranks need; the end of a run brings all to rank 0's, which exports.
 """
 
 import platform
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,11 +22,14 @@ from howdah.base.atomic import write_text
 from howdah.base.errors import UserError
 from howdah.base.files import read_text
 from howdah.base.quantities import spell
+from howdah.checkpoint.facts import facts
 from howdah.checkpoint.folders import INDEX, clean, step_folder
 from howdah.checkpoint.gather import bring, choose_apart, held, needed, tell
-from howdah.checkpoint.index import Index
+from howdah.checkpoint.load import Checkpoint
 from howdah.checkpoint.sites import Board, Team, find_sites, one_site
 from howdah.parallel.mesh import Mesh
+from howdah.plan.boxes import Box
+from howdah.plan.flat_buffers import Orders, boxes
 from howdah.plan.sharding import local_buffers
 from howdah.train.console import Say
 from howdah.train.job import Job
@@ -67,8 +71,10 @@ def find_apart(job: Job, mesh: Mesh, team: Team, say: Say) -> int | None:
         if found is None:
             return None
         wanted: dict[int, set[str]] = {leader: set() for leader in team.leaders}
+        checkpoint = Checkpoint(step_folder(folder, found.index.step), found.index)
+        by = job.orders(facts(checkpoint).routed.by_block)
         for rank, leader in enumerate(team.sites):
-            wanted[leader] |= _needed(job, found.index, rank)
+            wanted[leader] |= needed(found.index, _boxes(job, rank, by))
         _told(bring(folder, found, mesh.world, team, wanted), "the others' machines", say)
     return found.index.step
 
@@ -92,6 +98,8 @@ def _told(sent: int, to: str, say: Say) -> None:
         say(f"brought     {spell(sent, 'bytes')} of checkpoint files to {to}")
 
 
-def _needed(job: Job, index: Index, rank: int) -> set[str]:
-    segments = (s for buffer in local_buffers(job.plan, rank) for s in buffer.segments)
-    return needed(index, {segment.name: segment.box for segment in segments})
+def _boxes(job: Job, rank: int, by: Orders) -> Iterator[tuple[str, Box]]:
+    """The boxes of the weights that a rank holds, with their names."""
+    for buffer in local_buffers(job.plan, rank, by):
+        for segment in buffer.segments:
+            yield from ((segment.name, box) for box, _ in boxes(segment))

@@ -12,12 +12,15 @@ from typing import Any
 
 from howdah.base.atomic import replacing
 from howdah.base.errors import Unfinished, UserError
+from howdah.checkpoint.facts import Routed, facts
 from howdah.checkpoint.folders import clean, steps
 from howdah.checkpoint.index import About
 from howdah.checkpoint.save import Saver
 from howdah.checkpoint.sites import one_site
 from howdah.comm.meeting import this_machine
 from howdah.parallel.averages import averaged
+from howdah.parallel.expert_counts import RoutedTokens, told
+from howdah.parallel.expert_moves import move_experts
 from howdah.plan.recording import RankTrace
 from howdah.plan.trace_file import FOLDER, write_trace
 from howdah.shapes.shape import stated
@@ -61,6 +64,7 @@ class Checkpointer:
         self._beside = OptionalOutput(say)
         self._saving = self._saved = -1  # step of the last save; of the last good one
         saved = start.checkpoint.meta if start.checkpoint else {}
+        self.routed = RoutedTokens(facts(start.checkpoint).routed if start.checkpoint else Routed())
         self._best: float | None = saved.get("best_loss")
         self.latest: tuple[int, float] | None = None  # evaluation: its step and loss
         self._whole: tuple[int, HeldOut] | None = None  # of all held-out text, at its step
@@ -117,6 +121,17 @@ class Checkpointer:
         held_out = self.evaluate(step, limit=every.evaluate_samples) if evaluates else None
         if saves:
             self._save(step, samples, held_out, beside=step < every.steps)
+            if step < every.steps:
+                self._place()
+
+    def _place(self) -> None:
+        """Brings experts to the places that follow from what was saved."""
+        placed, routed = self.context.placed, self.routed.take()
+        if by := self.job.orders(routed.by_block):
+            self.context.snapshots.settle()
+            before = dict(placed.orders)
+            sent = move_experts(placed, by)
+            self.say(told(routed, self.job.layout.ep, by, before=before, sent=sent))
 
     def stop(self, step: int, *, samples: int) -> None:
         """Saves `step`, unless it is already saved, and waits until it is on disk.
@@ -218,6 +233,8 @@ class Checkpointer:
         watching = self.context.spikes
         past = asdict(watching.past()) if watching else None
         about = about_run(job, self.corpus, samples=samples, best=self._best, spikes=past)
+        if (routed := self.routed.take()).blocks:
+            about.meta["routed"] = asdict(routed)
         given = entries(self.context.placed)
         self._saver.save(step=step, entries=given, about=about, best=best, beside=beside)
 

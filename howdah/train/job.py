@@ -4,12 +4,15 @@
 sizes agree, all names are resolved, all paths are absolute.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from howdah.base.bounds import Bound, Length, Steps
 from howdah.plan.batch import Batch
+from howdah.plan.expert_places import orders
+from howdah.plan.flat_buffers import BY_NUMBER, Orders
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method
 from howdah.plan.plan import Plan
@@ -36,6 +39,7 @@ class Training:
     export            whether to write a Hugging Face folder at the end
     profile           the step that torch's profiler records, counted from 1; 0: none
     callbacks         functions that are called after every step, FILE.py:FUNCTION
+    expert_placement  which rank of ep has which experts: by number, or by load at each checkpoint
     tracker           where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow
     """
 
@@ -51,6 +55,7 @@ class Training:
     export: bool = False
     profile: Steps = 0
     callbacks: Annotated[tuple[str, ...], Length(0, 100)] = ()
+    expert_placement: Literal["number", "load"] = "number"
     tracker: Annotated[tuple[TrackerName, ...], Length(0, 10)] = ("tensorboard",)
 
 
@@ -94,6 +99,13 @@ class Job:
     def processes(self) -> int:
         """Number of processes of the run."""
         return self.method.processes(self.layout.workers, self.layout.server)
+
+    def orders(self, tokens: Mapping[str, Sequence[int]]) -> Orders:
+        """The experts at the places of the ranks of ep, by the tokens that each had in the steps
+        before a checkpoint; by number unless the run asks for more.
+        """
+        by_load = self.train.expert_placement == "load" and self.layout.ep > 1
+        return orders(tokens, self.layout.ep) if by_load else BY_NUMBER
 
     @property
     def batch(self) -> Batch:

@@ -320,6 +320,7 @@ def report(begun: Begun, result: StepResult, *, step: int, rate: float, sent: in
     context, callbacks = begun.context, begun.callbacks
     if context.spikes and (told := context.spikes.tell(step, result.loss, result.spike)):
         begun.tell(told)
+    begun.checkpointer.routed.add(result.expert_tokens)
     ends = result.stop and bool(callbacks)
     begun.monitor.step(result, step=step, rate=rate, epoch=epoch, sent=sent, last=ends)
     if callbacks:
@@ -386,7 +387,7 @@ def place(job: Job, mesh: Mesh, start: Start, corpus: Corpus) -> ParallelModel:
     """The model laid out for this rank, with weights and optimizer states filled from `start`."""
     if start.checkpoint:
         check_match(start.checkpoint, job, corpus, reads_base=mesh.rank == 0)
-    placed = apply(job.plan, mesh=mesh, fill=start.fill)
+    placed = apply(job.plan, mesh=mesh, fill=start.fill, orders=start.orders)
     if start.checkpoint:
         restore_states(placed, start.checkpoint)
     if job.compile:

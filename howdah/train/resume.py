@@ -8,7 +8,7 @@ pieces that it holds. Where machines have folders of their own, they look togeth
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from howdah.checkpoint.index import File
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
 from howdah.checkpoint.sites import Team
 from howdah.model.hub import read_hub
+from howdah.parallel.expert_counts import told
 from howdah.parallel.flat_params import Fill, random_init
 from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece, whole_piece
+from howdah.plan.flat_buffers import Orders
 from howdah.plan.method import AVERAGE, LATE, Optimizer
 from howdah.plan.trained import is_adapter, is_magnitude
 from howdah.shapes.shape import ModelShape, stated
@@ -63,6 +65,7 @@ class Start:
     step        number of updates done so far
     samples     number of samples of the order used so far
     team        which ranks share the run folder; None: all
+    orders      of experts on the ranks of ep
     """
 
     fill: Fill
@@ -70,6 +73,7 @@ class Start:
     step: int
     samples: int
     team: Team | None = None
+    orders: Orders = field(default_factory=dict)
 
 
 def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Start:
@@ -84,8 +88,10 @@ def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Star
         say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
         for line in left_out(checkpoint, job.method.optimizer):
             say(line)
-        fill = read_weights(checkpoint, job)
-        return Start(fill, checkpoint, checkpoint.step, checkpoint.samples, team)
+        fill, routed = read_weights(checkpoint, job), facts(checkpoint).routed
+        if by := job.orders(routed.by_block):
+            say(told(routed, job.layout.ep, by))
+        return Start(fill, checkpoint, checkpoint.step, checkpoint.samples, team, by)
     return Start(first_weights(job), None, 0, 0, team)
 
 
@@ -188,7 +194,8 @@ def read_folder(folder: Path, shape: ModelShape, seed: int = 0) -> Fill:
     def fill(piece: Piece, out: Tensor) -> None:
         corner, size = piece.box.corner, piece.box.size
         box = tuple(slice(start, start + n) for start, n in zip(corner, size, strict=True))
-        part = tensor(piece.name)[box].reshape(-1)[piece.start : piece.stop]
+        rows, *others = box
+        part = tensor(piece.name, rows)[:, *others].reshape(-1)[piece.start : piece.stop]
         if not part.isfinite().all():  # a run would seem to diverge at its first step
             raise UserError(
                 f"init_from: {folder} holds numbers in {piece.name} that are not finite; download "

@@ -21,6 +21,7 @@ from howdah.base.errors import UserError
 from howdah.base.seeds import key, mix
 from howdah.plan.batch import Batch
 from howdah.plan.comm import Comm
+from howdah.plan.flat_buffers import Orders
 from howdah.plan.layout import Layout
 from howdah.plan.method import Method, Precision
 from howdah.plan.plan import Plan, for_gpus, make_plan
@@ -51,6 +52,7 @@ class Case:
     comm      how messages travel
     chats     whether the generated text is of conversations, of which some tokens are trained on
     window    units whose weights are on the device at a time
+    orders    by block, the expert at each place, where these are not by number
     """
 
     shape: ModelShape
@@ -67,6 +69,7 @@ class Case:
     comm: Comm = field(default_factory=Comm)
     chats: bool = False
     window: int = WINDOW
+    orders: Orders = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:

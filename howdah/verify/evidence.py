@@ -83,7 +83,7 @@ def gather(
 
 def _gather(mesh: Mesh, case: Case, mutate: Mutate | None, shift: Shift | None) -> Evidence:
     fill = random_init(case.plan.weights, case.seed)
-    placed = apply(case.plan, mesh=mesh, fill=fill)
+    placed = apply(case.plan, mesh=mesh, fill=fill, orders=case.orders)
     context = StepContext(placed, mesh, case.method, case.seed)
     context = mutate(context) if mutate else context
     replica = mesh.index_of("dp")

@@ -118,7 +118,7 @@ def test_losses_and_norms_are_those_of_a_plain_loop(workers, tmp_path, kind):
     model = their_model(kind)
     model.save_pretrained(tmp_path)
     expected = by_a_plain_loop(model)
-    for words in ("dp2 zero2 x2", "dp2 tp2 sp zero3 x2", "pp2 1f1b x4"):
+    for words in ("dp2 ep2 zero2 x2", "dp2 tp2 sp zero3 x2", "pp2 1f1b x4", "cp2 ep2 x4"):
         ranks = parse_layout(words).world
         for found in workers.run(by_howdah, tmp_path, words, ranks=ranks):
             assert found == [

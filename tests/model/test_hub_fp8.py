@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,11 +11,14 @@ from safetensors.torch import save_file
 
 from howdah.base.errors import UserError
 from howdah.checkpoint.export import export
+from howdah.model import hub
 from howdah.model.hub import read_hub
 from howdah.model.hub_fp8 import block_of, widened
 from howdah.model.hub_names import names
+from howdah.plan.boxes import Box, Piece
 from howdah.shapes.huggingface_written import config
 from howdah.shapes.shape import Experts
+from howdah.train.resume import read_folder
 
 BLOCK = (8, 6)  # which divides few of the sizes
 EXPERTS = Experts(4, 2, 11, shared=11, scores="sigmoid", bias=True, group_best=2, first_dense=1)
@@ -140,3 +144,20 @@ def test_an_export_in_8_bits_is_refused_before_anything_is_written(tmp_path):
             dtype=torch.float8_e4m3fn,
         )
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_rank_reads_and_widens_its_own_experts_alone(tmp_path):
+    """One after the other: all of a block's, in float32, may be more than a host has."""
+    write(tmp_path)
+    _, tensor = read_hub(tmp_path)
+    (name,) = {one.ours[0] for one in names(SHAPE) if one.expert == 0 and ".up." in one.ours[0]}
+    every = tensor(name)
+    with patch.object(hub, "widened", side_effect=widened) as counted:
+        assert torch.equal(tensor(name, slice(1, 3)), every[1:3])
+    assert counted.call_count == 2 < len(every)
+    fill, (count, *inner) = read_folder(tmp_path, SHAPE), every.shape
+    box = Box((count - 1, 1, 0), (1, inner[0] - 1, inner[1]))
+    piece = Piece(name, tuple(every.shape), box, 0, 5)
+    with patch.object(hub, "widened", side_effect=widened) as counted:
+        fill(piece, out := torch.zeros(5))
+    assert torch.equal(out, every[-1, 1:].flatten()[:5]) and counted.call_count == 1

@@ -10,6 +10,7 @@ from howdah.comm.transport import SingleRank
 from howdah.host.measured import Used
 from howdah.train import monitor
 from howdah.train.loop import train
+from howdah.train.metrics import Busy
 
 
 def test_the_peaks_of_a_card_are_those_of_each_stretch(make_job, tmp_path):
@@ -43,3 +44,12 @@ def test_a_cpu_has_no_reserved_memory(make_job, tmp_path):
     rows = [json.loads(x) for x in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert "reserved" not in rows[0] and rows[0]["memory"] > 1 << 20
     assert "reserved: " not in (tmp_path / "a" / "log.txt").read_text()
+
+
+def test_a_run_that_drops_over_half_of_the_choices_of_experts_says_so(make_job, capsys):
+    shares = iter((0.5, 0.6))  # of two stretches
+    with patch.object(monitor, "busy", lambda counts: Busy(0.1, 3.0, next(shares))):
+        train(make_job("a", "train.steps=2"), SingleRank())
+    said = [x for x in capsys.readouterr().out.splitlines() if "of the choices of experts" in x]
+    raising = "raise method.routing.capacity or method.routing.balance_loss"
+    assert said == [f"step 2 dropped 60% of the choices of experts: {raising}"]
