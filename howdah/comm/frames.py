@@ -34,6 +34,7 @@ FIELDS = 1 << 16  # the most bytes of fields
 MOST = 1 << 40  # the most bytes of a payload that a header may announce
 VECTOR = 512  # buffers of one system call; the kernel takes 1024
 AHEAD = 1 << 12  # bytes that are read ahead
+UNSENT = 1 << 18  # bytes that wait in the kernel: what is urgent is sent behind them
 TIME = struct.Struct("@ll")  # seconds and microseconds, of a socket's option
 
 Buffers = Sequence[memoryview]
@@ -178,8 +179,11 @@ class Frames:
             time = TIME.pack(whole, max(int((seconds - whole) * 1e6), not whole))  # 0: never
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, time)
-        if sock.family in (socket.AF_INET, socket.AF_INET6):  # or short frames wait 40 ms for
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # those before them
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            # Otherwise a short frame waits 40 ms for an acknowledgement of the one before it, or
+            # behind the megabytes that the kernel would take.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         self.sock, self.peer, self.most, self._seconds = sock, peer, most, seconds
         self.sent = self.received = 0  # frames so far
         self._ahead = memoryview(bytearray(AHEAD))

@@ -7,7 +7,8 @@
 What has a size waits until the bytes that were sent and not acknowledged fit in the window; one
 chunk may always be under way. So a more urgent chunk, posted later, waits behind a window at most,
 not behind all that was posted before (Peng et al. 2019, https://i.cs.hku.hk/~cwu/papers/yhpeng-sosp19.pdf).
-What has no size (pulls, acknowledgements) never waits, or workers could wait for each other.
+The kernel keeps little of it (`frames.UNSENT`): there, all goes in turn. What has no size (pulls,
+acknowledgements) never waits, or workers could wait for each other.
 
 A thread of its own sends (`carry`). While it has nothing to do, short letters are sent by the
 thread that posts them, if the socket takes them at once: to wake another takes longer than to send.

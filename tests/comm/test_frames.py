@@ -12,6 +12,7 @@ from howdah.comm.frames import (
     AHEAD,
     FIELDS,
     HEADER,
+    UNSENT,
     FrameError,
     Frames,
     Gone,
@@ -85,9 +86,10 @@ def test_frames_that_leave_together_arrive_one_by_one(pair):
     sending.join()
 
 
-def test_short_frames_over_tcp_do_not_wait_for_those_before_them():
+def test_frames_over_tcp_wait_neither_for_an_acknowledgement_nor_behind_megabytes():
     """A server's second acknowledgement waited 40 ms for the first one's to be acknowledged: 16 MB
-    took four times as long.
+    took four times as long. And what a worker asked for on a slow link stood in the kernel behind
+    all that it had pushed.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
@@ -95,6 +97,7 @@ def test_short_frames_over_tcp_do_not_wait_for_those_before_them():
     for sock in (one, other):
         frames = Frames(sock, "rank 1")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT
         frames.close()
 
 
