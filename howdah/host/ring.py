@@ -27,8 +27,6 @@ from ctypes import (
 from dataclasses import dataclass, field
 from threading import Thread
 
-import numpy as np
-
 from howdah.host.block_moves import Move, address, advanced, aligned_block
 
 SETUP = 425  # the number of io_uring_setup, on every processor
@@ -97,7 +95,7 @@ class ByRing:
     def __init__(self, file: int, requests: int, library: CDLL) -> None:
         self._ring, self._file = Requests(library, requests + 1), file
         self._broken: OSError | None = None
-        self._wake, self._heard = os.eventfd(0), np.zeros(1, np.uint64)
+        self._wake, self._heard = os.eventfd(0), memoryview(bytearray(8))
         self._waiting = deque[tuple[Move, Future[None]]]()
         self._under_way = dict[int, _UnderWay]()  # by the number of the aligned block it has
         self._blocks = [aligned_block() for _ in range(requests)]
@@ -125,7 +123,7 @@ class ByRing:
         os.close(self._wake)
 
     def _listen(self) -> None:
-        self._ring.start(self._wake, memoryview(self._heard).cast("B"), 0, WAKE, write=False)
+        self._ring.start(self._wake, self._heard, 0, WAKE, write=False)
 
     def _run(self) -> None:
         try:

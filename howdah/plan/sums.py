@@ -187,8 +187,8 @@ def completed(plan: Plan, rank: int) -> dict[int, list[Buffer]]:
         used = [stage for stage, parts in mine.items() if set(parts) & users]
         found[max(used, key=last.__getitem__)].append(buffer)
     for stage, buffers in found.items():
-        used = [unit for part in mine[stage] for unit in units_at(plan, part)]
-        first = {unit: -n for n, unit in reversed([*enumerate(used)])}
+        units = [unit for part in mine[stage] for unit in units_at(plan, part)]
+        first = {unit: -n for n, unit in reversed([*enumerate(units)])}
         buffers.sort(key=lambda buffer: first.get(buffer.unit, 1))
     return found
 

@@ -86,7 +86,7 @@ def test_versions_compare_as_numbers():
 
 NAMES = ["python", "cores", "memory", "compiler", "torch", "cpu", "devices"]
 OF_CARDS = ["driver", "links", "ranks"]
-LATER = ["network", "open files", "peak", "disk"]
+LATER = ["network", "io_uring", "open files", "peak", "disk"]
 
 
 def test_this_machine_is_described(tmp_path):
