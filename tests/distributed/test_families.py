@@ -125,7 +125,7 @@ def test_probabilities_are_dropped_as_on_one_device(workers, layout, form):
         ("dp2 zero2 x2", "bert"),
         pytest.param("tp3 sp x1", "bloom", marks=slow),
         pytest.param(f"cp2 x2 {TRADE}", "bert", marks=slow),
-        pytest.param("cp3 x1", "bert", marks=slow),
+        pytest.param("cp2 x2", "bert", marks=slow),
         pytest.param("cp2 pp2 x2", "bloom", marks=slow),
     ],
 )
