@@ -53,7 +53,7 @@ FITTED = {
     "nemo-2023": ("stream", "matmul", "square"),
     "megatron-core": (*DENSE, "tp", "ep", "copies", "attention"),
     "megatron-bridge": (*BRIDGE, "tp", "ep", "matmul", "between", "activation", "attention"),
-    "megatron-bridge-2606": (*BRIDGE, "activation"),
+    "megatron-bridge-2606": ("copies", "quantise", "ep"),
     "fsdp1": (*DENSE, "attention", "slowdown"),
     "torchtitan": ("stream", "matmul", "slowdown"),
     "torchtitan-compile": ("stream", "matmul", "quantise", "attention", "slowdown"),
