@@ -1,20 +1,18 @@
 """`howdah draw collective`: the program of a collective algorithm, as text or SVG."""
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from howdah.base.errors import UserError, named, shown
-from howdah.base.files import parse_json, read_file
+from howdah.base.files import read_file
 from howdah.cli.plan import Svg
 from howdah.collectives.registry import ALGORITHMS, build
 from howdah.draw.collective import draw
 from howdah.draw.collective_svg import draw_svg
-from howdah.draw.experts import Heat, heat_svg, heat_text
+from howdah.draw.experts import Heat, heat_svg, heat_text, row_of, sizes_of
 from howdah.draw.pictures import put, require_svg
 from howdah.train.metrics import MOST_BYTES
 
@@ -77,8 +75,8 @@ def _heat(folder: Path, steps: int) -> Heat:
         raise UserError(
             f"cannot read {named(folder / 'metrics.jsonl')} ({error.strerror}); name a run folder"
         ) from None
-    rows = [row for row in map(_row, lines) if row]
-    rows = [row for row in rows if _sizes(row) == _sizes(rows[-1])]
+    rows = [row for row in map(row_of, lines) if row]
+    rows = [row for row in rows if sizes_of(row) == sizes_of(rows[-1])]
     rows = rows[-steps:] if steps > 0 else rows
     if not rows:
         raise UserError(f"{named(folder)} has no counts of experts: its model has none, or no step")
@@ -87,26 +85,3 @@ def _heat(folder: Path, steps: int) -> Heat:
         for name in rows[-1]["experts"]
     }
     return Heat(blocks, rows[0]["step"], rows[-1]["step"], len(rows))
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    """A row of metrics.jsonl with counts of experts; empty for any other line, and for a damaged
-    one, which a resumed run removes.
-    """
-    with suppress(ValueError):
-        row = parse_json(line, finite=False)
-        if isinstance(row, dict) and type(row.get("step")) is int and all(_sizes(row).values()):
-            return row if row.get("experts") else {}
-    return {}
-
-
-def _sizes(row: Mapping[str, Any]) -> dict[str, int]:
-    """How many counts a row has of each block; 0: what is there are none."""
-    blocks = row.get("experts")
-    if not isinstance(blocks, dict):
-        return {"": 0}
-    counts = {name: some if isinstance(some, list) else [] for name, some in blocks.items()}
-    return {
-        name: len(some) if {type(one) for one in some} == {int} else 0
-        for name, some in counts.items()
-    }

@@ -9,8 +9,10 @@ the busiest rank of ep as the run has it with `plan/expert_places.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+from howdah.base.files import parse_json
 from howdah.draw.palette import FAINT, GROUND, INK, RED, TOP, head
 from howdah.draw.svg import blend, document, element, hint, words
 from howdah.plan.expert_places import mean_busiest, orders
@@ -36,6 +38,29 @@ class Heat(NamedTuple):
     @property
     def title(self) -> str:
         return f"tokens of each expert, {self.steps} steps from {self.first} to {self.last}"
+
+
+def row_of(line: bytes) -> dict[str, Any]:
+    """A row of metrics.jsonl with counts of experts; empty for any other line, and for a damaged
+    one, which a resumed run removes.
+    """
+    with suppress(ValueError):
+        row = parse_json(line, finite=False)
+        if isinstance(row, dict) and type(row.get("step")) is int and all(sizes_of(row).values()):
+            return row if row.get("experts") else {}
+    return {}
+
+
+def sizes_of(row: Mapping[str, Any]) -> dict[str, int]:
+    """How many counts a row has of each block; 0: what is there are none."""
+    blocks = row.get("experts")
+    if not isinstance(blocks, dict):
+        return {"": 0}
+    counts = {name: some if isinstance(some, list) else [] for name, some in blocks.items()}
+    return {
+        name: len(some) if {type(one) for one in some} == {int} else 0
+        for name, some in counts.items()
+    }
 
 
 def shares(tokens: Sequence[int]) -> list[float]:

@@ -302,7 +302,8 @@ def test_damage_is_told_and_nothing_of_it_is_used(ranks, how, told):
 
 
 def test_a_rank_that_is_silent_is_named(ranks):
-    transports = ranks(2, seconds=0.3)
+    transports = ranks(2)  # with time to join
+    transports[0]._seconds = transports[0]._lines._seconds = 0.3
     with pytest.raises(
         PeerLost, match=r"rank 1 was silent for 0\.3 s, as rank 0 saw; this rank ca"
     ):
