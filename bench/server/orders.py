@@ -26,6 +26,7 @@ from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.method import Method, Optimizer, Sync
+from howdah.plan.worker_ranks import whole
 from howdah.server.chunks import chunks_of
 from howdah.server.client import Client, Way
 from howdah.server.clocks import Clocks
@@ -51,7 +52,7 @@ def serve(address: str, *, fifo: bool, end: Event) -> None:
     """A server, until `end` is set."""
     torch.set_num_threads(1)
     method = Method(optimizer=Optimizer("sgd", momentum=0.0), sync=SYNC, grad_clip=0.0)
-    (chunks,) = chunks_of(buffers(), 1, element_bytes=4, most=1 << 18)
+    (chunks,) = chunks_of([*map(whole, buffers())], 1, element_bytes=4, most=1 << 18)
     shard = Shard(chunks, [torch.zeros(c.length) for c in chunks], method, lambda clock: 0.0)
     with socket.create_server((address, PORT + fifo)) as listener:
         door = Door(listener, SECRET, json.dumps(HELLO).encode())
@@ -69,7 +70,7 @@ def work(address: str, *, fifo: bool, steps: int) -> list[float]:
         one.unit: FlatUnit(one, 0, torch.zeros(one.length), none, torch.ones(one.length), none)
         for one in buffers()
     }
-    chunks = chunks_of(buffers(), 1, element_bytes=4, most=1 << 18)
+    chunks = chunks_of([*map(whole, buffers())], 1, element_bytes=4, most=1 << 18)
     way = Way([(address, PORT + fifo)], SECRET, HELLO, fifo=fifo, window=WINDOW)
     client, found = Client(way, 0, chunks, units), []
     client.join()

@@ -31,6 +31,7 @@ from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.method import Method, Optimizer, Sync
+from howdah.plan.worker_ranks import whole
 from howdah.server.chunks import chunks_of
 from howdah.server.client import Client, Way
 from howdah.server.clocks import Clocks
@@ -52,7 +53,7 @@ def serve(pipe: Connection, elements: int) -> None:
     """A server of one unit, until the pipe is closed."""
     torch.set_num_threads(1)
     method = Method(optimizer=Optimizer("sgd", momentum=0.0), sync=Sync("asp"), grad_clip=0.0)
-    (chunks,) = chunks_of([buffer_of(elements)], 1, element_bytes=4)
+    (chunks,) = chunks_of([whole(buffer_of(elements))], 1, element_bytes=4)
     shard = Shard(chunks, [torch.zeros(c.length) for c in chunks], method, lambda clock: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         door = Door(listener, SECRET, json.dumps(HELLO).encode())
@@ -72,7 +73,7 @@ def timed(elements: int, times: int) -> list[float]:
     address = ours.recv()
     weights, none = torch.zeros(elements), torch.empty(0)
     unit = FlatUnit(buffer_of(elements), 0, weights, none, torch.ones(elements), none)
-    chunks = chunks_of([unit.buffer], 1, element_bytes=4)
+    chunks = chunks_of([whole(unit.buffer)], 1, element_bytes=4)
     client = Client(Way([address], SECRET, HELLO), 0, chunks, {"unit": unit})
     client.join()
     found = []

@@ -94,7 +94,7 @@ class Way:
 
 
 class Client:
-    """The links of one worker to all its servers; it is the `links` of `parallel/served.py`.
+    """The links of one rank of a worker to all its servers: the `links` of `parallel/served.py`.
 
     clock   of the step that is computed
     tokens  by which the step's gradients will be divided on the servers
@@ -107,18 +107,31 @@ class Client:
         chunks: Sequence[Sequence[Chunk]],
         units: Mapping[str, FlatUnit],
         record: Record = nobody,
+        *,
+        rank: int = 0,
     ) -> None:
         self.clock, self.tokens, self._units, self._record = 0, 0.0, units, record
-        self._links = [_Link(way, number, place, mine, units) for number, mine in enumerate(chunks)]
-        for link in self._links:
-            link.moments = Moments(record)
+        self._rank, self._links = rank, list[_Link]()
+        for number, every in enumerate(chunks):
+            mine = {key: chunk for key, chunk in enumerate(every) if chunk.rank == rank}
+            self._links.append(_Link(way, number, (place, rank), mine, units))
+            self._links[-1].moments = Moments(record)
 
-    def join(self) -> int:
+    def join(self, agree: Callable[[list[int]], list[int]] = list) -> int:
         """Connects to all servers. Returns the clock at which the worker begins. Raises UserError
         for a server that refuses it, ServerGone for one that cannot be reached.
+
+        agree  tells all ranks of a worker what the first was told: its clock, and by server its
+               incarnation, by which the others join
         """
-        self.clock = max(link.join() for link in self._links)
-        for link in self._links:
+        told = [0] * (1 + len(self._links))
+        if self._rank == 0:
+            told = [max(link.join() for link in self._links)]
+            told += [link.incarnation for link in self._links]
+        self.clock, *incarnations = agree(told)
+        for link, incarnation in zip(self._links, incarnations, strict=True):
+            if self._rank:
+                link.join(incarnation)
             link.begin(self.clock)
         return self.clock
 
@@ -168,23 +181,23 @@ class _Link:
         self,
         way: Way,
         number: int,
-        place: int,
-        chunks: Sequence[Chunk],
+        seat: tuple[int, int],
+        chunks: Mapping[int, Chunk],
         units: Mapping[str, FlatUnit],
     ) -> None:
-        self._way, self._number, self._place = way, number, place
-        self._chunks = chunks
+        self._way, self._number, self._seat = way, number, seat
+        self._chunks, self._turn = chunks, 1 + max(chunks, default=0)
         self._keys: dict[str, list[int]] = {}
-        for key, chunk in enumerate(chunks):
+        for key, chunk in chunks.items():
             self._keys.setdefault(chunk.unit, []).append(key)
-        self._weights = [units[c.unit].weights[c.start : c.stop] for c in chunks]
+        self._weights = {k: units[c.unit].weights[c.start : c.stop] for k, c in chunks.items()}
         wide = next(iter(units.values())).masters.element_size()
-        self._sizes = [chunk.length * wide for chunk in chunks]  # of pushes
+        self._sizes = {key: chunk.length * wide for key, chunk in chunks.items()}  # of pushes
         self._changed = Condition()
         self._wanted: dict[int, int] = {}
         self._unacked: dict[tuple[int, int], tuple[Tensor, float]] = {}  # by clock and key
         self._spares = Spares()
-        self._incarnation, self._told, self._began = 0, -1, 0
+        self.incarnation, self._told, self._began = 0, -1, 0
         self._failed: Exception | None = None
         self._ends = False
         self.came_back = 0
@@ -195,8 +208,11 @@ class _Link:
 
     # -- what the worker asks
 
-    def join(self) -> int:
-        """Connects and joins; returns the clock that the server tells."""
+    def join(self, incarnation: int = 0) -> int:
+        """Connects and joins, by the worker's incarnation if it has one; returns the clock that
+        the server tells.
+        """
+        self.incarnation = incarnation
         self._connect()
         self._thread = Thread(target=self._run, daemon=True, name=f"server {self._number}")
         self._thread.start()
@@ -224,7 +240,7 @@ class _Link:
 
     def _post(self, clock: int, key: int, copy: Tensor, tokens: float) -> None:
         fields = Fields(clock, key, tokens).packed
-        urgency = clock * len(self._chunks) + key  # or late keys of a step would never be sent
+        urgency = clock * self._turn + key  # or late keys of a step would never be sent
         self.outbox.post(PUSH, fields, bytes_of(copy), urgency=urgency, size=copy.nbytes)
 
     def pull(self, unit: str, clock: int) -> None:
@@ -282,14 +298,14 @@ class _Link:
             try:
                 sock = connected(address)
                 try:
-                    hello = {**self._way.hello, "place": self._place}
+                    hello = {**self._way.hello, "place": self._seat[0], "rank": self._seat[1]}
                     greet(sock, self._way.secret, json.dumps(hello).encode(), role=CALLER)
                 except BaseException:
                     sock.close()
                     raise
                 name = f"server {self._number}"
                 self._frames = Frames(sock, name, seconds=self._way.silence, most=1 << 32)
-                self._frames.send(JOIN, Fields(key=self._incarnation).packed)
+                self._frames.send(JOIN, Fields(key=self.incarnation).packed)
                 return
             except (OSError, Stranger, FrameError) as error:
                 why = str(error)
@@ -346,11 +362,11 @@ class _Link:
             frame = frames.receive(self._room)
             if frame.kind == REFUSED:
                 why = f"server {self._number} refuses: {frame.fields.decode()}"
-                raise ServerGone(why) if self._told >= 0 else UserError(why)
+                raise ServerGone(why) if self.incarnation else UserError(why)
             clock, key, _ = fields_of(frame.fields)
             with self._changed:
                 if frame.kind == JOINED:
-                    self._told, self._incarnation = max(self._told, clock), key
+                    self._told, self.incarnation = max(self._told, clock), key
                 elif frame.kind == ACK:
                     if pushed := self._unacked.pop((clock, key), None):
                         self._spares.give(pushed[0])

@@ -107,7 +107,8 @@ class Crew:
         """Takes what a member says."""
         one.heard = monotonic()
         if "failed" in said:
-            one.told = str(said["failed"]), str(said["told"])
+            if said["failed"] != "lost" or not one.told[0]:  # a rank of it has lost another
+                one.told = str(said["failed"]), str(said["told"])
         elif "said" in said:
             self.say(str(said["said"]))
         elif "addresses" in said:
