@@ -112,7 +112,15 @@ def _secret(job: Job) -> bytes:
     from howdah.comm.secret import secret_of
     from howdah.comm.settings import read_settings
 
+    require_certificates(job)
     return secret_of(read_settings(), job.plan.comm.trust)
+
+
+def require_certificates(job: Job) -> None:
+    """Raises UserError for files of `comm.tls` that are of no use."""
+    from howdah.comm.tls import sealing
+
+    sealing(job.plan.comm.tls, calls=True)
 
 
 def train_gathered(job: Job, at: str, *, say: Callable[[str], None], restarts: int) -> int:

@@ -325,6 +325,8 @@ def _check_each(run: Run) -> Iterator[str]:
     if run.init_adapter and run.method.adapter is None:
         yield "init_adapter is given, and method.adapter is not; write its rank, alpha and targets"
     yield from choice_problems(run.comm.algorithm)
+    if run.comm.tls and not run.method.sync:
+        yield "comm.tls is for servers and workers of method.sync, which is not given; drop it"
 
 
 def lacks_of(machine: Machine, run: Run) -> Iterator[str]:

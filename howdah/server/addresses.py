@@ -6,13 +6,14 @@ read_address("node1:29400")    ("node1", 29400)
 import socket
 
 from howdah.base.errors import UserError, shown
+from howdah.comm.tls import Seal, plain
 
 Address = str | tuple[str, int]
 CONNECTING = 5.0  # seconds
 
 
-def connected(address: Address) -> socket.socket:
-    """A socket that is connected to an address. Raises OSError."""
+def connected(address: Address, seal: Seal = plain) -> socket.socket:
+    """A socket that is connected to an address, sealed. Raises OSError."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -20,10 +21,10 @@ def connected(address: Address) -> socket.socket:
         except OSError:
             sock.close()
             raise
-        return sock
+        return seal(sock)
     sock = socket.create_connection(address, timeout=CONNECTING)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return seal(sock)
 
 
 def spell(address: Address) -> str:

@@ -23,7 +23,9 @@ from howdah.base.errors import UserError
 from howdah.comm.frames import FrameError, Frames, Gone, Head
 from howdah.comm.handle import Handle
 from howdah.comm.handshake import CALLER, Stranger, greet
+from howdah.comm.tls import sealing
 from howdah.parallel.flat_params import FlatUnit
+from howdah.plan.comm import Tls
 from howdah.server.addresses import Address, connected, spell
 from howdah.server.chunks import Chunk
 from howdah.server.messages import (
@@ -74,6 +76,7 @@ class Way:
     others     of each server, where its replicas listen when they take its place
     over       whether the run is known to have ended, so that no server is waited for
     leave      whether the worker is asked to leave
+    tls        what encrypts the connections
     """
 
     addresses: Sequence[Address]
@@ -86,6 +89,7 @@ class Way:
     others: Sequence[Sequence[Address]] = ()
     over: Callable[[], object] | None = None
     leave: Callable[[], object] | None = None
+    tls: Tls | None = None
 
     def of(self, number: int) -> list[Address]:
         """Where a server may be, the likeliest first."""
@@ -186,6 +190,7 @@ class _Link:
         units: Mapping[str, FlatUnit],
     ) -> None:
         self._way, self._number, self._seat = way, number, seat
+        self._seal = sealing(way.tls, calls=True)
         self._chunks, self._turn = chunks, 1 + max(chunks, default=0)
         self._keys: dict[str, list[int]] = {}
         for key, chunk in chunks.items():
@@ -296,7 +301,7 @@ class _Link:
             if monotonic() >= until or (self._way.over and self._way.over()):
                 break
             try:
-                sock = connected(address)
+                sock = connected(address, self._seal)
                 try:
                     hello = {**self._way.hello, "place": self._seat[0], "rank": self._seat[1]}
                     greet(sock, self._way.secret, json.dumps(hello).encode(), role=CALLER)

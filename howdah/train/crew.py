@@ -101,7 +101,8 @@ class Crew:
             for shard, chain in sorted(self._roll.holders.items())
         ]
         first, others = [one[0] for one in found], [one[1:] for one in found]
-        return Way(first, secret, {**run_hello(self.job), "process": process}, others=others)
+        hello, tls = {**run_hello(self.job), "process": process}, self.job.plan.comm.tls
+        return Way(first, secret, hello, others=others, tls=tls)
 
     def hear(self, one: Member, said: Said) -> None:
         """Takes what a member says."""

@@ -24,6 +24,7 @@ from howdah import __version__
 from howdah.checkpoint.index import About
 from howdah.checkpoint.snapshot import InMemory as Entry
 from howdah.comm.handshake import Door
+from howdah.comm.tls import sealing
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.flat_params import DTYPES
 from howdah.plan.boxes import Piece
@@ -111,8 +112,10 @@ class Server:
         self.desk = Desk(Clocks(sync_of(job), len(chunks), start.step), shard)
         self._restore(shard)
         hello = run_hello(job)
-        self.chain = Chain(secret, {**hello, "shard": number}) if replicated else None
-        door = Door(listener, secret, json.dumps(hello).encode())
+        tls = job.plan.comm.tls
+        self.chain = Chain(secret, {**hello, "shard": number}, tls=tls) if replicated else None
+        seal = sealing(tls, calls=False)
+        door = Door(listener, secret, json.dumps(hello).encode(), seal=seal)
         self.host = Host(
             self.desk, door, hello, dtype=DTYPES[job.method.precision], copies=self.chain
         )
