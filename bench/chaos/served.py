@@ -1,7 +1,9 @@
 """Kills of workers and servers of an asynchronous run, at moments that nobody chose.
 
-    python bench/chaos/served.py            three runs of ten minutes of kills each; served.json
-    python bench/chaos/served.py --tiny     one of a few seconds; writes nothing
+    python bench/chaos/served.py --write               three runs of ten minutes of kills each, and
+                                                       as many steps in peace; served.json
+    python bench/chaos/served.py --minutes 1 --runs 1  shorter; without --write nothing is written
+    python bench/chaos/served.py --tiny                a few kills in 100 steps
 
 A run goes in legs: each goes on from the checkpoint of the one before it, with more steps. In a leg
 workers are killed (-9) every few seconds and, once all are at work, one server: with `replicas = 1`
@@ -183,11 +185,12 @@ def verdict(rows: list[Row]) -> Row:
 def main() -> None:
     """Runs, prints and writes."""
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--tiny", action="store_true", help="one short run; writes nothing")
-    words.add_argument("--seconds", type=float, default=600.0, help="of kills in each run")
+    words.add_argument("--tiny", action="store_true", help="one short run")
+    words.add_argument("--minutes", type=float, default=10.0, help="of kills in each run")
     words.add_argument("--runs", type=int, default=3)
+    words.add_argument("--write", action="store_true", help="served.json, after each run")
     given = words.parse_args()
-    how: Row = {"seconds": given.seconds, "steps": LEG, "pause": PAUSE}
+    how: Row = {"seconds": 60 * given.minutes, "steps": LEG, "pause": PAUSE}
     if given.tiny:
         given.runs, how = 1, {"seconds": 0.0, "steps": 100, "pause": (1.0, 2.0)}
     rows = []
@@ -195,11 +198,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="served-", dir="/var/tmp") as folder:
             rows.append(one_run(Path(folder), seed, **how))
         print(json.dumps(rows[-1]), flush=True)
-    rows.append(verdict(rows))
-    print(json.dumps(rows[-1]), flush=True)
-    if not given.tiny:
-        (HERE / "served.json").write_text(json.dumps(rows, indent=1) + "\n")
-    sys.exit(0 if rows[-1]["survived"] or given.tiny else 1)
+        came = verdict(rows)
+        if given.write:
+            (HERE / "served.json").write_text(json.dumps([*rows, came], indent=1) + "\n")
+    print(json.dumps(came), flush=True)
+    sys.exit(0 if came["survived"] or given.tiny else 1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from howdah.comm.handshake import Door
 from howdah.parallel.flat_params import FlatUnit
 from howdah.plan.flat_buffers import Buffer
 from howdah.plan.method import Method, Optimizer, Sync
+from howdah.plan.worker_ranks import whole
 from howdah.server.addresses import Address
 from howdah.server.chunks import CHUNK, chunks_of
 from howdah.server.client import Client, Way
@@ -39,7 +40,7 @@ def server(
     """The server number of[0] of of[1], whose optimizer is SGD without momentum: one pass."""
     torch.set_num_threads(1)
     method = Method(optimizer=Optimizer("sgd", momentum=0.0), sync=sync, grad_clip=0.0)
-    chunks = chunks_of(buffers(sizes), of[1], element_bytes=4, most=chunk)[of[0]]
+    chunks = chunks_of([*map(whole, buffers(sizes))], of[1], element_bytes=4, most=chunk)[of[0]]
     shard = Shard(chunks, [torch.zeros(c.length) for c in chunks], method, lambda clock: 0.0)
     desk = Desk(Clocks(sync, len(chunks)), shard, fifo=fifo)
     return Host(
@@ -62,7 +63,7 @@ def worker(
         one.unit: FlatUnit(one, 0, torch.zeros(one.length), none, torch.ones(one.length), none)
         for one in buffers(sizes)
     }
-    chunks = chunks_of(buffers(sizes), len(addresses), element_bytes=4, most=chunk)
+    chunks = chunks_of([*map(whole, buffers(sizes))], len(addresses), element_bytes=4, most=chunk)
     way = Way(addresses, SECRET, HELLO, fifo=fifo, window=window)
     client = Client(way, place, chunks, units)
     client.join()

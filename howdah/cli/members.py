@@ -96,6 +96,11 @@ def require_joinable(job: Job, address: str, option: str = "--listen") -> tuple[
             "method.sync; ranks on several machines are started by torchrun "
             "(docs/how-to/two-machines.md)"
         )
+    if (ranks := job.layout.workers) > 1:
+        raise UserError(
+            f"{option}: a worker that joins is one process so far, and layout '{job.layout}' gives "
+            f"it {ranks} ranks; drop tp{job.layout.tp}, or start all on one machine by howdah train"
+        )
     host, port = read_address(address, option)
     if host in EVERYWHERE:
         raise UserError(f"{option} {address} is every interface: name the address of one of them")
@@ -107,7 +112,15 @@ def _secret(job: Job) -> bytes:
     from howdah.comm.secret import secret_of
     from howdah.comm.settings import read_settings
 
+    require_certificates(job)
     return secret_of(read_settings(), job.plan.comm.trust)
+
+
+def require_certificates(job: Job) -> None:
+    """Raises UserError for files of `comm.tls` that are of no use."""
+    from howdah.comm.tls import sealing
+
+    sealing(job.plan.comm.tls, calls=True)
 
 
 def train_gathered(job: Job, at: str, *, say: Callable[[str], None], restarts: int) -> int:

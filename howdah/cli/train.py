@@ -114,6 +114,7 @@ def start(
         raise UserError("method.sync starts its own processes: use howdah train without torchrun")
     if at:
         members.require_joinable(job, at)
+    members.require_certificates(job)
     lacks_room = [] if at else [*_lacks_room(job, machine, force=force)]
     own = code_problems(job.train, job.method, ranks=job.processes)
     if lacking := [*lacks_room, *_lacks_compiler(job), *own]:

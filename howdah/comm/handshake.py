@@ -34,6 +34,8 @@ from hashlib import sha256
 from time import monotonic
 from typing import Literal, NamedTuple
 
+from howdah.comm.tls import Seal, plain
+
 Role = Literal["caller", "listener"]
 CALLER: Role = "caller"
 LISTENER: Role = "listener"
@@ -186,8 +188,10 @@ class Door:
         *,
         deadline: float = DEADLINE,
         waiting: int = WAITING,
+        seal: Seal = plain,
     ) -> None:
         listener.setblocking(False)
+        self._seal = seal  # for those who call
         self._listener, self._secret, self._hello = listener, secret, hello
         self._deadline, self._most = deadline, waiting
         self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
@@ -233,8 +237,9 @@ class Door:
                 return
             if len(self._guests) >= self._most:
                 self._refuse(next(iter(self._guests)), "too many came at once")
-            sock.setblocking(False)
-            with suppress(Stranger):
+            with suppress(Stranger, OSError):
+                sock = self._seal(sock)
+                sock.setblocking(False)
                 steps = greeting(LISTENER, self._secret, self._hello, ends(sock, LISTENER))
                 number = sock.fileno()
                 self._guests[number] = _Guest(sock, steps, bytearray(), monotonic())

@@ -46,6 +46,20 @@ def read_secret(path: Path) -> bytes:
     all others, of LEAST to MOST bytes.
     """
     said = f"the secret {named(path)} (HOWDAH_SECRET_FILE)"
+    secret = read_own(path, said, MOST + 1)
+    if not LEAST <= len(secret) <= MOST:
+        length = f"over {MOST}" if len(secret) > MOST else len(secret)
+        raise UserError(
+            f"{said} has {length} bytes: it needs {LEAST} to {MOST}, and random ones (head -c 32 "
+            "/dev/urandom)"
+        )
+    return secret
+
+
+def read_own(path: Path, said: str, most: int) -> bytes:
+    """At most so many bytes of a file. Raises UserError, in which it is called `said`, unless it is
+    a file of this user, closed to all others.
+    """
     try:
         # The file that is checked is the one that is read. A pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -66,13 +80,6 @@ def read_secret(path: Path) -> bytes:
                 f"{said} has mode {stat.S_IMODE(found.st_mode):04o}, so that others may have read "
                 "it: make a new one (chmod 600, then write it)"
             )
-        secret = os.read(descriptor, MOST + 1)
+        return os.read(descriptor, most)
     finally:
         os.close(descriptor)
-    if not LEAST <= len(secret) <= MOST:
-        length = f"over {MOST}" if len(secret) > MOST else len(secret)
-        raise UserError(
-            f"{said} has {length} bytes: it needs {LEAST} to {MOST}, and random ones (head -c 32 "
-            "/dev/urandom)"
-        )
-    return secret

@@ -45,6 +45,7 @@ MEANT = {  # by table: what to write, and the keys that a value in its place may
     "train": ("train.steps=1000", "steps"),
     "comm": ("comm.algorithm=ring", "algorithm"),
     "comm.algorithm": ("comm.algorithm=ring",),
+    "comm.tls": ('comm.tls={cert = "a.pem", key = "a.key", ca = "ca.pem"}',),
     "storage": ("storage.threads=4", "threads"),
 }
 

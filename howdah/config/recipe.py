@@ -327,6 +327,8 @@ def _check_each(run: Run) -> Iterator[str]:
     if run.train.expert_placement == "load" and run.model.experts is None:
         yield "train.expert_placement is load, and the model has no experts; use number"
     yield from choice_problems(run.comm.algorithm)
+    if run.comm.tls and not run.method.sync:
+        yield "comm.tls is for servers and workers of method.sync, which is not given; drop it"
 
 
 def lacks_of(machine: Machine, run: Run) -> Iterator[str]:

@@ -43,7 +43,7 @@ from howdah.parallel.mesh import Mesh
 from howdah.parallel.ops import Handle, head_loss, in_eight_bits, own_operations
 from howdah.parallel.recompute import recompute
 from howdah.parallel.saved_homes import keep_elsewhere
-from howdah.parallel.served import Connect, Links, PulledWeights, ServerLinks, with_sums
+from howdah.parallel.served import Connect, Links, PulledOnce, PulledWeights, ServerLinks, with_sums
 from howdah.parallel.stages import own_parts
 from howdah.parallel.sums import GradientSums, gradient_sums, listen_to_parameters
 from howdah.parallel.tensor import region_of, split, vocab_shards
@@ -323,7 +323,7 @@ def _links(
 ) -> Links | None:
     """The links to parameter servers; None where there are none."""
     if connect:
-        return connect(units)
+        return PulledOnce(connect(units), plan, mesh, units)
     return ServerLinks(mesh, units) if plan.layout.server else None
 
 

@@ -14,8 +14,9 @@ Pulls start with the forward pass that needs them, as the all-gathers of zero1 d
 each server's messages run in its own group, beside those of the others.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, repeat
 from typing import Protocol
 
@@ -23,11 +24,13 @@ from torch import Tensor
 
 from howdah.base.stopwatch import Stopwatch
 from howdah.comm.group import Group
-from howdah.comm.handle import DONE, Handle
+from howdah.comm.handle import DONE, Handle, Note
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
 from howdah.plan.flat_buffers import share
+from howdah.plan.plan import Plan
 from howdah.plan.servers import server_groups, summed_range
+from howdah.plan.worker_ranks import alike
 
 
 class Links(Protocol):
@@ -110,6 +113,61 @@ class ServerLinks:
             if first < last:
                 handles.append(start(group, flat if self._serves else flat[first:last]))
         return handles
+
+
+@dataclass(frozen=True)
+class Given:
+    """The handle of a unit's weights that a rank has pulled, and of those that ranks give to others
+    when all of them wait for the unit.
+    """
+
+    pulled: Sequence[Handle]
+    give: Callable[[], None]
+
+    def result(self) -> None:
+        """Waits until the weights are here."""
+        for handle in self.pulled:
+            handle.result()
+        self.give()
+
+    def then(self, note: Note) -> None:
+        """Calls `note` when the weights are here."""
+        self.result()
+        DONE.then(note)
+
+    def done(self) -> bool:
+        """Whether what this rank has pulled is here."""
+        return all(handle.done() for handle in self.pulled)
+
+
+class PulledOnce:
+    """The links of one of a worker's ranks. What several of them hold alike, the first pulls and
+    gives to the others, so that all compute with one version of it (`plan/worker_ranks.py`). All
+    ranks of the worker make it together.
+
+    links  of this rank
+    """
+
+    def __init__(self, links: Links, plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> None:
+        self._links = links
+        self._alike: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
+        for name, unit in units.items():
+            ranges = alike(unit.buffer, plan, mesh.rank)
+            self._alike[name] = [(ranks, unit.weights[a:b]) for ranks, a, b in ranges]
+        several = sorted({ranks for every in self._alike.values() for ranks, _ in every})
+        self._groups = {ranks: mesh.group_of(ranks, label="tp") for ranks in several}
+
+    def push(self, unit: str) -> list[Handle]:
+        """Starts to bring the gradients that this rank pushes to the servers."""
+        return self._links.push(unit)
+
+    def pull(self, unit: str) -> list[Handle]:
+        """Starts to bring the weights of a unit to the ranks that hold them."""
+        return [Given(self._links.pull(unit), partial(self._give, unit))]
+
+    def _give(self, unit: str) -> None:
+        for ranks, flat in self._alike[unit]:
+            self._groups[ranks].broadcast(flat, 0)
 
 
 class PulledWeights:

@@ -187,7 +187,8 @@ class GradientSums:
         """Sums a bucket on the servers, each of which has a range of every unit."""
         assert self._links is not None
         spans = () if number in self.skipped else self.sums[number].spans
-        handles = [handle for span in spans for handle in self._links.push(span.unit)]
+        units = dict.fromkeys(span.unit for span in spans)
+        handles = [handle for unit in units for handle in self._links.push(unit)]
 
         def complete() -> None:
             for handle in handles:

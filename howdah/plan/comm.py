@@ -71,6 +71,23 @@ class Hosts:
 
 
 @dataclass(frozen=True)
+class Tls:
+    """Files in PEM form by which servers and workers of `method.sync` trust each other.
+
+    cert  a certificate, or a chain
+    key   its key, without a password
+    ca    the certificates by one of which those of all members are signed
+    """
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.cert or self.key or self.ca)
+
+
+@dataclass(frozen=True)
 class Comm:
     """How messages travel, beside the layout.
 
@@ -79,6 +96,7 @@ class Comm:
     wire       between machines: tcp, of howdah's own; gloo
     trust      who may join: secret, who knows the one in HOWDAH_SECRET_FILE; network, anybody
     interface  of each machine, at whose address ranks listen; empty: that which leads to the others
+    tls        what encrypts the connections of servers and workers; empty: nothing
     """
 
     algorithm: Algorithms = field(default_factory=Algorithms)
@@ -86,6 +104,7 @@ class Comm:
     wire: Literal["tcp", "gloo"] = "tcp"
     trust: Literal["secret", "network"] = "secret"
     interface: str = ""
+    tls: Tls = field(default_factory=Tls)
 
     @property
     def hosts(self) -> Hosts:

@@ -14,7 +14,8 @@ the sum, and every worker keeps all states, and updates all weights alike.
 (Li et al. 2014, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu).
 Each server has a range of *every* unit, so that all of them are busy from the first bucket of a
 backward pass to the last, and hold equally many bytes. The groups of a push are the workers and
-one server, which is last.
+one server, which is last. Where a worker under `method.sync` has several ranks (tp2 server2), each
+pushes and pulls what it counts (`plan/worker_ranks.py`).
 """
 
 from collections.abc import Iterator
@@ -77,9 +78,10 @@ def server_problems(shape: ModelShape, layout: Layout, method: Method) -> Iterat
     says = f"server{layout.server}"
     if layout.zero:
         yield f"{says} and zero{layout.zero} both share out the states; drop one of them"
-    for word in ("pp", "cp", "tp", "ep"):
+    for word in ("pp", "cp", "ep") if method.sync else ("pp", "cp", "tp", "ep"):
         if (size := getattr(layout, word)) > 1:
-            yield f"the workers of {says} have a rank each so far; drop {word}{size}, or {says}"
+            own = "ranks of tp alone" if method.sync else "a rank each"
+            yield f"the workers of {says} have {own} so far; drop {word}{size}, or {says}"
     for name in ("weights", "gradients", "optimizer"):
         if (home := getattr(layout, name)) != "device":
             yield f"{says} keeps states in the memory of its ranks; drop {name}={home}, or {says}"

@@ -177,16 +177,16 @@ def counted_ranges(buffer: Buffer, plan: Plan, rank: int) -> Iterator[Range]:
         yield own_range(buffer, plan.layout, rank)
         return
     start, stop = counted_range(buffer, plan.layout, rank)
-    if all(_first(name, plan, rank) for name in buffer.names):
+    if all(is_first(name, plan, rank) for name in buffer.names):
         yield start, stop
         return
     for segment in buffer.segments:
         first, last = max(start, segment.start), min(stop, segment.stop)
-        if first < last and _first(segment.name, plan, rank):
+        if first < last and is_first(segment.name, plan, rank):
             yield first, last
 
 
-def _first(name: str, plan: Plan, rank: int) -> bool:
+def is_first(name: str, plan: Plan, rank: int) -> bool:
     """Whether no earlier stage or tp rank holds the same box of the weight `name`."""
     weight = plan.weight(name)
     tp, pp = axis(plan.layout, "tp"), axis(plan.layout, "pp")

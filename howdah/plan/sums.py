@@ -36,6 +36,7 @@ from howdah.plan.plan import Plan
 from howdah.plan.program import schedule_of, stage_parts
 from howdah.plan.schedule.actions import Kind
 from howdah.plan.sharding import local_buffers, shard_axes, summed_over_tp
+from howdah.plan.worker_ranks import pushed_ranges
 from howdah.shapes.weights import parts_of
 
 BUCKET_BYTES = 4 << 20
@@ -132,7 +133,7 @@ def sums_of(plan: Plan, rank: int) -> list[Sum]:
         buckets = _buckets(plan, buffers)
         if plan.layout.server:
             for bucket in buckets:
-                listed.to_servers(stage, bucket)
+                listed.to_servers(stage, bucket, plan)
             continue
         listed.over_replicas(stage, buckets)
     for buffer in _trained(plan, rank):
@@ -275,10 +276,10 @@ class _SumList:
                 )
             )
 
-    def to_servers(self, stage: int, bucket: list[Buffer]) -> None:
+    def to_servers(self, stage: int, bucket: list[Buffer], plan: Plan) -> None:
         """Sums a bucket on the servers, each of which gets its range of every unit."""
-        everyone = range(self.plan.layout.world)
-        spans = tuple(Span(buffer.unit, 0, buffer.length) for buffer in bucket)
+        everyone, rank = range(self.plan.layout.world), self.rank
+        spans = tuple(Span(b.unit, *one) for b in bucket for one in pushed_ranges(b, plan, rank))
         self._append(Sum(stage, "dp", everyone, "push", spans, names=self._names(bucket)))
 
     def over_replicas(self, stage: int, buckets: Sequence[list[Buffer]]) -> None:

@@ -6,13 +6,14 @@ read_address("node1:29400")    ("node1", 29400)
 import socket
 
 from howdah.base.errors import UserError, shown
+from howdah.comm.tls import Seal, plain
 
 Address = str | tuple[str, int]
 CONNECTING = 5.0  # seconds
 
 
-def connected(address: Address) -> socket.socket:
-    """A socket that is connected to an address. Raises OSError."""
+def connected(address: Address, seal: Seal = plain) -> socket.socket:
+    """A socket that is connected to an address, sealed. Raises OSError."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX)
         try:
@@ -20,8 +21,8 @@ def connected(address: Address) -> socket.socket:
         except OSError:
             sock.close()
             raise
-        return sock
-    return socket.create_connection(address, timeout=CONNECTING)
+        return seal(sock)
+    return seal(socket.create_connection(address, timeout=CONNECTING))
 
 
 def spell(address: Address) -> str:

@@ -32,6 +32,8 @@ from torch import Tensor
 
 from howdah.comm.frames import FrameError, Frames, Head
 from howdah.comm.handshake import CALLER, Door, Stranger, greet
+from howdah.comm.tls import sealing
+from howdah.plan.comm import Tls
 from howdah.server.addresses import Address, connected
 from howdah.server.clocks import Refused
 from howdah.server.desk import Deed, Desk
@@ -52,11 +54,10 @@ class Chain:
     told   is called when `has` has grown
     """
 
-    def __init__(
-        self, secret: bytes, hello: Mapping[str, object], behind: Sequence[Address] = ()
-    ) -> None:
+    def __init__(self, secret: bytes, hello: Mapping[str, object], tls: Tls | None = None) -> None:
+        self.tls, self._seal = tls, sealing(tls, calls=True)
         self._secret, self._hello = secret, json.dumps({**hello, "place": -1}).encode()
-        self._behind = [*behind]
+        self._behind: list[Address] = []
         self._kept: deque[tuple[int, Deed, Term | None]] = deque()
         self._changed = Condition()
         self._outbox: Outbox | None = None
@@ -129,7 +130,7 @@ class Chain:
 
     def _copy(self, address: Address) -> None:
         """Copies to one replica until the connection ends, with an exception."""
-        sock = connected(address)
+        sock = connected(address, self._seal)
         try:
             greet(sock, self._secret, self._hello, role=CALLER)
         except BaseException:
@@ -187,7 +188,8 @@ class Follower:
     ) -> None:
         self._host, self._chain, self._listener = host, chain, listener
         self._hello = {**hello, "place": -1}
-        self._door = Door(listener, secret, json.dumps(dict(hello)).encode())
+        seal = sealing(chain.tls, calls=False)
+        self._door = Door(listener, secret, json.dumps(dict(hello)).encode(), seal=seal)
         self._over = Event()
         self._frames: Frames | None = None
         self._outbox: Outbox | None = None

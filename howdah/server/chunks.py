@@ -3,27 +3,33 @@
     unit layers.0     |<- server 0 ->|<- server 1 ->|        its range of every unit
     chunks            |  0  |  1  |  2  | 0 |  1  |  2  |    each at most CHUNK bytes
 
-Every server has as many bytes of every unit as the others, to within an element. Keys count in the
-order in which the next forward pass needs the units, so a lower key is more urgent, at both ends
-(Jayarajan et al. 2019, https://arxiv.org/abs/1905.03960). A large unit is in several chunks: a more
-urgent one need not wait for more than one chunk of another.
+Every server has as many bytes of every unit as the others, to within an element of each range that
+a rank of a worker pushes (`plan/worker_ranks.py`). Keys count in the order in which the next
+forward pass needs the units, so a lower key is more urgent, at both ends (Jayarajan et al. 2019,
+https://arxiv.org/abs/1905.03960). A large unit is in several chunks: a more urgent one need not
+wait for more than one chunk of another.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from howdah.plan.flat_buffers import Buffer, share
+from howdah.plan.flat_buffers import share
+from howdah.plan.worker_ranks import ServedRange
 
 CHUNK = 1 << 20  # bytes, as pushed; between 256 KB, where overhead begins, and 4 MB
 
 
 class Chunk(NamedTuple):
-    """The elements [start, stop) of a unit, of which those below `decay_stop` decay."""
+    """The elements [start, stop) of a unit, of which those below `decay_stop` decay.
+
+    rank  of a worker that pushes and pulls it: the unit is that of its buffer
+    """
 
     unit: str
     start: int
     stop: int
     decay_stop: int
+    rank: int = 0
 
     @property
     def length(self) -> int:
@@ -32,21 +38,22 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(
-    buffers: Sequence[Buffer], servers: int, *, element_bytes: int, most: int = CHUNK
+    ranges: Sequence[ServedRange], servers: int, *, element_bytes: int, most: int = CHUNK
 ) -> list[list[Chunk]]:
     """For each server its chunks, by key.
 
-    buffers  of the units, in forward order
-    most     bytes of a chunk
+    ranges  of the units, in forward order
+    most    bytes of a chunk
     """
     return [
-        [chunk for buffer in buffers for chunk in _cut(buffer, servers, one, most // element_bytes)]
+        [chunk for each in ranges for chunk in _cut(each, servers, one, most // element_bytes)]
         for one in range(servers)
     ]
 
 
-def _cut(buffer: Buffer, servers: int, server: int, most: int) -> list[Chunk]:
-    first, last = share(buffer.length, servers, server)
+def _cut(one: ServedRange, servers: int, server: int, most: int) -> list[Chunk]:
+    first, last = (one.start + edge for edge in share(one.stop - one.start, servers, server))
     parts = -(-(last - first) // max(most, 1))
     cuts = (share(last - first, parts, part) for part in range(parts))
-    return [Chunk(buffer.unit, first + a, first + b, buffer.decay_stop) for a, b in cuts]
+    unit, turn = one.buffer.unit, one.buffer.decay_stop
+    return [Chunk(unit, first + a, first + b, turn, one.rank) for a, b in cuts]

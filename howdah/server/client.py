@@ -24,7 +24,9 @@ from howdah.base.errors import UserError
 from howdah.comm.frames import FrameError, Frames, Gone, Head
 from howdah.comm.handle import Handle
 from howdah.comm.handshake import CALLER, Stranger, greet
+from howdah.comm.tls import sealing
 from howdah.parallel.flat_params import FlatUnit
+from howdah.plan.comm import Tls
 from howdah.server.addresses import Address, connected, spell
 from howdah.server.awaited import Awaited
 from howdah.server.chunks import Chunk
@@ -76,6 +78,7 @@ class Way:
     others     of each server, where its replicas listen when they take its place
     over       whether the run is known to have ended, so that no server is waited for
     leave      whether the worker is asked to leave
+    tls        what encrypts the connections
     """
 
     addresses: Sequence[Address]
@@ -88,6 +91,7 @@ class Way:
     others: Sequence[Sequence[Address]] = ()
     over: Callable[[], object] | None = None
     leave: Callable[[], object] | None = None
+    tls: Tls | None = None
 
     def of(self, number: int) -> list[Address]:
         """Where a server may be, the likeliest first."""
@@ -96,7 +100,7 @@ class Way:
 
 
 class Client:
-    """The links of one worker to all its servers; it is the `links` of `parallel/served.py`.
+    """The links of one rank of a worker to all its servers: the `links` of `parallel/served.py`.
 
     clock   of the step that is computed
     tokens  by which the step's gradients will be divided on the servers
@@ -109,18 +113,31 @@ class Client:
         chunks: Sequence[Sequence[Chunk]],
         units: Mapping[str, FlatUnit],
         record: Record = nobody,
+        *,
+        rank: int = 0,
     ) -> None:
         self.clock, self.tokens, self._units, self._record = 0, 0.0, units, record
-        self._links = [_Link(way, number, place, mine, units) for number, mine in enumerate(chunks)]
-        for link in self._links:
-            link.moments = Moments(record)
+        self._rank, self._links = rank, list[_Link]()
+        for number, every in enumerate(chunks):
+            mine = {key: chunk for key, chunk in enumerate(every) if chunk.rank == rank}
+            self._links.append(_Link(way, number, (place, rank), mine, units))
+            self._links[-1].moments = Moments(record)
 
-    def join(self) -> int:
+    def join(self, agree: Callable[[list[int]], list[int]] = list) -> int:
         """Connects to all servers. Returns the clock at which the worker begins. Raises UserError
         for a server that refuses it, ServerGone for one that cannot be reached.
+
+        agree  tells all ranks of a worker what the first was told: its clock, and by server its
+               incarnation, by which the others join
         """
-        self.clock = max(link.join() for link in self._links)
-        for link in self._links:
+        told = [0] * (1 + len(self._links))
+        if self._rank == 0:
+            told = [max(link.join() for link in self._links)]
+            told += [link.incarnation for link in self._links]
+        self.clock, *incarnations = agree(told)
+        for link, incarnation in zip(self._links, incarnations, strict=True):
+            if self._rank:
+                link.join(incarnation)
             link.begin(self.clock)
         return self.clock
 
@@ -171,24 +188,27 @@ class _Link:
         self,
         way: Way,
         number: int,
-        place: int,
-        chunks: Sequence[Chunk],
+        seat: tuple[int, int],
+        chunks: Mapping[int, Chunk],
         units: Mapping[str, FlatUnit],
     ) -> None:
-        self._way, self._number, self._place = way, number, place
-        self._chunks = chunks
+        self._way, self._number, self._seat = way, number, seat
+        self._seal = sealing(way.tls, calls=True)
+        self._chunks, self._turn = chunks, 1 + max(chunks, default=0)
         self._keys: dict[str, list[int]] = {}
-        for key, chunk in enumerate(chunks):
+        for key, chunk in chunks.items():
             self._keys.setdefault(chunk.unit, []).append(key)
-        self._weights = [bytes_of(units[c.unit].weights[c.start : c.stop]) for c in chunks]
+        self._weights = {
+            key: bytes_of(units[c.unit].weights[c.start : c.stop]) for key, c in chunks.items()
+        }
         wide = next(iter(units.values())).masters.element_size()
-        self._sizes = [chunk.length * wide for chunk in chunks]  # of pushes
+        self._sizes = {key: chunk.length * wide for key, chunk in chunks.items()}  # of pushes
         self._changed = Awaited()
         self._wanted: dict[int, int] = {}
         self._coming: Counter[str] = Counter()
         self._unacked: dict[int, dict[int, tuple[Tensor, float]]] = {}
         self._spares = Spares()
-        self._incarnation, self._told, self._began = 0, -1, 0
+        self.incarnation, self._told, self._began = 0, -1, 0
         self._failed: Exception | None = None
         self._ends = False
         self.came_back = 0
@@ -199,8 +219,11 @@ class _Link:
 
     # -- what the worker asks
 
-    def join(self) -> int:
-        """Connects and joins; returns the clock that the server tells."""
+    def join(self, incarnation: int = 0) -> int:
+        """Connects and joins, by the worker's incarnation if it has one; returns the clock that
+        the server tells.
+        """
+        self.incarnation = incarnation
         self._connect()
         self._thread = Thread(target=self._run, daemon=True, name=f"server {self._number}")
         self._thread.start()
@@ -228,7 +251,7 @@ class _Link:
 
     def _letter(self, clock: int, key: int, copy: Tensor, tokens: float) -> Letter:
         fields = Fields(clock, key, tokens).packed
-        urgency = clock * len(self._chunks) + key  # or late keys of a step would never be sent
+        urgency = clock * self._turn + key  # or late keys of a step would never be sent
         return Letter(PUSH, fields, bytes_of(copy), urgency, copy.nbytes)
 
     def pull(self, unit: str, clock: int) -> None:
@@ -282,16 +305,16 @@ class _Link:
             if monotonic() >= until or (self._way.over and self._way.over()):
                 break
             try:
-                sock = connected(address)
+                sock = connected(address, self._seal)
                 try:
-                    hello = {**self._way.hello, "place": self._place}
+                    hello = {**self._way.hello, "place": self._seat[0], "rank": self._seat[1]}
                     greet(sock, self._way.secret, json.dumps(hello).encode(), role=CALLER)
                 except BaseException:
                     sock.close()
                     raise
                 name = f"server {self._number}"
                 self._frames = Frames(sock, name, seconds=self._way.silence, most=1 << 32)
-                self._frames.send(JOIN, Fields(key=self._incarnation).packed)
+                self._frames.send(JOIN, Fields(key=self.incarnation).packed)
                 return
             except (OSError, Stranger, FrameError) as error:
                 why = str(error)
@@ -347,11 +370,11 @@ class _Link:
             frame = frames.receive(self._room)
             if frame.kind == REFUSED:
                 why = f"server {self._number} refuses: {frame.fields.decode()}"
-                raise ServerGone(why) if self._told >= 0 else UserError(why)
+                raise ServerGone(why) if self.incarnation else UserError(why)
             clock, key, _ = fields_of(frame.fields)
             with self._changed:
                 if frame.kind == JOINED:
-                    self._told, self._incarnation = max(self._told, clock), key
+                    self._told, self.incarnation = max(self._told, clock), key
                 elif frame.kind == ACK:
                     self._acknowledged(clock, key)
                     self.outbox.landed(self._sizes[key])

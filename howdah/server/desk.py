@@ -113,18 +113,17 @@ class Desk:
         self._apply(rounds)
         self.after(None)
 
-    def hang_up(self, worker: int) -> None:
-        """The connection of a worker has ended: it will ask again for what it waits for."""
-        self.wishes = [wish for wish in self.wishes if wish.worker != worker]
+    def hang_up(self, worker: int, rank: int = 0) -> None:
+        """The connection of a worker's rank has ended: it will ask again for what it waits for."""
+        gone, chunks = (worker, rank), self.shard.chunks
+        self.wishes = [one for one in self.wishes if (one.worker, chunks[one.key].rank) != gone]
 
     def leave(self, worker: int, incarnation: int, *, finished: bool = False) -> None:
         """The process of a place has ended; see `Clocks.leave`."""
         one = self.clocks.members.get(worker)
         if one and one.live and one.incarnation == incarnation:
             self.record(Deed(BYE if finished else GONE, worker, incarnation), None)
-            self.hang_up(worker)
-            if not finished:
-                self._forget(worker)
+            self._forget(worker, terms=not finished)
             self._apply(self.clocks.leave(worker, incarnation, finished=finished))
             self.after(None)
 
@@ -185,6 +184,7 @@ class Desk:
         if rounds:  # only now the weights are those of the clocks
             self.after(max(one.updates[0].clock for one in rounds))
 
-    def _forget(self, worker: int) -> None:
+    def _forget(self, worker: int, *, terms: bool = True) -> None:
         self.wishes = [wish for wish in self.wishes if wish.worker != worker]
-        self._terms = {one: term for one, term in self._terms.items() if one.worker != worker}
+        if terms:
+            self._terms = {one: term for one, term in self._terms.items() if one.worker != worker}

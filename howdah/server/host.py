@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from threading import Lock, Thread
 from time import monotonic
 from typing import Protocol
@@ -67,7 +68,7 @@ class Copies(Protocol):
 class Guest:
     """A connected worker.
 
-    place        that it asked for in its hello
+    seat         that it asked for in its hello
     process      its number among those that were started, as it says
     incarnation  once it has joined
     landing      where the payload of its latest push landed
@@ -75,8 +76,9 @@ class Guest:
     sender       the thread that sends to it
     """
 
-    def __init__(self, frames: Frames, place: int, *, fifo: bool) -> None:
-        self.frames, self.place, self.process, self.incarnation = frames, place, 0, 0
+    def __init__(self, frames: Frames, place: int, rank: int, *, fifo: bool) -> None:
+        self.frames, self.place, self.rank, self.seat = frames, place, rank, (place, rank)
+        self.process = self.incarnation = 0
         self.outbox = Outbox(window=1 << 62, fifo=fifo)  # it asked for all that it gets
         self.landing: Tensor | None = None
         self.last = ""
@@ -115,9 +117,9 @@ class Host:
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._holding, self._deepest = Lock(), 0
         self._lock = Lock()
-        self._guests: dict[int, Guest] = {}  # by place
+        self._guests: dict[tuple[int, int], Guest] = {}  # by place, and rank of a worker
         self._open: list[tuple[Thread, Guest]] = []  # who has joined, and who has not yet
-        self._lost: dict[int, tuple[int, float]] = {}  # by place: its incarnation, and when
+        self._lost: dict[tuple[int, int], tuple[int, float]] = {}  # its incarnation, and when
         self.counts: Counter[str] = Counter()
         self.recent: deque[Call] = deque(maxlen=RECENT)
         self._moments = Moments(self._record)
@@ -130,9 +132,8 @@ class Host:
         for sock, hello in self._door.look(seconds):
             self._let_in(sock, hello)
         with self._lock:
-            for place, (incarnation, since) in [*self._lost.items()]:
-                if monotonic() - since >= self._grace:
-                    del self._lost[place]
+            for (place, _), (incarnation, since) in [*self._lost.items()]:
+                if monotonic() - since >= self._grace and self._send_off(place):
                     self.counts["left"] += 1
                     self.gone[place] = self._has.get(place, 0)
                     self.desk.leave(place, incarnation)
@@ -166,9 +167,10 @@ class Host:
         with self._lock:
             self._grace = max(self._grace, RETURN)
             members, now = self.desk.clocks.members, monotonic()
-            for place, one in members.items():
-                if one.live and one.incarnation:
-                    self._lost[place] = one.incarnation, now
+            ranks = {chunk.rank for chunk in self.desk.shard.chunks}
+            for place, rank in product(members, ranks):
+                if (one := members[place]).live and one.incarnation:
+                    self._lost[place, rank] = one.incarnation, now
 
     def release(self, number: int) -> None:
         """Posts what was kept back until replicas have the deed `number`."""
@@ -204,9 +206,9 @@ class Host:
     # -- the threads of one worker
 
     def _let_in(self, sock: socket.socket, said: bytes) -> None:
-        place, process, problem = self._read(said)
+        place, rank, process, problem = self._read(said)
         frames = Frames(sock, f"worker {place}", seconds=SILENCE, most=self.most)
-        guest = Guest(frames, place, fifo=self.desk.fifo)
+        guest = Guest(frames, place, rank, fifo=self.desk.fifo)
         guest.process = process
         if problem:
             self.counts["refused"] += 1
@@ -217,20 +219,20 @@ class Host:
         thread.start()
         self._open.append((thread, guest))
 
-    def _read(self, said: bytes) -> tuple[int, int, str]:
-        """The place that a hello asks for, the process, and what is wrong with it."""
+    def _read(self, said: bytes) -> tuple[int, int, int, str]:
+        """The place and rank that a hello asks for, the process, and what is wrong with it."""
         try:
             theirs = json.loads(said)
-            place, process = theirs.pop("place"), theirs.get("process", 0)
+            found = theirs.pop("place"), theirs.get("rank", 0), theirs.get("process", 0)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return -1, 0, "the hello is none of a worker"
-        if type(place) is not int or type(process) is not int:
-            return -1, 0, "the hello is none of a worker"
+            return -1, 0, 0, "the hello is none of a worker"
+        if any(type(one) is not int for one in found):
+            return -1, 0, 0, "the hello is none of a worker"
         for name, mine in self._hello.items():
             if theirs.get(name) != mine:
                 why = f"the worker's {name} is {theirs.get(name)}, and the server's {mine}"
-                return place, process, why
-        return place, process, ""
+                return *found, why
+        return *found, ""
 
     def _hear(self, guest: Guest) -> None:
         guest.sender.start()
@@ -270,13 +272,15 @@ class Host:
     def _take(self, guest: Guest, kind: int, said: Fields) -> bool:
         """Does what a message asks; whether more may come."""
         clock, key, value = said
-        mine = guest.place, guest.incarnation
+        mine, chunks = (guest.place, guest.incarnation), self.desk.shard.chunks
         if kind == JOIN:
             self._join(guest, key)
         elif kind == PING:
             pass
-        elif not guest.incarnation or self._guests.get(guest.place) is not guest:
+        elif not guest.incarnation or self._guests.get(guest.seat) is not guest:
             raise Refused(f"worker {guest.place} has not joined")
+        elif kind in (PULL, PUSH) and {c.rank for c in chunks[key : key + 1]} - {guest.rank}:
+            raise Refused(f"key {key} is none of rank {guest.rank} of worker {guest.place}")
         elif kind == BEGIN:
             self.desk.begin(*mine, clock)
         elif kind == PULL:
@@ -290,37 +294,51 @@ class Host:
             self._moments.end(self._message(guest.place, "push", said), size=guest.landing.nbytes)
             self._post(guest, ACK, said)
         elif kind == BYE:
-            del self._guests[guest.place]
-            self.counts["finished"] += 1
-            self.desk.leave(*mine, finished=True)
-            self._deliver()
+            del self._guests[guest.seat]
+            if guest.rank == 0:  # when all of its ranks have pushed everything
+                self.counts["finished"] += 1
+                self.desk.leave(*mine, finished=True)
+                self._deliver()
             return False
         else:
             raise Refused(f"worker {guest.place} sends a message of kind {kind}")
         return True
 
     def _join(self, guest: Guest, incarnation: int) -> None:
-        """Gives a worker its place: again, if it was cut off, or as a new process."""
-        lost = self._lost.pop(guest.place, (0, 0.0))
-        before = self._guests.get(guest.place)
-        back = incarnation and incarnation in (lost[0], before.incarnation if before else 0)
-        if before and before is not guest and not back:
-            before.outbox.close()
-        if back:
-            self.counts["came back"] += 1
-            self.desk.hang_up(guest.place)  # its old connection may not have ended here yet
-            clock = self.desk.clocks.members[guest.place].clock
+        """Gives a worker its place: again, if it was cut off, or as a new process. The ranks behind
+        the first join by the incarnation that it was given.
+        """
+        member = self.desk.clocks.members.get(guest.place)
+        if member and member.live and member.incarnation == incarnation > 0:
+            seen = self._lost.pop(guest.seat, None) or guest.seat in self._guests
+            self.counts["came back"] += bool(seen)
+            self.desk.hang_up(*guest.seat)  # its old connection may not have ended here yet
+            clock = member.clock
+        elif guest.rank:
+            raise Refused(f"incarnation {incarnation} of worker {guest.place} is over")
         else:
             incarnation, clock = self.desk.join(guest.place, incarnation)
+            self._send_off(guest.place, but=guest)
             self.counts["joined"] += 1
         guest.incarnation = incarnation
-        self._guests[guest.place], self._has[guest.place] = guest, guest.process
+        self._guests[guest.seat], self._has[guest.place] = guest, guest.process
         self.gone.pop(guest.place, None)
         self._post(guest, JOINED, Fields(clock, incarnation))
 
+    def _send_off(self, place: int, but: Guest | None = None) -> bool:
+        """Ends connections of a place, and its time to come back; whether there were any."""
+        there = {seat for seat in (*self._guests, *self._lost) if seat[0] == place}
+        for seat in there:
+            self._lost.pop(seat, None)
+            if (guest := self._guests.get(seat)) and guest is not but:
+                del self._guests[seat]
+                guest.outbox.close()
+        return bool(there)
+
     def _deliver(self) -> None:
         for answer in self.desk.answers():
-            guest = self._guests.get(answer.worker)
+            rank = self.desk.shard.chunks[answer.key].rank
+            guest = self._guests.get((answer.worker, rank))
             if not guest:
                 continue  # it asks again when it is back
             copy = self._spares.take(answer.weights.numel(), self._dtype).copy_(answer.weights)
@@ -332,7 +350,8 @@ class Host:
 
     def _message(self, place: int, what: str, said: Fields) -> Message:
         chunk = self.desk.shard.chunks[said.key]
-        return Message(f"worker {place}", f"{what} of {chunk.unit} {chunk.start}", said.clock)
+        where = f"{chunk.unit} {chunk.start}" + f" rank {chunk.rank}" * (chunk.rank > 0)
+        return Message(f"worker {place}", f"{what} of {where}", said.clock)
 
     def _record(self, peer: str, what: str, size: int, took: Interval) -> None:
         self.recent.append(Call(peer, what, size, took.began, took.ended))
@@ -340,11 +359,11 @@ class Host:
     def _ended(self, guest: Guest, why: str) -> None:
         with self._lock:
             self.why = why
-            if self._guests.get(guest.place) is guest:
+            if self._guests.get(guest.seat) is guest:
                 self._moments.forget(f"worker {guest.place}")
-                del self._guests[guest.place]
-                self._lost[guest.place] = guest.incarnation, monotonic()
-                self.desk.hang_up(guest.place)
+                del self._guests[guest.seat]
+                self._lost[guest.seat] = guest.incarnation, monotonic()
+                self.desk.hang_up(*guest.seat)
 
 
 def _turn_away(guest: Guest, why: str) -> None:

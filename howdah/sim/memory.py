@@ -67,6 +67,7 @@ from howdah.plan.sharding import local_buffers, local_of, own_range, shard_axes
 from howdah.plan.stages import stages_of
 from howdah.plan.sums import sums_of
 from howdah.plan.window import window_of
+from howdah.plan.worker_ranks import served_buffers
 from howdah.shapes.activations import bytes_of, made_again, saved, shared
 from howdah.shapes.kept import Kernels
 from howdah.shapes.part import Part
@@ -119,7 +120,10 @@ def memory(plan: Plan, rank: int, kernels: Kernels, width: Width | None = None) 
     width    the formats of another framework; None for howdah's own
     """
     width = width or width_of(plan)
-    held, bundles = local_buffers(plan, rank), Counter[tuple[str, bool]]()
+    held: Sequence[Buffer] = local_buffers(plan, rank)
+    if serves(plan.layout, rank):
+        held = served_buffers(plan)
+    bundles = Counter[tuple[str, bool]]()
     rows = []
     for buffer in held:
         whole, own = _cut(buffer, plan, rank)

@@ -34,6 +34,7 @@ from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.plan.sharding import local_buffers, own_range
 from howdah.plan.sums import sums_of
+from howdah.plan.worker_ranks import served_buffers
 from howdah.shapes.products import conventions
 from howdah.sim.chosen import settled_plan
 from howdah.sim.home_times import update_bandwidth, update_seconds, without_moves
@@ -161,7 +162,8 @@ class _Rank:
         self._clock = RankClock(plan, program, messages, stages, profile)
         at = plan.layout.workers if plan.layout.servers_update else rank  # who updates
         self._beside = 0.0  # seconds of an update that runs beside the passes
-        self.update = profile.update * _update(plan, speeds.bandwidth, at, held)
+        kept = served_buffers(plan) if plan.layout.servers_update else held
+        self.update = profile.update * _update(plan, speeds.bandwidth, at, kept)
         if states_away(plan.layout):
             bandwidth = update_bandwidth(speeds.cluster)
             late = plan.method.optimizer.delay

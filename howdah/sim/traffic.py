@@ -44,12 +44,14 @@ from howdah.plan.gather_order import gather_counts
 from howdah.plan.gathers import Gather, gathers
 from howdah.plan.homes import AXIS, Way, moves
 from howdah.plan.layout import has_whole_norm
+from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.quantised import hops
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.plan.servers import serves, summed_range
-from howdah.plan.sharding import local_buffers, own_range, tokens
+from howdah.plan.sharding import local_buffers, tokens
 from howdah.plan.sums import ROW_NUMBER_BYTES, Operation, Sum, sums_of
+from howdah.plan.worker_ranks import alike, served_ranges
 from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import Collective, gathers_of, of_exchange, sent_by
 from howdah.sim.kernels import kernels_of
@@ -156,14 +158,15 @@ def step_traffic(
     if rows and plan.comm.sparse:
         sender.sent.update(rows_traffic(plan, rank, wires, *expected_rows(plan, rank)))
     _weights(plan, rank, sender)
-    for row in exchanges(plan, rank):
+    for row in exchanges(plan, rank) if not serves(plan.layout, rank) else ():
         call = of_exchange(row)
         if call is None or not sender.runs(row.axis, call, times=row.programs):
             sender.send(row.axis, row.operation, row.peers, row.sizes)
     label = "dp" if plan.layout.world == plan.layout.replicas else "world"
     everyone, told = range(plan.layout.world), scalars(plan) - COUNTS
-    sender.send(label, "scalars", everyone, COUNTS * SCALAR_BYTES, by_hosts=True)
-    sender.send(label, "scalars", everyone, told * SCALAR_BYTES)
+    if not plan.method.sync:  # workers that do not wait for each other sum nothing
+        sender.send(label, "scalars", everyone, COUNTS * SCALAR_BYTES, by_hosts=True)
+        sender.send(label, "scalars", everyone, told * SCALAR_BYTES)
     counts = expert_counts(plan)
     call = Collective("all_reduce", everyone, counts, SCALAR_BYTES)
     if counts and not sender.runs(label, call):
@@ -252,6 +255,8 @@ def expert_counts(plan: Plan) -> int:
 
 
 def _gradients(plan: Plan, rank: int, sender: Sender) -> None:
+    if serves(plan.layout, rank) and plan.layout.servers_update:
+        return
     for row in sums_of(plan, rank):
         times, width = plan.micros if row.every_micro else 1, plan.sent_gradient_bytes
         if row.op == "push":
@@ -304,13 +309,18 @@ def halves(
 
 
 def _weights(plan: Plan, rank: int, sender: Sender) -> None:
-    """Broadcasts by servers; or all-gathers of updated weights (zero1, zero2), or of each unit when
-    it is used (zero3).
+    """Broadcasts by servers, and by ranks of a worker to others; or all-gathers of updated weights
+    (zero1, zero2), or of each unit when it is used (zero3).
     """
-    for buffer in local_buffers(plan, rank) if plan.layout.servers_update else ():
-        start, stop = own_range(buffer, plan.layout, rank)
-        size = (stop - start) * plan.compute_bytes
-        sender.send("dp", "broadcast", range(plan.layout.workers), size)
+    layout, width = plan.layout, plan.compute_bytes
+    for one in served_ranges(plan) if layout.servers_update and serves(layout, rank) else ():
+        start, stop = summed_range(one.stop - one.start, layout, rank)
+        to = axis(layout, "dp").group(one.rank)
+        sender.send("dp", "broadcast", to, (stop - start) * width)
+    for buffer in local_buffers(plan, rank) if layout.server and rank < layout.workers else ():
+        for ranks, start, stop in alike(buffer, plan, rank) if plan.method.sync else ():
+            size = (stop - start) * width if ranks[0] == rank else 0
+            sender.send("tp", "broadcast", ranks, size)
     if plan.layout.zero == 0:
         return
     counts = gather_counts(plan, rank) if plan.layout.zero == 3 else None

@@ -101,13 +101,15 @@ class Crew:
             for shard, chain in sorted(self._roll.holders.items())
         ]
         first, others = [one[0] for one in found], [one[1:] for one in found]
-        return Way(first, secret, {**run_hello(self.job), "process": process}, others=others)
+        hello, tls = {**run_hello(self.job), "process": process}, self.job.plan.comm.tls
+        return Way(first, secret, hello, others=others, tls=tls)
 
     def hear(self, one: Member, said: Said) -> None:
         """Takes what a member says."""
         one.heard = monotonic()
         if "failed" in said:
-            one.told = str(said["failed"]), str(said["told"])
+            if said["failed"] != "lost" or not one.told[0]:  # a rank of it has lost another
+                one.told = str(said["failed"]), str(said["told"])
         elif "said" in said:
             self.say(str(said["said"]))
         elif "addresses" in said:

@@ -25,6 +25,7 @@ from howdah.checkpoint.folders import draft_folder, step_folder
 from howdah.checkpoint.load import open_checkpoint
 from howdah.comm.handshake import Door
 from howdah.comm.meeting import version_here
+from howdah.comm.tls import sealing
 from howdah.server.addresses import spell
 from howdah.server.line import Line
 from howdah.text.tokens import Corpus
@@ -153,7 +154,8 @@ class Gathering:
         self._folder = job.folder / "checkpoints"
         self._crew = Crew(job, say, step=step, again="the same commands")
         self._parcels = Parcels(self._folder, job.layout.server, keep=job.train.keep_last, say=say)
-        self._door = Door(listener, secret, json.dumps(self._hello).encode())
+        seal = sealing(job.plan.comm.tls, calls=False)
+        self._door = Door(listener, secret, json.dumps(self._hello).encode(), seal=seal)
         self._heard: Queue[tuple[Joined, Said]] = Queue()
         self._waiting: list[Joined] = []  # workers, until the servers are there
         self._lines: list[Line] = []

@@ -19,6 +19,7 @@ from howdah.comm.frames import FrameError
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.comm.interface import address_of
 from howdah.comm.launch import explain
+from howdah.comm.tls import sealing
 from howdah.parallel.flat_params import random_init
 from howdah.plan.boxes import Piece
 from howdah.server.addresses import Address, connected, spell
@@ -132,6 +133,7 @@ def work_there(
             others=others,
             over=lambda: inbox.ended,
             leave=lambda: request.signal,
+            tls=job.plan.comm.tls,
         )
         try:
             step = work(
@@ -173,7 +175,7 @@ def join(  # noqa: PLR0913 (facts that have nothing in common)
     while monotonic() < until:
         sock: socket.socket | None = None
         try:
-            sock = connected(at)
+            sock = connected(at, sealing(job.plan.comm.tls, calls=True))
             greet(sock, secret, hello, role=CALLER)
         except (OSError, Stranger, FrameError) as error:
             why = str(error)

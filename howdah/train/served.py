@@ -24,12 +24,13 @@ from howdah import __version__
 from howdah.checkpoint.index import About
 from howdah.checkpoint.snapshot import InMemory as Entry
 from howdah.comm.handshake import Door
+from howdah.comm.tls import sealing
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.flat_params import DTYPES
 from howdah.plan.boxes import Piece
-from howdah.plan.flat_buffers import pieces
+from howdah.plan.flat_buffers import Buffer, pieces
 from howdah.plan.method import Sync
-from howdah.plan.sharding import local_buffers
+from howdah.plan.worker_ranks import served_ranges
 from howdah.server.chain import Chain
 from howdah.server.chunks import Chunk, chunks_of
 from howdah.server.clocks import Clocks
@@ -67,7 +68,7 @@ def run_hello(job: Job) -> dict[str, object]:
 def chunks_for(job: Job) -> list[list[Chunk]]:
     """By server, its chunks."""
     plan = job.plan
-    return chunks_of(local_buffers(plan, 0), plan.layout.server, element_bytes=plan.master_bytes)
+    return chunks_of(served_ranges(plan), plan.layout.server, element_bytes=plan.master_bytes)
 
 
 def pace_of(job: Job, start: Start) -> Pace:
@@ -103,7 +104,7 @@ class Server:
         replicated: bool = False,
     ) -> None:
         self.job, self.number, self.start = job, number, start
-        self._buffers = {one.unit: one for one in local_buffers(job.plan, 0)}
+        self._buffers = {(one.rank, one.buffer.unit): one.buffer for one in served_ranges(job.plan)}
         chunks = chunks_for(job)[number]
         masters = [self._filled(chunk) for chunk in chunks]
         rate, steps = job.method.lr, job.train.steps
@@ -113,8 +114,10 @@ class Server:
         self.desk = Desk(Clocks(sync_of(job), len(chunks), start.step), shard)
         self._restore(shard)
         hello = run_hello(job)
-        self.chain = Chain(secret, {**hello, "shard": number}) if replicated else None
-        door = Door(listener, secret, json.dumps(hello).encode())
+        tls = job.plan.comm.tls
+        self.chain = Chain(secret, {**hello, "shard": number}, tls=tls) if replicated else None
+        seal = sealing(tls, calls=False)
+        door = Door(listener, secret, json.dumps(hello).encode(), seal=seal)
         self.host = Host(
             self.desk, door, hello, dtype=DTYPES[job.method.precision], copies=self.chain
         )
@@ -130,9 +133,12 @@ class Server:
             self.start.fill(piece, found[a:b])
         return found
 
+    def _buffer(self, chunk: Chunk) -> Buffer:
+        return self._buffers[chunk.rank, chunk.unit]
+
     def _pieces(self, chunk: Chunk) -> Iterator[tuple[Piece, int, int]]:
         """The pieces of a chunk, and their places in it."""
-        for piece, a, b in pieces(self._buffers[chunk.unit], chunk.start, chunk.stop):
+        for piece, a, b in pieces(self._buffer(chunk), chunk.start, chunk.stop):
             yield piece, a - chunk.start, b - chunk.start
 
     def _restore(self, shard: Shard) -> None:
@@ -159,8 +165,7 @@ class Server:
             for part in shard.ranges[key]:
                 states = shard.optimizers[key].state.get(part.master, {})
                 for name in self.job.method.optimizer.states if part.master.numel() else ():
-                    buffer = self._buffers[chunk.unit]
-                    for piece, a, b in pieces(buffer, part.start, part.stop):
+                    for piece, a, b in pieces(self._buffer(chunk), part.start, part.stop):
                         yield name, piece, states[name][a - part.start : b - part.start]
 
     @property

@@ -1,4 +1,8 @@
-"""A worker of a run with servers: pull, forward, backward, push as it goes, at its own pace."""
+"""A worker of a run with servers: pull, forward, backward, push as it goes, at its own pace.
+
+Where the layout has several ranks (tp2 server2), each runs this, over a transport of the worker's
+own. The first joins the servers and tells the others its clock and incarnations; it tells of steps.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -6,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from howdah.comm.transport import SingleRank
+from howdah.comm.transport import SingleRank, Transport
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import connect_mesh
@@ -33,25 +37,33 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
     tell: Tell,
     leave: Callable[[], object] = lambda: False,
     traces: bool = False,
+    transport: Transport | None = None,
 ) -> int:
     """Trains in a place until the run's last step; returns the clock.
 
     tell   is called after every step
     leave  whether to leave between two steps, so that another worker may take the place
     traces  whether to write what it did last into the run folder
+    transport  between the ranks of the worker; None: it is one
     """
+    transport = transport or SingleRank()
+    first = transport.rank == 0
     chunks = chunks_for(job)
     clients: list[Client] = []
 
     def connect(made: Mapping[str, FlatUnit]) -> Client:
-        clients.append(Client(way, place, chunks, made, record.call))
+        clients.append(Client(way, place, chunks, made, record.call, rank=mesh.rank))
         return clients[0]
 
-    with connect_mesh(replace(job.layout, server=0), SingleRank(), torch.device("cpu")) as mesh:
+    def agree(told: list[int]) -> list[int]:
+        with mesh.counters.aside():
+            return [*map(int, mesh.world.sum_scalars([number * first for number in told]))]
+
+    with connect_mesh(replace(job.layout, server=0), transport, torch.device("cpu")) as mesh:
         record = mesh.counters.recorder
         placed = apply(job.plan, mesh=mesh, fill=start.fill, connect=connect)
         context = StepContext(placed, mesh, job.method, job.seed)
-        client, step = clients[0], clients[0].join()
+        client, step = clients[0], clients[0].join(agree)
         order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
         pace, micro = pace_of(job, start), job.plan.micro_batch
         rows = Rows(micro, sync_of(job).workers, place)
@@ -59,13 +71,15 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
             batch = micros(corpus, order, rows, first=pace.first(step), size=pace.size(step))
             with record.step(step + 1):
                 told = _step(context, client, batch, step)
-            tell(told)
+            if first:
+                tell(told)
             step += 1
-            if traces and job.train.save_every and step % job.train.save_every == 0:
+            if traces and first and job.train.save_every and step % job.train.save_every == 0:
                 write_worker(job, place, record.steps)
         client.drain()
+        mesh.world.barrier()  # the first to leave does so for all
         client.close()
-        if traces:
+        if traces and first:
             write_worker(job, place, record.steps)
     return step
 

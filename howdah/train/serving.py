@@ -14,8 +14,8 @@ same command. Members that join from other machines are in `gathering.py`.
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -31,6 +31,7 @@ from howdah.base.signals import StopRequest, listen, name_of
 from howdah.checkpoint.folders import clean, step_folder
 from howdah.checkpoint.load import open_checkpoint
 from howdah.checkpoint.save import Saver
+from howdah.comm import rendezvous
 from howdah.comm.fork_server import KILLED, Child, ForkServer, ServerLost
 from howdah.comm.frames import FrameError
 from howdah.comm.interface import LOOPBACK
@@ -63,6 +64,7 @@ class Meeting:
 
     step  of the checkpoint with which it starts; -1: none
     way   to the servers, for workers
+    rank  among the ranks of a worker, which was started as the `process`-th of all
     """
 
     job: Job
@@ -70,22 +72,35 @@ class Meeting:
     step: int
     secret: bytes
     way: Way | None = None
+    rank: int = 0
+    process: int = 0
 
 
 @dataclass
 class Process(Member):
-    """A server or worker on this machine.
+    """A server or worker on this machine: a process, or one for each rank of a worker.
 
-    tries  how often it was started again since its place has last finished a step
+    tries   how often it was started again since its place has last finished a step
+    failed  the first of its processes that has failed: then the others are ended
     """
 
-    child: Child | None = None
+    children: Sequence[Child] = ()
     tries: int = 0
+    failed: Child | None = None
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
-        return self.child.status if self.child else 0
+        """Its exit status; None while any of its processes runs."""
+        if any(child.status is None for child in self.children):
+            return None
+        return self.failed.status if self.failed else 0
+
+    def look(self) -> None:
+        """Ends what is left of it when one of its processes has failed."""
+        ended = [child for child in self.children if child.status]
+        if ended and not self.failed:  # one that was killed did not fail by another's end
+            self.failed = min(ended, key=lambda child: child.status or 0)
+            self.end()
 
 
 def train_served(job: Job, *, show: Say, restarts: int = 0) -> int:
@@ -175,56 +190,58 @@ class _Run:
         return 0
 
     def _start(self, role: str, number: int, function: Callable[..., int], tries: int = 0) -> None:
-        process = next(self._count)
-        way = self._crew.way(self._secret, process) if role == "worker" else None
-        meeting = Meeting(self._job, number, self._step, self._secret, way)
+        process, works = next(self._count), role == "worker"
+        way = self._crew.way(self._secret, process) if works else None
+        meeting = Meeting(self._job, number, self._step, self._secret, way, process=process)
+        ranks = range(self._job.layout.workers if works else 1)
         try:
-            child = self.server.fork(function, meeting)
+            children = [self.server.fork(function, replace(meeting, rank=r)) for r in ranks]
         except ServerLost:
             if self.server.killed:
                 raise self._crew.lost(KILLED) from None
             raise
 
         def end() -> None:
-            if child.status is None:
-                with suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+            for child in children:
+                if child.status is None:
+                    with suppress(ProcessLookupError):
+                        os.kill(child.pid, signal.SIGKILL)
 
-        tell = partial(_tell_child, child)
-        one = Process(role, number, tell, end, process=process, child=child, tries=tries)
+        tell = partial(_tell_child, children[0])
+        one = Process(role, number, tell, end, process=process, children=children, tries=tries)
         self._processes[one.name] = one
         self._crew.members[one.name] = one
 
     def _look(self) -> None:
         """Reads what the processes report, and how they end."""
-        pipes = {one.child.pipe: one for one in self._processes.values() if one.child}
-        live = [pipe for pipe, one in pipes.items() if one.status is None]
-        for ready in wait([*live, self.server.control], timeout=LOOK):
+        every = [(one, child) for one in self._processes.values() for child in one.children]
+        pipes = {child.pipe: (one, child) for one, child in every if child.status is None}
+        for ready in wait([*pipes, self.server.control], timeout=LOOK):
             if isinstance(ready, Connection):
-                self._hear(pipes[ready])
+                self._hear(*pipes[ready])
         self.server.look()
-        for one in self._processes.values():
-            if one.status is not None:
-                self._hear(one)
+        for one, child in every:
+            if child.status is not None:
+                self._hear(one, child)
+                one.look()
 
-    def _hear(self, one: Process) -> None:
-        assert one.child is not None
+    def _hear(self, one: Process, child: Child) -> None:
         with suppress(EOFError, OSError, ValueError):
-            while one.child.pipe.poll():
-                said = json.loads(one.child.pipe.recv_bytes(1 << 20))
+            while child.pipe.poll():
+                said = json.loads(child.pipe.recv_bytes(1 << 20))
                 if "step" in said:
                     one.tries = 0
                 self._crew.hear(one, said)
             return
-        if one.status is None and one.child.pipe.poll():
-            self.server.status_of(one.child)
+        if child.status is None and child.pipe.poll():
+            self.server.status_of(child)
 
     def _ended(self, one: Process) -> None:
         """A process has failed: a worker is replaced, a server by a replica, or the run ends."""
         kind, told = one.told
         status = one.status or 0
         if status < 0 and kind != "stalled":
-            pid = one.child.pid if one.child else 0
+            pid = one.failed.pid if one.failed else 0
             told = killed(f"{one.name} (process {pid})", status)
         if kind == "early":
             told = f"{one.name} was stopped by {name_of(int(told))}"
@@ -299,15 +316,19 @@ def work_here(pipe: Connection, store: dist.Store, meeting: Meeting) -> int:
 
     def train(request: StopRequest, start: Start, corpus: Corpus) -> None:
         assert meeting.way is not None
-        work(
-            meeting.job,
-            meeting.number,
-            meeting.way,
-            start=start,
-            corpus=corpus,
-            tell=partial(_tell, pipe),
-            traces=True,
-        )
+        own = dist.PrefixStore(f"worker{meeting.process}", store)
+        ranks = meeting.job.layout.workers
+        with closing(rendezvous.choose(own, rank=meeting.rank, size=ranks)) as transport:
+            work(
+                meeting.job,
+                meeting.number,
+                meeting.way,
+                start=start,
+                corpus=corpus,
+                tell=partial(_tell, pipe),
+                traces=True,
+                transport=transport,
+            )
 
     return _run(pipe, meeting, train)
 
@@ -368,5 +389,6 @@ def _tell_child(child: Child, said: Mapping[str, Any]) -> None:
 
 def alone(job: Job) -> Job:
     """The job of one process that evaluates and reports what was trained."""
-    layout, method = replace(job.layout, server=0), replace(job.method, sync=None)
+    layout = replace(job.layout, server=0, tp=1, sp=False, inputs="sliced")
+    method = replace(job.method, sync=None)
     return replace(job, plan=replace(job.plan, layout=layout, method=method))

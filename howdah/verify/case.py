@@ -98,7 +98,7 @@ def full_case(job: Job, *, precision: Precision, steps: int, device: str = "cpu"
     assert job.batch.micro_batch is not None
     return Case(
         shape=job.shape,
-        layout=job.layout,
+        layout=_compared(job),
         method=_exact(job, precision),
         samples=job.batch.size(0),
         micro=job.batch.micro_batch,
@@ -120,9 +120,16 @@ def _exact(job: Job, precision: Precision) -> Method:
     return replace(job.method, precision=precision, gradient_dtype="full", sync=None, loss="")
 
 
+def _compared(job: Job) -> Layout:
+    """The layout of the run; of workers that have several ranks, and do not wait for each other,
+    that of one, without the servers.
+    """
+    return replace(job.layout, server=0) if job.method.sync and job.layout.tp > 1 else job.layout
+
+
 def miniature(job: Job, *, precision: Precision, steps: int, device: str = "cpu") -> Case:
     """The run, shrunk as described at the top of this file."""
-    layout = small_layout(job.layout, own_schedule=job.plan.schedule is not None)
+    layout = small_layout(_compared(job), own_schedule=job.plan.schedule is not None)
     micro, sequence = 2, 24 if layout.cp == 1 else 25  # chunks of two lengths
     rows = micro * layout.readers * (layout.micros or 1)
     shape = small_shape(job.shape, context=sequence)

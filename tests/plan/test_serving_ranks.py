@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
+from howdah.plan.flat_buffers import pieces
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method, Sync
 from howdah.plan.plan import make_plan
 from howdah.plan.servers import kept_range, server_groups, serves, summed_range
+from howdah.plan.sharding import local_buffers
 from howdah.plan.sums import sums_of
+from howdah.plan.worker_ranks import alike, pushed_ranges, served_ranges
 from howdah.shapes.presets import preset
 from howdah.verify.case import small_shape
 
@@ -62,11 +66,44 @@ def test_every_gradient_is_pushed_once():
     assert sorted(names) == sorted(weight.name for weight in plan.weights)
 
 
+@pytest.mark.parametrize(("words", "keys"), [("tp2", 2), ("tp2 sp", 1), ("tp4", 2), ("tp4", 1)])
+def test_ranks_of_a_worker_push_every_element_once_and_are_given_what_they_do_not_pull(words, keys):
+    """With 1 and 2 key-value heads, some ranks of tp4 hold the same head."""
+    shape, method = replace(SHAPE, heads=4, kv_heads=keys), {"sync": Sync("asp"), "grad_clip": 0.0}
+    plan = make_plan(
+        *(shape, parse_layout(f"{words} server2"), Batch(8, 1)),
+        sequence=16,
+        method=replace(Method(), **method),
+    )
+    pushed = {weight.name: np.zeros(weight.shape, int) for weight in plan.weights}
+    for one in served_ranges(plan):
+        for piece, _, _ in pieces(one.buffer, one.start, one.stop):
+            inside = np.unravel_index(np.arange(piece.start, piece.stop), piece.box.size)
+            corner = np.array(piece.box.corner)[:, None]
+            np.add.at(pushed[piece.name], tuple(np.array(inside) + corner), 1)
+    assert all((count == 1).all() for count in pushed.values())
+    for rank in range(plan.layout.tp):
+        for buffer in local_buffers(plan, rank):
+            comes = np.zeros(buffer.length, int)
+            for start, stop in pushed_ranges(buffer, plan, rank):
+                comes[start:stop] += 1
+            for (first, *_), start, stop in alike(buffer, plan, rank):
+                comes[start:stop] += first != rank
+                its = next(one for one in local_buffers(plan, first) if one.unit == buffer.unit)
+                assert any(a <= start < stop <= b for a, b in pushed_ranges(its, plan, first))
+            assert (comes == 1).all()
+
+
 @pytest.mark.parametrize(
     ("layout", "method", "sentence"),
     [
         ("dp2 zero1 server1", {}, "server1 and zero1 both share out the states; drop one of them"),
         ("tp2 server1", {}, "the workers of server1 have a rank each so far; drop tp2, or server1"),
+        (
+            "pp2 server1",
+            {"sync": Sync("asp"), "grad_clip": 0.0},
+            "the workers of server1 have ranks of tp alone so far; drop pp2, or server1",
+        ),
         ("dp2 server1", {"gradient_dtype": "bf16"}, "use gradient_dtype=full, or drop server1"),
         ("single", {"sync": Sync("asp"), "grad_clip": 0.0}, "needs parameter servers; add server1"),
         ("server1", {"sync": Sync("asp")}, "method.grad_clip=1 needs the norm of all gradients"),

@@ -11,6 +11,7 @@ import torch
 
 from howdah.plan.flat_buffers import buffers
 from howdah.plan.method import Method, Optimizer, Sync
+from howdah.plan.worker_ranks import whole
 from howdah.server.chunks import chunks_of
 from howdah.server.clocks import Clocks, Update
 from howdah.server.desk import Desk
@@ -34,7 +35,7 @@ def method_of(sync, name="adamw"):
 
 
 def chunks_for(servers, most=2048):
-    return chunks_of(UNITS, servers, element_bytes=8, most=most)
+    return chunks_of([*map(whole, UNITS)], servers, element_bytes=8, most=most)
 
 
 def first_weights():

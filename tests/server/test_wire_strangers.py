@@ -26,7 +26,7 @@ from howdah.server.messages import JOIN, PULL, PUSH, Fields
 @pytest.mark.parametrize("said", [b'{"place": Infinity}', b'{"place": 1.5}', b"[" * 200_000])
 def test_a_hello_that_is_none_is_refused(said):
     with servers(Sync("asp"), 1) as there:
-        assert there.hosts[0]._read(said) == (-1, 0, "the hello is none of a worker")
+        assert there.hosts[0]._read(said) == (-1, 0, 0, "the hello is none of a worker")
 
 
 def test_a_worker_of_another_run_is_told_why():

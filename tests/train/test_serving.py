@@ -10,37 +10,26 @@ from unittest.mock import patch
 import pytest
 import torch
 from small_runs import metrics, opened, tensors, train_on
+from small_serving import replay_run, served
 
 from howdah.base.errors import UserError
 from howdah.cli import train as cli
-from howdah.comm.transport import SingleRank
-from howdah.parallel.apply import apply
-from howdah.parallel.mesh import connect_mesh
 from howdah.server.client import Client
 from howdah.server.clocks import Update
 from howdah.server.desk import Desk
-from howdah.server.ledger import read_ledger, replay, twice
+from howdah.server.ledger import read_ledger, twice
 from howdah.server.shard import Term
-from howdah.text.batches import Rows, micros, order_of
 from howdah.text.tokens import prepare
 from howdah.train import serving
 from howdah.train.crew import Crew
-from howdah.train.served import SaveSteps, Server, chunks_for, pace_of
+from howdah.train.served import SaveSteps, Server, chunks_for
 from howdah.train.shards import Shards
-from howdah.train.step import StepContext, accumulate, count_tokens
 
 SERVED = (
     *("layout=server2", "method.grad_clip=0.0", "batch.global_batch=2", "batch.micro_batch=1"),
     *("method.precision=float64", "train.log_every=1", "method.lr.schedule=inverse_sqrt"),
 )
 ALL_REDUCE = (*SERVED[1:], "layout=dp2", "batch.global_batch=4")
-
-
-def served(job):
-    """Trains; the lines that were said."""
-    said = []
-    assert serving.train_served(job, show=said.append) == 0
-    return said
 
 
 @pytest.mark.slow
@@ -201,7 +190,9 @@ def test_why_a_run_has_lost_a_server_is_said(make_job, role, told, why):
     run._job = make_job("lost", *SERVED, 'method.sync={kind = "asp", workers = 1}')
     run._crew = Crew(run._job, said.append, step=-1, again="it")
     child = SimpleNamespace(status=1, pid=1)
-    one = serving.Process(role, 0, said.append, said.clear, told=told, child=child)
+    one = serving.Process(
+        role, 0, said.append, said.clear, told=told, children=[child], failed=child
+    )
     with pytest.raises(serving.ServerDied, match=why):
         run._ended(one)
 
@@ -340,53 +331,3 @@ def test_a_killed_server_with_a_replica_loses_nothing(workers, make_job, tmp_pat
         replayed = tensors(tmp_path / "never", 6)
     for name, tensor in kept.items():
         assert (replayed[name] - tensor).abs().max() <= 1e-10 * tensor.abs().max(), name
-
-
-def replay_run(job, ledgers):
-    """What the ledgers of a run say that its weights are, computed in this process."""
-    corpus = prepare(job.data, vocab=job.shape.vocab, cache=job.cache, say=lambda line: None)
-    start = serving.start_of(job, -1, corpus)
-    servers = []
-    for number in range(job.layout.server):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            servers.append(Server(job, number, start=start, listener=listener, secret=bytes(32)))
-    chunks, pace = chunks_for(job), pace_of(job, start)
-    order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
-    single = serving.alone(job)
-    with connect_mesh(single.layout, SingleRank(), torch.device("cpu")) as mesh:
-        placed = apply(single.plan, mesh=mesh, fill=start.fill)
-        context = StepContext(placed, mesh, single.method, job.seed)
-
-        def gradient(step, pulled):
-            place, _, clock = step
-            for (server, one), weights in pulled.items():
-                chunk = chunks[server][one]
-                placed.units[chunk.unit].weights[chunk.start : chunk.stop] = weights
-            rows = Rows(job.plan.micro_batch, job.method.sync.workers, place)
-            first, size = pace.first(clock), pace.size(clock)
-            batch = micros(corpus, order, rows, first=first, size=size)
-            accumulate(context, batch, step=clock, tokens=1.0)
-            flats = {unit: one.gradients for unit, one in placed.units.items()}
-            return {
-                (server, one): Term(
-                    flats[chunk.unit][chunk.start : chunk.stop].clone(), float(count_tokens(batch))
-                )
-                for server, mine in enumerate(chunks)
-                for one, chunk in enumerate(mine)
-            }
-
-        replay(ledgers, [server.desk.shard for server in servers], gradient)
-    return whole(servers)
-
-
-def whole(servers):
-    """The whole weights of servers, as `small_runs.tensors` has them."""
-    found = {}
-    for server in servers:
-        for kind, piece, tensor in server.entries():
-            if kind == "weight":
-                flat = found.setdefault(
-                    ("weight", piece.name), torch.zeros(piece.shape, dtype=tensor.dtype)
-                )
-                flat.view(-1)[piece.start : piece.stop] = tensor
-    return found
