@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +19,7 @@ from howdah.sim.kernels import kernels_of
 from howdah.sim.memory import memory
 from howdah.sim.traffic import step_traffic
 from howdah.train import served_worker, serving
+from howdah.train.crew import Crew
 from howdah.train.served import chunks_for
 
 STEPS = 3
@@ -161,3 +163,34 @@ def test_a_rank_that_is_killed_costs_its_worker_a_step_and_nothing_is_applied_tw
         assert sum(event.kind == "push" for event in events) == 2 * STEPS * len(chunks)
     kept = {n: t for n, t in tensors(tmp_path / "killed", STEPS).items() if n[0] == "weight"}
     assert apart(kept, replay_run(job, ledgers)) < 1e-10
+
+
+def test_a_worker_of_which_one_rank_has_failed_is_ended_and_told_by_that_one():
+    """The other one, which has lost it, exits in the same moment."""
+    ended, killed = [], SimpleNamespace(status=-9, pid=7)
+    other = SimpleNamespace(status=None, pid=6)
+    one = serving.Process("worker", 0, print, lambda: ended.append(1), children=[other, killed])
+    one.look()
+    assert one.status is None and ended == [1]
+    other.status = 1
+    one.look()
+    assert one.status == -9 and one.failed is killed and ended == [1]
+    both = serving.Process("worker", 0, print, lambda: None, children=[other, killed])
+    both.look()
+    assert both.failed is killed
+    well = serving.Process("worker", 0, print, ended.clear, children=[SimpleNamespace(status=0)])
+    well.look()
+    assert well.status == 0 and ended == [1]
+
+
+def test_a_rank_that_has_lost_another_does_not_say_why_its_worker_has_failed(make_job):
+    job = make_job("told", "layout=tp2 server1", sync("asp", 1), *SMALL)
+    crew = Crew(job, print, step=-1, again="it")
+    one = serving.Process("worker", 0, print, print)
+    for kind, told in (
+        ("lost", "rank 1 is gone"),
+        ("away", "server 0"),
+        ("lost", "rank 0 is gone"),
+    ):
+        crew.hear(one, {"failed": kind, "told": told})
+    assert one.told == ("away", "server 0")
