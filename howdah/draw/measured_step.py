@@ -202,7 +202,7 @@ def away(one: StepComparison) -> list[float]:
     home, or for other ranks.
     """
     return [
-        _seconds(_both(_computing(spans), _times(filter(_waits, calls))))
+        _seconds(_both(_computing(spans), _times(call for call in calls if _waits(call))))
         for spans, calls in zip(one.measured.spans, one.calls, strict=True)
     ]
 
@@ -215,7 +215,7 @@ def overlap(one: StepComparison) -> tuple[float, float]:
     called = _times(call for call in calls if call.sent and call.axis != AXIS)
     beside = _both(called, _computing(spans))
     return _seconds(called), _seconds(beside) - _seconds(
-        _both(beside, _times(filter(_waits, calls)))
+        _both(beside, _times(call for call in calls if _waits(call)))
     )
 
 

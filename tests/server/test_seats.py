@@ -88,7 +88,9 @@ def test_a_rank_cannot_join_a_worker_that_is_gone_or_push_what_is_another_ranks(
         with pytest.raises(ServerGone, match="incarnation 7 of worker 0 is over"):
             late.join(lambda mine: [0, 7])
         link = first._links[0]
-        link._post(0, 1, mine[UNITS[0].unit].gradients[: link._chunks[0].length], 1.0)
+        link.outbox.post(
+            link._letter(0, 1, mine[UNITS[0].unit].gradients[: link._chunks[0].length], 1.0)
+        )
         with pytest.raises(ServerGone, match="key 1 is none of rank 0 of worker 0"):
             link._await(lambda: False)
 
