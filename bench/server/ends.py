@@ -13,12 +13,13 @@ from howdah.plan.method import Method, Optimizer, Sync
 from howdah.plan.worker_ranks import whole
 from howdah.server.addresses import Address
 from howdah.server.chunks import CHUNK, chunks_of
-from howdah.server.client import Client, Way
+from howdah.server.client import Client
 from howdah.server.clocks import Clocks
 from howdah.server.desk import Desk
 from howdah.server.host import Host
 from howdah.server.outbox import WINDOW
 from howdah.server.shard import Shard
+from howdah.server.way import Way
 
 SECRET, HELLO = bytes(32), {"bench": "server"}
 

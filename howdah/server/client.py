@@ -13,7 +13,6 @@ not acknowledged, which the server applies once.
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from threading import Thread
 from time import monotonic, sleep
@@ -26,8 +25,7 @@ from howdah.comm.handle import Handle
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.comm.tls import sealing
 from howdah.parallel.flat_params import FlatUnit
-from howdah.plan.comm import Tls
-from howdah.server.addresses import Address, connected, spell
+from howdah.server.addresses import connected, spell
 from howdah.server.awaited import Awaited
 from howdah.server.chunks import Chunk
 from howdah.server.messages import (
@@ -39,19 +37,17 @@ from howdah.server.messages import (
     PULL,
     PUSH,
     REFUSED,
-    SILENCE,
     WEIGHTS,
     Fields,
     bytes_of,
     fields_of,
 )
 from howdah.server.moments import Message, Moments, Record, nobody
-from howdah.server.outbox import WINDOW, Letter, Outbox
+from howdah.server.outbox import Letter, Outbox
 from howdah.server.pulled import Pulled
 from howdah.server.spares import Spares
+from howdah.server.way import Way
 
-PATIENCE = 20.0  # seconds until a server that does not answer is given up
-STILL = 6 * SILENCE  # a server that waits for its disk may read nothing for a while
 AGAIN = 0.05  # seconds between attempts
 LEAVING = 10.0  # seconds that a worker that is asked to leave waits for others, to finish its step
 
@@ -62,41 +58,6 @@ class ServerGone(FrameError):
 
 class ServerAway(ServerGone):
     """A server cannot be reached; the message says for how long, and what to check."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a worker reaches its servers.
-
-    addresses  of the servers, in order
-    secret     of the run
-    hello      what the servers must be told: see `Host`
-    patience   seconds until a server that does not answer is given up
-    silence    seconds without a byte, after which a connection is made again
-    window     bytes of pushes under way to each server
-    fifo       whether chunks are sent in the order in which they come, not by urgency
-    others     of each server, where its replicas listen when they take its place
-    over       whether the run is known to have ended, so that no server is waited for
-    leave      whether the worker is asked to leave
-    tls        what encrypts the connections
-    """
-
-    addresses: Sequence[Address]
-    secret: bytes
-    hello: Mapping[str, object]
-    patience: float = PATIENCE
-    silence: float = STILL
-    window: int = WINDOW
-    fifo: bool = False
-    others: Sequence[Sequence[Address]] = ()
-    over: Callable[[], object] | None = None
-    leave: Callable[[], object] | None = None
-    tls: Tls | None = None
-
-    def of(self, number: int) -> list[Address]:
-        """Where a server may be, the likeliest first."""
-        others = self.others[number] if self.others else ()
-        return [self.addresses[number], *others]
 
 
 class Client:

@@ -18,8 +18,8 @@ from time import monotonic
 from typing import Any
 
 from howdah.server.addresses import Address
-from howdah.server.client import Way
 from howdah.server.roll import Roll
+from howdah.server.way import Way
 from howdah.train.console import Say
 from howdah.train.job import Job
 from howdah.train.metrics import BOARD, METRICS, append

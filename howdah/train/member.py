@@ -23,8 +23,9 @@ from howdah.comm.tls import sealing
 from howdah.parallel.flat_params import random_init
 from howdah.plan.boxes import Piece
 from howdah.server.addresses import Address, connected, spell
-from howdah.server.client import ServerAway, ServerGone, Way
+from howdah.server.client import ServerAway, ServerGone
 from howdah.server.line import Line, Take
+from howdah.server.way import Way
 from howdah.shapes.weights import weights
 from howdah.text.tokens import Corpus
 from howdah.train.gathering import SERVER, WORKER, member_hello

@@ -15,7 +15,8 @@ from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import connect_mesh
 from howdah.parallel.served import PulledWeights
-from howdah.server.client import Client, Way
+from howdah.server.client import Client
+from howdah.server.way import Way
 from howdah.text.batches import Micro, Rows, micros, order_of
 from howdah.text.tokens import Corpus
 from howdah.train.job import Job

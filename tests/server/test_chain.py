@@ -24,7 +24,7 @@ from test_wire import HELLO, SECRET, door_of, units, wait
 from howdah.plan.method import Sync
 from howdah.plan.servers import chain_of
 from howdah.server.chain import Chain, Follower
-from howdah.server.client import Client, Way
+from howdah.server.client import Client
 from howdah.server.clocks import Clocks, Update
 from howdah.server.desk import Desk
 from howdah.server.host import Host
@@ -32,6 +32,7 @@ from howdah.server.ledger import replay, twice
 from howdah.server.messages import Fields
 from howdah.server.roll import Order, Roll
 from howdah.server.shard import Term
+from howdah.server.way import Way
 
 
 def test_replicas_are_on_the_next_servers():

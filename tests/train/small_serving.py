@@ -10,9 +10,9 @@ from howdah.comm.transport import SingleRank
 from howdah.parallel.apply import apply
 from howdah.parallel.flat_params import index_of_piece
 from howdah.parallel.mesh import connect_mesh
-from howdah.server.client import Way
 from howdah.server.ledger import replay
 from howdah.server.shard import Term
+from howdah.server.way import Way
 from howdah.text.batches import Rows, micros, order_of
 from howdah.train import serving
 from howdah.train.served import Server, chunks_for, pace_of, run_hello

@@ -11,10 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from howdah.plan.method import Sync
-from howdah.server.client import Client, Way
+from howdah.server.client import Client
 from howdah.server.desk import Desk
 from howdah.server.ledger import read_ledger, twice
 from howdah.server.outbox import Outbox
+from howdah.server.way import Way
 from howdah.train import crew as crew_module
 from howdah.train import serving
 from howdah.train.crew import Crew, Member
