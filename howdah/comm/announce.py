@@ -18,7 +18,9 @@ def launchers_store(seconds: float) -> tuple[dist.Store, int, int]:
     Raises UserError.
     """
     try:
-        return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))
+        found = dist.rendezvous("env://", timeout=timedelta(seconds=seconds))
+        store, rank, size = next(iter(found))
+        return store, rank, size
     except ValueError as error:
         raise UserError(
             f"no launcher says who the ranks are; start with torchrun ({error})"
