@@ -17,6 +17,7 @@ import torch.distributed as dist
 from cases import RATE, SEED, Case, method
 from torch import Tensor
 
+from howdah.comm.meeting import this_machine
 from howdah.comm.rendezvous import choose
 from howdah.comm.transport import Counts, SingleRank, Transport, copy_own
 from howdah.parallel.apply import apply
@@ -25,6 +26,7 @@ from howdah.parallel.mesh import connect_mesh
 from howdah.plan.batch import Batch
 from howdah.plan.layout import Layout, parse_layout
 from howdah.plan.plan import make_plan
+from howdah.plan.recording import RankTrace
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, train_step
 
@@ -56,6 +58,7 @@ class HowdahStep:
         plan = make_plan(case.shape, layout, batch, sequence=case.sequence, method=recipe)
         self._mesh = connect_mesh(plan.layout, transport, CPU)
         placed = apply(plan, mesh=self._mesh, fill=random_init(plan.weights, SEED))
+        self.plan = plan
         self._stepper, self._done = StepContext(placed, self._mesh, recipe, SEED), 0
 
     def __call__(self, micros: Sequence[Micro]) -> float:
@@ -65,6 +68,11 @@ class HowdahStep:
     def sent(self) -> int:
         """Bytes that this rank has sent so far, as howdah counts them."""
         return sum(self._mesh.counters.sent().values())
+
+    def trace(self) -> RankTrace:
+        """What this rank did in its last steps."""
+        steps = [*self._stepper.recorder.steps]
+        return RankTrace(str(self.plan.layout), this_machine(), steps)
 
 
 def on_engine(case: Case, place: Place, words: str) -> HowdahStep:

@@ -9,7 +9,7 @@ Whatever the machine does meanwhile happens to neighbours alike, so speeds are c
 repeat and never across a run. Each repeat begins with another contestant.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
@@ -25,7 +25,7 @@ from howdah.comm.spawn import Workers
 from howdah.comm.transport import Transport
 from howdah.text.batches import Micro
 
-HOST = "127.0.0.1"
+HOST, LOOPBACK = "127.0.0.1", "lo"
 
 WARM_UP = 1  # repeats that are not counted
 POOL = 16  # batches made before the clock starts; contestants read them in the same order
@@ -35,16 +35,16 @@ POOL = 16  # batches made before the clock starts; contestants read them in the 
 class Block:
     """One contestant's turn: its seconds, and its loss at each step, None where a rank has none.
 
-    busy      processor seconds of all threads of a rank. They stay when the clock is disturbed
-              by a neighbour, and what they leave of the clock is waiting.
-    loopback  bytes that went through the machine's loopback meanwhile, over all ranks
-    counted   bytes that howdah says it sent, over all ranks; None for the others
+    busy     processor seconds of all threads of a rank. They stay when the clock is disturbed
+             by a neighbour, and what they leave of the clock is waiting.
+    seen     bytes that an interface of the rank's machine has sent meanwhile, for all its ranks
+    counted  bytes that howdah says it sent, over all ranks; None for the others
     """
 
     seconds: float
     busy: float
     losses: tuple[float | None, ...]
-    loopback: int
+    seen: int
     counted: int | None
 
 
@@ -57,12 +57,13 @@ def measure(case: Case, contestants: Sequence[Contestant]) -> Blocks:
     with Workers(case.ranks, threads=1) as workers:
         ranks: list[Blocks] = workers.run(_on_each_rank, case, contestants, store.port)
     return {
-        name: [_together(turns) for turns in zip(*(rank[name] for rank in ranks), strict=True)]
+        name: [together(turns) for turns in zip(*(rank[name] for rank in ranks), strict=True)]
         for name in ranks[0]
     }
 
 
-def _together(turns: Sequence[Block]) -> Block:
+def together(turns: Sequence[Block]) -> Block:
+    """A turn from those of all ranks, whose first machine's bytes are taken."""
     losses = zip(*(turn.losses for turn in turns), strict=True)
     known = [[loss for loss in each if loss is not None] for each in losses]
     counts = [turn.counted for turn in turns if turn.counted is not None]
@@ -70,20 +71,27 @@ def _together(turns: Sequence[Block]) -> Block:
         seconds=max(turn.seconds for turn in turns),
         busy=sum(turn.busy for turn in turns) / len(turns),
         losses=tuple(sum(each) / len(each) if each else None for each in known),
-        loopback=turns[0].loopback,
+        seen=turns[0].seen,
         counted=sum(counts) if counts else None,
     )
 
 
 def _on_each_rank(
-    transport: Transport, case: Case, contestants: Iterable[Contestant], port: int
+    transport: Transport, case: Case, contestants: Sequence[Contestant], port: int
 ) -> Blocks:
     store = dist.TCPStore(HOST, port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=transport.rank, world_size=transport.size)
     place = Place(transport, store)
     steps = {one.name: one.build(case, place) for one in contestants}
     assert torch.get_num_threads() == 1
-    replica = case.replica(transport.rank)
+    blocks = by_turns(case, steps, transport.rank, LOOPBACK)
+    dist.destroy_process_group()
+    return blocks
+
+
+def by_turns(case: Case, steps: Mapping[str, Step], rank: int, interface: str) -> Blocks:
+    """The turns of this rank, whose machine's `interface` is looked at. All ranks call together."""
+    replica = case.replica(rank)
     pool = [batch(case, step=number, rank=replica) for number in range(POOL)]
     blocks: Blocks = {name: [] for name in steps}
     names = list(steps)
@@ -92,31 +100,32 @@ def _on_each_rank(
         for name in names[at:] + names[:at]:
             first = repeat * case.steps
             stretch = [pool[number % POOL] for number in range(first, first + case.steps)]
-            blocks[name].append(_block(steps[name], stretch))
-    dist.destroy_process_group()
+            blocks[name].append(_block(steps[name], stretch, interface))
     return blocks
 
 
-def _block(step: Step, stretch: Sequence[Sequence[Micro]]) -> Block:
-    """The loopback is read while no rank is in its steps; two barriers go through it as well."""
+def _block(step: Step, stretch: Sequence[Sequence[Micro]], interface: str) -> Block:
+    """The interface is read while no rank is in its steps; two barriers go through it as well."""
     dist.barrier()
-    through, sent = _loopback(), _sent(step)
+    seen, sent = _through(interface), _sent(step)
     dist.barrier()
     began, busy = perf_counter(), process_time()
     losses = tuple(step(micros) for micros in stretch)
     seconds, busy = perf_counter() - began, process_time() - busy
     dist.barrier()
-    through, after = _loopback() - through, _sent(step)
+    seen, after = _through(interface) - seen, _sent(step)
     counted = None if sent is None or after is None else after - sent
-    return Block(seconds, busy, losses, through, counted)
+    return Block(seconds, busy, losses, seen, counted)
 
 
 def _sent(step: Step) -> int | None:
     return step.sent() if isinstance(step, HowdahStep) else None
 
 
-def _loopback() -> int:
-    """Bytes that this machine has sent to itself. Each is received as well, and counted once."""
+def _through(interface: str) -> int:
+    """Bytes that an interface of this machine has sent; those of its loopback are received as well,
+    and counted once.
+    """
     lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
-    fields = next(line.split(":")[1].split() for line in lines if line.strip().startswith("lo:"))
-    return int(fields[8])
+    rows = (line.split(":") for line in lines if ":" in line)
+    return next(int(row[1].split()[8]) for row in rows if row[0].strip() == interface)

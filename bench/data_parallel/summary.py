@@ -73,7 +73,7 @@ def _bytes(case: Case, turns: Sequence[Block]) -> dict[str, float | None]:
     assert len({*counts}) <= 1 or not steady, "howdah counted different bytes in equal turns"
     return {
         "bytes counted": median(counts) / share if counts else None,
-        "bytes on the loopback": min(turn.loopback for turn in turns) / share,
+        "bytes on the loopback": min(turn.seen for turn in turns) / share,
     }
 
 

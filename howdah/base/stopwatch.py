@@ -58,10 +58,7 @@ class Interval(NamedTuple):
 
 
 class Stopwatch:
-    """Runs inside `with` blocks of one thread, which must not be nested.
-
-    note  called with each block
-    """
+    """Runs inside `with` blocks of one thread, not nested, of each of which `note` is told."""
 
     def __init__(
         self, clock: Clock = HOST, note: Callable[[Interval], object] | None = None
@@ -74,10 +71,9 @@ class Stopwatch:
         self._began = self._clock.mark()
 
     def __exit__(self, *_: object) -> None:
-        pair = self._began, self._clock.mark()
-        self._pairs.append(pair)
+        self._pairs.append((self._began, self._clock.mark()))
         if self._note:
-            self._note(Interval(self._clock, *pair))
+            self._note(Interval(self._clock, *self._pairs[-1]))
         if len(self._pairs) > KEPT:
             self._add_up()
 

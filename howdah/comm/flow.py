@@ -104,7 +104,10 @@ class Flows:
 
     done   called with the number of a message when it is sent, or has arrived
     fresh  whether that was called since it was last set to False
+    ahead  bytes of messages to one peer that are being sent at a time, or one message; 0: any
     """
+
+    ahead = 0
 
     def __init__(self, flows: Sequence[Flow]) -> None:
         self.tasks = [task for flow in flows for task in flow]
@@ -121,6 +124,7 @@ class Flows:
         self._queues: defaultdict[tuple[int, bool], deque[int]] = defaultdict(deque)
         self._near: deque[list[int]] = deque()  # messages beside, turn by turn
         self._far = Counter[int]()  # messages by turn that are not done
+        self._sending = Counter[int]()  # bytes that are being sent, by peer
         for number in sorted(range(self.left), key=lambda number: self.tasks[number].turn):
             self._file(number)
 
@@ -142,7 +146,9 @@ class Flows:
         started by who asks.
         """
         queue = self._queues.get((peer, sends))
-        return queue.popleft() if queue and self.tasks[queue[0]].turn == 0 else None
+        if not queue or self.tasks[queue[0]].turn:
+            return None
+        return self._started(queue)
 
     def run(self, start: Callable[[list[int]], None], wait: Callable[[], None]) -> None:
         """Runs all.
@@ -167,9 +173,17 @@ class Flows:
 
     def _startable(self) -> Iterator[int]:
         """Yields messages that are next for their peer, and wait for nothing."""
-        for queue in self._queues.values():
+        for (peer, sends), queue in self._queues.items():
             while queue and not self._waits[queue[0]]:
-                yield queue.popleft()
+                if sends and self.ahead and self._sending[peer] >= self.ahead:
+                    break
+                yield self._started(queue)
+
+    def _started(self, queue: deque[int]) -> int:
+        task = self.tasks[number := queue.popleft()]
+        if task.sends:
+            self._sending[task.peer] += bytes_sent([task])
+        return number
 
     def _pass_near(self) -> bool:
         """Passes the next messages beside, if they can be; whether there were any."""
@@ -200,6 +214,8 @@ class Flows:
         self.left -= 1
         self.fresh = True
         if task.peer >= 0 and task.beside is None:
+            if task.sends:
+                self._sending[task.peer] -= bytes_sent([task])
             self._far[task.turn] -= 1
             if not self._far[task.turn]:
                 del self._far[task.turn]

@@ -26,10 +26,12 @@ from torch import Tensor
 from howdah.comm.direct import Direct, Spelled
 from howdah.comm.flow import Flows
 from howdah.comm.frames import FIELDS, FrameError
-from howdah.comm.segments import Last, Segment, segments
+from howdah.comm.segments import SEGMENT, Last, Segment, segments
 from howdah.comm.signature import CALL, RECORD, agree, disagreement
 from howdah.comm.tcp_lines import Lines, Lost
 from howdah.comm.transport import PeerLost
+
+AHEAD = 2 * SEGMENT  # bytes of messages to one peer that are handed to the kernel at a time
 
 
 class TcpTransport(Direct):
@@ -74,6 +76,7 @@ class TcpTransport(Direct):
 
     def _flow(self, spelled: Spelled, work: Flows) -> None:
         self._unheard, self._dealt = set(spelled.records), Counter[tuple[int, bool]]()
+        work.ahead = AHEAD
         for peer in spelled.records:
             self._expect_call(spelled, peer, work)
         for peer in spelled.records:
@@ -85,10 +88,9 @@ class TcpTransport(Direct):
         def start(numbers: Sequence[int]) -> None:
             for number in numbers:
                 peer, sends = work.tasks[number].peer, work.tasks[number].sends
-                before = self._dealt[peer, sends]
                 frames = self._frames(work, number, peer, sends=sends)
                 put = self._lines.post if sends else self._lines.expect
-                put(peer, frames, first=before)
+                put(peer, frames)
             self._lines.start()
 
         def wait() -> None:

@@ -30,6 +30,8 @@ from howdah.comm.watch import Patience
 
 LINES = 2  # connections for each pair of ranks
 TRIES = 3  # to greet a rank whose door is crowded
+UNSENT = 1 << 17  # bytes that a socket takes before it sends: with megabytes of one message in it,
+# the first piece of the next would wait behind them, and a send end long before it is done
 
 
 def tcp_transport(
@@ -86,6 +88,14 @@ def listening(address: str, port: int = 0) -> socket.socket:
     return listener
 
 
+def _settle(sock: socket.socket) -> None:
+    """How a line sends, and how the loss of its link is noticed."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+    watch_link(sock)
+
+
 def _addresses(ranks: Ranks) -> list[tuple[str, int]]:
     """Where each rank listens. Raises PeerLost, which names those that did not come."""
     keys = [f"tcp/{peer}" for peer in range(ranks.size)]
@@ -131,10 +141,9 @@ class _Meeting:
             sock = None
             try:
                 sock = socket.create_connection(address, timeout=max(left.left, 0.001))
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _settle(sock)
                 heard = greet(sock, self.secret, own.encode(), left.left, role=CALLER)
                 if json.loads(heard) == {"rank": peer, "group": self.group}:
-                    watch_link(sock)
                     return sock
                 why = "another process listens there"
             except (OSError, Stranger, ValueError) as error:
@@ -178,8 +187,7 @@ class _Meeting:
             said = json.loads(hello)
             key = int(said["rank"]), int(said["line"])
             if said["group"] == self.group and key in self._missing():
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                watch_link(sock)
+                _settle(sock)
                 self.sockets[key] = sock
                 return
         sock.close()

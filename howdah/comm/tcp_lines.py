@@ -4,8 +4,10 @@
     line 1 with rank 1   ── PART #17 segment 1 ── PART #17 segment 3 ── ...
 
 The first frame of a call goes over line 0 of each peer and has the record of the call
-(`signature.py`). Messages are cut into segments (`segments.py`), dealt to the lines in turn, one
-message after the other; a small one of the first turn comes along with the CALL. Both ends know
+(`signature.py`). Messages are cut into segments (`segments.py`), dealt to the lines in turn from
+line 0 on, so that those of one segment keep their order: two lines are not equally fast, and who
+passes pieces on in order would wait for the slower one while its own card has nothing to send. A
+small message of the first turn comes along with the CALL. Both ends know
 which frames follow in which order on which line: nothing is taken that is not expected, and no
 payload of a call before its records were found equal. A frame that is damaged, or another one than
 expected, ends the transport: nothing is sent twice, and no line is opened again.
@@ -226,12 +228,10 @@ class Lines:
         self._of = {line.sock.fileno(): line for line in self._all}
         self._poll, self._wanted = select.poll(), dict[int, int]()
 
-    def post(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:
-        """Sends frames to a peer, dealt to its lines in turn; `first` is the number of the first of
-        them. `pump` does it.
-        """
+    def post(self, peer: int, found: Sequence[Segment]) -> None:
+        """Sends the frames of a message to a peer, dealt to its lines in turn. `pump` does it."""
         lines = self.by_peer[peer]
-        for number, segment in enumerate(found, first):
+        for number, segment in enumerate(found):
             lines[number % len(lines)].out.append(segment)
 
     def expect(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:

@@ -13,7 +13,7 @@ of the calls of a group ran beside computing, which is what overlap saves.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median, median_low
 from typing import NamedTuple
 
@@ -24,7 +24,19 @@ from howdah.plan.homes import AXIS
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.program import program_of
-from howdah.plan.recording import IDLE, WAIT, Call, RankTrace, Span, StepTrace, common
+from howdah.plan.recording import (
+    IDLE,
+    WAIT,
+    Call,
+    RankTrace,
+    Span,
+    StepTrace,
+    Times,
+    both,
+    common,
+    seconds_of,
+    times_of,
+)
 from howdah.plan.schedule.actions import Action, Kind
 from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.sim.timeline import Timeline, simulate
@@ -34,7 +46,6 @@ LONGEST = 3  # waits that are named
 TWO_ENDS = (Verb.SEND, Verb.TIE)
 
 Cost = Callable[[Verb, Action], float]
-Times = list[tuple[float, float]]  # from when to when; in order, none within another
 
 
 class StepComparison(NamedTuple):
@@ -198,50 +209,25 @@ def report(found: Sequence[StepComparison], layout: str, *, algorithms: str = ""
 
 
 def away(one: StepComparison) -> list[float]:
-    """For each rank, the seconds of its computations in which it waited: for moves from or to a
-    home, or for other ranks.
-    """
+    """For each rank, the seconds of its computations in which it waited for a home or a rank."""
     return [
-        _seconds(_both(_computing(spans), _times(call for call in calls if _waits(call))))
+        seconds_of(both(_computing(spans), times_of(call for call in calls if _waits(call))))
         for spans, calls in zip(one.measured.spans, one.calls, strict=True)
     ]
 
 
 def overlap(one: StepComparison) -> tuple[float, float]:
-    """Of the first rank, the seconds in which a call of its groups that sends is under way, and
-    those of them in which it computes and does not wait.
-    """
+    """Of the first rank, the seconds in which calls send, and of these those that it computes."""
     spans, calls = one.measured.spans[0], one.calls[0]
-    called = _times(call for call in calls if call.sent and call.axis != AXIS)
-    beside = _both(called, _computing(spans))
-    return _seconds(called), _seconds(beside) - _seconds(
-        _both(beside, _times(call for call in calls if _waits(call)))
+    called = times_of(call for call in calls if call.sent and call.axis != AXIS)
+    beside = both(called, _computing(spans))
+    return seconds_of(called), seconds_of(beside) - seconds_of(
+        both(beside, times_of(call for call in calls if _waits(call)))
     )
 
 
 def _computing(spans: Sequence[Span]) -> Times:
-    return _times(span for span in spans if span.lane == "compute")
-
-
-def _times(some: Iterable[Call | Span]) -> Times:
-    """When at least one of them is under way."""
-    found: Times = []
-    for one in sorted(some, key=lambda one: one.start):
-        if found and one.start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], one.end)
-        else:
-            found.append((one.start, one.end))
-    return found
-
-
-def _both(some: Times, others: Times) -> Times:
-    """The times that are in both."""
-    pairs = ((max(a, c), min(b, d)) for a, b in some for c, d in others)
-    return [(start, end) for start, end in pairs if start < end]
-
-
-def _seconds(times: Times) -> float:
-    return sum(end - start for start, end in times)
+    return times_of(span for span in spans if span.lane == "compute")
 
 
 def _waits(call: Call) -> bool:

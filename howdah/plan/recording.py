@@ -3,7 +3,7 @@
 `comm` and `train` write these records during a run, `sim` predicts them, and `draw` shows both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,6 +78,31 @@ class Call(NamedTuple):
     sent: int
     start: float
     end: float
+
+
+Times = list[tuple[float, float]]  # from when to when; in order, none within another
+
+
+def times_of(some: Iterable[Call | Span]) -> Times:
+    """When at least one of them is under way."""
+    found: Times = []
+    for one in sorted(some, key=lambda one: one.start):
+        if found and one.start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], one.end)
+        else:
+            found.append((one.start, one.end))
+    return found
+
+
+def both(some: Times, others: Times) -> Times:
+    """The times that are in both."""
+    pairs = ((max(a, c), min(b, d)) for a, b in some for c, d in others)
+    return [(start, end) for start, end in pairs if start < end]
+
+
+def seconds_of(times: Times) -> float:
+    """How long they are together."""
+    return sum(end - start for start, end in times)
 
 
 @dataclass

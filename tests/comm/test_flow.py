@@ -88,6 +88,8 @@ def played(program, dtype, seed):
     inputs, choose = inputs_of(program, dtype), Random(seed)
     flows, results = on_all(program, inputs, torch.from_numpy(inputs[0]).dtype)
     ranks = [Flows([flow]) for flow in flows]
+    for one in ranks:
+        one.ahead = choose.choice([0, 1, 100])
     wire = Wire(ranks)
     wire.begin()
     ended = [one.advance(wire.start_of(rank)) for rank, one in enumerate(ranks)]
@@ -99,6 +101,22 @@ def played(program, dtype, seed):
         for rank in pair:
             ended[rank] = ranks[rank].advance(wire.start_of(rank))
     return results, run(program, inputs)
+
+
+def test_few_messages_to_one_peer_are_on_the_way_at_a_time():
+    """Six of 8 bytes, of which 20 may be: a third is begun, for the two before it are less."""
+    x = torch.zeros(2)
+    sends = [Task(turn, (), peer, (x,), sends=True) for peer in (1, 2) for turn in range(6)]
+    flows, began = Flows([sends]), []
+    flows.ahead = 20
+    flows.advance(began.extend)
+    assert began == [0, 1, 2, 6, 7, 8]
+    flows.done(1)
+    flows.advance(began.extend)
+    assert began[6:] == [3]
+    flows.ahead = 0
+    flows.advance(began.extend)
+    assert began[7:] == [4, 5, 9, 10, 11]
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "barrier/dissemination"])

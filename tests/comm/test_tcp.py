@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from howdah.base.errors import UserError
+from howdah.comm.flow import Task
 from howdah.comm.handshake import MAGIC
 from howdah.comm.interface import address_of, is_loopback, leading_to
 from howdah.comm.segments import SEGMENT, segments
@@ -229,6 +230,21 @@ def test_long_messages_cross_and_share_the_lines(ranks):
     assert torch.equal(heard[0], sent[1]) and torch.equal(heard[1], sent[0])
     frames = [line._sent for line in transports[0]._lines.by_peer[1]]
     assert len(frames) == LINES and min(frames) >= 3
+
+
+def test_messages_of_one_segment_keep_their_order_on_one_line(ranks):
+    """Over two lines a third of them once waited for what was before them on the slower one."""
+    transports, x, heard = ranks(2), torch.arange(6.0), torch.zeros(6)
+
+    def pass_on(transport):
+        pieces, other = (x if transport.rank == 0 else heard).split(1), 1 - transport.rank
+        sends = transport.rank == 0
+        flow = [Task(turn, (), other, (one,), sends) for turn, one in enumerate(pieces)]
+        return transport.run("pieces", flow)
+
+    assert everywhere(transports, pass_on) == [24, 0]
+    assert torch.equal(heard, x)
+    assert [line._sent for line in transports[0]._lines.by_peer[1]] == [6, 0]
 
 
 # -- damage
