@@ -137,6 +137,23 @@ def test_products_are_those_that_were_measured(name, hardware, off):
     assert mean(abs(one - middle) for one in errors) < off
 
 
+def test_only_products_of_experts_wait_for_memory():
+    """Eight experts with 16 rows each; the gradient of a weight is read and written in float32."""
+    speeds, _ = speeds_of("h100")
+    of, wide, inner = RankSizes({"token": 64}, {}), Dim("expert_ffn", 512), Dim("width", 1024)
+    alone = Product("gate", "token", wide, inner)
+    experts = replace(alone, copies=2, groups=8)
+    waits = [8 * speeds.moved(*size) for size in ((16, 1024, 512), (16, 512, 1024))]
+    waits.append(8 * speeds.moved(512, 16, 1024, weight=True))
+    sizes = (16, 1024, 512), (16, 512, 1024), (512, 16, 1024)
+    products = [speeds.product(*size, count=8, low=True) for size in sizes]
+    assert [*speeds.operator(experts, of)] == approx(
+        [p + w for p, w in zip(products, waits, strict=True)]
+    )
+    assert waits[2] > 3 * waits[0] > 0
+    assert speeds.operator(alone, of).forward == approx(speeds.product(64, 1024, 512))
+
+
 @pytest.mark.skipif(not MEASURED.exists(), reason="no published measurements beside the project")
 @pytest.mark.parametrize(
     ("name", "hardware", "off"), [("a100-80", "A100-PCIe", 0.1), ("b200", "B200", 0.17)]
