@@ -40,20 +40,27 @@ def scale_the_loss(context: StepContext) -> StepContext:
 
 
 def swap_chunks(context: StepContext) -> StepContext:
-    """On the first cp rank, tokens and labels of the late chunk come first, at the positions of the
-    early one: with their own, an encoder would see the same.
+    """On the first cp rank, tokens and labels of the late chunk come first, with their positions;
+    of an encoder without, or it would see the same.
     """
     mesh, executor, train = context.mesh, context.placed.executor, context.placed.executor.train
     (start, stop), _ = chunks(mesh.layout, context.placed.plan.sequence, mesh.rank)
     if mesh.index_of("cp") > 0:
         return context
+    causal = context.placed.plan.shape.causal
 
     def turned(x: Tensor) -> Tensor:
         return x.roll(start - stop, 1)
 
     def swapped(given: Sequence[Given], loss: Loss, *, tokens: float) -> Tensor:
         others = [
-            replace(one, tokens=turned(one.tokens), labels=turned(one.labels)) for one in given
+            replace(
+                one,
+                tokens=turned(one.tokens),
+                labels=turned(one.labels),
+                positions=turned(one.positions) if causal else one.positions,
+            )
+            for one in given
         ]
         return train(others, loss, tokens=tokens)
 
