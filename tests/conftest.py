@@ -4,6 +4,7 @@ And what keeps a test from depending on the machine, and on the tests that ran b
 random numbers that are always the same, one thread, workers that a failure does not take along.
 """
 
+import signal
 from contextlib import closing
 
 import pytest
@@ -39,6 +40,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    for number in (signal.SIGHUP, signal.SIGINT):  # ignored under nohup, and behind a shell's `&`:
+        if signal.getsignal(number) == signal.SIG_IGN:  # tests of signals would wait for ever
+            signal.signal(number, signal.SIG_DFL)
     if config.option.slow_eighth is not None and config.option.markexpr == "not slow":
         config.option.markexpr = ""
 

@@ -71,6 +71,7 @@ QUICK = {
     # what comes from home and goes there
     ("zero3", "host", "activations"): "units that come from elsewhere",
     ("zero2", "disk", "encoder"): "states that come for the update",
+    ("zero1", "dropping"): "masks that are made again",
     # all of it
     ("zero3", "sequence", "selective"): "three of them",
 }

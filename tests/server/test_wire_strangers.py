@@ -15,7 +15,7 @@ from small_servers import (
 from test_wire import HELLO, SECRET, all_work, client_of, servers, units, work
 
 from howdah.base.errors import UserError
-from howdah.comm.frames import Frames, pack
+from howdah.comm.frames import Frames, Gone, pack
 from howdah.comm.handshake import CALLER, greet
 from howdah.plan.method import Sync
 from howdah.server.client import Client, ServerGone
@@ -110,7 +110,8 @@ MALFORMED = {
 def test_what_no_sound_worker_sends_ends_its_connection_alone(kind):
     with servers(Sync("asp", workers=2), 1) as there:
         frames = raw(there, place=1)
-        MALFORMED[kind](frames, there.desks[0].shard.chunks[0].length * 8)
+        with suppress(Gone):  # the server may end the connection before all of it is sent
+            MALFORMED[kind](frames, there.desks[0].shard.chunks[0].length * 8)
         assert ends(frames)
         work(there, 0)
         assert set(there.desks[0].clocks.versions) == {STEPS} and there.hosts[0].why

@@ -90,7 +90,7 @@ def test_experts_are_priced_as_an_all_to_all():
     )
     count = sum(n for row, n in step_traffic(plan, 0).items() if row.axis == "ep")
     seconds = step_time(plan, cluster).breakdown["tp, cp, ep"]
-    assert seconds == pytest.approx(count / every, rel=0.02)
+    assert seconds == pytest.approx(count / every, rel=0.05)  # and 17 us at the start of each
     assert seconds > 4 * count / ring
 
 
