@@ -39,8 +39,8 @@ def test_a_small_plan_has_small_units():
     assert "  pp  send            nvlink4  131 kB" in found
     assert not any("scalars" in line for line in found)
     assert found[-1] == (
-        "run     0.16 seconds, under 0.01 device-hours, under 0.01 USD (purchase over 5 years), "
-        "0.3 Wh, 0.1 g CO2eq"
+        "run     0.14 seconds, under 0.01 device-hours, under 0.01 USD (purchase over 5 years), "
+        "0.2 Wh, 0.1 g CO2eq"
     )
 
 
