@@ -194,7 +194,7 @@ def trainers(steps: int, rounds: int) -> dict[str, Any]:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, env=environment, capture_output=True, check=True)
             lines = done.stdout.splitlines()  # the Trainer prints lines of its own
-            took, loss = json.loads(next(line for line in lines if line.startswith("[")))
+            took, loss = json.loads(next(line for line in lines if line.startswith(b"[")))
             seconds[backend].append(took)
             losses |= {loss} if backend != ALONE else set()
     apart = max(losses) - min(losses)
