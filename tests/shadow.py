@@ -4,11 +4,13 @@ The real code runs on the wire that only records (`recorded_steps.py`). Of each 
 messages that sum must be those of `plan/sums.py`, each as long and as often. Over tp ranks they are
 so too, and the others that sum there are as many as `plan/exchanges.py` says. All-gathers of the
 list (the second half of a tied embedding's sum) are among those of weights. The step's scalars are
-float64 and left out, so the plan must not be in float64.
+float64 and left out, so the plan must not be in float64. Tensors without data have no home: a plan
+with homes off the device must list the sums of the same plan without them, and that one is run.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -57,11 +59,17 @@ def made(plan: Plan, rank: int, backend: type[Backend] = Backend) -> Counter[Mes
     )
 
 
+def at_home(plan: Plan) -> Plan:
+    """The plan with all states on the device."""
+    kept = dict.fromkeys(("weights", "gradients", "optimizer", "activations"), "device")
+    return replace(plan, layout=replace(plan.layout, **kept))
+
+
 def differences(plan: Plan, backend: type[Backend] = Backend) -> Iterator[str]:
     """Yields a sentence for each message that a rank makes or should make, and does not."""
     assert plan.method.precision != "float64"
     for rank in range(plan.layout.world):
-        wanted, found = listed(plan, rank), made(plan, rank, backend)
+        wanted, found = listed(plan, rank), made(at_home(plan), rank, backend)
         tp = tuple(axis(plan.layout, "tp").group(rank))
         for message, times in (wanted - found).items():
             yield f"rank {rank} lacks {times} x {message}"
