@@ -29,6 +29,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from howdah.base.errors import UserError
 from howdah.comm.spawn import WorkerError, Workers
 from howdah.plan.method import Method
@@ -326,6 +328,7 @@ def main() -> int:
     parser.add_argument("--flight", action="store_true", help="asks for waits; writes nothing")
     parser.add_argument("--shadow", action="store_true", help="asks for sums; writes nothing")
     words = parser.parse_args()
+    torch.set_num_threads(1)  # two would spin while they wait for each other beside other load
     asks = {"--flight": (words.flight, Flights), "--shadow": (words.shadow, Shadows)}
     asked = [name for name, (given, _) in asks.items() if given]
     if asked and (words.to or len(asked) > 1):

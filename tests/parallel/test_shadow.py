@@ -34,7 +34,7 @@ def plan_of(words):
         "pp2 1f1b x3",
         "dp2 pp2 1f1b x4",  # a tied embedding, summed by halves
         "dp2 pp2 tp2 zero1 zb-h1 x2",
-        "dp2 zero3 kept weights=disk gradients=disk optimizer=disk x2",
+        "dp2 zero3 weights=disk gradients=disk optimizer=disk x2",
         "dp2 zero2 optimizer=host activations=host x2",
     ],
 )
