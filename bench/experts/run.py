@@ -35,10 +35,13 @@ HERE = Path(__file__).resolve().parent
 STORE = HERE.parents[1] / "build" / "experts"
 SEEDS, LAST, LEAST, ERRORS = 3, 10, 0.2, 2.0
 TURNS, STRETCHES, STRETCH = 5, 6, 5  # runs of each model for times; stretches of so many steps
+NARROW = (  # what the recipe of experts has otherwise than `laptop`
+    *("model.width=64", "model.head_size=16", "train.steps=1000", "method.lr.warmup_steps=60"),
+)
 MODELS = {
     "experts": ("laptop-moe",),
-    "same work": ("laptop",),
-    "same size": ("laptop", "model.ffn_size=2560"),
+    "same work": ("laptop", *NARROW, "model.ffn_size=160"),
+    "same size": ("laptop", *NARROW, "model.ffn_size=640"),
 }
 TINY = ("train.steps=6", "train.evaluate_every=6", "train.save_every=6", "train.log_every=2")
 BRIEF = (

@@ -199,6 +199,14 @@ def test_a_link_that_is_cut_for_long_is_told(ranks, seconds):
         assert [run.wait(PATIENCE) for run in made.runs] == [0, 0]
 
 
+def test_a_link_that_is_cut_in_one_direction_is_told(ranks):
+    """Host 1 hears all, and what it says is dropped: to host 0 it looks dead, and the other way."""
+    with ranks() as made:
+        made.box.tc(1, "qdisc replace dev eth0 root pfifo limit 0")
+        since = time.monotonic()
+        told(made, [0, 1], r"^lost rank [01] (does not answer|ended, or its link is down)", since)
+
+
 def test_a_link_that_is_slow_changes_no_bit(ranks):
     with ranks() as made:
         for host in (0, 1):

@@ -149,6 +149,45 @@ def test_the_page_of_two_machines(box, clock):
             assert here[step] == pytest.approx(there[step], rel=1e-4)
 
 
+def test_all_machines_are_started_from_one_terminal(box, clock, tmp_path):
+    """The page's own script, with an ssh and an scp that lead to hosts of the box."""
+    script = next(
+        b for b in re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.S) if "ssh" in b
+    )
+    few = " ".join([*FEW, "train.steps=6", "folder=runs/two"])
+    for old, new in {
+        "node0 node1": "host0 host1",
+        "/srv/howdah": str(WORK),
+        "--nproc-per-node 4": "--nproc-per-node 1",
+        "recipes/laptop.toml": "small.toml",
+        "folder=runs/two": few,
+    }.items():
+        assert script.count(old) == 1, old
+        script = script.replace(old, new)
+    with box("flat-10g", 2) as cluster:
+        hosts = Hosts(cluster, clock)
+        for host in range(2):
+            given = {**cluster.environment(host), "HOWDAH_SECRET_FILE": "", "OMP_NUM_THREADS": "1"}
+            told = [f"{name}={value}" for name, value in given.items()]
+            enter = shlex.join([*cluster.words(host, ["env", *told, "sh", "-c"])])
+            (tmp_path / f"enter-host{host}").write_text(enter + ' "$1"\n')
+            there = cluster.file(host, "/")
+            (tmp_path / f"copy-host{host}").write_text(f'cp -p "$1" "{there}/$2"\n')
+        (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec sh {tmp_path}/enter-$1 "$2"\n')
+        scp = f'#!/bin/sh\nexec sh {tmp_path}/copy-${{4%%:*}} "$3" "${{4#*:}}"\n'
+        (tmp_path / "scp").write_text(scp)
+        for name in ("ssh", "scp"):
+            (tmp_path / name).chmod(0o755)
+        path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = os.environ | {"PATH": path, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        done = subprocess.run(
+            ["sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert [*losses(hosts.run_folder(0))] == [*range(1, 7)], done.stdout + done.stderr
+        secrets = [cluster.file(host, WORK / "secret").read_bytes() for host in range(2)]
+        assert secrets == [(tmp_path / "secret").read_bytes()] * 2
+
+
 def other_of(line, nodes):
     """The same command for another number of machines."""
     words = [*line]
