@@ -12,9 +12,9 @@ All train on the same text, as many steps, with the same method; a seed draws we
 of the samples, so that two models of one seed see the same text in the same order; the difference
 within seeds is given beside. The losses are those of all held-out text behind the last step; runs
 that have ended are kept in build/experts (--anew forgets them). Seconds of a step are measured
-apart, by short runs that take turns. Exit code 1 unless the experts' mean is lower than that of the dense model of the
-same work by over two standard errors of the difference, and no expert had under 20 % of its block's
-mean in the last logged steps.
+apart, by short runs that take turns. Exit code 1 unless the experts' mean is lower than that of the
+dense model of the same work by over two standard errors of the difference, and no expert had under
+20 % of its block's mean in the last logged steps.
 """
 
 import argparse
