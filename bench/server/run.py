@@ -157,7 +157,7 @@ def main(*words: str) -> int:
         "wire": lambda: wire(tiny=tiny),
         "rules": lambda: slowed.measured(6 if tiny else 80),
         "orders": lambda: on_links(lambda: {"seconds": orders.measured(1 if tiny else 8)}),
-        "links": lambda: on_links(lambda: links.measured(1 if tiny else 8)),
+        "links": lambda: on_links(lambda: links.measured(1 if tiny else 3)),
     }
     watch, rows = quiet.Watch(writes=writes, loaded=options.loaded), Rows()
     for part in [options.only] if options.only else PARTS:

@@ -164,6 +164,13 @@ class Sync:
     compensation: NotNegative = 0.0
     replicas: Annotated[int, Bound(0, 16)] = 0
 
+    @property
+    def barrier(self) -> bool:
+        """Whether the updates of a step are applied together, so that what a pull brings does not
+        depend on when it is answered.
+        """
+        return self.kind == "bsp" or (self.kind == "ssp" and self.bound == 0)
+
 
 @dataclass(frozen=True)
 class Spike:

@@ -37,6 +37,7 @@ from howdah.server.messages import (
     PULL,
     PUSH,
     REFUSED,
+    TRADE,
     WEIGHTS,
     Fields,
     bytes_of,
@@ -65,6 +66,9 @@ class Client:
 
     clock   of the step that is computed
     tokens  by which the step's gradients will be divided on the servers
+    trades  whether a push asks for the weights of the next clock too, so that they come while other
+            units are still pushed. For rules by which they are the same whenever they are answered
+            (bsp): under others they would be older than at the next forward pass
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class Client:
         rank: int = 0,
     ) -> None:
         self.clock, self.tokens, self._units, self._record = 0, 0.0, units, record
-        self._rank, self._links = rank, list[_Link]()
+        self._rank, self._links, self.trades = rank, list[_Link](), False
         for number, every in enumerate(chunks):
             mine = {key: chunk for key, chunk in enumerate(every) if chunk.rank == rank}
             self._links.append(_Link(way, number, (place, rank), mine, units))
@@ -107,7 +111,7 @@ class Client:
         one = self._units[unit]
         assert one.gradients is not None
         for link in self._links:
-            link.push(unit, one.gradients, self.clock, self.tokens)
+            link.push(unit, one.gradients, self.clock, self.tokens, trades=self.trades)
         return []
 
     def pull(self, unit: str) -> list[Handle]:
@@ -142,6 +146,7 @@ class _Link:
 
     wanted  by key, the clock of a pull whose weights have not come
     coming  by unit, how many keys of it are wanted
+    asked   by unit, the clock for which it was asked last
     unacked by clock and key, the pushes that were not acknowledged, and their tokens
     """
 
@@ -167,6 +172,7 @@ class _Link:
         self._changed = Awaited()
         self._wanted: dict[int, int] = {}
         self._coming: Counter[str] = Counter()
+        self._asked: dict[str, int] = {}
         self._unacked: dict[int, dict[int, tuple[Tensor, float]]] = {}
         self._spares = Spares()
         self.incarnation, self._told, self._began = 0, -1, 0
@@ -196,36 +202,48 @@ class _Link:
         self._began = clock
         self.outbox.post(Letter(BEGIN, Fields(clock).packed, urgency=-1))
 
-    def push(self, unit: str, flat: Tensor, clock: int, tokens: float) -> None:
-        """Posts copies of the server's chunks of a unit."""
+    def push(
+        self, unit: str, flat: Tensor, clock: int, tokens: float, *, trades: bool = False
+    ) -> None:
+        """Posts copies of the server's chunks of a unit; `trades`: asks for its next weights."""
         keys = self._keys.get(unit, ())
         size = sum(self._sizes[key] for key in keys)
         message = Message(self._name, f"push of {unit}", clock)
         self.moments.begin(message, chunks=len(keys), size=size)
+        if trades:
+            with self._changed:
+                self._ask(unit, clock + 1)
         for key in keys:
             chunk = self._chunks[key]
             part = flat[chunk.start : chunk.stop]
             copy = self._spares.take(part.numel(), part.dtype).copy_(part)
             with self._changed:
                 self._unacked.setdefault(clock, {})[key] = copy, tokens
-                self.outbox.post(self._letter(clock, key, copy, tokens))
+                self.outbox.post(self._letter(clock, key, copy, tokens, TRADE if trades else PUSH))
 
-    def _letter(self, clock: int, key: int, copy: Tensor, tokens: float) -> Letter:
+    def _letter(
+        self, clock: int, key: int, copy: Tensor, tokens: float, kind: int = PUSH
+    ) -> Letter:
         fields = Fields(clock, key, tokens).packed
         urgency = clock * self._turn + key  # or late keys of a step would never be sent
-        return Letter(PUSH, fields, bytes_of(copy), urgency, copy.nbytes)
+        return Letter(kind, fields, bytes_of(copy), urgency, copy.nbytes)
 
     def pull(self, unit: str, clock: int) -> None:
         """Asks for the server's chunks of a unit, when it has all pushes but those of the latest
         step: a worker whose network is slower than it computes does not run away from the servers.
         """
         self._await(lambda: min(self._unacked, default=clock) > clock - 2)
+        with self._changed:
+            if self._asked.get(unit, -1) < clock:
+                self.outbox.post(*(_pull(clock, key) for key in self._ask(unit, clock)))
+
+    def _ask(self, unit: str, clock: int) -> Sequence[int]:
+        """Awaits the chunks of a unit; their keys."""
         keys = self._keys.get(unit, ())
         self.moments.begin(Message(self._name, f"pull of {unit}", clock), chunks=len(keys))
-        with self._changed:
-            self._coming[unit] = len(keys)
-            self._wanted |= dict.fromkeys(keys, clock)
-            self.outbox.post(*(_pull(clock, key) for key in keys))
+        self._asked[unit], self._coming[unit] = clock, len(keys)
+        self._wanted |= dict.fromkeys(keys, clock)
+        return keys
 
     def has(self, unit: str) -> bool:
         """Whether the chunks of a unit that were asked for are here."""

@@ -106,11 +106,6 @@ class Clocks:
         self._rounds: list[dict[int, Update]] = [{} for _ in range(self.keys)]  # bsp: by worker
 
     @property
-    def barrier(self) -> bool:
-        """Whether the updates of a clock are applied together."""
-        return self.sync.kind == "bsp" or (self.sync.kind == "ssp" and self.sync.bound == 0)
-
-    @property
     def live(self) -> list[int]:
         """The places that a process has, or that are waited for, in order."""
         return sorted(place for place, one in self.members.items() if one.live)
@@ -154,7 +149,7 @@ class Clocks:
 
     def _least(self, worker: int) -> int:
         """The clock at which a place goes on at least."""
-        if self.barrier:  # rounds that have begun do not await it
+        if self.sync.barrier:  # rounds that have begun do not await it
             rounds = [update.clock + 1 for awaited in self._rounds for update in awaited.values()]
             return max([*rounds, *(n for one in self.members.values() for n in one.done)])
         others = [one for place, one in self.members.items() if place != worker]
@@ -203,7 +198,7 @@ class Clocks:
             return []
         if clock > done:
             raise Refused(f"worker {worker} pushes clock {clock} of key {key} before {done}")
-        if not self.barrier:
+        if not self.sync.barrier:
             return [self._applied(key, [update])]
         self._rounds[key][worker] = update
         return list(self._complete(key))
@@ -235,7 +230,7 @@ class Clocks:
             raise Refused(f"worker {worker} pulls key {key} at clock {clock}, and is at {own}")
         if self.sync.kind == "asp":
             return True
-        bound = 0 if self.barrier else self.sync.bound
+        bound = 0 if self.sync.barrier else self.sync.bound
         return own >= clock and all(
             self.members[one].done[key] >= clock - bound for one in self.live
         )

@@ -42,6 +42,7 @@ from howdah.server.messages import (
     PUSH,
     REFUSED,
     SILENCE,
+    TRADE,
     WEIGHTS,
     Fields,
     bytes_of,
@@ -259,7 +260,7 @@ class Host:
     def _room(self, guest: Guest, head: Head) -> list[memoryview]:
         """Where the payload of a frame lands. Raises FrameError for one that has none."""
         guest.landing = None
-        if head.kind != PUSH:
+        if head.kind not in (PUSH, TRADE):
             return []
         said, masters = fields_of(head.fields), self.desk.shard.masters
         if not guest.incarnation or not 0 <= said.key < len(masters):
@@ -279,20 +280,21 @@ class Host:
             pass
         elif not guest.incarnation or self._guests.get(guest.seat) is not guest:
             raise Refused(f"worker {guest.place} has not joined")
-        elif kind in (PULL, PUSH) and {c.rank for c in chunks[key : key + 1]} - {guest.rank}:
+        elif kind in (PULL, PUSH, TRADE) and {c.rank for c in chunks[key : key + 1]} - {guest.rank}:
             raise Refused(f"key {key} is none of rank {guest.rank} of worker {guest.place}")
         elif kind == BEGIN:
             self.desk.begin(*mine, clock)
         elif kind == PULL:
-            self.desk.pull(*mine, clock=clock, key=key)
-            self._moments.begin(self._message(guest.place, "pull", said))
-        elif kind == PUSH and guest.landing is not None:
+            self._pull(guest, said)
+        elif kind in (PUSH, TRADE) and guest.landing is not None:
             term = Term(guest.landing, value)
             new = self.desk.push(Update(*mine, clock, key), term)
             self.counts["pushes" if new else "repeated"] += 1
             self.counts["pushed bytes"] += guest.landing.nbytes
             self._moments.end(self._message(guest.place, "push", said), size=guest.landing.nbytes)
             self._post(guest, ACK, said)
+            if kind == TRADE:
+                self._pull(guest, said._replace(clock=clock + 1))
         elif kind == BYE:
             del self._guests[guest.seat]
             if guest.rank == 0:  # when all of its ranks have pushed everything
@@ -303,6 +305,10 @@ class Host:
         else:
             raise Refused(f"worker {guest.place} sends a message of kind {kind}")
         return True
+
+    def _pull(self, guest: Guest, said: Fields) -> None:
+        self.desk.pull(guest.place, guest.incarnation, clock=said.clock, key=said.key)
+        self._moments.begin(self._message(guest.place, "pull", said))
 
     def _join(self, guest: Guest, incarnation: int) -> None:
         """Gives a worker its place: again, if it was cut off, or as a new process. The ranks behind

@@ -9,6 +9,8 @@
       PUSH   clock, key, value: tokens;
              payload: the summed gradient ──>
                                           <──   ACK      clock, key
+      TRADE  a PUSH, and the PULL of the
+             next clock of its key        ──>
       PING   after a few seconds without  <─>   PING   from both ends
              anything else
       BYE    it has finished              ──>
@@ -29,6 +31,7 @@ from torch import Tensor
 
 JOIN, JOINED, BEGIN, PULL, WEIGHTS, PUSH, ACK, PING, BYE, REFUSED = range(1, 11)
 GONE, DEED, HAS, SAID, FILE = range(11, 16)  # of chains and lines
+TRADE = 16
 FIELDS = struct.Struct("<qqd")
 SILENCE = 10.0  # seconds without a byte, after which the other end counts as gone
 

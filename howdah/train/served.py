@@ -146,7 +146,7 @@ class Server:
         if checkpoint is None:
             return
         updates = self.start.step
-        if not self.desk.clocks.barrier:
+        if not self.desk.clocks.sync.barrier:
             updates *= sync_of(self.job).workers
         for kind, piece, tensor in self.entries():
             if kind != "weight":
@@ -264,9 +264,9 @@ class SaveSteps:
         server, clocks = self.server, self.server.desk.clocks
         if clock is not None and clock + 1 < self.due():
             return
-        first, last = clocks.reached if clocks.barrier else (0, 0)
+        first, last = clocks.reached if clocks.sync.barrier else (0, 0)
         step = self.due(first)
-        come = first == last == step if clocks.barrier else server.clock >= step
+        come = first == last == step if clocks.sync.barrier else server.clock >= step
         if come and step > self.done:
             about = about_run(server.job, self._corpus, samples=self._pace.first(step), best=None)
             self.saver.save(step=step, entries=server.entries(), about=about)

@@ -66,10 +66,11 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
         context = StepContext(placed, mesh, job.method, job.seed)
         client, step = clients[0], clients[0].join(agree)
         order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
-        pace, micro = pace_of(job, start), job.plan.micro_batch
-        rows = Rows(micro, sync_of(job).workers, place)
+        pace, micro, sync = pace_of(job, start), job.plan.micro_batch, sync_of(job)
+        rows = Rows(micro, sync.workers, place)
         while step < job.train.steps and not leave():
             batch = micros(corpus, order, rows, first=pace.first(step), size=pace.size(step))
+            client.trades = sync.barrier and step + 1 < job.train.steps
             with record.step(step + 1):
                 told = _step(context, client, batch, step)
             if first:

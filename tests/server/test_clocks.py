@@ -176,7 +176,7 @@ class Play:
             upto = worker.clock if one is worker and self.sync.kind != "asp" else due
             awaited = {(one.place, clock) for clock in range(one.begun, upto)}
             assert awaited <= has, f"a pull at clock {worker.clock} lacks {awaited - has}"
-        if self.desks[server].clocks.barrier:
+        if self.desks[server].clocks.sync.barrier:
             newer = {(place, clock) for place, clock in has if clock >= worker.clock}
             assert not newer, f"a pull at clock {worker.clock} has {newer}"
 

@@ -48,6 +48,7 @@ class Servers:
     """Hosts in threads, each on a socket of its own."""
 
     def __init__(self, sync, count, *, fifo=False, unix=None, grace=0.2):
+        self.sync = sync
         self.desks = [
             Desk(Clocks(sync, len(shard.chunks)), shard, fifo=fifo)
             for shard in shards_of(sync, count)
@@ -122,6 +123,7 @@ def work(there, place, *, steps=STEPS, cut=None, **way):
     client.join()
     for clock in range(client.clock, steps):
         client.clock, client.tokens = clock, tokens_of(place, clock)
+        client.trades = there.sync.barrier and clock + 1 < steps
         for one in UNITS:
             client.pull(one.unit)
         wait(client)
@@ -194,9 +196,30 @@ def test_a_window_of_one_chunk_and_tiny_frames_change_nothing():
         assert all(client.deepest > 1 for client in clients.values())
 
 
-def test_connections_that_are_cut_lose_and_repeat_nothing():
+def test_the_next_weights_of_a_unit_come_while_others_are_not_pushed_yet():
+    """Where all workers' updates are in what a pull brings, nobody has to ask for it later."""
+    with servers(Sync("bsp", workers=1), 1) as there:
+        mine, first = units(), UNITS[0].unit
+        client = client_of(there, 0, mine=mine)
+        client.join()
+        client.trades, client.tokens = True, 1.0
+        before = mine[first].weights.clone()
+        mine[first].gradients.fill_(1.0)
+        client.push(first)
+        client._links[0].wait(first)
+        assert there.weights[first].equal(mine[first].weights)
+        assert not mine[first].weights.equal(before)
+        asked = there.hosts[0].counts["pulls"]
+        client.clock = 1
+        client.pull(first)[0].result()
+        assert there.hosts[0].counts["pulls"] == asked  # it has them already
+        client.close()
+
+
+@pytest.mark.parametrize("kind", ["asp", "bsp"])
+def test_connections_that_are_cut_lose_and_repeat_nothing(kind):
     """Each worker's connections are cut in the middle of every second backward pass."""
-    sync = Sync("asp", workers=2)
+    sync = Sync(kind, workers=2)
     with servers(sync, grace=30.0) as there:
         done = set()
 
@@ -209,7 +232,8 @@ def test_connections_that_are_cut_lose_and_repeat_nothing():
         clients = all_work(there, 2, cut=cut)
         assert sum(client.came_back for client in clients.values()) > 4
         for desk in there.desks:
-            assert twice(desk.ledger) == [] and set(desk.clocks.versions) == {2 * STEPS}
+            times = STEPS if kind == "bsp" else 2 * STEPS
+            assert twice(desk.ledger) == [] and set(desk.clocks.versions) == {times}
             assert all(member.incarnation == 1 for member in desk.clocks.members.values())
         again = shards_of(sync, 2)
         replay([desk.ledger for desk in there.desks], again, gradient)
