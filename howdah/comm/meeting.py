@@ -27,6 +27,7 @@ from howdah.comm.settings import read_settings
 Kind = Literal["engine", "tcp", "torch", "nccl", "mpi"]
 CPU = torch.device("cpu")
 SHORTEST, LONGEST = 0.0005, 0.05  # seconds between looks for the other ranks
+LAST = 5.0  # seconds
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
 
@@ -124,6 +125,16 @@ def meet(store: Store, hello: Hello, *, rank: int, size: int, seconds: float) ->
                 f"{hello.host} {hello.version}: install one version on all machines"
             )
     return [_read(one) for one in told]
+
+
+def part(store: Store, *, rank: int, size: int) -> None:
+    """Called by every rank that has read why this meeting comes to nothing. The process of rank 0
+    may keep the store: it waits until all have read it, for LAST seconds at most.
+    """
+    store.set(f"parted/{rank}", "")
+    until, keys = monotonic() + LAST, [f"parted/{peer}" for peer in range(size)]
+    while rank == 0 and monotonic() < until and not store.check(keys):
+        sleep(SHORTEST)
 
 
 def spelled(ranks: Sequence[int]) -> str:

@@ -35,7 +35,7 @@ from howdah.comm.engine import connect_engine
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
 from howdah.comm.interface import LOOPBACK, address_of, is_loopback, leading_to
-from howdah.comm.meeting import CPU, Hello, Kind, meet, own_hello
+from howdah.comm.meeting import CPU, Hello, Kind, Missing, meet, own_hello, part
 from howdah.comm.native import Native
 from howdah.comm.pulse import Pulse
 from howdah.comm.secret import NOBODY, read_secret
@@ -239,11 +239,17 @@ class _Connecting:
             secret=bool(self.secret),
             problem=self.problem,
         )
-        hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds)
-        kind, why = agree(hellos)
-        by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
-        if self.wanted == "nccl" and not by_nccl:
-            raise UserError(f"transport=nccl: {why_not or 'no rank has a GPU'}")
+        try:
+            hellos = meet(store, hello, rank=rank, size=size, seconds=self.seconds)
+            kind, why = agree(hellos)
+            by_nccl, why_not = agree_on_cards([hello.card for hello in hellos])
+            if self.wanted == "nccl" and not by_nccl:
+                raise UserError(f"transport=nccl: {why_not or 'no rank has a GPU'}")
+        except Missing:
+            raise
+        except UserError:
+            part(store, rank=rank, size=size)
+            raise
         for said in (why, why_not) if rank == 0 else ():
             if said:
                 logging.getLogger("howdah").warning(said)

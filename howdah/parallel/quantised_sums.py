@@ -8,11 +8,16 @@ https://arxiv.org/abs/2306.10209, section 3.3).
 What is added was rounded, a rank's own terms too, and is added in the order of the ranks in the
 precision of gradients. So a sum is rounded once in each hop, whatever the number of ranks, and all
 that follows from it is equal on all ranks.
+
+With feedback, each hop's `errors` of a unit are added to what is sent, and are then what of it was
+rounded away. What is not finite leaves none: an update that is left out must not spoil the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from math import prod
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -31,25 +36,45 @@ class QuantisedSums:
 
     groups  of the hops, in order; this rank is in each of them
     room    for messages and for the sums between hops: that of the largest bucket
+    kept    the lengths of units whose errors are kept; none: they are forgotten
+    errors  by unit, what each hop has rounded away
     """
 
-    def __init__(self, groups: Sequence[Group], longest: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        longest: int,
+        like: Tensor,
+        kept: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._groups, self._busy = groups, DONE
         sizes = [group.size for group in groups]
         length = reducing_bytes(longest, sizes, like.element_size())
         self.room = like.new_empty(length, dtype=torch.uint8)
+        self.errors = {
+            unit: [like.new_zeros(hop.elements) for hop in hops(length, sizes)]
+            for unit, length in kept.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is held."""
+        kept = sum(error.nbytes for every in self.errors.values() for error in every)
+        return self.room.nbytes + kept
 
     def settle(self) -> None:
         """Waits for the sum under way, whose memory the next one uses."""
         self._busy.result()
 
-    def start(self, flats: Iterable[Tensor], owns: Iterable[Tensor]) -> Handle:
-        """Starts to sum flat gradients, when all is settled; each of `owns` is the share of one,
-        which becomes the sum.
+    def start(
+        self, units: Iterable[str], flats: Iterable[Tensor], owns: Iterable[Tensor]
+    ) -> Handle:
+        """Starts to sum flat gradients of units, when all is settled; each of `owns` is the share
+        of one, which becomes the sum.
         """
         rest, handles = self.room, list[Handle]()
-        for flat, own in zip(flats, owns, strict=True):
-            handle, rest = self._reduce(flat, own, rest)
+        for unit, flat, own in zip(units, flats, owns, strict=True):
+            handle, rest = self._reduce(self.errors.get(unit), flat, own, rest)
             handles.append(handle)
 
         def every() -> None:
@@ -59,7 +84,9 @@ class QuantisedSums:
         self._busy = Arriving(handles[-1], every)
         return self._busy
 
-    def _reduce(self, flat: Tensor, own: Tensor, rest: Tensor) -> tuple[Handle, Tensor]:
+    def _reduce(
+        self, errors: Sequence[Tensor] | None, flat: Tensor, own: Tensor, rest: Tensor
+    ) -> tuple[Handle, Tensor]:
         """The handle of one sum, and the room that it leaves."""
         sizes, handle, terms = [group.size for group in self._groups], DONE, flat
         for number, hop in enumerate(hops(len(flat), sizes)):
@@ -69,7 +96,8 @@ class QuantisedSums:
             if number < len(sizes) - 1:
                 length = hop.elements // hop.ranks * flat.element_size()
                 total, rest = rest[:length].view(flat.dtype), rest[length:]
-            send = partial(_round, terms, message, hop.ranks, prod(sizes[number + 1 :]))
+            error = errors[number] if errors else None
+            send = partial(_round, terms, message, hop.ranks, prod(sizes[number + 1 :]), error)
             if number:
                 handle = Arriving(handle, send)  # on the thread that sends it
             else:
@@ -80,13 +108,21 @@ class QuantisedSums:
         return handle, rest
 
 
-def _round(terms: Tensor, message: Tensor, ranks: int, behind: int) -> None:
+def _round(
+    terms: Tensor, message: Tensor, ranks: int, behind: int, error: Tensor | None = None
+) -> None:
     """Writes the message to each of `ranks` to `message`: every share that is on the way to it, as
-    many as there are ranks behind it.
+    many as there are ranks behind it. What `error` has in the order of messages is sent too.
     """
     shares = terms.view(behind, ranks, -1).transpose(0, 1).reshape(ranks, -1)
-    for share, out in zip(shares, message.view(ranks, -1), strict=True):
+    errors = repeat(None) if error is None else error.view(ranks, -1)
+    for share, out, away in zip(shares, message.view(ranks, -1), errors, strict=False):
+        if away is not None:
+            share = share + away  # noqa: PLW2901
         quantise(share, out, BITS)
+        if away is not None:
+            restore(out, away, shares=1, bits=BITS)
+            torch.sub(share, away, out=away).nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _add(heard: Tensor, total: Tensor, ranks: int) -> None:

@@ -116,8 +116,13 @@ class GradientSums:
     @property
     def narrow_bytes(self) -> int:
         """Bytes of the copies of gradients that are sent as another dtype."""
-        room = self._quantised.room.nbytes if self._quantised else 0
+        room = self._quantised.nbytes if self._quantised else 0
         return room + sum(group.narrow_bytes for group in {*self._groups})
+
+    @property
+    def errors(self) -> Mapping[str, Sequence[Tensor]]:
+        """By unit, what each hop of a sum in 4 bits has rounded away; nothing without feedback."""
+        return self._quantised.errors if self._quantised else {}
 
     # -- gradients of the backward pass
 
@@ -254,7 +259,9 @@ class GradientSums:
         if number not in self.skipped and len(row.ranks) > 1:
             if self._quantised and row.hops:
                 self._timed(self._quantised.settle)
-                handle = self._quantised.start(flats, [group.own_shard(one) for one in flats])
+                units = [span.unit for span in row.spans]
+                shares = [group.own_shard(one) for one in flats]
+                handle = self._quantised.start(units, flats, shares)
             else:
                 operation = getattr(group, row.op)
                 handle = operation(flats, dtype=self._sent_as, async_op=True, after=handle)
@@ -282,7 +289,14 @@ def gradient_sums(
     sent_as = torch.bfloat16 if plan.method.gradient_dtype == "bf16" else None
     slots = window_of(plan, mesh.rank)
     sums = sums_of(plan, mesh.rank)
-    return connected(sums, mesh, units, slots=slots, sent_as=sent_as, links=links, homes=away)
+    return connected(
+        *(sums, mesh, units),
+        slots=slots,
+        sent_as=sent_as,
+        links=links,
+        homes=away,
+        feedback=plan.method.gradient_feedback,
+    )
 
 
 def connected(  # noqa: PLR0913
@@ -294,9 +308,12 @@ def connected(  # noqa: PLR0913
     sent_as: torch.dtype | None = None,
     links: Links | None = None,
     homes: Homes | None = None,
+    feedback: bool = False,
 ) -> GradientSums:
     """The sums of a list, with their groups and a window of so many slots of so many elements. All
     ranks call together.
+
+    feedback  what sums in 4 bits have rounded away is sent the next time
     """
     # Sorted, so that ranks with several groups in common join them in the same order.
     sent = (row for row in sums if row.op != "push" and len(row.ranks) > 1)
@@ -307,7 +324,10 @@ def connected(  # noqa: PLR0913
     own = [groups.get((row.axis, tuple(row.ranks)), mesh.world) for row in sums]
     hops = next((row.hops for row in sums if row.hops), ())
     longest = max((sum(row.messages) for row in sums if row.hops), default=0)
-    quantised = QuantisedSums([groups["dp", tuple(one)] for one in hops], longest, like)
+    lengths = {span.unit: span.stop - span.start for row in sums if row.hops for span in row.spans}
+    quantised = QuantisedSums(
+        [groups["dp", tuple(one)] for one in hops], longest, like, lengths if feedback else {}
+    )
     return GradientSums(
         *(sums, own, units, window, mesh.waited),
         sent_as=sent_as,

@@ -244,6 +244,8 @@ class Method:
     gradient_dtype    what gradients are sent as: bf16 halves the bytes of float32, and rounds each
                       rank's term and the sum; int4: in 4 bits, with a scale for each block of 256,
                       under zero2 and zero3 (`plan/quantised.py`); full: as they are kept
+    gradient_feedback of int4: what was rounded away is added to what is sent of the same gradient
+                      the next time
     gather_dtype      what zero3 gathers weights as: int8 has a scale for each block of 256, and all
                       ranks multiply with the rounded weights (`model/blockwise.py`), while masters
                       stay as they are; full: as they are kept
@@ -271,6 +273,7 @@ class Method:
     masking: Masking = field(default_factory=Masking)
     spans: Spans = field(default_factory=Spans)
     gradient_dtype: Literal["full", "bf16", "int4"] = "full"
+    gradient_feedback: bool = False
     gather_dtype: Literal["full", "int8"] = "full"
     sync: Sync | None = None
     loss: str = ""

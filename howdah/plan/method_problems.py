@@ -78,6 +78,17 @@ def _of_gathers(layout: Layout, method: Method) -> Iterator[str]:
 
 def _of_sums(layout: Layout, method: Method) -> Iterator[str]:
     """Why gradients cannot be summed in 4 bits."""
+    if method.gradient_feedback and method.gradient_dtype != "int4":
+        yield (
+            "method.gradient_feedback is of what int4 rounds away, and method.gradient_dtype is "
+            f"{method.gradient_dtype}; use gradient_dtype=int4, or leave it out"
+        )
+    if method.gradient_feedback and method.precision == "fp16":
+        yield (
+            "method.gradient_feedback keeps parts of gradients from one step for the next, and "
+            "under method.precision=fp16 their scale changes between; use precision=bf16, or leave "
+            "it out"
+        )
     if method.gradient_dtype != "int4":
         return
     says = "method.gradient_dtype=int4"

@@ -13,12 +13,17 @@ the others what is on the way to them, rounded, and adds what it has heard; with
 neighbour of the own node first, and then, as the sum of that node, to the rank that keeps it:
 
     4 ranks, nodes of 2    hop 1: 0 → 1 shares 1 and 3      hop 2: 1 → 3 share 3, of 0 + 1
+
+With `method.gradient_feedback` a rank keeps what each hop has rounded away, e, and sends the terms
+and e the next time (Xie et al. 2024, https://arxiv.org/abs/2407.04480): a whole gradient for the
+first hop, and a node's share of it for the second.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 BLOCK = 256  # elements with one scale
+FEEDBACK = "feedback"  # its kind in checkpoints
 SCALE_BYTES = 4  # a float32
 
 
@@ -42,6 +47,11 @@ def hops(elements: int, sizes: Sequence[int]) -> Iterator[Hop]:
     for size in sizes:
         yield Hop(size, elements, message_bytes(elements // size, 4))
         elements //= size
+
+
+def feedback_elements(elements: int, sizes: Sequence[int]) -> int:
+    """What all hops of a gradient have rounded away."""
+    return sum(hop.elements for hop in hops(elements, sizes))
 
 
 def reducing_bytes(elements: int, sizes: Sequence[int], width: int) -> int:

@@ -60,7 +60,7 @@ from howdah.plan.layout import Home, Layout
 from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import BYTES, Plan
 from howdah.plan.program import stage_parts, steady_schedule
-from howdah.plan.quantised import message_bytes, reducing_bytes
+from howdah.plan.quantised import feedback_elements, message_bytes, reducing_bytes
 from howdah.plan.schedule.held import peak_held
 from howdah.plan.servers import held_length, serves
 from howdah.plan.sharding import local_buffers, local_of, own_range, shard_axes
@@ -235,13 +235,19 @@ def _of_messages(held: Sequence[Buffer], plan: Plan, rank: int) -> Iterator[Held
 
 def _narrowed(plan: Plan, rank: int) -> int:
     """Bytes of the bf16 copies of gradients that are sent as such: for each group of ranks, those
-    of its largest operation (`comm/staging.py`, Scratch). In 4 bits, that of the largest bucket.
+    of its largest operation (`comm/staging.py`, Scratch). In 4 bits, that of the largest bucket,
+    and what was rounded away of all.
     """
     if plan.method.gradient_dtype == "int4":
         rows = [row for row in sums_of(plan, rank) if row.hops]
         longest = max((sum(row.messages) for row in rows), default=0)
         sizes = [len(ranks) for ranks in rows[0].hops] if rows else []
-        return reducing_bytes(longest, sizes, plan.master_bytes)
+        found = reducing_bytes(longest, sizes, plan.master_bytes)
+        if plan.method.gradient_feedback:
+            lengths = [length for row in rows for length in row.messages]
+            kept = sum(feedback_elements(length, sizes) for length in lengths)
+            found += kept * plan.master_bytes
+        return found
     most: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for row in sums_of(plan, rank) if plan.method.gradient_dtype == "bf16" else ():
         group = row.axis, tuple(row.ranks)

@@ -28,6 +28,7 @@ from howdah.parallel.mesh import Mesh
 from howdah.plan.boxes import Piece, whole_piece
 from howdah.plan.flat_buffers import Orders
 from howdah.plan.method import AVERAGE, LATE, Optimizer
+from howdah.plan.quantised import FEEDBACK
 from howdah.plan.trained import is_adapter, is_magnitude
 from howdah.shapes.shape import ModelShape, stated
 from howdah.shapes.weights import weights
@@ -86,7 +87,7 @@ def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Star
     if step is not None:
         checkpoint = open_checkpoint(step_folder(checkpoints, step))
         say(f"going on from step {checkpoint.step}, saved on {checkpoint.layout}")
-        for line in left_out(checkpoint, job.method.optimizer):
+        for line in left_out(checkpoint, job):
             say(line)
         fill, routed = read_weights(checkpoint, job), facts(checkpoint).routed
         if by := job.orders(routed.by_block):
@@ -288,9 +289,17 @@ def check_held_out(checkpoint: Checkpoint, corpus: Corpus) -> None:
         )
 
 
-def left_out(checkpoint: Checkpoint, optimizer: Optimizer) -> Iterator[str]:
+def left_out(checkpoint: Checkpoint, job: Job) -> Iterator[str]:
     """Lines about states of a checkpoint that the run has no use for."""
-    for state in sorted({*checkpoint.kinds} - {"weight", *optimizer.states}):
+    used = {"weight", *job.method.optimizer.states}
+    if job.method.gradient_feedback:
+        used.add(FEEDBACK)
+        hops = range(1, 3 if job.layout.hpz else 2)
+        mine = {f"hop {hop} rank {rank}" for hop in hops for rank in range(job.layout.world)}
+        if {name.split(" ", 1)[1] for name in checkpoint.names(FEEDBACK)} != mine:
+            away = "what int4 rounded away before"
+            yield f"note        {away} was not saved by these ranks, and is forgotten"
+    for state in sorted({*checkpoint.kinds} - used):
         why = ", a step whose update is never made" if state == LATE else ""
         yield f"note        the checkpoint's {state} is left out: this run has none{why}"
 

@@ -1,5 +1,7 @@
 """The state of a ParallelModel as named pieces: what a rank saves, and how it is restored.
 
+What sums in 4 bits have rounded away is no part of the model but of each rank, and is saved so.
+
 The ranks that hold copies of a unit divide it among themselves. Each rank writes the range that it
 counts, so every element is written once, however many replicas there are:
 
@@ -21,7 +23,9 @@ from howdah.checkpoint.snapshot import Elsewhere, Entry
 from howdah.optim.optimizers import Range
 from howdah.parallel.apply import ParallelModel
 from howdah.parallel.flat_params import Fill, FlatUnit, copied, fill_masters
+from howdah.plan.boxes import whole_piece
 from howdah.plan.flat_buffers import pieces
+from howdah.plan.quantised import FEEDBACK
 
 
 def entries(placed: ParallelModel) -> Iterator[Entry]:
@@ -29,6 +33,8 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
     Yields (kind, piece, its elements in 1-D); the kind is "weight" or the name of an optimizer
     state. Beside an adapter, frozen weights are left out.
     """
+    for name, error in _errors(placed):
+        yield FEEDBACK, whole_piece(name, (len(error),)), error
     beside = placed.plan.method.adapter is not None  # a base, which is in a folder of its own
     counted = [one for one in placed.counted() if one[0].trains or not beside]
     for unit, first, last in counted:
@@ -49,7 +55,15 @@ def entries(placed: ParallelModel) -> Iterator[Entry]:
 
 
 def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
-    """Fills this rank's optimizer states from a checkpoint of the same optimizer."""
+    """Fills this rank's optimizer states from a checkpoint of the same optimizer; what was rounded
+    away, if that is of the same ranks.
+    """
+    takes = has_feedback(placed, checkpoint)
+    for name, error in _errors(placed):
+        if takes:
+            checkpoint.read(FEEDBACK, whole_piece(name, (len(error),)), error)
+        else:
+            error.zero_()
     if placed.update:
         placed.update.turns.updates = max(checkpoint.step - placed.update.delay, 0)
         for state in placed.plan.method.optimizer.states:
@@ -62,6 +76,24 @@ def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     for state in placed.optimizer.state.values():
         if "step" in state:
             state["step"] = torch.full_like(state["step"], float(checkpoint.step))
+
+
+def has_feedback(placed: ParallelModel, checkpoint: Checkpoint) -> bool:
+    """Whether what was rounded away, as a checkpoint has it, is of this rank of this layout.
+    Another layout adds other terms; it begins with nothing.
+    """
+    mine, theirs = dict(_errors(placed)), checkpoint.names(FEEDBACK)
+    return len(theirs) == len(mine) * placed.mesh.world.size and all(
+        name in theirs and checkpoint.shape(FEEDBACK, name) == (len(error),)
+        for name, error in mine.items()
+    )
+
+
+def _errors(placed: ParallelModel) -> Iterator[tuple[str, Tensor]]:
+    """By name, what this rank's sums have rounded away."""
+    for unit, every in placed.sums.errors.items():
+        for hop, error in enumerate(every, 1):
+            yield f"{unit} hop {hop} rank {placed.mesh.rank}", error
 
 
 def count_steps(placed: ParallelModel, step: int) -> None:

@@ -117,7 +117,8 @@ def _exact(job: Job, precision: Precision) -> Method:
     """The run's method in another precision, with gradients that are sent as they are, a step that
     all ranks make together, and cross-entropy.
     """
-    return replace(job.method, precision=precision, gradient_dtype="full", sync=None, loss="")
+    whole = replace(job.method, gradient_dtype="full", gradient_feedback=False)
+    return replace(whole, precision=precision, sync=None, loss="")
 
 
 def _compared(job: Job) -> Layout:

@@ -8,7 +8,6 @@ a wrong merge                 the mean of two blocks of keys, whatever their log
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,9 +95,6 @@ def merge_evenly(context: StepContext) -> StepContext:
     return context
 
 
-class OwnBlocksAgain(Blocks):
-    """Blocks that, during recomputation (which has a graph), leave out the other ranks' tokens."""
-
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        return ((),) * len(value) if name == "others" and torch.is_grad_enabled() else value
+def own_blocks_again(mask: Blocks) -> Blocks:
+    """During recomputation (which has a graph), a mask without the other ranks' tokens."""
+    return replace(mask, others=((),) * len(mask.others)) if torch.is_grad_enabled() else mask

@@ -67,7 +67,7 @@ from howdah.plan.sums import Sum
 from howdah.shapes.weights import Weight
 from howdah.text.batches import Micro
 from howdah.train.step import StepContext, count_tokens
-from howdah.verify.context_mutations import OwnBlocksAgain, breaks_of
+from howdah.verify.context_mutations import breaks_of, own_blocks_again
 from howdah.verify.evidence import Mutate, Shift
 from howdah.verify.expert_mutations import breaks_of as of_experts
 
@@ -227,7 +227,7 @@ def run_otherwise_again(context: StepContext) -> StepContext:
 def _recut(core: Core, sequence: int) -> Core:
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         if isinstance(mask, Blocks):
-            return core(q, k, v, OwnBlocksAgain(mask.squares, mask.others))
+            return core(q, k, v, own_blocks_again(mask))
         whole = Spans((q.shape[0],), ((sequence,),))
         spans = mask if isinstance(mask, Spans) else whole
         return core(q, k, v, _Recut(spans.rows, spans.lengths))

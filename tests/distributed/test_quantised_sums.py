@@ -2,6 +2,7 @@
 bytes and the memory that were predicted, and how a run does with it.
 """
 
+import shutil
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from in_flight import message_for_each_unit
 from small_cases import case_of
-from small_runs import losses, train_on
+from small_runs import assert_same_bits, forget, losses, tensors, train_on
 
 from howdah.base.errors import UserError
 from howdah.model.blockwise import quantise, restore
@@ -37,9 +38,10 @@ SLOW = pytest.mark.slow
 INT4 = Method("float32", gradient_dtype="int4")
 
 
-def narrow_case(words, gradient_dtype="int4"):
+def narrow_case(words, gradient_dtype="int4", *, feedback=False):
     case = case_of(words, precision="float32")
-    return replace(case, method=Method("float32", gradient_dtype=gradient_dtype))
+    method = Method("float32", gradient_dtype=gradient_dtype, gradient_feedback=feedback)
+    return replace(case, method=method)
 
 
 # -- one process -----------------------------------------------------------------------
@@ -53,12 +55,25 @@ def by_definition(x):
     return (numbers * scales).reshape(-1)
 
 
-def in_one_process(terms, node):
-    """The sum of all ranks' terms, as rounded in each hop: by rank, and by node of `node` ranks."""
-    sent = [by_definition(term) for term in terms]
+def in_one_process(terms, node, away=None):
+    """The sum of all ranks' terms, as rounded in each hop: by rank, and by node of `node` ranks.
+
+    away  what was rounded away before, by hop and who sent it; None: that is forgotten
+    """
+    sent = [in_a_hop(term, away, (1, at)) for at, term in enumerate(terms)]
     if node:
-        sent = [by_definition(sum(sent[at : at + node])) for at in range(0, len(sent), node)]
+        nodes = [sum(sent[at : at + node]) for at in range(0, len(sent), node)]
+        sent = [in_a_hop(term, away, (2, at)) for at, term in enumerate(nodes)]
     return sum(sent[1:], sent[0])
+
+
+def in_a_hop(term, away, who):
+    if away is None:
+        return by_definition(term)
+    term = term + away.get(who, np.float32(0))
+    sent = by_definition(term)
+    away[who] = term - sent
+    return sent
 
 
 class Watching(QuantisedSums):
@@ -68,11 +83,11 @@ class Watching(QuantisedSums):
         super().__init__(*given)
         self.log = []
 
-    def start(self, flats, owns):
+    def start(self, units, flats, owns):
         before = [flat.clone().numpy() for flat in flats]
-        handle = super().start(flats, owns)
+        handle = super().start(units, flats, owns)
         return Arriving(
-            handle, lambda: self.log.append((before, [own.clone().numpy() for own in owns]))
+            handle, lambda: self.log.append((units, before, [own.clone().numpy() for own in owns]))
         )
 
 
@@ -91,6 +106,7 @@ def stepped(transport, case, kind, apart):
         return log, _tensors(placed)["reduced"], predicted
 
 
+@pytest.mark.parametrize("feedback", [False, True], ids=["forgotten", "fed back"])
 @pytest.mark.parametrize(
     ("words", "apart"),
     [
@@ -107,16 +123,18 @@ def stepped(transport, case, kind, apart):
         ),
     ],
 )
-def test_sums_are_those_of_one_process_and_memory_is_predicted(workers, words, apart):
-    case = narrow_case(words)
+def test_sums_are_those_of_one_process_and_memory_is_predicted(workers, words, apart, feedback):
+    case, away = narrow_case(words, feedback=feedback), {}
     found = workers.run(stepped, case, Watching, apart, ranks=case.layout.world)
     assert all(measured == predicted for _, measured, predicted in found)
     logs = [log for log, *_ in found]
     assert len({len(log) for log in logs}) == 1 and len(logs[0]) >= case.layout.micros
     for bucket in zip(*logs, strict=True):
-        flats, owns = ([one[at] for one in bucket] for at in (0, 1))
-        for terms, shares in zip(zip(*flats, strict=True), zip(*owns, strict=True), strict=True):
-            expected = in_one_process(terms, case.layout.hpz)
+        units, flats, owns = ([one[at] for one in bucket] for at in (0, 1, 2))
+        of_units = zip(units[0], zip(*flats, strict=True), zip(*owns, strict=True), strict=True)
+        for unit, terms, shares in of_units:
+            before = away.setdefault(unit, {}) if feedback else None
+            expected = in_one_process(terms, case.layout.hpz, before)
             assert np.array_equal(np.concatenate(shares), expected)
             assert not np.array_equal(expected, sum(terms[1:], terms[0]))
 
@@ -124,9 +142,9 @@ def test_sums_are_those_of_one_process_and_memory_is_predicted(workers, words, a
 class Reversed(QuantisedSums):
     """Adds what comes in other shares' order."""
 
-    def _reduce(self, flat, own, rest):
+    def _reduce(self, errors, flat, own, rest):
         flat.copy_(flat.roll(BLOCK))
-        return super()._reduce(flat, own, rest)
+        return super()._reduce(errors, flat, own, rest)
 
 
 @pytest.mark.parametrize("words", [pytest.param("dp3 zero2 x2", marks=SLOW), "dp4 zero3 hpz2 x2"])
@@ -197,6 +215,77 @@ def test_a_run_in_eight_and_four_bits_learns(workers, make_job, tmp_path):
     assert one != other and other[20] == pytest.approx(one[20], rel=0.05)
 
 
+def summed_often(transport, feedback):
+    """The mean of many sums of one gradient in 4 bits, beside the exact sum."""
+    like = torch.empty(0)
+    with connect_mesh(parse_layout("dp2"), transport, torch.device("cpu")) as mesh:
+        of = QuantisedSums([mesh.world], 2 * BLOCK, like, {"unit": 2 * BLOCK} if feedback else {})
+        terms = torch.randn(2 * BLOCK, generator=torch.Generator().manual_seed(mesh.rank))
+        exact, mean = terms.clone(), torch.zeros(BLOCK)
+        mesh.world.all_reduce(exact)
+        for _ in range(TIMES):
+            flat = terms.clone()
+            own = mesh.world.own_shard(flat)
+            of.settle()
+            of.start(["unit"], [flat], [own]).result()
+            mean += own / TIMES
+        return float((mean - mesh.world.own_shard(exact)).abs().max())
+
+
+TIMES = 64
+
+
+def test_what_was_rounded_away_comes_the_next_time(workers):
+    """A sum is off by half a step of the scale for ever, or by that of one time in all."""
+    forgotten, fed_back = (max(workers.run(summed_often, one, ranks=2)) for one in (False, True))
+    assert forgotten > 0.1
+    assert fed_back < forgotten * 4 / TIMES
+
+
+def test_what_is_not_finite_is_not_fed_back(workers):
+    assert workers.run(after_infinity, ranks=2) == [[True, True]] * 2
+
+
+def after_infinity(transport):
+    """Whether a sum with an infinity has one, and whether the sum behind it is finite."""
+    with connect_mesh(parse_layout("dp2"), transport, torch.device("cpu")) as mesh:
+        of = QuantisedSums([mesh.world], 2 * BLOCK, torch.empty(0), {"unit": 2 * BLOCK})
+        found = []
+        for value in (float("inf"), 1.0):
+            flat = torch.full((2 * BLOCK,), value)
+            own = mesh.world.own_shard(flat)
+            of.settle()
+            of.start(["unit"], [flat], [own]).result()
+            found.append(bool(own.isfinite().all()) == (value == 1.0))
+        return found
+
+
+FED = "method.gradient_dtype=int4", "method.gradient_feedback=true"
+
+
+def test_a_resumed_run_has_what_was_rounded_away(workers, make_job, tmp_path):
+    """And one on other ranks says that it has not; one without feedback, that it needs none."""
+    layout = "layout=dp2 zero2"
+    train_on(workers, make_job("whole", layout, *FED))
+    whole = tensors(tmp_path / "whole", 20)
+    assert {kind for kind, _ in whole} > {"weight", "feedback"}
+    forget(shutil.copytree(tmp_path / "whole", tmp_path / "again"), 20)
+    train_on(workers, make_job("again", layout, *FED))
+    assert_same_bits(whole, tensors(tmp_path / "again", 20))
+    told = {}
+    for name, words in {
+        "other": ("layout=dp3 zero2", *FED),
+        "none": (layout, "method.gradient_dtype=int4"),
+    }.items():
+        forget(shutil.copytree(tmp_path / "whole", tmp_path / name), 20)
+        train_on(workers, make_job(name, *words))
+        told[name] = (tmp_path / name / "log.txt").read_text()
+        assert losses(tmp_path / name)[20] != losses(tmp_path / "whole")[20]
+    assert "rounded away before was not saved by these ranks, and is forgotten" in told["other"]
+    assert "the checkpoint's feedback is left out: this run has none" in told["none"]
+    assert "note  " not in (tmp_path / "again" / "log.txt").read_text()
+
+
 # -- what is refused -------------------------------------------------------------------
 
 
@@ -217,6 +306,21 @@ def test_a_run_in_eight_and_four_bits_learns(workers, make_job, tmp_path):
 def test_sums_in_four_bits_are_refused_where_they_are_not_built(words, said):
     (problem,) = own_problems(parse_layout(words), INT4)
     assert problem.startswith("method.gradient_dtype=int4") and said in problem
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Method("bf16", gradient_feedback=True), "gradient_dtype is full; use gradient_dtype=int4"),
+        (
+            Method("fp16", gradient_dtype="int4", gradient_feedback=True),
+            "under method.precision=fp16 their scale changes between; use precision=bf16",
+        ),
+    ],
+)
+def test_feedback_is_refused_where_there_is_nothing_to_feed_back(method, said):
+    (problem,) = own_problems(parse_layout("dp2 zero2"), method)
+    assert problem.startswith("method.gradient_feedback") and said in problem
 
 
 def test_sums_in_four_bits_have_no_algorithm_and_no_card():

@@ -82,7 +82,8 @@ LARGE = [
     "dp8 pp4 tp2 zero2 shard4 zb-v x4",
     "dp8 pp4 tp2 naive x2",
 ]
-CPU_ONLY = ("servers", "host", "disk", "activations")  # forms that do not run on GPUs
+# forms that do not run on GPUs
+CPU_ONLY = ("servers", "adding servers", "host", "disk", "activations")
 
 
 def plan_of(words, *, shape=None, length=16, precision="float32"):

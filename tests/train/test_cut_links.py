@@ -12,6 +12,7 @@ from small_gatherings import SERVED, Members, elsewhere, gathering
 from howdah.base.errors import Unfinished
 from howdah.server.client import ServerGone
 from howdah.server.ledger import read_ledger, twice
+from howdah.server.outbox import PULSE
 from howdah.server.way import Way
 from howdah.train import member
 from howdah.train.member import serve_there, work_there
@@ -58,7 +59,7 @@ def test_a_worker_whose_link_to_a_server_is_cut_for_good_leaves_and_the_run_goes
     make_job, tmp_path, monkeypatch
 ):
     """It ended the run, whose servers all lived. Another does the rest of its steps."""
-    monkeypatch.setattr(member, "Way", partial(Way, silence=1.0, patience=1.0))
+    monkeypatch.setattr(member, "Way", partial(Way, silence=3 * PULSE, patience=2.0))
     job = make_job("cut", *SERVED, 'method.sync={kind = "asp", workers = 2}', "train.steps=6")
     corpus, members, relay = corpus_of(job), Members(), Relay()
     with closing(relay), gathering(job) as (run, address):
@@ -89,9 +90,9 @@ def test_a_worker_whose_link_to_a_server_is_cut_for_good_leaves_and_the_run_goes
         assert run.see_through() == 0
     (error,) = members.join()
     assert isinstance(error, ServerGone | Unfinished)
-    assert "server 1 at 127.0.0.1:" in str(error) and "did not answer for 1 s" in str(error)
+    assert "server 1 at 127.0.0.1:" in str(error) and "did not answer for 2 s" in str(error)
     (line,) = [line for line in run.said if "has left after step" in line]
-    assert "did not answer for 1 s" in line and line.endswith("another may take its place")
+    assert "did not answer for 2 s" in line and line.endswith("another may take its place")
     ledgers = [*tmp_path.glob("s?/ledgers/server-*-from-0")]
     assert len(ledgers) == 2
     for path in ledgers:
