@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from forms import COPIED, FORMS, PLAIN, RANKS, Form
+from forms import COPIED, FED_BACK, FORMS, PLAIN, RANKS, Form
 from machine import machine
 
 from howdah.cli.environment import cache_folder
@@ -69,10 +69,10 @@ def read(folder: Path) -> tuple[Curve, float]:
 
 def measured(seeds: Sequence[int], steps: int) -> list[dict[str, Any]]:
     """A row for each run."""
-    rows = []
+    rows, every = [], {**FORMS, **FED_BACK}
     with TemporaryDirectory() as name, Workers(RANKS) as workers:
         for seed in seeds:
-            forms = {name: form for name, form in FORMS.items() if once(name, seed, seeds)}
+            forms = {name: form for name, form in every.items() if once(name, seed, seeds)}
             for number, (form, what) in enumerate(forms.items()):
                 folder, began = Path(name) / f"{seed}-{number}", perf_counter()
                 workers.run(trained, job_of(what, seed, steps, folder))
