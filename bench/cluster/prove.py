@@ -180,7 +180,8 @@ def prove(name: str, hosts: int, *, seconds: float = SECONDS, rates: bool = True
 
 def main() -> int:
     """Proves, prints, and writes results if asked to."""
-    from quiet import Watch, add_option
+    from machine import machine
+    from quiet import Watch, add_option, sentence
 
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--profile", choices=PROFILES, help="this one alone")
@@ -199,7 +200,9 @@ def main() -> int:
     text = report(found)
     print(text)
     if asked.write:
-        kept = {"noise": watch.end(), "profiles": found}
+        noise = watch.end()
+        kept = {"machine": machine(), "noise": noise, "profiles": found}
+        text = f"{text}\n\n{machine()} {sentence(noise)}"
         (HERE / "results.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
         (HERE / "results.md").write_text(text + "\n", "utf-8")
     return 1 if any(row["faults"] for row in found) else 0

@@ -37,9 +37,9 @@ class Cell:
         return f"{self.grid} {self.profile} {self.shape} {self.op} {self.bytes}"
 
 
-def contestants(op: str, shape: Shape) -> tuple[str, ...]:
-    """All of an operation."""
-    return (*(text for text, _ in candidates(op, shape)), GLOO)
+def contestants(op: str, shape: Shape, *, grid: bool = False) -> tuple[str, ...]:
+    """All of an operation; with `grid`, those for networks that are grids too."""
+    return (*(text for text, _ in candidates(op, shape, grid=grid)), GLOO)
 
 
 def link_cells() -> Iterator[Cell]:
@@ -51,7 +51,7 @@ def link_cells() -> Iterator[Cell]:
         for shape in (Shape(4, 1), Shape(2, 2)):
             for op in OPS:
                 for size in sizes:
-                    yield Cell(profile, shape, op, size, contestants(op, shape))
+                    yield Cell(profile, shape, op, size, contestants(op, shape, grid=True))
     for shape in (Shape(4, 1), Shape(2, 2)):
         texts = ("ring", "halving_doubling", GLOO)
         yield Cell("edge-100m", shape, "all_reduce", 16 * MIB, texts)

@@ -144,6 +144,11 @@ def goals(told: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def wrong_here(row: Row) -> bool:
+    """Whether a contestant of howdah's has given wrong elements."""
+    return any(one["wrong"] for text, one in row["contestants"].items() if text != GLOO)
+
+
 def wrong(rows: Sequence[Row]) -> str:
     """Contestants with wrong elements."""
     lines = [

@@ -31,7 +31,7 @@ import quiet
 from box import Box
 from host_cases import BLOCKS, GRIDS, ROUND, Cell
 from host_prices import Row, cluster_for, priced
-from host_tables import report, verdicts
+from host_tables import report, verdicts, wrong_here
 from machine import machine
 from profiles import profile_named
 
@@ -179,6 +179,9 @@ def main() -> int:
     told = verdicts(rows, of=len(cells))
     text = report(f"{machine()} {quiet.sentence(noise)}", rows, told)
     print(text)
+    if spoilt := [row["key"] for row in rows if wrong_here(row)]:
+        print(f"wrong elements, so nothing is written: {', '.join(spoilt)}", file=sys.stderr)
+        return 1
     if missing := len(cells) - len(rows):
         print(f"{missing} of {len(cells)} cells are still to be measured", file=sys.stderr)
     if watch.writes and (not missing or (selects and len(rows) >= ROUND)):

@@ -24,7 +24,7 @@ from howdah.comm.reduction import REDUCIBLE
 from howdah.comm.transport import SingleRank, shares
 from howdah.plan.recording import Traffic
 
-KINDS = ["engine", "torch", "native", "both"]
+KINDS = ["engine", "torch", "tcp", "native", "both"]
 MOVED = (torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16)
 OPS = {
     "sum": lambda terms: terms.sum(0, dtype=terms.dtype),
@@ -56,7 +56,7 @@ def over(transport, kind, path, function, *arguments):
 
 
 def run(workers, kind, meet, function, *arguments, ranks):
-    base = kind if kind in ("engine", "torch") else None
+    base = kind if kind in ("engine", "torch", "tcp") else None
     return workers.run(over, kind, meet, function, *arguments, ranks=ranks, transport=base)
 
 
@@ -261,7 +261,7 @@ def signals(transport):
     return seen
 
 
-@pytest.mark.parametrize("kind", ["engine", "torch", "native"])
+@pytest.mark.parametrize("kind", ["engine", "torch", "tcp", "native"])
 def test_each_signal_lets_one_wait_return(workers, meet, kind):
     zero, *others = run(workers, kind, meet, signals, ranks=3)
     seen = [1.0] * 3 + [2.0] * 3 + [3.0] * 3 if kind == "engine" else []
@@ -291,7 +291,7 @@ def crossing(transport):
     return total.tolist(), heard.tolist(), calls
 
 
-@pytest.mark.parametrize("kind", ["engine", "torch", "native"])
+@pytest.mark.parametrize("kind", ["engine", "torch", "tcp", "native"])
 def test_messages_of_a_block_go_first_and_cross(workers, meet, kind):
     for rank, (total, heard, calls) in enumerate(run(workers, kind, meet, crossing, ranks=3)):
         assert total == [6.0] * 3
