@@ -60,7 +60,9 @@ def sync_of(job: Job) -> Sync:
 
 
 def run_hello(job: Job) -> dict[str, object]:
-    """What workers and servers must have in common: version, model, method, data and seed."""
+    """What workers and servers must have in common: version, model, method, batch and seed. Text
+    is compared by the coordinator.
+    """
     about = job.shape, job.method, job.plan.sequence, job.batch, job.seed, str(job.layout)
     return {"version": __version__, "run": job.name, "settings": crc32(repr(about).encode())}
 

@@ -16,7 +16,7 @@ from test_wire import HELLO, SECRET, all_work, client_of, servers, units, work
 
 from howdah.base.errors import UserError
 from howdah.comm.frames import Frames, Gone, pack
-from howdah.comm.handshake import CALLER, greet
+from howdah.comm.handshake import CALLER, MAGIC, NONCE, greet
 from howdah.plan.method import Sync
 from howdah.server.client import Client, ServerGone
 from howdah.server.ledger import twice
@@ -163,6 +163,17 @@ def test_a_worker_that_sends_half_a_frame_and_one_that_reads_nothing_hold_nobody
 FRAMES = 100_000
 
 
+def said_to_a_stranger(address, noise):
+    """All that a server's door answers to bytes that prove nothing."""
+    said = b""
+    with socket.create_connection(address) as stranger, suppress(ConnectionError):
+        stranger.sendall(noise)
+        stranger.shutdown(socket.SHUT_WR)
+        while some := stranger.recv(1 << 16):
+            said += some
+    return said
+
+
 @pytest.mark.slow
 def test_a_live_server_outlives_fuzzed_frames():
     """Bytes of sound conversations, changed, cut, repeated and made up; workers train meanwhile.
@@ -195,10 +206,12 @@ def test_a_live_server_outlives_fuzzed_frames():
                 while ours.recv(1 << 16):
                     pass
             if number % 500 == 0:
-                stranger = socket.create_connection(there.addresses[0])
-                stranger.sendall(random.randbytes(random.choice([1, 40, 4000])))
-                stranger.close()
+                knows = random.choice([b"", MAGIC])
+                noise = knows + random.randbytes(random.choice([1, 40, 4000]))
+                heard = said_to_a_stranger(there.addresses[0], noise)
+                assert len(heard) <= NONCE * bool(knows)  # random bytes, to be answered by a proof
         training.join()
+        assert host.strangers == FRAMES / 500
         clocks = there.desks[0].clocks
         assert [clocks.members[place].clock for place in (0, 1)] == [STEPS, STEPS]
         assert twice(there.desks[0].ledger) == [] and host.counts["refused"] > FRAMES / 100
