@@ -26,6 +26,7 @@ import ends
 import links
 import orders
 import peers
+import plotted
 import quiet
 import slowed
 import torch
@@ -110,7 +111,7 @@ def text_of(rows: Rows) -> str:
             f"| {rule} | {one['steps_per_s']:.1f} | {one['loss']:.3f} | "
             f"{one['seconds_to_loss']:.1f} | {one['stale']:.2f} |"
         )
-    lines.append("")
+    lines += ["", "![loss over time](rules.svg)", ""]
     if not rows["orders"]:
         return "\n".join([*lines, "No cluster in a box here: links are not measured."])
     by_order = rows["orders"]["seconds"]
@@ -167,6 +168,10 @@ def main(*words: str) -> int:
     if not writes:
         return 0
     text = f"{machine()}\n\n{quiet.sentence(looks)}\n\n{text_of(rows)}\n"
+    curves = {rule: one["curve"] for rule, one in rows["rules"].items()}
+    title = f"Loss over time: one of {slowed.WORKERS} workers takes {slowed.SLOWED} times as long"
+    drawn = plotted.loss_over_time(curves, title, "means of five steps")
+    (HERE / "rules.svg").write_text(drawn, "utf-8")
     (HERE / "results.md").write_text(text)
     (HERE / "results.json").write_text(json.dumps({"noise": looks, "rows": rows}, indent=1))
     return 0

@@ -63,9 +63,10 @@ def slowed_work(pipe: Any, store: Any, meeting: Any) -> int:
         return serving.work_here(pipe, store, meeting)
 
 
-def measured(steps: int) -> dict[str, dict[str, float]]:
+def measured(steps: int) -> dict[str, dict[str, Any]]:
     """By rule: steps per second of all workers until the fastest has done its own, the loss then,
-    and seconds until the mean of five losses was below TARGET (0: it never was).
+    seconds until the mean of five losses was below TARGET (0: it never was), and that mean over
+    time.
     """
     found = {}
     with tempfile.TemporaryDirectory(prefix="howdah-slowed-") as made:
@@ -80,7 +81,7 @@ def measured(steps: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def _run(recipe: Path, work: Path, steps: int) -> dict[str, float]:
+def _run(recipe: Path, work: Path, steps: int) -> dict[str, Any]:
     machine = Machine(world=None, local_world=None, cores=1, cuda=0, cache=work / "cache")
     job = resolve_run(load_run(recipe, [f"folder={work / recipe.stem}"]), machine)
     job.folder.mkdir()
@@ -96,12 +97,15 @@ def _run(recipe: Path, work: Path, steps: int) -> dict[str, float]:
     return judged(rows, steps)
 
 
-def judged(rows: list[tuple[float, dict[str, Any]]], steps: int) -> dict[str, float]:
+def judged(rows: list[tuple[float, dict[str, Any]]], steps: int) -> dict[str, Any]:
     """What rows with their times say."""
-    (began, first), losses, reached = rows[0], [], 0.0
+    (began, first), losses, reached, curve = rows[0], [], 0.0, []
     for at, row in rows:
         losses.append(row["loss"])
-        if not reached and len(losses) >= 5 and sum(losses[-5:]) / 5 < TARGET:
+        if len(losses) < 5:
+            continue
+        curve.append((at - began, sum(losses[-5:]) / 5))
+        if not reached and curve[-1][1] < TARGET:
             reached = at - began
     done = [max(one["step"] for one in row["workers"]) for _, row in rows]
     end = next(n for n, most in enumerate(done) if most == max(done))
@@ -112,4 +116,5 @@ def judged(rows: list[tuple[float, dict[str, Any]]], steps: int) -> dict[str, fl
         "loss": row["loss"],
         "seconds_to_loss": reached,
         "stale": rows[-1][1]["stale"],
+        "curve": curve,
     }
