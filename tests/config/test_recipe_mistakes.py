@@ -47,6 +47,7 @@ def test_several_problems_are_told_at_once(recipe):
             "method.optimizer is 'adam'; it must be a table: write method.optimizer.name='adam'",
         ),
         ("model.preset=labtop", "model.preset 'labtop' is unknown; did you mean 'laptop'?"),
+        ("method.sync={kind='bps'}", "method.sync.kind is 'bps'; it must be 'bsp', 'ssp' or 'asp'"),
         ("seed", "'seed' changes nothing; write key=value, such as seed=1"),
         ("seed.x=1", "seed.x: seed is a single value, not a table"),
         ("layout=ddp2", "layout 'ddp2': unknown word 'ddp2'; here it is written 'dp2'"),
