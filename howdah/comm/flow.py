@@ -11,6 +11,10 @@ message needs a name. A task comes after tasks of its own turn that are before i
 of earlier turns. So of all tasks that are left on all ranks, those of the first turn can be done:
 a flow comes to its end whatever starts early.
 
+Long messages leave before those of later turns to other peers: two at once would share the card, so
+both would arrive late, and so would what waits for the first. (A binomial broadcast over four hosts
+took the time of three messages, not of two.)
+
 Messages between ranks of one machine may go over a wire beside (`near.py`), whose calls wait for
 each other. All of them of a turn are one call, which comes after all other messages of the turns
 before: else ranks might wait in two such calls for messages that neither of them moves.
@@ -104,7 +108,8 @@ class Flows:
 
     done   called with the number of a message when it is sent, or has arrived
     fresh  whether that was called since it was last set to False
-    ahead  bytes of messages to one peer that are being sent at a time, or one message; 0: any
+    ahead  bytes of messages to one peer that are being sent at a time, or one message, which is
+           then a long one; 0: any
     """
 
     ahead = 0
@@ -125,6 +130,7 @@ class Flows:
         self._near: deque[list[int]] = deque()  # messages beside, turn by turn
         self._far = Counter[int]()  # messages by turn that are not done
         self._sending = Counter[int]()  # bytes that are being sent, by peer
+        self._long = Counter[tuple[int, int]]()  # long messages that are, by turn and peer
         for number in sorted(range(self.left), key=lambda number: self.tasks[number].turn):
             self._file(number)
 
@@ -177,12 +183,20 @@ class Flows:
             while queue and not self._waits[queue[0]]:
                 if sends and self.ahead and self._sending[peer] >= self.ahead:
                     break
+                if sends and self._is_behind(self.tasks[queue[0]].turn, peer):
+                    break
                 yield self._started(queue)
+
+    def _is_behind(self, turn: int, peer: int) -> bool:
+        """Whether a long message of an earlier turn is on its way to another peer."""
+        return any(first < turn and to != peer for first, to in self._long)
 
     def _started(self, queue: deque[int]) -> int:
         task = self.tasks[number := queue.popleft()]
         if task.sends:
-            self._sending[task.peer] += bytes_sent([task])
+            self._sending[task.peer] += (size := bytes_sent([task]))
+            if 0 < self.ahead <= size:
+                self._long[task.turn, task.peer] += 1
         return number
 
     def _pass_near(self) -> bool:
@@ -216,6 +230,8 @@ class Flows:
         if task.peer >= 0 and task.beside is None:
             if task.sends:
                 self._sending[task.peer] -= bytes_sent([task])
+                if self._long:
+                    self._long -= Counter([(task.turn, task.peer)])  # keeps what is positive
             self._far[task.turn] -= 1
             if not self._far[task.turn]:
                 del self._far[task.turn]

@@ -119,6 +119,21 @@ def test_few_messages_to_one_peer_are_on_the_way_at_a_time():
     assert began[7:] == [4, 5, 9, 10, 11]
 
 
+def test_a_long_message_leaves_before_those_of_later_turns_to_others():
+    """Two at once would share the card, and what waits for the first would wait longer."""
+    long, short = torch.zeros(8), torch.zeros(1)
+    for first, at_once in ((long, [0]), (short, [0, 1, 2])):
+        sends = [Task(turn, (), 1 + turn, (first,), sends=True) for turn in range(3)]
+        flows, began = Flows([sends]), []
+        flows.ahead = 20
+        flows.advance(began.extend)
+        assert began == at_once
+        for number in range(3):
+            flows.done(number)
+            flows.advance(began.extend)
+        assert began == [0, 1, 2]
+
+
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "barrier/dissemination"])
 def test_results_do_not_depend_on_what_arrives_first(name):
     options = {"pieces": 3} if "pieces" in ALGORITHMS[name].options else {}
