@@ -29,13 +29,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "cluster"))
 
 import quiet
 from box import Box
-from host_cases import BLOCKS, GRIDS, ROUND, Cell
-from host_prices import Row, cluster_for, priced
-from host_tables import report, verdicts, wrong_here
+from host_cases import BLOCKS, DEFAULT, GRIDS, ROUND, Cell
+from host_prices import Row, cluster_for, priced, program_for, sizes_of
+from host_tables import CARDS, report, verdicts, wrong_here
 from machine import machine
 from profiles import profile_named
 
 from howdah.base.errors import UserError
+from howdah.collectives.counts import leaving
 from howdah.sim.selector import Shape
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +44,7 @@ PORT = 29730
 BLOCK, MOST_CALLS = 0.05, 50  # seconds, and calls, of a block
 SLOW = 0.25  # seconds of a call beside which a bucket of 2 ms is nothing: no call goes before it
 FEW, FEW_SLOW = 3.0, 2.0  # times the best price: what is above is left out of the selector's cells
+CROSSING, SMALL = 1 << 20, 1 << 14  # bytes: of an all-reduce, and of what comes beside it
 STORE = HERE.parents[1] / "build" / "collectives"
 
 
@@ -116,6 +118,26 @@ def measured(cell: Cell, ranks: Ranks, probe: str) -> Row:
     return {**row, "contestants": rows}
 
 
+def require_crossing(ranks: Ranks, shape: Shape) -> None:
+    """Before anything is timed: an all-reduce leaves each host by its card, as often as its program
+    says. Raises UserError.
+    """
+    row: Row = {"op": "all_reduce", "bytes": CROSSING, "shape": str(shape)}
+    program = program_for(row, DEFAULT)
+    assert program is not None
+    left = leaving(program, sizes_of(row, program), lambda rank: rank // shape.each)
+    ranks.tell("cell", op=row["op"], size=CROSSING, texts=[DEFAULT])
+    before = [ranks.box.sent(host) for host in range(shape.hosts)]
+    if wrong := ranks.tell("check", text=DEFAULT):
+        raise UserError(f"an all-reduce on {shape} ranks has {wrong} wrong elements")
+    for host, was in enumerate(before):
+        sent, wanted = ranks.box.sent(host) - was, left[host]
+        if not CARDS[0] * wanted <= sent <= CARDS[1] * wanted + SMALL:
+            raise UserError(
+                f"host{host}'s card sent {sent:,} bytes of an all-reduce, not {wanted:,}"
+            )
+
+
 def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Iterator[Row]:
     """Measures the cells that the store lacks, in their order, until the minutes are over. Those of
     one place that follow each other have the same processes.
@@ -129,6 +151,7 @@ def take(cells: Sequence[Cell], wire: str, store: Path, minutes: float) -> Itera
         with Box(profile, shape.hosts) as box:
             ranks = Ranks(box, shape, wire)
             try:
+                require_crossing(ranks, shape)
                 probe = ranks.tell("measure")
                 for cell in left:
                     if monotonic() > until:
