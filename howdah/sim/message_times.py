@@ -141,10 +141,12 @@ class MessageTimes:
     def _served(self, messages: Sequence[int], width: int) -> float:
         """Seconds in which workers push gradients, or pull weights, of so many elements each: those
         of the busier end, a worker with all of them or a server with its range for every worker.
+        Under `method.sync` the layout is of one worker, and all are taken to push at the same time.
         """
-        layout = self._plan.layout
+        layout, sync = self._plan.layout, self._plan.method.sync
         bandwidth, latency = self._path("dp", range(layout.world), "all")
-        busier = max(1.0, layout.workers / layout.server)
+        workers = layout.workers * (sync.workers if sync else 1)
+        busier = max(1.0, workers / layout.server)
         return sum(messages) * width * busier / bandwidth + len(messages) * latency
 
     def _chosen(self, label: str, *calls: Collective) -> float | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from howdah.base.quantities import spell
 from howdah.server.addresses import Address
 from howdah.server.roll import Roll
 from howdah.server.way import Way
@@ -208,7 +209,9 @@ class Crew:
         self.say(
             f"step: {step:2d}  loss: {row['loss']:8.5f}  tps: {row['tps']:,.0f}  "
             f"stale: {row['stale']:.2f} (at most {row['oldest']})  apart: {row['apart']}  "
-            f"slowest: worker {row['slowest']}{late}  queue: {row['queue']}"
+            f"slowest: worker {row['slowest']}{late}  queue: {row['queue']}  "
+            f"push: {spell(row['push_rate'], 'bytes/s')}  "
+            f"pull: {spell(row['pull_rate'], 'bytes/s')}"
         )
 
 

@@ -197,6 +197,7 @@ class Server:
             "waiting": len(self.desk.wishes),
             "queue": self.host.queue,
             "stale": dict(sorted(clocks.stale.items())),
+            "missed": clocks.missed,
             "clocks": {place: one.clock for place, one in sorted(clocks.members.items())},
         }
 

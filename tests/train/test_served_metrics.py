@@ -1,0 +1,37 @@
+"""What is observed of a run with servers, from the reports of its workers and servers."""
+
+import pytest
+
+from howdah.train.served_metrics import measured, scalars_of
+
+STEPS = {
+    0: {"step": 7, "loss": 30.0, "tokens": 10.0, "seconds": 2.0, "waited": 0.5, "queue": 3},
+    1: {"step": 9, "loss": 10.0, "tokens": 10.0, "seconds": 1.0, "waited": 0.5, "queue": 1},
+    2: {"step": 8, "loss": 20.0, "tokens": 20.0, "seconds": 1.0, "waited": 0.5, "queue": 2},
+}
+SERVERS = {
+    0: {"server": 0, "stale": {"0": 2, "3": 1}, "push_rate": 5.0, "pull_rate": 1.0, "queue": 4},
+    1: {"server": 1, "stale": {"0": 1}, "push_rate": 7.0, "pull_rate": 1.0, "missed": 2},
+}
+
+
+def test_a_row_has_what_all_workers_and_servers_say():
+    row = measured(STEPS, SERVERS)
+    assert row["loss"] == 60 / 40 and row["tps"] == 5 + 10 + 20
+    assert row["staleness"] == {"0": 3, "3": 1} and row["stale"] == 3 / 4 and row["oldest"] == 3
+    assert row["apart"] == 2 and row["queue"] == 3
+    assert (row["slowest"], row["slower"]) == (0, 1.5 / 0.5)
+    assert (row["push_rate"], row["pull_rate"]) == (12.0, 2.0)
+    assert [one["worker"] for one in row["workers"]] == [0, 1, 2]
+
+
+def test_one_worker_has_nobody_to_be_slower_than():
+    row = measured({4: STEPS[0]}, {})
+    assert (row["slowest"], row["slower"], row["stale"], row["oldest"]) == (4, 1.0, 0.0, 0)
+
+
+def test_boards_have_a_value_for_each_worker_and_server():
+    found = scalars_of(measured(STEPS, SERVERS))
+    assert found["loss_metrics/global_avg_loss"] == pytest.approx(1.5)
+    assert found["served/worker 1 waited"] == 0.5 and found["served/server 0 queue"] == 4
+    assert "served/server 1 queue" not in found  # it has not said it
