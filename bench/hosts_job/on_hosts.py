@@ -2,6 +2,7 @@
 
     howdah            over its own connections between hosts, shared memory inside them
     howdah over gloo  the same step, whose messages between hosts are gloo's (comm.wire)
+    howdah, broadcasts  of zero3: units come by a broadcast from each owner (gather=broadcast)
     DDP, FSDP2, ...   torch's, over gloo
     bound             the same computing, and nothing is exchanged
 
@@ -28,11 +29,12 @@ from peers import ddp, fsdp2
 from howdah.comm.rendezvous import join
 from howdah.comm.transport import Transport
 from howdah.plan.comm import Hosts
+from howdah.plan.layout import parse_layout
 from howdah.plan.trace_file import write_trace
 
 CARD = "eth0"
 TRACE = Path("/tmp/trace")  # of a host's own
-OURS = "howdah"
+OURS, BROADCASTS = "howdah", "howdah, broadcasts"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ def entrants(job: Job) -> list[Contestant]:
     """Those of a job, in the order of the first repeat."""
     at, made = (job.layout,), partial(Contestant, stages=(job.layout,))
     ours = [made(name, "variant" if name != OURS else "ours", build=over(name)) for name in WIRES]
+    if "zero3" in job.layout:
+        ours.append(made(BROADCASTS, "variant", build=by_broadcasts))
     peers: dict[str, Callable[..., object]] = {"DDP": ddp}
     if "tp" in job.layout:
         peers = {f"DTensor and {name}": partial(dtensor, over=name) for name in ("DDP", "FSDP2")}
@@ -59,6 +63,11 @@ def entrants(job: Job) -> list[Contestant]:
 def over(name: str) -> Callable[[Job, OnHosts], HowdahStep]:
     """What builds howdah's step over one of its wires."""
     return lambda job, place: HowdahStep(job, job.parsed, place.wires[name])
+
+
+def by_broadcasts(job: Job, place: OnHosts) -> HowdahStep:
+    """howdah's step, whose gathers are broadcasts."""
+    return HowdahStep(job, parse_layout(f"{job.layout} gather=broadcast"), place.wires[OURS])
 
 
 WIRES = {
