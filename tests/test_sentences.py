@@ -50,17 +50,18 @@ def test_exposed_is_told_alike():
 
 
 def test_only_what_may_beat_the_bound_does():
-    """It was: a little above 100 %, and a sum in the arena had 172."""
+    """Sums read more than they write; one in the arena makes no copy, and exceeds it by far."""
     page = text_of("bench/collectives/README.md")
     assert "may come out above 100 %, and one in the arena, which makes no copy, exceeds" in page
     cases = json.loads((ROOT / "bench/collectives/results.json").read_text("utf-8"))["cases"]
     above = {
-        (case["case"].partition(",")[0], name)
+        (case["case"].partition(",")[0], name): one["share of the bound"]
         for case in cases
         for name, one in case["contestants"].items()
         if one["share of the bound"] > 1.005 and name != "bound"
     }
-    assert above == {("all_reduce", "engine, arena")}
+    assert {op for op, _ in above} == {"all_reduce"}
+    assert max(above, key=above.__getitem__) == ("all_reduce", "engine, arena")
 
 
 def test_the_kept_input_of_sp_saves_a_fifth_of_its_bytes():
