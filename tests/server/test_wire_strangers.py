@@ -166,7 +166,7 @@ FRAMES = 100_000
 def said_to_a_stranger(address, noise):
     """All that a server's door answers to bytes that prove nothing."""
     said = b""
-    with socket.create_connection(address) as stranger, suppress(ConnectionError):
+    with socket.create_connection(address) as stranger, suppress(OSError):
         stranger.sendall(noise)
         stranger.shutdown(socket.SHUT_WR)
         while some := stranger.recv(1 << 16):
