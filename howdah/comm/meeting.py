@@ -27,7 +27,7 @@ from howdah.comm.settings import read_settings
 Kind = Literal["engine", "tcp", "torch", "nccl", "mpi"]
 CPU = torch.device("cpu")
 SHORTEST, LONGEST = 0.0005, 0.05  # seconds between looks for the other ranks
-LAST = 5.0  # seconds
+LAST = 5.0  # seconds that rank 0 waits for those that have not read yet why a meeting failed
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same for all processes of a running machine
 
 

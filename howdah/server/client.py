@@ -219,6 +219,8 @@ class _Link:
             copy = self._spares.take(part.numel(), part.dtype).copy_(part)
             with self._changed:
                 self._unacked.setdefault(clock, {})[key] = copy, tokens
+                if trades:  # with its push: another connection asks for it once
+                    self._wanted[key] = clock + 1
                 self.outbox.post(self._letter(clock, key, copy, tokens, TRADE if trades else PUSH))
 
     def _letter(
@@ -235,14 +237,15 @@ class _Link:
         self._await(lambda: min(self._unacked, default=clock) > clock - 2)
         with self._changed:
             if self._asked.get(unit, -1) < clock:
-                self.outbox.post(*(_pull(clock, key) for key in self._ask(unit, clock)))
+                keys = self._ask(unit, clock)
+                self._wanted |= dict.fromkeys(keys, clock)
+                self.outbox.post(*(_pull(clock, key) for key in keys))
 
     def _ask(self, unit: str, clock: int) -> Sequence[int]:
-        """Awaits the chunks of a unit; their keys."""
+        """Awaits the chunks of a unit, which are not wanted yet; their keys."""
         keys = self._keys.get(unit, ())
         self.moments.begin(Message(self._name, f"pull of {unit}", clock), chunks=len(keys))
         self._asked[unit], self._coming[unit] = clock, len(keys)
-        self._wanted |= dict.fromkeys(keys, clock)
         return keys
 
     def has(self, unit: str) -> bool:
