@@ -5,25 +5,31 @@
     node2   howdah worker RECIPE --join node0:29400
 
 All start from the same recipe and changes, and with the run's secret. What is compared is in
-`train/gathering.py`.
+`train/gathering.py`. A worker whose layout has several ranks (tp2 server2) starts them on its
+machine, or is started on several by a torchrun of its own; the run sees one member.
 """
 
+import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from howdah.base.errors import UserError
-from howdah.base.signals import listen
-from howdah.cli.environment import launched, this_machine
+from howdah.base.processes import die_with_parent
+from howdah.base.signals import EARLY, Stopped, StopRequest, listen
+from howdah.cli.environment import launched, number_in, this_machine
 from howdah.cli.errors import in_words
 from howdah.config.auto import is_auto
 from howdah.config.recipe import load_run, resolve_run
 from howdah.train.job import Job
 
 if TYPE_CHECKING:
+    from howdah.comm.launch import Seat
     from howdah.text.tokens import Corpus
 
 Recipe = Annotated[Path, typer.Argument(help="the recipe of the run, as its coordinator has it")]
@@ -32,41 +38,58 @@ Address = Annotated[
     str, typer.Option("--join", metavar="HOST:PORT", help="where howdah train --listen runs")
 ]
 EVERYWHERE = ("0.0.0.0", "::", "*")
+LEAVING = 60.0  # seconds that the ranks of a worker have to finish a step after a stop signal
+Play = Callable[..., None]
 
 
 def server(recipe: Recipe, overrides: Overrides = None, join: Address = "") -> None:
     """Join the run of RECIPE as a parameter server: `howdah train --listen` sees to it."""
     from howdah.train.member import serve_there
 
+    if launched():
+        raise UserError("servers are started one by one, not by torchrun")
     _join(recipe, overrides, join, serve_there)
 
 
 def worker(recipe: Recipe, overrides: Overrides = None, join: Address = "") -> None:
-    """Join the run of RECIPE as a worker; Ctrl-C leaves it after the step that is computed."""
+    """Join the run of RECIPE as a worker; Ctrl-C leaves it after the step that is computed. Its
+    ranks, where the layout has several, are started here, or by torchrun.
+    """
     from howdah.train.member import work_there
 
+    if launched() and "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
     _join(recipe, overrides, join, work_there)
 
 
-def _join(recipe: Path, overrides: list[str] | None, join: str, play: Callable[..., None]) -> None:
+def _join(recipe: Path, overrides: list[str] | None, join: str, play: Play) -> None:
     """Prepares what a member needs, joins, and exits when its part is over."""
     if not join:
         raise UserError("--join HOST:PORT says where howdah train --listen runs, and is missing")
-    if launched():
-        raise UserError("servers and workers are started one by one, not by torchrun")
     run = load_run(recipe, overrides or [])
     if is_auto(run):
         raise UserError("layout=auto is settled for one machine; name the layout of the run")
-    machine = this_machine()
+    among = launched()
+    machine = this_machine(among=among)
     job = resolve_run(run, machine)
     at = require_joinable(job, join, "--join")
+    if among and (world := number_in("WORLD_SIZE")) != job.layout.workers:
+        raise UserError(
+            f"torchrun has started {world} ranks, and layout '{job.layout}' gives a worker "
+            f"{job.layout.workers}; each worker has a torchrun of its own"
+        )
     secret = _secret(job)
     import torch
 
     with in_words(), listen(patient=True) as request:
         torch.set_num_threads(job.threads)
         job, corpus = _prepared(job)
-        play(job, corpus, request, at=at, secret=secret)
+        if among:
+            _play_launched(job, corpus, request, at=at, secret=secret)
+        elif play.__name__ == "work_there" and job.layout.workers > 1:
+            sys.exit(_play_here(job, at=at, secret=secret))
+        else:
+            play(job, corpus, request, at=at, secret=secret)
     sys.exit(128 + request.signal if request.signal else 0)
 
 
@@ -78,10 +101,63 @@ def _prepared(job: Job) -> tuple[Job, "Corpus"]:
     from howdah.train.length import in_steps
     from howdah.train.start import prepare_tokens
 
-    corpus = prepare_tokens(job, print, check=True)
+    corpus = prepare_tokens(job, print, check=os.environ.get("LOCAL_RANK", "0") == "0")
     order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)
     train = in_steps(job.train, job.batch, order.sequence, sum(order.samples))
     return replace(job, train=train), corpus
+
+
+def _play_launched(
+    job: Job, corpus: "Corpus", request: StopRequest, *, at: tuple[str, int], secret: bytes
+) -> None:
+    """Works as a rank that torchrun has started."""
+    import torch.distributed as dist
+
+    from howdah.comm.announce import launchers_store
+    from howdah.comm.launch import Seat
+    from howdah.comm.rendezvous import join
+    from howdah.comm.settings import read_settings
+    from howdah.comm.transport import SingleRank
+    from howdah.train.member import work_there
+
+    store, rank, size = launchers_store(LEAVING)
+    own = dist.PrefixStore(f"howdah/{read_settings().restart}/worker", store)
+    meet = partial(join, hosts=job.plan.comm.hosts) if size > 1 else SingleRank
+    work_there(job, corpus, request, at=at, secret=secret, seat=Seat(rank, size, own), meet=meet)
+
+
+def _play_here(job: Job, *, at: tuple[str, int], secret: bytes) -> int:
+    """Starts the ranks of a worker on this machine; returns their exit code."""
+    from howdah.comm.launch import Terms, launch
+
+    terms = Terms(job.layout.workers, save_seconds=LEAVING, preload=["howdah.train.member"])
+    try:
+        ending = launch(work_rank, [job, at, secret], terms, say=_say)
+    except Stopped as stopped:
+        _say(EARLY)
+        return 128 + stopped.number
+    if ending.why:
+        _say(ending.why.rstrip())
+    return ending.code
+
+
+def work_rank(seat: "Seat", job: Job, at: tuple[str, int], secret: bytes) -> int:
+    """Works as a rank that this program has started; returns its exit code."""
+    import torch
+
+    from howdah.comm.rendezvous import choose
+    from howdah.train.member import work_there
+    from howdah.train.serving import corpus_of
+
+    torch.set_num_threads(job.threads)
+    with listen(patient=True) as request:
+        meet = partial(choose, seat.store, rank=seat.rank, size=seat.size)
+        work_there(job, corpus_of(job), request, at=at, secret=secret, seat=seat, meet=meet)
+    return 128 + request.signal if request.signal else 0
+
+
+def _say(sentence: str) -> None:
+    print(f"howdah: {sentence}", file=sys.stderr)
 
 
 def require_joinable(job: Job, address: str, option: str = "--listen") -> tuple[str, int]:
@@ -95,11 +171,6 @@ def require_joinable(job: Job, address: str, option: str = "--listen") -> tuple[
             f"{option} is for runs whose workers join when they like, and this one has no "
             "method.sync; ranks on several machines are started by torchrun "
             "(docs/how-to/two-machines.md)"
-        )
-    if (ranks := job.layout.workers) > 1:
-        raise UserError(
-            f"{option}: a worker that joins is one process so far, and layout '{job.layout}' gives "
-            f"it {ranks} ranks; drop tp{job.layout.tp}, or start all on one machine by howdah train"
         )
     host, port = read_address(address, option)
     if host in EVERYWHERE:

@@ -4,14 +4,16 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from time import sleep
 
 import torch.distributed as dist
 
-from howdah.base.errors import UserError
+from howdah.base.errors import Unfinished, UserError
 from howdah.comm.settings import read_settings
 from howdah.text.interruptible import interruptible
 
-WORD, WRONG = "word", "!"
+WORD, WRONG, UNDONE = "word", "!", "?"
+LOOK = 0.1  # seconds between looks at the store
 IN_USE = re.compile(r"port: (\d+).*EADDRINUSE")
 
 
@@ -50,15 +52,38 @@ def announce(
     """
     store, _, _ = launchers_store(seconds)
     mine = dist.PrefixStore(f"howdah/{read_settings().restart}/announced", store)
+    return announced(mine, decide, first=first), store
+
+
+def announced(
+    store: dist.Store,
+    decide: Callable[[], str],
+    *,
+    first: bool,
+    heed: Callable[[], object] | None = None,
+) -> str:
+    """What rank 0 decides, on every rank that shares a store. Raises UserError and Unfinished on
+    all if rank 0 does.
+
+    first  whether this is rank 0
+    heed   called while this rank waits, however long; may raise. None: a stop signal ends the wait,
+           and so does the store's timeout
+    """
     if first:
         try:
             word = decide()
-        except UserError as problem:
-            mine.set(WORD, f"{WRONG}{problem}")
+        except (UserError, Unfinished) as problem:
+            mark = WRONG if isinstance(problem, UserError) else UNDONE
+            store.set(WORD, f"{mark}{problem}")
             raise
-        mine.set(WORD, word)
-        return word, store
-    word = interruptible(partial(mine.get, WORD)).decode()
+        store.set(WORD, word)
+        return word
+    while heed and not store.check([WORD]):
+        heed()
+        sleep(LOOK)
+    word = interruptible(partial(store.get, WORD)).decode()
     if word.startswith(WRONG):
         raise UserError(word.removeprefix(WRONG))
-    return word, store
+    if word.startswith(UNDONE):
+        raise Unfinished(word.removeprefix(UNDONE))
+    return word

@@ -329,6 +329,9 @@ def _check_each(run: Run) -> Iterator[str]:
     yield from choice_problems(run.comm.algorithm)
     if run.comm.tls and not run.method.sync:
         yield "comm.tls is for servers and workers of method.sync, which is not given; drop it"
+    for key in ("push_order", "push_window") if not run.method.sync else ():
+        if getattr(run.comm, key) != getattr(Comm(), key):
+            yield f"comm.{key} is for workers of method.sync, which is not given; drop it"
 
 
 def lacks_of(machine: Machine, run: Run) -> Iterator[str]:

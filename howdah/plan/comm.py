@@ -14,7 +14,9 @@ rounding alone. The texts are read by `collectives/choice.py`.
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Literal
+
+from howdah.base.bounds import Bound
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ class Comm:
     trust      who may join: secret, who knows the one in HOWDAH_SECRET_FILE; network, anybody
     interface  of each machine, at whose address ranks listen; empty: that which leads to the others
     tls        what encrypts the connections of servers and workers; empty: nothing
+    push_order   of what workers of method.sync and servers send: urgency, what the next forward
+                 needs first; fifo, what came first
+    push_window  bytes of pushes under way from a worker to each server, of which none is taken back
     """
 
     algorithm: Algorithms = field(default_factory=Algorithms)
@@ -105,6 +110,8 @@ class Comm:
     trust: Literal["secret", "network"] = "secret"
     interface: str = ""
     tls: Tls = field(default_factory=Tls)
+    push_order: Literal["urgency", "fifo"] = "urgency"
+    push_window: Annotated[int, Bound(1 << 16, 1 << 40)] = 8 << 20
 
     @property
     def hosts(self) -> Hosts:

@@ -29,21 +29,31 @@ MOST_SECONDS = 1e10
 LONGEST = 1000  # characters of a name
 
 
-def write_trace(folder: Path, of: int | str, traces: RankTrace) -> None:
-    """Writes the file of a rank, or of a member such as `worker-0`; readers find either the old or
-    the new file. Raises OSError.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+def trace_text(traces: RankTrace) -> str:
+    """What the file of a rank holds."""
     content = {
         "layout": traces.layout,
         "machine": traces.machine,
         "algorithms": traces.algorithms,
         "steps": [*map(_plain, traces.steps)],
     }
+    return json.dumps(content)
+
+
+def write_trace(folder: Path, of: int | str, traces: RankTrace) -> None:
+    """Writes the file of a rank, or of a member such as `worker-0`. Raises OSError."""
+    write_trace_text(folder, of, trace_text(traces))
+
+
+def write_trace_text(folder: Path, of: int | str, text: str) -> None:
+    """Writes what `trace_text` has given; readers find either the old or the new file. Raises
+    OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     there = folder / f"{of}.json" if isinstance(of, str) else _path(folder, of)
     fresh = there.with_suffix(".new")
     try:
-        fresh.write_text(json.dumps(content), encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
         fresh.replace(there)
     except OSError:
         fresh.unlink(missing_ok=True)

@@ -136,6 +136,11 @@ class Client:
         return max(link.outbox.deepest for link in self._links)
 
     @property
+    def queued(self) -> int:
+        """The most chunks that wait now to be sent to one server."""
+        return max(len(link.outbox) for link in self._links)
+
+    @property
     def came_back(self) -> int:
         """How often a connection was made again."""
         return sum(link.came_back for link in self._links)

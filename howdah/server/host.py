@@ -159,6 +159,12 @@ class Host:
             return self._deepest
 
     @property
+    def queued(self) -> int:
+        """The most letters that wait now to be sent to one worker."""
+        with self._lock:
+            return max((len(guest.outbox) for guest in self._guests.values()), default=0)
+
+    @property
     def most(self) -> int:
         """Bytes of the largest gradient that can be pushed."""
         return max((one.nbytes for one in self.desk.shard.masters), default=0)

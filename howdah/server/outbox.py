@@ -24,10 +24,11 @@ from time import monotonic
 from typing import NamedTuple
 
 from howdah.comm.frames import HEADER, FrameError, Frames
+from howdah.plan.comm import Comm
 from howdah.server.awaited import Awaited
 from howdah.server.messages import PING, REFUSED, SILENCE, Fields
 
-WINDOW = 8 << 20  # bytes
+WINDOW = Comm().push_window  # bytes
 PULSE = SILENCE / 4  # seconds without a letter, after which a PING is sent
 SHORT = 4 << 10  # bytes of one system call that a socket takes at once, if it takes any
 MOMENT = 0.001  # seconds, the least wait
@@ -94,6 +95,11 @@ class Outbox:
         self._send(taken)
         with self._changed:
             self._lent = False
+
+    def __len__(self) -> int:
+        """How many letters wait now."""
+        with self._changed:
+            return len(self._small) + len(self._large)
 
     def carry(self, frames: Frames, refusal: Callable[[], str] = str) -> None:
         """Sends what is posted until the outbox is closed or the connection ends; ends it then.

@@ -25,8 +25,9 @@ from howdah.train.console import Say
 from howdah.train.job import Job
 from howdah.train.metrics import BOARD, METRICS, append
 from howdah.train.optional import OptionalOutput
-from howdah.train.served import run_hello, sync_of
-from howdah.train.served_metrics import SLOWER, measured, scalars_of
+from howdah.train.served import links_of, run_hello, sync_of
+from howdah.train.served_metrics import SLOWER, histograms_of, measured, scalars_of
+from howdah.train.served_trace import land
 from howdah.train.tensorboard import Board
 
 STALLED = 60.0  # seconds without a word of a server that has replicas, after which it is ended
@@ -71,6 +72,7 @@ class Crew:
     members  by name, those that are live
     steps    by worker, its last report; shards: by shard, that of its server
     again    what makes the run go on, as sentences say it
+    strangers  connections to the coordinator that did not prove that they know the secret
     """
 
     def __init__(self, job: Job, say: Say, *, step: int, again: str) -> None:
@@ -79,7 +81,7 @@ class Crew:
         self.steps: dict[int, Said] = {}
         self.shards: dict[int, Said] = {}
         self.done: set[int] = set()
-        self.arranged = False
+        self.arranged, self.strangers = False, 0
         self._roll = Roll(job.layout.server, sync_of(job).replicas)
         self._said, self._beside = step, OptionalOutput(say)
         self._board = Board(job.folder / BOARD, step=max(step, 0))
@@ -102,8 +104,8 @@ class Crew:
             for shard, chain in sorted(self._roll.holders.items())
         ]
         first, others = [one[0] for one in found], [one[1:] for one in found]
-        hello, tls = {**run_hello(self.job), "process": process}, self.job.plan.comm.tls
-        return Way(first, secret, hello, others=others, tls=tls)
+        hello = {**run_hello(self.job), "process": process}
+        return Way(first, secret, hello, others=others, **links_of(self.job))
 
     def hear(self, one: Member, said: Said) -> None:
         """Takes what a member says."""
@@ -117,6 +119,9 @@ class Crew:
             one.addresses = _read(said["addresses"])
             one.feeds = _read(said["feeds"])
             self._arrange()
+        elif "trace" in said:
+            shards = [f"server-{shard}" for shard in one.addresses]
+            land(self.job, said, [f"worker-{one.number}"] if one.role == "worker" else shards)
         elif "done" in said:
             self.done.add(int(said["done"]))
         elif one.role == "server":
@@ -200,11 +205,11 @@ class Crew:
         if step == self._said or (step % every and step != steps):
             return
         self._said = step
-        row = measured(there, self.shards)
+        row = measured(there, self.shards) | {"strangers": self.strangers}
         with suppress(OSError):
             append(self.job.folder / METRICS, json.dumps({"kind": "served", "step": step, **row}))
         with self._beside.writing(BOARD):
-            self._board.add(scalars_of(row), step)
+            self._board.add(scalars_of(row), step, histograms_of(row))
         late = f" ({row['slower']:.1f} times the others)" if row["slower"] >= SLOWER else ""
         self.say(
             f"step: {step:2d}  loss: {row['loss']:8.5f}  tps: {row['tps']:,.0f}  "

@@ -173,6 +173,7 @@ class Gathering:
         while not crew.over:
             for sock, said in self._door.look(LOOK):
                 self._let_in(sock, said)
+            crew.strangers = self._door.strangers
             self._hear()
             if crew.arranged:
                 waiting, self._waiting = self._waiting, []
@@ -195,6 +196,11 @@ class Gathering:
             self._tell_all({"refused": why})
         for line in self._lines:
             line.finish()
+        with suppress(Empty):
+            while True:
+                one, said = self._heard.get_nowait()
+                if "trace" in said:  # the last word of a worker, or of a server
+                    self._crew.hear(one, said)
         self._door.close()
 
     def _tell_all(self, said: Mapping[str, Any]) -> None:

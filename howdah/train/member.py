@@ -2,7 +2,8 @@
 
 import json
 import socket
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Lock
@@ -15,11 +16,13 @@ from howdah.base.errors import Unfinished, UserError
 from howdah.base.signals import StopRequest
 from howdah.checkpoint.folders import draft_folder, step_folder
 from howdah.checkpoint.load import open_checkpoint
+from howdah.comm.announce import announced
 from howdah.comm.frames import FrameError
 from howdah.comm.handshake import CALLER, Stranger, greet
 from howdah.comm.interface import address_of
-from howdah.comm.launch import explain
+from howdah.comm.launch import Seat, explain
 from howdah.comm.tls import sealing
+from howdah.comm.transport import PeerLost, SingleRank, Transport
 from howdah.parallel.flat_params import random_init
 from howdah.plan.boxes import Piece
 from howdah.server.addresses import Address, connected, spell
@@ -33,13 +36,15 @@ from howdah.train.job import Job
 from howdah.train.parcels import Parcel
 from howdah.train.resume import Start, check_match, read_folder, read_weights
 from howdah.train.run_folder import server_folder
-from howdah.train.served import run_hello
+from howdah.train.served import links_of, run_hello
+from howdah.train.served_trace import teller
 from howdah.train.served_worker import work
 from howdah.train.shards import Ended, Shards
 
 PATIENCE = 60.0  # seconds until a coordinator that does not answer is given up
 AGAIN = 0.2  # seconds between attempts
 GLANCE = 0.1  # seconds between looks for a stop signal
+UNBEGUN = "stopped before the run began here"
 Said = dict[str, Any]
 
 
@@ -78,7 +83,7 @@ class Inbox:
                 if "ended" in said:
                     raise Unfinished(f"the line to the coordinator has ended: {said['ended']}")
                 return said
-        raise Unfinished("stopped before the run began here")
+        raise Unfinished(UNBEGUN)
 
 
 def serve_there(
@@ -102,6 +107,7 @@ def serve_there(
                     at=address_of(job.plan.comm.interface) if job.plan.comm.interface else here,
                     tell=line.tell,
                     saver=lambda shard: Parcel(scratch, shard, line.send_file),
+                    keep=teller(job, line.tell),
                     awaits=True,
                 )
                 inbox.pass_to(shards.take)
@@ -114,48 +120,107 @@ def serve_there(
                 raise Unfinished(f"the run has ended: {end}") from None
 
 
-def work_there(
-    job: Job, corpus: Corpus, request: StopRequest, *, at: Address, secret: bytes
+def work_there(  # noqa: PLR0913 (facts that have nothing in common)
+    job: Job,
+    corpus: Corpus,
+    request: StopRequest,
+    *,
+    at: Address,
+    secret: bytes,
+    seat: Seat | None = None,
+    meet: Callable[[], Transport] = SingleRank,
 ) -> None:
     """Joins a run as a worker, and trains until its end, or a stop signal. Raises UserError,
     Unfinished.
+
+    seat, meet  of a rank of several: where it meets the others, and how; the first joins for all
     """
-    inbox = Inbox()
-    line, _ = join(job, corpus, WORKER, inbox, at=at, secret=secret, folder=None)
-    with closing(line):
-        seat = inbox.next(request)
-        start = Start(_nothing, None, int(seat["step"]), int(seat["samples"]))
-        others = [[_address(one) for one in every] for every in seat["others"]]
-        addresses = [_address(one) for one in seat["addresses"]]
-        way = Way(
-            addresses,
-            secret,
-            {**run_hello(job), "process": int(seat["process"])},
-            others=others,
-            over=lambda: inbox.ended,
-            leave=lambda: request.signal,
-            tls=job.plan.comm.tls,
+    inbox, first = Inbox(), seat is None or seat.rank == 0
+    with ExitStack() as after:
+
+        def take_place() -> str:
+            line, _ = join(job, corpus, WORKER, inbox, at=at, secret=secret, folder=None)
+            after.enter_context(closing(line))
+            lines.append(line)
+            return json.dumps(inbox.next(request))
+
+        def heed() -> None:
+            if request.signal:
+                raise Unfinished(UNBEGUN)
+
+        lines = list[Line]()
+        told = json.loads(
+            announced(seat.store, take_place, first=first, heed=heed) if seat else take_place()
         )
-        try:
-            step = work(
-                job,
-                int(seat["seat"]),
-                way,
-                start=start,
-                corpus=corpus,
-                tell=line.tell,
-                leave=lambda: request.signal or inbox.ended,
-            )
-        except ServerGone as gone:
-            kind = "away" if isinstance(gone, ServerAway) else "lost"
-            line.tell({"failed": kind, "told": str(gone)})
-            why = inbox.ended
+        transport = after.enter_context(closing(meet()))
+        _work_in(
+            *(told, job, corpus, request, inbox),
+            secret=secret,
+            transport=transport,
+            line=lines[0] if first else None,
+        )
+
+
+def _work_in(  # noqa: PLR0913
+    told: Said,
+    job: Job,
+    corpus: Corpus,
+    request: StopRequest,
+    inbox: Inbox,
+    *,
+    secret: bytes,
+    transport: Transport,
+    line: Line | None,
+) -> None:
+    """Trains in a place that the coordinator has told.
+
+    line  to the coordinator; None: another rank of the worker has it
+    """
+
+    def tell(said: Mapping[str, Any]) -> None:
+        if line:
+            line.tell(said)
+
+    def flush() -> None:
+        if line:
             line.flush()
-            raise Unfinished(f"the run has ended: {why}" if why else str(gone)) from None
+
+    start = Start(_nothing, None, int(told["step"]), int(told["samples"]))
+    way = Way(
+        [_address(one) for one in told["addresses"]],
+        secret,
+        {**run_hello(job), "process": int(told["process"])},
+        others=[[_address(one) for one in every] for every in told["others"]],
+        over=lambda: inbox.ended,
+        leave=lambda: request.signal,
+        **links_of(job),
+    )
+    try:
+        step = work(
+            job,
+            int(told["seat"]),
+            way,
+            start=start,
+            corpus=corpus,
+            tell=tell,
+            keep=teller(job, tell),
+            leave=lambda: request.signal or inbox.ended,
+            transport=transport,
+        )
+    except PeerLost as lost:
+        tell({"failed": "lost", "told": str(lost)})
+        flush()
+        raise
+    except ServerGone as gone:
+        kind = "away" if isinstance(gone, ServerAway) else "lost"
+        tell({"failed": kind, "told": str(gone)})
         why = inbox.ended
-        line.flush()
-        if step < job.train.steps and why:
-            raise Unfinished(f"the run has ended: {why}")
+        flush()
+        raise Unfinished(f"the run has ended: {why}" if why else str(gone)) from None
+    why = inbox.ended
+    flush()
+    if step < job.train.steps and why:
+        raise Unfinished(f"the run has ended: {why}")
 
 
 def join(  # noqa: PLR0913 (facts that have nothing in common)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from socket import socket
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict
 from zlib import crc32
 
 import torch
@@ -28,6 +28,7 @@ from howdah.comm.tls import sealing
 from howdah.optim.learning_rate import learning_rate
 from howdah.parallel.flat_params import DTYPES
 from howdah.plan.boxes import Piece
+from howdah.plan.comm import Tls
 from howdah.plan.flat_buffers import Buffer, pieces
 from howdah.plan.method import Sync
 from howdah.plan.worker_ranks import served_ranges
@@ -65,6 +66,20 @@ def run_hello(job: Job) -> dict[str, object]:
     """
     about = job.shape, job.method, job.plan.sequence, job.batch, job.seed, str(job.layout)
     return {"version": __version__, "run": job.name, "settings": crc32(repr(about).encode())}
+
+
+class Links(TypedDict):
+    """What `comm` says of a worker's links to servers; see `Way`."""
+
+    window: int
+    fifo: bool
+    tls: Tls
+
+
+def links_of(job: Job) -> Links:
+    """What the recipe says of a worker's links to servers."""
+    comm = job.plan.comm
+    return Links(window=comm.push_window, fifo=comm.push_order == "fifo", tls=comm.tls)
 
 
 def chunks_for(job: Job) -> list[list[Chunk]]:
@@ -113,7 +128,8 @@ class Server:
         shard = Shard(
             chunks, masters, job.method, lambda clock: learning_rate(rate, step=clock, steps=steps)
         )
-        self.desk = Desk(Clocks(sync_of(job), len(chunks), start.step), shard)
+        fifo = job.plan.comm.push_order == "fifo"
+        self.desk = Desk(Clocks(sync_of(job), len(chunks), start.step), shard, fifo=fifo)
         self._restore(shard)
         hello = run_hello(job)
         tls = job.plan.comm.tls
@@ -196,6 +212,7 @@ class Server:
             "gone": dict(self.host.gone),
             "waiting": len(self.desk.wishes),
             "queue": self.host.queue,
+            "queued": self.host.queued,
             "stale": dict(sorted(clocks.stale.items())),
             "missed": clocks.missed,
             "clocks": {place: one.clock for place, one in sorted(clocks.members.items())},

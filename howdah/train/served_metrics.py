@@ -36,6 +36,7 @@ def measured(steps: Reports, servers: Reports) -> dict[str, Any]:
         "slowest": slowest,
         "slower": busy[slowest] / max(median(others), 1e-9) if others else 1.0,
         "queue": max(said["queue"] for said in steps.values()),
+        "queued": max(said.get("queued", 0) for said in (*steps.values(), *servers.values())),
         "push_rate": sum(said.get("push_rate", 0.0) for said in servers.values()),
         "pull_rate": sum(said.get("pull_rate", 0.0) for said in servers.values()),
         "workers": [{"worker": place, **said} for place, said in sorted(steps.items())],
@@ -43,16 +44,23 @@ def measured(steps: Reports, servers: Reports) -> dict[str, Any]:
     }
 
 
+def histograms_of(row: Mapping[str, Any]) -> dict[str, dict[int, int]]:
+    """How often weights were how old, by TensorBoard key, since the start."""
+    return {"served/staleness": {int(age): count for age, count in row["staleness"].items()}}
+
+
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     """The values of a row, by TensorBoard key."""
-    names = ("tps", "stale", "oldest", "apart", "slower", "queue", "push_rate", "pull_rate")
+    names = ("tps", "stale", "oldest", "apart", "slower", "queue", "queued")
+    names = (*names, "push_rate", "pull_rate")
     found = {f"served/{name}": float(row[name]) for name in names}
     found["loss_metrics/global_avg_loss"] = float(row["loss"])
     for said in row["workers"]:
         of = f"served/worker {said['worker']}"
-        found |= {f"{of} {name}": float(said[name]) for name in ("seconds", "waited", "queue")}
+        seen = ("seconds", "waited", "queue", "queued")
+        found |= {f"{of} {name}": float(said[name]) for name in seen if name in said}
     for said in row["servers"]:
         of = f"served/server {said['server']}"
-        seen = ("push_rate", "pull_rate", "waiting", "queue")
+        seen = ("push_rate", "pull_rate", "waiting", "queue", "queued")
         found |= {f"{of} {name}": float(said[name]) for name in seen if name in said}
     return found

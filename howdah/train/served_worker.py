@@ -22,7 +22,7 @@ from howdah.text.tokens import Corpus
 from howdah.train.job import Job
 from howdah.train.resume import Start
 from howdah.train.served import chunks_for, pace_of, sync_of
-from howdah.train.served_trace import write_worker
+from howdah.train.served_trace import Keep
 from howdah.train.step import StepContext, accumulate, count_tokens
 
 Tell = Callable[[dict[str, object]], None]  # reports to the process that sees to the run
@@ -36,15 +36,16 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
     start: Start,
     corpus: Corpus,
     tell: Tell,
-    leave: Callable[[], object] = lambda: False,
-    traces: bool = False,
+    leave: Callable[[], object] | None = None,
+    keep: Keep | None = None,
     transport: Transport | None = None,
 ) -> int:
     """Trains in a place until the run's last step; returns the clock.
 
     tell   is called after every step
-    leave  whether to leave between two steps, so that another worker may take the place
-    traces  whether to write what it did last into the run folder
+    leave  whether to leave between two steps, so that another worker may take the place; one rank
+           that leaves does so for all
+    keep   takes what it did last
     transport  between the ranks of the worker; None: it is one
     """
     transport = transport or SingleRank()
@@ -60,6 +61,10 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
         with mesh.counters.aside():
             return [*map(int, mesh.world.sum_scalars([number * first for number in told]))]
 
+    def leaves() -> bool:
+        with mesh.counters.aside():
+            return bool(leave and any(mesh.world.sum_scalars([float(bool(leave()))])))
+
     with connect_mesh(replace(job.layout, server=0), transport, torch.device("cpu")) as mesh:
         record = mesh.counters.recorder
         placed = apply(job.plan, mesh=mesh, fill=start.fill, connect=connect)
@@ -68,7 +73,7 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
         order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
         pace, micro, sync = pace_of(job, start), job.plan.micro_batch, sync_of(job)
         rows = Rows(micro, sync.workers, place)
-        while step < job.train.steps and not leave():
+        while step < job.train.steps and not leaves():
             batch = micros(corpus, order, rows, first=pace.first(step), size=pace.size(step))
             client.trades = sync.barrier and step + 1 < job.train.steps
             with record.step(step + 1):
@@ -76,13 +81,14 @@ def work(  # noqa: PLR0913 (facts that have nothing in common)
             if first:
                 tell(told)
             step += 1
-            if traces and first and job.train.save_every and step % job.train.save_every == 0:
-                write_worker(job, place, record.steps)
+            every = job.train.save_every
+            if keep and first and every and step % every == 0:
+                keep(f"worker-{place}", record.steps)
         client.drain()
         mesh.world.barrier()  # the first to leave does so for all
         client.close()
-        if traces and first:
-            write_worker(job, place, record.steps)
+        if keep and first:
+            keep(f"worker-{place}", record.steps)
     return step
 
 
@@ -101,5 +107,6 @@ def _step(context: StepContext, client: Client, batch: list[Micro], step: int) -
         "seconds": perf_counter() - began,
         "waited": context.mesh.waited.seconds - waited,
         "queue": client.deepest,
+        "queued": client.queued,
         "came_back": client.came_back,
     }

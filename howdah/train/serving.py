@@ -50,6 +50,7 @@ from howdah.train.metrics import LOG, append
 from howdah.train.resume import Start, check_match, choose, read_folder, read_weights
 from howdah.train.run_folder import lock
 from howdah.train.served import sync_of
+from howdah.train.served_trace import writer
 from howdah.train.served_worker import work
 from howdah.train.shards import Shards
 
@@ -298,6 +299,7 @@ def serve_here(pipe: Connection, store: dist.Store, meeting: Meeting) -> int:
             at=LOOPBACK,
             tell=tell,
             saver=saver,
+            keep=writer(job),
         )
         Thread(target=_listen, args=(pipe, shards.take), daemon=True, name="told").start()
         shards.run(request)
@@ -327,7 +329,7 @@ def work_here(pipe: Connection, store: dist.Store, meeting: Meeting) -> int:
                 start=start,
                 corpus=corpus,
                 tell=partial(_tell, pipe),
-                traces=True,
+                keep=writer(meeting.job),
                 transport=transport,
             )
 

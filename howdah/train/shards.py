@@ -30,7 +30,7 @@ from howdah.train.job import Job
 from howdah.train.optional import OptionalOutput
 from howdah.train.resume import Start
 from howdah.train.served import LEDGERS, Saves, SaveSteps, Server, run_hello, sync_of
-from howdah.train.served_trace import write_server
+from howdah.train.served_trace import Keep, served
 from howdah.train.served_worker import Tell
 
 TELL = 1.0  # seconds between what a server reports
@@ -48,6 +48,7 @@ class Shards:
     at      the address at which it listens
     tell    reports to the process that sees to the run
     saver   makes what saves the pieces of a shard
+    keep    takes what its servers did last, for `howdah trace`
     awaits  whether it ends when it is told, not by itself
     """
 
@@ -62,11 +63,12 @@ class Shards:
         at: str,
         tell: Tell,
         saver: Callable[[int], Saves],
+        keep: Keep,
         awaits: bool = False,
     ) -> None:
         replicas, hello = sync_of(job).replicas, run_hello(job)
         self.job, self._number, self._corpus, self._tell = job, number, corpus, tell
-        self._saver, self._awaits = saver, awaits or replicas > 0
+        self._saver, self._awaits, self._keep = saver, awaits or replicas > 0, keep
         self._beside = OptionalOutput(lambda line: tell({"said": line}))
         self._told: Queue[Said] = Queue()
         self._serving: dict[int, SaveSteps] = {}
@@ -188,9 +190,13 @@ class Shards:
             if why := saves.saver.failed:
                 raise Unfinished(f"step {saves.done} is not saved: {why}")
             self._done.add(shard)
-            write_server(self.job, shard, [*saves.server.host.recent])
+            self._keep_trace(saves.server)
             self._tell(saves.server.numbers())
             self._tell({"done": shard})
+
+    def _keep_trace(self, server: Server) -> None:
+        if steps := served([*server.host.recent]):
+            self._keep(f"server-{server.number}", steps)
 
     def _write_ledger(self, server: Server) -> None:
         with self._beside.writing(LEDGERS):
@@ -206,7 +212,7 @@ class Shards:
         for saves in self._serving.values():
             saves.saver.cancel()
             saves.saver.wait()
-            write_server(self.job, saves.server.number, [*saves.server.host.recent])
+            self._keep_trace(saves.server)
         self._report()
         for follower in self._followers.values():
             follower.close()

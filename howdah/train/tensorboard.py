@@ -19,12 +19,15 @@ from io import BytesIO, FileIO
 from itertools import count
 from pathlib import Path
 from time import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from howdah.train.optional import importing
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+
+NONE: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 
 class Board:
@@ -37,12 +40,24 @@ class Board:
         self._purge: int | None = step + 1
         self._file: Path | None = None  # None after a failed write
 
-    def add(self, scalars: Mapping[str, float], step: int) -> None:
+    def add(
+        self,
+        scalars: Mapping[str, float],
+        step: int,
+        histograms: Mapping[str, Mapping[int, int]] = NONE,
+    ) -> None:
         """Appends the values of `step`. Raises OSError when that is impossible, and ImportError
         when TensorBoard cannot be imported.
+
+        histograms  how often each whole number was seen
         """
         summary_of = _imported("compat.proto.summary_pb2", "Summary")
         values = [summary_of.Value(tag=name, simple_value=one) for name, one in scalars.items()]
+        values += [
+            summary_of.Value(tag=name, histo=_histogram(seen))
+            for name, seen in histograms.items()
+            if seen
+        ]
         event = _event(step=step, summary=summary_of(value=values))
         file, self._file = self._file, None
         self._file = self._begin(event) if file is None else _append(file, event)
@@ -69,6 +84,20 @@ class Board:
                 raise
         self._purge = None
         return file
+
+
+def _histogram(seen: Mapping[int, int]) -> Any:
+    """A bucket for each number from the least to the greatest."""
+    numbers = range(min(seen), max(seen) + 1)
+    return _imported("compat.proto.histogram_pb2", "HistogramProto")(
+        min=min(seen),
+        max=max(seen),
+        num=sum(seen.values()),
+        sum=sum(number * count for number, count in seen.items()),
+        sum_squares=sum(number * number * count for number, count in seen.items()),
+        bucket_limit=[number + 0.5 for number in numbers],
+        bucket=[seen.get(number, 0) for number in numbers],
+    )
 
 
 def _append(file: Path, event: "Event") -> Path:

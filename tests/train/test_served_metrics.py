@@ -2,7 +2,8 @@
 
 import pytest
 
-from howdah.train.served_metrics import measured, scalars_of
+from howdah.train.served_metrics import histograms_of, measured, scalars_of
+from howdah.train.tensorboard import Board
 
 STEPS = {
     0: {"step": 7, "loss": 30.0, "tokens": 10.0, "seconds": 2.0, "waited": 0.5, "queue": 3},
@@ -35,3 +36,32 @@ def test_boards_have_a_value_for_each_worker_and_server():
     assert found["loss_metrics/global_avg_loss"] == pytest.approx(1.5)
     assert found["served/worker 1 waited"] == 0.5 and found["served/server 0 queue"] == 4
     assert "served/server 1 queue" not in found  # it has not said it
+
+
+def test_what_waits_now_is_the_most_of_all_ends():
+    waiting = {0: {**STEPS[0], "queued": 1}, 1: {**STEPS[1], "queued": 0}}
+    row = measured(waiting, {0: {**SERVERS[0], "queued": 4}})
+    assert row["queued"] == 4
+    found = scalars_of(row)
+    assert (found["served/worker 0 queued"], found["served/server 0 queued"]) == (1.0, 4.0)
+
+
+def test_staleness_is_a_histogram_that_tensorboard_reads(tmp_path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator
+    row = measured(STEPS, SERVERS)
+    Board(tmp_path, step=0).add(scalars_of(row), 7, histograms_of(row))
+    Board(tmp_path, step=7).add({}, 8, {"nothing yet": {}})
+    read = accumulator(str(tmp_path))
+    read.Reload()
+    (event,) = read.Histograms("served/staleness")
+    found = event.histogram_value
+    assert event.step == 7
+    assert (found.min, found.max, found.num, found.sum, found.sum_squares) == (0, 3, 4, 3, 9)
+    assert [*zip(found.bucket_limit, found.bucket, strict=True)] == [
+        (0.5, 3),
+        (1.5, 0),
+        (2.5, 0),
+        (3.5, 1),
+    ]

@@ -17,7 +17,7 @@ from howdah.plan.trace_file import FOLDER, read_members, write_trace
 from howdah.server.moments import Message, Moments
 from howdah.train import serving
 from howdah.train.served import chunks_for
-from howdah.train.served_trace import write_server
+from howdah.train.served_trace import served, writer
 
 SYNC = 'method.sync={kind = "asp", workers = 2}'
 SERVED = (
@@ -66,8 +66,8 @@ def test_the_report_has_means_of_workers_and_the_longest_wait_of_each_server(mak
         Call("worker 0", "pull of head 0", 5, 102.0, 102.5),
         Call("worker 1", "pull of norm 0", 5, 102.0, 105.5),
     ]
-    write_server(job, 0, calls)
-    write_server(job, 1, [])
+    writer(job)("server-0", served(calls))
+    assert served([]) == []
     folder, layout, here = job.folder / FOLDER, "server1 x2", this_machine()
     write_trace(folder, "worker-0", RankTrace(layout, here, [worker(6), worker(7)]))
     members = read_members(folder, layout, workers=2, servers=2)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from small_runs import metrics, opened, tensors, train_on
-from small_serving import replay_run, served
+from small_serving import replay_run, served, serving_here
 
 from howdah.base.errors import UserError
 from howdah.cli import train as cli
@@ -21,7 +21,7 @@ from howdah.server.ledger import read_ledger, twice
 from howdah.server.shard import Term
 from howdah.text.tokens import prepare
 from howdah.train import serving
-from howdah.train.crew import Crew
+from howdah.train.crew import Crew, Member
 from howdah.train.served import SaveSteps, Server, chunks_for
 from howdah.train.shards import Shards
 
@@ -88,6 +88,22 @@ def push(desk, worker, clock, incarnation=1, keys=None):
         if keys is None or key in keys:
             term = Term(torch.ones_like(master), 1.0)
             assert desk.push(Update(worker, incarnation, clock, key), term)
+
+
+def test_the_order_of_pushes_is_that_of_the_recipe_at_both_ends(make_job):
+    for order, window in (("fifo", 1 << 16), ("urgency", 1 << 20)):
+        words = f"comm.push_order={order}", f"comm.push_window={window}"
+        job = make_job("ordered", *SERVED, 'method.sync={kind = "bsp", workers = 2}', *words)
+        crew = Crew(job, print, step=-1, again="it")
+        crew.members = {f"server {n}": server_at(n) for n in range(job.layout.server)}
+        found = crew.way(b"", 1)
+        assert (found.fifo, found.window) == (order == "fifo", window)
+        with serving_here(job) as (servers, _):
+            assert {one.desk.fifo for one in servers} == {order == "fifo"}
+
+
+def server_at(number):
+    return Member("server", number, print, print, addresses={number: ("here", 1)})
 
 
 def test_checkpoints_under_bsp_are_between_two_steps_while_a_place_is_free(desk):
