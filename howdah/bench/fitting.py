@@ -181,7 +181,8 @@ class Fit:
         The fit's cluster has as many devices as ranks, with their links.
 
         measured  steps of a model on all ranks, and those of each rank alone with such a model. By
-                  how much these are longer than predicted, all are: that is no loss
+                  how much these are longer than predicted, all are: that is no loss. A mistake
+                  counts by its seconds: what is lost in a long step is known better
         """
         known = replace(self.profile, meet=0.0, uneven=0.0)
         alone = [self._unlost(one.plan, each, known) for one, each in measured]
@@ -190,7 +191,8 @@ class Fit:
         once = replace(EMPTY, waits=known.waits, crowd=known.crowd, meet=1.0)
         messages = [step_time(one.plan, free, once).seconds for one in shared]
         rest = [max(one.seconds - least, 0.0) for one, least in zip(shared, alone, strict=True)]
-        meet, uneven = nonnegative([messages, alone], rest, [one.seconds for one in shared])
+        longest = max(one.seconds for one in shared)
+        meet, uneven = nonnegative([messages, alone], rest, [longest] * len(shared))
         self.profile = replace(self.profile, meet=meet, uneven=uneven)
 
     def _unlost(self, plan: Plan, alone: StepsOfModel, profile: Profile) -> float:

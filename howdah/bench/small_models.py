@@ -16,8 +16,10 @@ from howdah.plan.method import Method
 from howdah.plan.plan import Plan, make_plan
 from howdah.shapes.shape import ModelShape
 
-# Models that ranks share, of (width, heads, kv_heads, ffn, vocab), on rows of so many tokens.
-SHARED = ((256, 4, 4, 640, 1024, 1, 128), (384, 4, 4, 1024, 512, 1, 64))
+# Models that ranks share, of (width, heads, kv_heads, ffn, vocab), on rows of so many tokens: one
+# of short steps, in which messages show, and one whose steps are as long as those of a run. What
+# ranks lose in a step that is shorter than a slice of a processor's time is no share of it.
+SHARED = ((256, 4, 4, 640, 1024, 1, 128), (256, 4, 4, 640, 4096, 2, 256))
 
 
 def model_of(precision: str, sizes: Sequence[int], *, layers: int = 1, micros: int = 1) -> Plan:

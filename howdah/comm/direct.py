@@ -5,6 +5,10 @@ An operation is a list of rounds. Operations that are started together send thei
     all_reduce    round 1  every share to its owner; the owner adds
                   round 2  the own share to all other ranks
 
+What is long goes in turns, in the k-th to the k-th rank behind and from the k-th before: at each
+time a card sends one message and receives one, where three at once would wait for each other's
+acknowledgements, and for the slowest (`paced`). What is added, and in which order, is the same.
+
 What carries the messages, gloo (`torch_transport.py`) or TCP (`tcp.py`), runs the rounds, and the
 flows of programs (`flow.py`). With the first messages it sends a record of the call
 (`signature.py`) to every peer in the operation, and no payload of a call is taken before the
@@ -39,6 +43,7 @@ from howdah.comm.signature import (
 from howdah.comm.transport import Counts, OneLink, SubgroupFactory, copy_own, shares
 
 ALIGN = 64  # bytes: a cache line
+LONG = 128 << 10  # bytes of a message that goes in turns
 RECEIVED = {"send": "receive", "signal": "wait"}
 
 
@@ -101,17 +106,17 @@ class Direct(OneLink, ABC):
         x = self._reducible(x, op)
         counts = shares(x.numel(), self.size)
         own = x.split(counts)[self.rank]
-        rounds = [self._scatter_round(own, x, counts, op), self._gather_round(x, own, counts)]
+        rounds = [*self._scatter(own, x, counts, op), *self._gather(x, own, counts)]
         return self._do(spell("all_reduce", x.dtype, [x.numel()], op), rounds)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str = "sum") -> int:
         x, (counts, *_) = self._reducible(x, op), self._checks.cut(x, out, counts)
         out, call = flat(out), spell("reduce_scatter", x.dtype, counts, op)
-        return self._do(call, [self._scatter_round(out, x, counts, op)])
+        return self._do(call, self._scatter(out, x, counts, op))
 
     def all_gather(self, out: Tensor, x: Tensor, counts: Counts) -> int:
         out, x, (counts, *_) = flat(out), flat(x), self._checks.cut(out, x, counts)
-        return self._do(spell("all_gather", x.dtype, counts), [self._gather_round(out, x, counts)])
+        return self._do(spell("all_gather", x.dtype, counts), self._gather(out, x, counts))
 
     def broadcast(self, x: Tensor, root: int) -> int:
         x, root = flat(x), self._checks.peer(root)
@@ -157,7 +162,8 @@ class Direct(OneLink, ABC):
         for peer in self._peers:
             pair = both_ways(self.rank, peer, [sent[peer], received[peer]])
             calls[peer] = spell("all_to_all", x.dtype, *pair)
-        return self._do(calls, [Round(self._from(outgoing), self._from(incoming), own)])
+        every = Round(self._from(outgoing), self._from(incoming), own)
+        return self._do(calls, paced(self.rank, self.size, every))
 
     def barrier(self) -> None:
         self._do("barrier", [])
@@ -201,16 +207,18 @@ class Direct(OneLink, ABC):
         reduction(x, op)
         return x
 
-    def _scatter_round(self, out: Tensor, x: Tensor, counts: Counts, op: str) -> Round:
+    def _scatter(self, out: Tensor, x: Tensor, counts: Counts, op: str) -> list[Round]:
         pieces = x.split(list(counts))
         parts = self._land(pieces[self.rank], self.rank)
         add = partial(reduce_in_order, out, parts, op)
-        return Round(self._from(pieces), self._from(parts), add)
+        every = Round(self._from(pieces), self._from(parts), add)
+        return paced(self.rank, self.size, every)
 
-    def _gather_round(self, out: Tensor, x: Tensor, counts: Counts) -> Round:
+    def _gather(self, out: Tensor, x: Tensor, counts: Counts) -> list[Round]:
         pieces = out.split(list(counts))
         own = partial(copy_own, pieces[self.rank], x)
-        return Round([(x, peer) for peer in self._peers], self._from(pieces), own)
+        every = Round([(x, peer) for peer in self._peers], self._from(pieces), own)
+        return paced(self.rank, self.size, every)
 
     def _from(self, pieces: Sequence[Tensor]) -> list[Message]:
         """Every piece but this rank's, as messages to or from the rank that it belongs to."""
@@ -276,3 +284,17 @@ class Direct(OneLink, ABC):
             flows.give_up()
             raise
         self._used = 0
+
+
+def paced(rank: int, size: int, every: Round) -> list[Round]:
+    """A round in which each rank exchanges with all others, in as many turns as there are others:
+    long messages go in the turn that is the distance of their ends, short ones in the first. Both
+    ends know the size of a message, so they agree on its turn, and every rank has all turns.
+    """
+    turns: list[tuple[list[Message], list[Message]]] = [([], []) for _ in range(max(size - 1, 1))]
+    for way, messages in enumerate((every.sends, every.receives)):
+        for tensor, peer in messages:
+            distance = (rank - peer if way else peer - rank) % size
+            turns[distance - 1 if tensor.nbytes >= LONG else 0][way].append((tensor, peer))
+    *rounds, last = (Round(*both) for both in turns)
+    return [*rounds, last._replace(after=every.after)]

@@ -11,9 +11,9 @@ message needs a name. A task comes after tasks of its own turn that are before i
 of earlier turns. So of all tasks that are left on all ranks, those of the first turn can be done:
 a flow comes to its end whatever starts early.
 
-Long messages leave one peer after the other: two at once would share the card, so both would arrive
-late, and so would what waits for the first. (A binomial broadcast over four hosts took the time of
-three messages, not of two.) No message waits for a later turn's.
+Long messages leave before those of later turns to other peers: two at once would share the card, so
+both would arrive late, and so would what waits for the first. (A binomial broadcast over four hosts
+took the time of three messages, not of two.)
 
 Messages between ranks of one machine may go over a wire beside (`near.py`), whose calls wait for
 each other. All of them of a turn are one call, which comes after all other messages of the turns
@@ -100,12 +100,7 @@ def _each_after(rounds: Sequence[Round]) -> None:
 
 def bytes_sent(flow: Flow) -> int:
     """Bytes of all messages that are sent."""
-    return sum(size_of(task) for task in flow if task.sends)
-
-
-def size_of(task: Task) -> int:
-    """Bytes of a message."""
-    return sum(x.nbytes for x in task.tensors)
+    return sum(x.nbytes for task in flow if task.sends for x in task.tensors)
 
 
 class Flows:
@@ -193,20 +188,16 @@ class Flows:
                 yield self._started(queue)
 
     def _is_behind(self, turn: int, peer: int) -> bool:
-        """Whether a long message is on its way to another peer, of this turn or one before."""
-        return any(first <= turn and to != peer for first, to in self._long)
+        """Whether a long message of an earlier turn is on its way to another peer."""
+        return any(first < turn and to != peer for first, to in self._long)
 
     def _started(self, queue: deque[int]) -> int:
         task = self.tasks[number := queue.popleft()]
         if task.sends:
-            self._sending[task.peer] += size_of(task)
-            if self.is_long(number):
+            self._sending[task.peer] += (size := bytes_sent([task]))
+            if 0 < self.ahead <= size:
                 self._long[task.turn, task.peer] += 1
         return number
-
-    def is_long(self, number: int) -> bool:
-        """Whether a message is one that others wait for."""
-        return 0 < self.ahead <= size_of(self.tasks[number])
 
     def _pass_near(self) -> bool:
         """Passes the next messages beside, if they can be; whether there were any."""
@@ -238,7 +229,7 @@ class Flows:
         self.fresh = True
         if task.peer >= 0 and task.beside is None:
             if task.sends:
-                self._sending[task.peer] -= size_of(task)
+                self._sending[task.peer] -= bytes_sent([task])
                 if self._long:
                     self._long -= Counter([(task.turn, task.peer)])  # keeps what is positive
             self._far[task.turn] -= 1

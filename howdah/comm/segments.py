@@ -50,24 +50,16 @@ def spelled(fields: bytes) -> str:
 
 
 def segments(
-    call: int,
-    message: int,
-    buffers: Sequence[memoryview],
-    first: bytes = b"",
-    *,
-    alone: bool = False,
+    call: int, message: int, buffers: Sequence[memoryview], first: bytes = b""
 ) -> Iterator[Segment]:
     """The frames of one message to one peer.
 
     message  number of frames before it in this call
-    first    the fields of a CALL, which goes first, by itself if there is nothing to send
-    alone    that goes by itself anyway
+
+    first  the fields of a CALL, which goes first, alone if there is nothing to send
     """
     part: list[memoryview] = []
     number, room = 0, SEGMENT
-    if first and alone:
-        yield _segment(call, message, number, part, first)
-        number = 1
     for buffer in buffers:
         at = 0
         while at < buffer.nbytes:

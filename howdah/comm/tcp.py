@@ -15,7 +15,7 @@ too, and names who sent it; what it brought is used nowhere.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from socket import socket
@@ -46,8 +46,6 @@ class TcpTransport(Direct):
         self._broken = ""  # why no call is possible any more
         self._unheard = set[int]()  # peers whose calls are not compared yet
         self._dealt = Counter[tuple[int, bool]]()  # frames of this call, by peer and direction
-        self._held = dict[int, list[Segment]]()  # rests of first messages, which are long, by peer
-        self._first = set[int]()  # peers to whom such a one is on its way
 
     def _carry(self, spelled: Spelled, flows: Flows) -> None:
         if self._broken:
@@ -78,20 +76,13 @@ class TcpTransport(Direct):
 
     def _flow(self, spelled: Spelled, work: Flows) -> None:
         self._unheard, self._dealt = set(spelled.records), Counter[tuple[int, bool]]()
-        self._held, self._first = {}, set()
         work.ahead = AHEAD
         for peer in spelled.records:
             self._expect_call(spelled, peer, work)
         for peer in spelled.records:
             number, fields = work.first(peer, sends=True), _fields(spelled, peer)
-            call, *rest = self._frames(work, number, peer, sends=True, first=fields)
-            self._lines.post(peer, [call])
-            if number is not None and work.is_long(number):
-                self._held[peer] = rest
-            else:
-                self._lines.post(peer, rest, first=1)
+            self._lines.post(peer, self._frames(work, number, peer, sends=True, first=fields))
             self.record_bytes += len(fields)
-        self._release()
         self._lines.pump(lambda: not self._unheard)  # nothing is written before all have agreed
 
         def start(numbers: Sequence[int]) -> None:
@@ -124,32 +115,12 @@ class TcpTransport(Direct):
         """
         buffers = [] if number is None else [bytes_of(x) for x in work.tasks[number].tensors]
         at = self._dealt[peer, sends]
-        alone = number is not None and work.is_long(number)
-        found = [*segments(self._calls[peer], at, buffers, first, alone=alone)]
+        found = [*segments(self._calls[peer], at, buffers, first)]
         self._dealt[peer, sends] += len(found)
         if number is None:
             return found
-        then = partial(work.done, number)
-        if first and alone and sends:
-            then = partial(self._first_is_sent, then, peer)
-        done = Last(len(found), then)
+        done = Last(len(found), partial(work.done, number))
         return [segment._replace(done=done) for segment in found]
-
-    def _release(self) -> None:
-        """Sends the next of the long messages that are held, unless one is on its way to a peer
-        that takes it: a peer that is late, or waits for another rank, holds nobody up.
-        """
-        if self._first - self._unheard:
-            return
-        heard = [peer for peer in self._held if peer not in self._unheard]
-        for peer in heard[:1] if heard or self._first else [*self._held][:1]:
-            self._first.add(peer)
-            self._lines.post(peer, self._held.pop(peer), first=1)
-
-    def _first_is_sent(self, done: Callable[[], None], peer: int) -> None:
-        done()
-        self._first.discard(peer)
-        self._release()
 
     def _hear(self, calls: Spelled, peer: int, rest: Sequence[Segment], fields: bytes) -> None:
         """Compares the call of a peer; expects the rest of its message. Raises Disagreement."""
@@ -159,7 +130,6 @@ class TcpTransport(Direct):
             raise disagreement(self.rank, mine, peer, theirs, (calls.texts[peer], text))
         self._unheard.discard(peer)
         self._lines.expect(peer, rest, first=1)
-        self._release()
 
     # -- its end
 

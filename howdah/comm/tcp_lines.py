@@ -228,16 +228,14 @@ class Lines:
         self._of = {line.sock.fileno(): line for line in self._all}
         self._poll, self._wanted = select.poll(), dict[int, int]()
 
-    def post(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:
-        """Sends the frames of a message to a peer, dealt to its lines in turn; `first` is the
-        number of the first of them. `pump` does it.
-        """
+    def post(self, peer: int, found: Sequence[Segment]) -> None:
+        """Sends the frames of a message to a peer, dealt to its lines in turn. `pump` does it."""
         lines = self.by_peer[peer]
-        for number, segment in enumerate(found, first):
+        for number, segment in enumerate(found):
             lines[number % len(lines)].out.append(segment)
 
     def expect(self, peer: int, found: Sequence[Segment], *, first: int = 0) -> None:
-        """Expects frames of a peer, dealt alike."""
+        """Expects frames of a peer, dealt alike; `first` is the number of the first of them."""
         lines = self.by_peer[peer]
         for number, segment in enumerate(found, first):
             lines[number % len(lines)].due.append(segment)

@@ -7,129 +7,25 @@ How long each takes to be told is printed, and decides nothing.
 import os
 import re
 import signal
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from queue import Queue
-from subprocess import PIPE, STDOUT
-from threading import Thread
 
 import pytest
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
-PATIENCE = 120.0  # seconds for anything: more than any of them takes
-
-RANK = """
-import os
-import select
-import sys
-
-import torch
-
-from howdah.comm import connect
-from howdah.comm.transport import PeerLost
-
-elements, words = int(sys.argv[1]), sys.argv[2]
-group = connect(algorithm=words, seconds=100)
-calls, asked = 0, 0.0
-x = torch.arange(float(elements))
-expected = x.clone()
-try:
-    group.all_reduce(x, op="mean")
-    group.barrier()
-    print("going", os.getpid(), flush=True)
-    while not asked:
-        group.all_reduce(x, op="mean")
-        calls += 1
-        if not torch.equal(x, expected):
-            raise SystemExit("the sum is wrong")
-        if group.rank == 0 and select.select([sys.stdin], [], [], 0)[0]:
-            asked = 1.0
-        (asked,) = group.sum_scalars([asked])
-    print("done", calls, flush=True)
-except PeerLost as error:
-    print("lost", error, flush=True)
-group.close()
-"""
-
-
-class Ranks:
-    """Ranks on hosts, `each` on each, in blocks."""
-
-    def __init__(self, box, stack, each=1, elements=1 << 18, words=""):
-        self.box, self.runs, self.lines = box, [], []
-        size = box.hosts * each
-        for rank in range(size):
-            env = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(size),
-                "OMP_NUM_THREADS": "1",
-                "MASTER_ADDR": "host0",
-                "MASTER_PORT": "29500",
-                "TORCH_CPP_LOG_LEVEL": "ERROR",
-            }
-            command = [sys.executable, "-c", RANK, elements, words]
-            pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": STDOUT, "text": True}
-            self.runs.append(box.start(rank // each, command, env=env, **pipes))
-            self.lines.append(Queue())
-            reads = Thread(target=self._read, args=(self.runs[-1], self.lines[-1]))
-            reads.start()
-            stack.callback(self._end, self.runs[-1], reads)
-        for rank in range(size):
-            assert self.hear(rank).startswith("going")
-
-    def _end(self, run, reads):
-        run.kill()
-        run.wait()
-        reads.join()
-        run.stdin.close()
-        run.stdout.close()
-
-    def _read(self, run, lines):
-        for line in run.stdout:
-            lines.put(line.strip())
-        lines.put("")
-
-    def hear(self, rank):
-        """The next line of a rank that means something."""
-        while line := self.lines[rank].get(timeout=PATIENCE):
-            if line.startswith(("going", "done", "lost")):
-                return line
-        raise AssertionError(f"rank {rank} ended and said nothing")
-
-    def process(self, rank):
-        """The process number of a rank, as this process sees it."""
-        environ = f"RANK={rank}\0".encode()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (path / "cmdline").read_bytes()
-                mine = environ in (path / "environ").read_bytes()
-            except OSError:
-                continue
-            if mine and b"from howdah.comm import connect" in words and b"nsenter" not in words:
-                return int(path.name)
-        raise AssertionError(f"rank {rank} has no process")
-
-    def finish(self):
-        """Asks for an end; the calls of each rank, which are equal."""
-        self.runs[0].stdin.write("\n")
-        self.runs[0].stdin.flush()
-        done = [self.hear(rank) for rank in range(len(self.runs))]
-        assert len({*done}) == 1 and done[0].startswith("done"), done
-        return int(done[0].split()[1])
 
 
 @pytest.fixture
-def ranks(box):
+def ranks(box, modules):
     """Ranks in a box of two hosts, of which no process is left (test_box.py looks for all else)."""
-    cages = []
+    cages, (looping,) = [], modules("looping")
 
     @contextmanager
     def make(hosts=2, profile="flat-1g", **how):
         with ExitStack() as stack, box(profile, hosts) as made:  # whose end kills the ranks
             cages.extend(made._cages)
-            yield Ranks(made, stack, **how)
+            yield looping.Ranks(made, stack, **how)
 
     yield make
     assert not [cage for cage in cages if Path(f"/proc/{cage.first}").exists()]
@@ -196,7 +92,7 @@ def test_a_link_that_is_cut_for_long_is_told(ranks, seconds):
         if seconds:
             time.sleep(max(seconds - (time.monotonic() - since), 0))
             made.box.ip(1, "link set eth0 up")
-        assert [run.wait(PATIENCE) for run in made.runs] == [0, 0]
+        assert [run.wait(120) for run in made.runs] == [0, 0]
 
 
 def test_a_link_that_is_cut_in_one_direction_is_told(ranks):

@@ -55,7 +55,7 @@ def test_a_saved_choice_reads_back_and_is_in_the_plan(recipe, tmp_path):
         ("comm.algorithm.all_to_all=bruck", "whose sizes they do not know in training; use pair"),
         ("comm.algorithm.all_to_all=pairwise to 1 kB, bruck", "ranks may have other sizes"),
         ("comm.push_order=fifo", "comm.push_order is for workers of method.sync"),
-        ("comm.push_window=1e6", "comm.push_window is 1000000.0; it must be a whole number"),
+        ("comm.push_window=1e-6", "comm.push_window is 1e-06; it must be an integer"),
         ("comm.push_window=9", "comm.push_window is 9; it must be from 65536"),
         ("comm.algorithm.all_reduce=hypercube", "not 6; use 4 or 8, or all_reduce/halving_doubli"),
     ],
