@@ -287,14 +287,19 @@ class Direct(OneLink, ABC):
 
 
 def paced(rank: int, size: int, every: Round) -> list[Round]:
-    """A round in which each rank exchanges with all others, in as many turns as there are others:
-    long messages go in the turn that is the distance of their ends, short ones in the first. Both
-    ends know the size of a message, so they agree on its turn, and every rank has all turns.
+    """A round in which each rank exchanges with all others, in as many turns as there are ranks:
+    long messages go in the turn that is the distance of their ends, short ones in turn 0. Both ends
+    know the size of a message, so they agree on its turn, and every rank has all turns.
+
+    A rank that is ahead of the others waits after turn 0, with which the calls are compared: else
+    it would send to one that still receives from another, and the turns would never meet again.
     """
-    turns: list[tuple[list[Message], list[Message]]] = [([], []) for _ in range(max(size - 1, 1))]
+    if size == 2:
+        return [every]
+    turns: list[tuple[list[Message], list[Message]]] = [([], []) for _ in range(size)]
     for way, messages in enumerate((every.sends, every.receives)):
         for tensor, peer in messages:
             distance = (rank - peer if way else peer - rank) % size
-            turns[distance - 1 if tensor.nbytes >= LONG else 0][way].append((tensor, peer))
+            turns[distance if tensor.nbytes >= LONG else 0][way].append((tensor, peer))
     *rounds, last = (Round(*both) for both in turns)
     return [*rounds, last._replace(after=every.after)]

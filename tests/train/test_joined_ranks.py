@@ -40,15 +40,15 @@ def join_as_rank(transport, job, address, leaving=-1, secret=SECRET):
     return ""
 
 
-def joined(workers, job, tmp_path, **given):
+def joined(workers, job, tmp_path, leaving=-1):
     """Trains with one worker of two ranks; what each has raised, and what was said."""
     members = Members()
     with gathering(job) as (run, address):
         thread = Thread(target=run.see_through)
         thread.start()
         members.start(serve_there, elsewhere(job, tmp_path, "server"), corpus_of(job), address)
-        found = workers.run(join_as_rank, elsewhere(job, tmp_path, "w"), address, ranks=2, **given)
-        run._request.signal = signal.SIGTERM * any(given.values())
+        found = workers.run(join_as_rank, elsewhere(job, tmp_path, "w"), address, leaving, ranks=2)
+        run._request.signal = signal.SIGTERM * (leaving >= 0)
         thread.join()
     return found, run.said, members.join()
 
@@ -162,7 +162,7 @@ def test_a_torchrun_of_another_number_of_ranks_is_told(recipe, tmp_path):
     env = {**os.environ, "HOWDAH_SECRET_FILE": str(secret), "RANK": "0", "WORLD_SIZE": "3"}
     env |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     for role, words in (
-        ("worker", "torchrun has started 3 ranks, and layout 'tp2 server1' gives a worker 2"),
+        ("worker", "torchrun has started 3 ranks, and layout 'tp2 server1 x2' gives a worker 2"),
         ("server", "servers are started one by one, not by torchrun"),
     ):
         command = [sys.executable, "-m", "howdah", role, str(recipe), *RANKS, ALONE]

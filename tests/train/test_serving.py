@@ -286,6 +286,7 @@ def test_a_ledger_that_cannot_be_written_ends_no_run(make_job):
     (job.folder / "ledgers").write_text("a file stands in the way")
     said, start = [], serving.start_of(job, -1, corpus)
     given = {"corpus": corpus, "secret": bytes(32), "at": "127.0.0.1", "saver": None}
+    given |= {"keep": None}
     shards = Shards(job, 0, start=start, tell=said.append, **given)
     shards._report()
     shards._report()
