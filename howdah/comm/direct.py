@@ -5,9 +5,10 @@ An operation is a list of rounds. Operations that are started together send thei
     all_reduce    round 1  every share to its owner; the owner adds
                   round 2  the own share to all other ranks
 
-What is long goes in turns, in the k-th to the k-th rank behind and from the k-th before: at each
-time a card sends one message and receives one, where three at once would wait for each other's
+Over TCP what is long goes in turns, in the k-th to the k-th rank behind and from the k-th before: at
+each time a card sends one message and receives one, where three at once would wait for each other's
 acknowledgements, and for the slowest (`paced`). What is added, and in which order, is the same.
+Over gloo all goes at once, which is faster there.
 
 What carries the messages, gloo (`torch_transport.py`) or TCP (`tcp.py`), runs the rounds, and the
 flows of programs (`flow.py`). With the first messages it sends a record of the call
@@ -66,6 +67,7 @@ class Direct(OneLink, ABC):
     """A transport over messages between all pairs; see `transport.Transport` for the operations."""
 
     link = "tcp"
+    turns = False  # whether long messages go in turns
     among: SubgroupFactory
 
     def __init__(self, rank: int, size: int) -> None:
@@ -163,7 +165,7 @@ class Direct(OneLink, ABC):
             pair = both_ways(self.rank, peer, [sent[peer], received[peer]])
             calls[peer] = spell("all_to_all", x.dtype, *pair)
         every = Round(self._from(outgoing), self._from(incoming), own)
-        return self._do(calls, paced(self.rank, self.size, every))
+        return self._do(calls, self._paced(every))
 
     def barrier(self) -> None:
         self._do("barrier", [])
@@ -212,13 +214,16 @@ class Direct(OneLink, ABC):
         parts = self._land(pieces[self.rank], self.rank)
         add = partial(reduce_in_order, out, parts, op)
         every = Round(self._from(pieces), self._from(parts), add)
-        return paced(self.rank, self.size, every)
+        return self._paced(every)
 
     def _gather(self, out: Tensor, x: Tensor, counts: Counts) -> list[Round]:
         pieces = out.split(list(counts))
         own = partial(copy_own, pieces[self.rank], x)
         every = Round([(x, peer) for peer in self._peers], self._from(pieces), own)
-        return paced(self.rank, self.size, every)
+        return self._paced(every)
+
+    def _paced(self, every: Round) -> list[Round]:
+        return paced(self.rank, self.size, every) if self.turns else [every]
 
     def _from(self, pieces: Sequence[Tensor]) -> list[Message]:
         """Every piece but this rank's, as messages to or from the rank that it belongs to."""

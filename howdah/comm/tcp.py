@@ -37,6 +37,8 @@ AHEAD = 2 * SEGMENT  # bytes of messages to one peer that are handed to the kern
 class TcpTransport(Direct):
     """The transport over TCP connections; see `transport.Transport` for the operations."""
 
+    turns = True
+
     def __init__(
         self, rank: int, size: int, lines: dict[int, list[socket]], *, seconds: float
     ) -> None:
