@@ -11,6 +11,7 @@ from pathlib import Path
 SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER of linux/prctl.h
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
 LARGEST_ON_HEAP = 32 << 20  # bytes; glibc takes no larger threshold
+SMALL_ON_HEAP = 256 << 10  # bytes; what is larger goes back to the system when it is freed
 
 
 def die_with_parent(number: int) -> None:
@@ -37,6 +38,15 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(MMAP_THRESHOLD, LARGEST_ON_HEAP)
+
+
+def give_freed_memory_back() -> None:
+    """Gives what this process frees back to the system, but for small pieces, where malloc is
+    glibc's. By itself glibc keeps blocks of up to 32 MiB, in holes that others do not fit into: a
+    model of 72 small blocks with all states on the disk had twice as many bytes as it used.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(MMAP_THRESHOLD, SMALL_ON_HEAP)
 
 
 def is_stopped(process: int) -> bool:

@@ -5,8 +5,8 @@ An operation is a list of rounds. Operations that are started together send thei
     all_reduce    round 1  every share to its owner; the owner adds
                   round 2  the own share to all other ranks
 
-Over TCP what is long goes in turns, in the k-th to the k-th rank behind and from the k-th before: at
-each time a card sends one message and receives one, where three at once would wait for each other's
+Over TCP what is long goes in turns: in the k-th to the k-th rank behind, from the k-th before. At
+all times a card sends one message and receives one, where three at once would wait for each other's
 acknowledgements, and for the slowest (`paced`). What is added, and in which order, is the same.
 Over gloo all goes at once, which is faster there.
 

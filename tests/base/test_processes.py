@@ -35,3 +35,39 @@ def test_freed_memory_is_used_again():
         int(subprocess.check_output([*words, word], text=True)) for word in ("kept", "given back")
     )
     assert kept < 100 < given_back
+
+
+HELD = """
+import ctypes, sys
+from howdah.base.processes import give_freed_memory_back
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+if sys.argv[1] == "given back":
+    give_freed_memory_back()
+def held():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) >> 10
+libc.free(libc.malloc(30 << 20))  # from here on glibc keeps blocks of 30 MiB on its heap
+before, there = held(), []
+for _ in range(8):
+    block = libc.malloc(16 << 20)
+    ctypes.memset(block, 1, 16 << 20)
+    there.append(block)
+    ctypes.memset(libc.malloc(200 << 10), 1, 200 << 10)  # what is above a hole keeps it
+for block in there:
+    libc.free(block)
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RssAnon is Linux's")
+def test_freed_blocks_are_given_back_where_memory_is_scarce():
+    """MiB that a process still holds of 128 that it has freed."""
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("malloc is not glibc's")
+    held = {}
+    for how in ("by itself", "given back"):
+        command = [sys.executable, "-c", HELD, how]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        held[how] = int(done.stdout)
+    assert held["given back"] < 16 < held["by itself"]
