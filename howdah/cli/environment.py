@@ -49,6 +49,16 @@ def launched() -> bool:
     return {"RANK", "WORLD_SIZE"} <= set(os.environ)
 
 
+def by_torchrun() -> bool:
+    """Whether that launcher is torchrun, or one that keeps its words."""
+    return launched() and "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def first_here() -> bool:
+    """Whether this is the first rank on its machine, or the only one."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def cluster_named(text: str, *, devices: int | None = None) -> Cluster:
     """The cluster that a user names; `here` is this machine as `howdah measure` found it."""
     return load_cluster(text, devices=devices, own=cache_folder() / CLUSTERS)

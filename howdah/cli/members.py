@@ -9,7 +9,6 @@ All start from the same recipe and changes, and with the run's secret. What is c
 machine, or is started on several by a torchrun of its own; the run sees one member.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ import typer
 from howdah.base.errors import UserError
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, StopRequest, listen
-from howdah.cli.environment import launched, number_in, this_machine
+from howdah.cli.environment import by_torchrun, first_here, launched, number_in, this_machine
 from howdah.cli.errors import in_words
 from howdah.config.auto import is_auto
 from howdah.config.recipe import load_run, resolve_run
@@ -57,7 +56,7 @@ def worker(recipe: Recipe, overrides: Overrides = None, join: Address = "") -> N
     """
     from howdah.train.member import work_there
 
-    if launched() and "TORCHELASTIC_RUN_ID" in os.environ:
+    if by_torchrun():
         die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
     _join(recipe, overrides, join, work_there)
 
@@ -101,7 +100,7 @@ def _prepared(job: Job) -> tuple[Job, "Corpus"]:
     from howdah.train.length import in_steps
     from howdah.train.start import prepare_tokens
 
-    corpus = prepare_tokens(job, print, check=os.environ.get("LOCAL_RANK", "0") == "0")
+    corpus = prepare_tokens(job, print, check=first_here())
     order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)
     train = in_steps(job.train, job.batch, order.sequence, sum(order.samples))
     return replace(job, train=train), corpus

@@ -28,6 +28,8 @@ from howdah.cli import members
 from howdah.cli.auto import settled, settled_by_all
 from howdah.cli.check import and_the_rest, file_problems, free_disk, lacks_disk, problem_of
 from howdah.cli.environment import (
+    by_torchrun,
+    first_here,
     launched,
     number_in,
     several_machines,
@@ -100,7 +102,7 @@ def start(
     among = launched()
     with and_the_rest(force=force or among):
         run = load()
-    if among and "TORCHELASTIC_RUN_ID" in os.environ:
+    if by_torchrun():
         die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
     machine = this_machine(among=among)
     auto, store = None, None  # which serves the other ranks while it is kept
@@ -255,7 +257,7 @@ def _make_ready(  # noqa: PLR0913 (what a start was asked, all by keyword)
         if wrong or inputs:
             raise UserError(several([*wrong, *(inputs or unreadable(job.data))]))
         # 2. One rank of each machine checks the files that all its ranks will read.
-        corpus = prepare_tokens(job, say, check=os.environ.get("LOCAL_RANK", "0") == "0")
+        corpus = prepare_tokens(job, say, check=first_here())
         order = order_of(corpus, sequence=job.plan.sequence, seed=job.seed)
         train = in_steps(job.train, job.batch, order.sequence, sum(order.samples))
         job = replace(job, train=train)

@@ -327,11 +327,10 @@ def _check_each(run: Run) -> Iterator[str]:
     if run.train.expert_placement == "load" and run.model.experts is None:
         yield "train.expert_placement is load, and the model has no experts; use number"
     yield from choice_problems(run.comm.algorithm)
-    if run.comm.tls and not run.method.sync:
-        yield "comm.tls is for servers and workers of method.sync, which is not given; drop it"
-    for key in ("push_order", "push_window") if not run.method.sync else ():
+    for key in ("tls", "push_order", "push_window") if not run.method.sync else ():
         if getattr(run.comm, key) != getattr(Comm(), key):
-            yield f"comm.{key} is for workers of method.sync, which is not given; drop it"
+            of = "is for servers and workers of method.sync, which is not given"
+            yield f"comm.{key} {of}; drop it"
 
 
 def lacks_of(machine: Machine, run: Run) -> Iterator[str]:

@@ -51,16 +51,16 @@ def histograms_of(row: Mapping[str, Any]) -> dict[str, dict[int, int]]:
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     """The values of a row, by TensorBoard key."""
-    names = ("tps", "stale", "oldest", "apart", "slower", "queue", "queued")
-    names = (*names, "push_rate", "pull_rate")
+    rates, waits = ("push_rate", "pull_rate"), ("queue", "queued")
+    names = ("tps", "stale", "oldest", "apart", "slower", *waits, *rates)
     found = {f"served/{name}": float(row[name]) for name in names}
     found["loss_metrics/global_avg_loss"] = float(row["loss"])
     for said in row["workers"]:
         of = f"served/worker {said['worker']}"
-        seen = ("seconds", "waited", "queue", "queued")
+        seen = ("seconds", "waited", *waits)
         found |= {f"{of} {name}": float(said[name]) for name in seen if name in said}
     for said in row["servers"]:
         of = f"served/server {said['server']}"
-        seen = ("push_rate", "pull_rate", "waiting", "queue", "queued")
-        found |= {f"{of} {name}": float(said[name]) for name in seen if name in said}
+        which = (*rates, "waiting", *waits)
+        found |= {f"{of} {name}": float(said[name]) for name in which if name in said}
     return found

@@ -25,13 +25,20 @@ RANKS = (*SERVED, "layout=tp2 server1", f"train.steps={STEPS}", "train.save_ever
 ALONE = 'method.sync={kind = "bsp", workers = 1}'
 
 
-def join_as_rank(transport, job, address, leaving=-1, secret=SECRET):
-    """A rank of a worker; what it raised. `leaving`: the rank that has a stop signal."""
-    request = StopRequest(patient=True)
-    request.signal = signal.SIGTERM if transport.rank == leaving else 0
+def join_as_rank(transport, job, address, leaving=-1, early=False):
+    """A rank of a worker; what it raised. `leaving`: the rank that has a stop signal, when the
+    ranks meet or, `early`, before the first has joined.
+    """
+    request, stopped = StopRequest(patient=True), transport.rank == leaving
+    request.signal = signal.SIGTERM * (stopped and early)
+
+    def meet():
+        request.signal = signal.SIGTERM * stopped
+        return own
+
     own = transport.among(range(transport.size))  # which the worker closes
     seat = Seat(own.rank, own.size, own.among.aside)
-    given = {"secret": secret, "seat": seat, "meet": lambda: own}
+    given = {"secret": SECRET, "seat": seat, "meet": meet}
     with closing(own):
         try:
             work_there(job, corpus_of(job), request, at=address, **given)
@@ -40,15 +47,15 @@ def join_as_rank(transport, job, address, leaving=-1, secret=SECRET):
     return ""
 
 
-def joined(workers, job, tmp_path, leaving=-1):
+def joined(workers, job, tmp_path, *stop):
     """Trains with one worker of two ranks; what each has raised, and what was said."""
     members = Members()
     with gathering(job) as (run, address):
         thread = Thread(target=run.see_through)
         thread.start()
         members.start(serve_there, elsewhere(job, tmp_path, "server"), corpus_of(job), address)
-        found = workers.run(join_as_rank, elsewhere(job, tmp_path, "w"), address, leaving, ranks=2)
-        run._request.signal = signal.SIGTERM * (leaving >= 0)
+        found = workers.run(join_as_rank, elsewhere(job, tmp_path, "w"), address, *stop, ranks=2)
+        run._request.signal = signal.SIGTERM * bool(stop)
         thread.join()
     return found, run.said, members.join()
 
@@ -69,8 +76,8 @@ def test_a_worker_of_two_ranks_that_joins_is_local_training(workers, make_job, t
             assert (other[name] - tensor).abs().max() <= 1e-10 * tensor.abs().max(), name
     # what members did last is with the coordinator
     traces = read_members(job.folder / FOLDER, str(job.layout), workers=1, servers=1)
-    assert set(traces) == {"worker 0", "server 0"}
-    assert [step.number for step in traces["worker 0"].steps] == [1, 2, 3]
+    assert set(traces) == {"worker-0", "server-0"}
+    assert [step.number for step in traces["worker-0"].steps] == [1, 2, 3]
     assert not (tmp_path / "w" / FOLDER).exists()
 
 
@@ -78,12 +85,15 @@ def test_a_worker_of_two_ranks_that_joins_is_local_training(workers, make_job, t
 def test_a_signal_at_one_rank_is_heeded_by_all(workers, make_job, tmp_path, rank):
     """They leave before the same step: else one would wait for the other's exchanges."""
     job = make_job("left", *RANKS, 'method.sync={kind = "asp", workers = 1}')
-    found, said, _ = joined(workers, job, tmp_path, leaving=rank)
-    if rank:
-        assert found == ["", ""]
-        assert any("worker 0 has left after step 0" in line for line in said), said
-    else:  # which joins nothing then
-        assert found == ["Unfinished: stopped before the run began here"] * 2
+    found, said, _ = joined(workers, job, tmp_path, rank, False)
+    assert found == ["", ""]
+    assert "worker 0 has joined: 1 there" in said
+
+
+def test_a_signal_before_the_first_rank_has_joined_ends_all(workers, make_job, tmp_path):
+    job = make_job("early", *RANKS, 'method.sync={kind = "asp", workers = 1}')
+    found, _, _ = joined(workers, job, tmp_path, 0, True)
+    assert found == ["Unfinished: stopped before the run began here"] * 2
 
 
 def test_what_the_first_rank_is_refused_for_is_told_by_all(workers, make_job, tmp_path):
