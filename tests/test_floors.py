@@ -51,7 +51,7 @@ FLOORS = {  # from the ground up, with the lines that each may have in the end
     "bench": 2_350,
     "report": 1_200,
     "config": 1_650,
-    "cli": 3_400,
+    "cli": 3_410,
 }
 HOUSE_LINES = 85_500  # decision 0076
 TOP = ("__main__",)

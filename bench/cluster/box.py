@@ -245,6 +245,26 @@ class Box:
         """Runs a line of `ip` on a host's network."""
         self._cages[host].batch("ip", [line])
 
+    def unplug(self, host: int) -> None:
+        """Takes the cable out of a host's card."""
+        self.ip(host, f"link set {CARD} down")
+
+    def plug(self, host: int) -> None:
+        """Puts it in again; a card that was down has forgotten the others."""
+        self.ip(host, f"link set {CARD} up")
+        for other in range(self.hosts):
+            if other != host:
+                there = f"{address(other)} lladdr {hardware(other)}"
+                self.ip(host, f"neigh replace {there} nud permanent dev {CARD}")
+
+    def mute(self, host: int) -> None:
+        """Drops what a host sends; it still hears."""
+        self.tc(host, f"qdisc replace dev {CARD} root pfifo limit 0")
+
+    def end(self, host: int) -> None:
+        """Ends a host: its processes, and its network."""
+        self._cages[host].close()
+
     # -- building
 
     def _connect(self) -> None:

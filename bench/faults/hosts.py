@@ -73,11 +73,11 @@ def strike(box: Box, name: str, host: int, process: int) -> None:
     if process:
         os.kill(process, signal.SIGKILL if "killed" in name else signal.SIGSTOP)
     elif name.startswith("a host"):
-        box._cages[host].close()
+        box.end(host)
     elif "direction" in name:
-        box.tc(host, "qdisc replace dev eth0 root pfifo limit 0")
-    elif name.startswith("a cable"):
-        box.ip(host, "link set eth0 down")
+        box.mute(host)
+    else:
+        box.unplug(host)
 
 
 def mend(box: Box, host: int, process: int) -> None:
@@ -85,10 +85,7 @@ def mend(box: Box, host: int, process: int) -> None:
     if process:
         os.kill(process, signal.SIGCONT)
     else:
-        box.ip(host, "link set eth0 up")
-        for line in box._own(host):
-            if line.startswith("neigh add"):
-                box.ip(host, line.replace("neigh add", "neigh replace"))
+        box.plug(host)
 
 
 def play(fault: Fault, shape: str, draw: random.Random) -> dict[str, Any]:

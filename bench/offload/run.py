@@ -46,7 +46,7 @@ from machine import machine
 from updates import ARRAYS, ELEMENTS, TIMES, TINY, a_copy, howdah_update, seconds_of
 
 from howdah.base.errors import UserError
-from howdah.base.processes import give_freed_memory_back
+from howdah.base.processes import keep_freed_memory
 from howdah.comm.transport import SingleRank
 from howdah.draw.measured_step import exposed as told
 from howdah.host.block_moves import BLOCK
@@ -237,7 +237,7 @@ def child(folder: str, *, tiny: bool, limit: int) -> None:
             (group / swap).write_text(str(size))
     (group / "cgroup.procs").write_text(str(os.getpid()))
     plan = deep_plan(AWAY, tiny, folder=folder, direct=not tiny)
-    give_freed_memory_back()  # as training does where states are off the device
+    keep_freed_memory(False)  # as training does where states are off the device
     with ready(plan) as context:
         stepped(context, plan, 3)
         crc = checksum(context)

@@ -29,24 +29,19 @@ def _prctl(option: int, argument: int) -> None:
         ctypes.CDLL(None).prctl(option, argument, 0, 0, 0)
 
 
-def keep_freed_memory() -> None:
-    """Lets this process keep what it frees for its next allocations, where malloc is glibc's.
+def keep_freed_memory(kept: bool = True) -> None:
+    """Lets this process keep what it frees for its next allocations, where malloc is glibc's; or
+    makes it give that back, but for small pieces.
 
-    The kernel clears memory page by page when it is first written after it was given back. A step
-    of training frees its activations, and allocates as many in the next one.
+    Kept: the kernel clears memory page by page when it is first written after it was given back. A
+    step of training frees its activations, and allocates as many in the next one.
+
+    Not kept: what is freed lies in holes that others may not fit into, so a process has more than
+    it ever used at once. A model of 72 small blocks, all states on the disk, had twice as much.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(MMAP_THRESHOLD, LARGEST_ON_HEAP)
-
-
-def give_freed_memory_back() -> None:
-    """Gives what this process frees back to the system, but for small pieces, where malloc is
-    glibc's. By itself glibc keeps blocks of up to 32 MiB, in holes that others do not fit into: a
-    model of 72 small blocks with all states on the disk had twice as many bytes as it used.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(MMAP_THRESHOLD, SMALL_ON_HEAP)
+        libc.mallopt(TRIM_THRESHOLD, 2**31 - 1 if kept else SMALL_ON_HEAP)
+        libc.mallopt(MMAP_THRESHOLD, LARGEST_ON_HEAP if kept else SMALL_ON_HEAP)
 
 
 def is_stopped(process: int) -> bool:

@@ -1,9 +1,15 @@
 """How a failure in the processes of a command is reported: as a sentence, or with a traceback."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from howdah.base.errors import Unfinished, UserError
+
+
+def report(sentence: str) -> None:
+    """Tells the user why a command ends otherwise than it was to."""
+    print(f"howdah: {sentence}", file=sys.stderr)
 
 
 @contextmanager

@@ -22,26 +22,28 @@ from howdah.base.errors import UserError
 from howdah.base.processes import die_with_parent
 from howdah.base.signals import EARLY, Stopped, StopRequest, listen
 from howdah.cli.environment import by_torchrun, first_here, launched, number_in, this_machine
-from howdah.cli.errors import in_words
+from howdah.cli.errors import in_words, report
 from howdah.config.auto import is_auto
 from howdah.config.recipe import load_run, resolve_run
 from howdah.train.job import Job
 
 if TYPE_CHECKING:
     from howdah.comm.launch import Seat
+    from howdah.server.addresses import Address
     from howdah.text.tokens import Corpus
 
 Recipe = Annotated[Path, typer.Argument(help="the recipe of the run, as its coordinator has it")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="its changes")]
-Address = Annotated[
+Join = Annotated[
     str, typer.Option("--join", metavar="HOST:PORT", help="where howdah train --listen runs")
 ]
 EVERYWHERE = ("0.0.0.0", "::", "*")
-LEAVING = 60.0  # seconds that the ranks of a worker have to finish a step after a stop signal
+MEETING = 600.0  # seconds that the ranks of a worker wait for torchrun's store
+LEAVING = 60.0  # and have to finish a step after a stop signal
 Play = Callable[..., None]
 
 
-def server(recipe: Recipe, overrides: Overrides = None, join: Address = "") -> None:
+def server(recipe: Recipe, overrides: Overrides = None, join: Join = "") -> None:
     """Join the run of RECIPE as a parameter server: `howdah train --listen` sees to it."""
     from howdah.train.member import serve_there
 
@@ -50,15 +52,13 @@ def server(recipe: Recipe, overrides: Overrides = None, join: Address = "") -> N
     _join(recipe, overrides, join, serve_there)
 
 
-def worker(recipe: Recipe, overrides: Overrides = None, join: Address = "") -> None:
+def worker(recipe: Recipe, overrides: Overrides = None, join: Join = "") -> None:
     """Join the run of RECIPE as a worker; Ctrl-C leaves it after the step that is computed. Its
     ranks, where the layout has several, are started here, or by torchrun.
     """
-    from howdah.train.member import work_there
-
     if by_torchrun():
         die_with_parent(SIGTERM)  # if torchrun dies, so does this rank
-    _join(recipe, overrides, join, work_there)
+    _join(recipe, overrides, join, _work)
 
 
 def _join(recipe: Path, overrides: list[str] | None, join: str, play: Play) -> None:
@@ -83,12 +83,7 @@ def _join(recipe: Path, overrides: list[str] | None, join: str, play: Play) -> N
     with in_words(), listen(patient=True) as request:
         torch.set_num_threads(job.threads)
         job, corpus = _prepared(job)
-        if among:
-            _play_launched(job, corpus, request, at=at, secret=secret)
-        elif play.__name__ == "work_there" and job.layout.workers > 1:
-            sys.exit(_play_here(job, at=at, secret=secret))
-        else:
-            play(job, corpus, request, at=at, secret=secret)
+        play(job, corpus, request, at=at, secret=secret)
     sys.exit(128 + request.signal if request.signal else 0)
 
 
@@ -106,8 +101,22 @@ def _prepared(job: Job) -> tuple[Job, "Corpus"]:
     return replace(job, train=train), corpus
 
 
-def _play_launched(
-    job: Job, corpus: "Corpus", request: StopRequest, *, at: tuple[str, int], secret: bytes
+def _work(
+    job: Job, corpus: "Corpus", request: StopRequest, *, at: "Address", secret: bytes
+) -> None:
+    """Works as one process, as a rank of torchrun's, or by ranks that are started here."""
+    from howdah.train.member import work_there
+
+    if launched():
+        _work_launched(job, corpus, request, at=at, secret=secret)
+    elif job.layout.workers > 1:
+        _work_here(job, at=at, secret=secret)
+    else:
+        work_there(job, corpus, request, at=at, secret=secret)
+
+
+def _work_launched(
+    job: Job, corpus: "Corpus", request: StopRequest, *, at: "Address", secret: bytes
 ) -> None:
     """Works as a rank that torchrun has started."""
     import torch.distributed as dist
@@ -119,28 +128,29 @@ def _play_launched(
     from howdah.comm.transport import SingleRank
     from howdah.train.member import work_there
 
-    store, rank, size = launchers_store(LEAVING)
+    store, rank, size = launchers_store(MEETING)
     own = dist.PrefixStore(f"howdah/{read_settings().restart}/worker", store)
     meet = partial(join, hosts=job.plan.comm.hosts) if size > 1 else SingleRank
     work_there(job, corpus, request, at=at, secret=secret, seat=Seat(rank, size, own), meet=meet)
 
 
-def _play_here(job: Job, *, at: tuple[str, int], secret: bytes) -> int:
-    """Starts the ranks of a worker on this machine; returns their exit code."""
+def _work_here(job: Job, *, at: "Address", secret: bytes) -> None:
+    """Starts the ranks of a worker on this machine, and exits with their code if that is not 0."""
     from howdah.comm.launch import Terms, launch
 
     terms = Terms(job.layout.workers, save_seconds=LEAVING, preload=["howdah.train.member"])
     try:
-        ending = launch(work_rank, [job, at, secret], terms, say=_say)
+        ending = launch(work_rank, [job, at, secret], terms, say=report)
     except Stopped as stopped:
-        _say(EARLY)
-        return 128 + stopped.number
+        report(EARLY)
+        sys.exit(128 + stopped.number)
     if ending.why:
-        _say(ending.why.rstrip())
-    return ending.code
+        report(ending.why.rstrip())
+    if ending.code:
+        sys.exit(ending.code)
 
 
-def work_rank(seat: "Seat", job: Job, at: tuple[str, int], secret: bytes) -> int:
+def work_rank(seat: "Seat", job: Job, at: "Address", secret: bytes) -> int:
     """Works as a rank that this program has started; returns its exit code."""
     import torch
 
@@ -153,10 +163,6 @@ def work_rank(seat: "Seat", job: Job, at: tuple[str, int], secret: bytes) -> int
         meet = partial(choose, seat.store, rank=seat.rank, size=seat.size)
         work_there(job, corpus_of(job), request, at=at, secret=secret, seat=seat, meet=meet)
     return 128 + request.signal if request.signal else 0
-
-
-def _say(sentence: str) -> None:
-    print(f"howdah: {sentence}", file=sys.stderr)
 
 
 def require_joinable(job: Job, address: str, option: str = "--listen") -> tuple[str, int]:

@@ -36,7 +36,7 @@ from howdah.cli.environment import (
     this_machine,
     visible_cards,
 )
-from howdah.cli.errors import in_words
+from howdah.cli.errors import in_words, report
 from howdah.cli.hosts import with_algorithms
 from howdah.config.auto import Settled, is_auto, keep_why
 from howdah.config.history import (
@@ -159,7 +159,7 @@ def _train_listening(
                 code = _train_here(job, restarts) if here else _train_alone(job)
     except Stopped as stopped:
         if code is None:  # otherwise training has ended already
-            _say(EARLY)
+            report(EARLY)
             code = 128 + stopped.number
     return code
 
@@ -341,18 +341,14 @@ def _train_here(job: Job, restarts: int) -> int:
         preload=["howdah.train.loop", "torch._dynamo"],
         restarts=restarts,
     )
-    ending = launch(train_rank, [job], terms, say=_say)
+    ending = launch(train_rank, [job], terms, say=report)
     if ending.code:
         remove_drafts(job.folder)
     if ending.kind in ("killed", "lost"):
-        _say(f"{ending.why}; the others were ended; go on with the same command")
+        report(f"{ending.why}; the others were ended; go on with the same command")
     elif ending.why:
-        _say(ending.why.rstrip())
+        report(ending.why.rstrip())
     return ending.code
-
-
-def _say(sentence: str) -> None:
-    print(f"howdah: {sentence}", file=sys.stderr)
 
 
 def train_rank(seat: "Seat", job: Job) -> int:

@@ -165,7 +165,7 @@ class Direct(OneLink, ABC):
             pair = both_ways(self.rank, peer, [sent[peer], received[peer]])
             calls[peer] = spell("all_to_all", x.dtype, *pair)
         every = Round(self._from(outgoing), self._from(incoming), own)
-        return self._do(calls, self._paced(every))
+        return self._do(calls, self._paced(every, (*sent, *received), x))
 
     def barrier(self) -> None:
         self._do("barrier", [])
@@ -213,17 +213,20 @@ class Direct(OneLink, ABC):
         pieces = x.split(list(counts))
         parts = self._land(pieces[self.rank], self.rank)
         add = partial(reduce_in_order, out, parts, op)
-        every = Round(self._from(pieces), self._from(parts), add)
-        return self._paced(every)
+        return self._paced(Round(self._from(pieces), self._from(parts), add), counts, x)
 
     def _gather(self, out: Tensor, x: Tensor, counts: Counts) -> list[Round]:
         pieces = out.split(list(counts))
         own = partial(copy_own, pieces[self.rank], x)
         every = Round([(x, peer) for peer in self._peers], self._from(pieces), own)
-        return self._paced(every)
+        return self._paced(every, counts, x)
 
-    def _paced(self, every: Round) -> list[Round]:
-        return paced(self.rank, self.size, every) if self.turns else [every]
+    def _paced(self, every: Round, counts: Counts, x: Tensor) -> list[Round]:
+        """The round in turns, if any of these messages is long. Of operations with several rounds
+        all ranks know all counts: so they agree on how many turns there are.
+        """
+        long = max(counts) * x.element_size() >= LONG
+        return paced(self.rank, self.size, every) if self.turns and long else [every]
 
     def _from(self, pieces: Sequence[Tensor]) -> list[Message]:
         """Every piece but this rank's, as messages to or from the rank that it belongs to."""

@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 
 from howdah.base.errors import UserError
-from howdah.base.processes import give_freed_memory_back, keep_freed_memory
+from howdah.base.processes import keep_freed_memory
 from howdah.base.signals import Stopped, StopRequest, listen
 from howdah.checkpoint.facts import Past, facts
 from howdah.checkpoint.folders import step_folder
@@ -113,10 +113,7 @@ def train(job: Job, transport: Transport, *, local_rank: int = 0) -> Outcome:
     arrives before the first step, and Unfinished when the last step cannot be saved.
     """
     torch.set_num_threads(job.threads)
-    if homes(job.layout) == {"device"}:
-        keep_freed_memory()
-    else:  # memory is what there is least of
-        give_freed_memory_back()
+    keep_freed_memory(homes(job.layout) == {"device"})  # else memory is what there is least of
     with listen() as request, ExitStack() as stack:
         begun = begin(job, transport, stack, device_of(job, local_rank))
         request.patient = True

@@ -1,4 +1,4 @@
-"""Memory that a process keeps: counted in pages that the kernel had to give it."""
+"""Memory that a process has freed: kept, so that the kernel need not give it again, or not."""
 
 import ctypes
 import subprocess
@@ -6,13 +6,19 @@ import sys
 
 import pytest
 
-COUNT = """
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's malloc is asked"
+)
+
+START = """
 import ctypes, resource, sys
 from howdah.base.processes import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-if sys.argv[1] == "kept":
-    keep_freed_memory()
+if sys.argv[1] != "by itself":
+    keep_freed_memory(sys.argv[1] == "kept")
+"""
+COUNT = """
 def round():
     there = [libc.malloc(24 << 20) for _ in range(4)]
     for one in there:
@@ -26,24 +32,7 @@ for _ in range(3):
     round()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's malloc is asked")
-def test_freed_memory_is_used_again():
-    words = [sys.executable, "-c", COUNT]
-    kept, given_back = (
-        int(subprocess.check_output([*words, word], text=True)) for word in ("kept", "given back")
-    )
-    assert kept < 100 < given_back
-
-
 HELD = """
-import ctypes, sys
-from howdah.base.processes import give_freed_memory_back
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-if sys.argv[1] == "given back":
-    give_freed_memory_back()
 def held():
     (line,) = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))
     return int(line.split()[1]) >> 10
@@ -60,14 +49,15 @@ print(held() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="RssAnon is Linux's")
+def told(program, how):
+    """The number that a program prints in a process of its own."""
+    return int(subprocess.check_output([sys.executable, "-c", START + program, how], text=True))
+
+
+def test_freed_memory_is_used_again():
+    assert told(COUNT, "kept") < 100 < told(COUNT, "given back")
+
+
 def test_freed_blocks_are_given_back_where_memory_is_scarce():
     """MiB that a process still holds of 128 that it has freed."""
-    if not hasattr(ctypes.CDLL(None), "mallopt"):
-        pytest.skip("malloc is not glibc's")
-    held = {}
-    for how in ("by itself", "given back"):
-        command = [sys.executable, "-c", HELD, how]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        held[how] = int(done.stdout)
-    assert held["given back"] < 16 < held["by itself"]
+    assert told(HELD, "given back") < 16 < told(HELD, "by itself")

@@ -51,7 +51,7 @@ def test_a_killed_host_is_told(ranks):
     """Its network goes with it: nobody answers any more."""
     with ranks(hosts=3) as made:
         since = time.monotonic()
-        made.box._cages[2].close()
+        made.box.end(2)
         told(made, [0, 1], r"^lost rank 2 (does not answer|ended, or its link is down)", since)
 
 
@@ -76,29 +76,28 @@ def test_a_rank_that_is_stopped_for_good_is_told(ranks):
 
 def test_a_link_that_is_cut_for_two_seconds_loses_nothing(ranks):
     with ranks() as made:
-        made.box.ip(1, "link set eth0 down")
+        made.box.unplug(1)
         time.sleep(2)
-        made.box.ip(1, "link set eth0 up")
-        made.box.ip(1, "neigh replace 10.77.0.1 lladdr 02:77:00:00:00:01 nud permanent dev eth0")
+        made.box.plug(1)
         assert made.finish() > 0
 
 
 @pytest.mark.parametrize("seconds", [30, None])
 def test_a_link_that_is_cut_for_long_is_told(ranks, seconds):
     with ranks() as made:
-        made.box.ip(1, "link set eth0 down")
+        made.box.unplug(1)
         since = time.monotonic()
         told(made, [0, 1], r"^lost rank [01] (does not answer|ended, or its link is down)", since)
         if seconds:
             time.sleep(max(seconds - (time.monotonic() - since), 0))
-            made.box.ip(1, "link set eth0 up")
+            made.box.plug(1)
         assert [run.wait(120) for run in made.runs] == [0, 0]
 
 
 def test_a_link_that_is_cut_in_one_direction_is_told(ranks):
     """Host 1 hears all, and what it says is dropped: to host 0 it looks dead, and the other way."""
     with ranks() as made:
-        made.box.tc(1, "qdisc replace dev eth0 root pfifo limit 0")
+        made.box.mute(1)
         since = time.monotonic()
         told(made, [0, 1], r"^lost rank [01] (does not answer|ended, or its link is down)", since)
 
