@@ -11,6 +11,7 @@ machine, or is started on several by a torchrun of its own; the run sees one mem
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGTERM
@@ -69,8 +70,8 @@ def _join(recipe: Path, overrides: list[str] | None, join: str, play: Play) -> N
     if is_auto(run):
         raise UserError("layout=auto is settled for one machine; name the layout of the run")
     among = launched()
-    machine = this_machine(among=among)
-    job = resolve_run(run, machine)
+    # What a launcher has started is one worker, not all of the layout.
+    job = resolve_run(run, replace(this_machine(among=among), world=None))
     at = require_joinable(job, join, "--join")
     if among and (world := number_in("WORLD_SIZE")) != job.layout.workers:
         raise UserError(
@@ -89,8 +90,6 @@ def _join(recipe: Path, overrides: list[str] | None, join: str, play: Play) -> N
 
 def _prepared(job: Job) -> tuple[Job, "Corpus"]:
     """The job with its length in steps, and its tokens."""
-    from dataclasses import replace
-
     from howdah.text.batches import order_of
     from howdah.train.length import in_steps
     from howdah.train.start import prepare_tokens
