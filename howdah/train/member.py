@@ -31,6 +31,7 @@ from howdah.server.line import Line, Take
 from howdah.server.way import Way
 from howdah.shapes.weights import weights
 from howdah.text.tokens import Corpus
+from howdah.train.console import RunConsole
 from howdah.train.gathering import SERVER, WORKER, member_hello
 from howdah.train.job import Job
 from howdah.train.parcels import Parcel
@@ -95,6 +96,7 @@ def serve_there(
         line, here = join(job, corpus, SERVER, inbox, at=at, secret=secret, folder=scratch)
         with closing(line):
             seat = inbox.next(request)
+            _say(f"joined as server {seat['seat']} of {spell(at)}, whose log tells of the run")
             for _ in range(seat["files"]):
                 inbox.next(request)
             try:
@@ -112,6 +114,7 @@ def serve_there(
                 )
                 inbox.pass_to(shards.take)
                 shards.run(request)
+                _say("the run has ended" if not request.signal else "left")
             except (UserError, Unfinished) as error:
                 line.tell({"failed": explain(error).kind, "told": str(error)})
                 line.flush()
@@ -142,7 +145,9 @@ def work_there(  # noqa: PLR0913 (facts that have nothing in common)
             line, _ = join(job, corpus, WORKER, inbox, at=at, secret=secret, folder=None)
             after.enter_context(closing(line))
             lines.append(line)
-            return json.dumps(inbox.next(request))
+            place = inbox.next(request)
+            _say(f"joined as worker {place['seat']} of {spell(at)}, whose log tells of the run")
+            return json.dumps(place)
 
         def heed() -> None:
             if request.signal:
@@ -219,6 +224,8 @@ def _work_in(  # noqa: PLR0913
         raise Unfinished(f"the run has ended: {why}" if why else str(gone)) from None
     why = inbox.ended
     flush()
+    if line and not why:
+        _say(f"{'finished' if step >= job.train.steps else 'left after'} step {step}")
     if step < job.train.steps and why:
         raise Unfinished(f"the run has ended: {why}")
 
@@ -277,3 +284,7 @@ def _nothing(piece: Piece, out: Tensor) -> None:
 
 def _address(said: Any) -> tuple[str, int]:
     return str(said[0]), int(said[1])
+
+
+def _say(line: str) -> None:
+    RunConsole(0).say(line)

@@ -145,6 +145,7 @@ def test_commands_start_their_ranks_and_torchrun_starts_those_of_another(recipe,
         assert train.returncode == 0, rest
         assert "held-out at step 60" in rest
         assert second.returncode == 0, told
+        assert "joined as worker 1 of" in told and told.count("finished step 60") == 1
         assert third.wait(60) == 0
     (path,) = (tmp_path / "s" / "ledgers").iterdir()
     events = read_ledger(path)
