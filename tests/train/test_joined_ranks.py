@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from contextlib import closing
+from contextlib import closing, contextmanager
 from subprocess import PIPE, STDOUT, Popen, run
 from threading import Thread
 
@@ -112,19 +112,24 @@ def test_what_the_first_rank_is_refused_for_is_told_by_all(workers, make_job, tm
 # -- commands
 
 
-@pytest.mark.slow
-def test_commands_start_their_ranks_and_torchrun_starts_those_of_another(recipe, tmp_path):
-    """Two workers of two ranks: `howdah worker` starts its own, those of the other are torchrun's.
-    A rank of the first is killed: its worker ends, says so, and another takes its place.
-    """
-    sync = 'method.sync={kind = "asp", workers = 2}'
-    changes = (*SERVED, sync, "layout=tp2 server1", "train.steps=60", "train.log_every=1")
+@contextmanager
+def served(recipe, tmp_path, *changes):
+    """A run that a server has joined: what starts commands, its own, and its address."""
     with commands(recipe, tmp_path, *changes) as start:
         train = start("run", "train", "--listen", "127.0.0.1:0")
         port = until(train, "listening at").split("listening at ")[1].split(":")[1]
         at = f"127.0.0.1:{port}"
         start("s", "server", "--join", at)
         until(train, "server 0 has joined")
+        yield start, train, at
+
+
+@pytest.mark.slow
+def test_commands_start_their_ranks_and_torchrun_starts_those_of_another(recipe, tmp_path):
+    """Two workers of two ranks: `howdah worker` starts its own, the other's are torchrun's."""
+    sync = 'method.sync={kind = "asp", workers = 2}'
+    changes = (*SERVED, sync, "layout=tp2 server1", "train.steps=20", "train.log_every=1")
+    with served(recipe, tmp_path, *changes) as (start, train, at):
         first = start("w0", "worker", "--join", at)
         until(train, "worker 0 has joined")
         env = {**os.environ, "HOWDAH_SECRET_FILE": str(tmp_path / "secret"), "OMP_NUM_THREADS": "1"}
@@ -132,27 +137,40 @@ def test_commands_start_their_ranks_and_torchrun_starts_those_of_another(recipe,
         words = ["-m", "howdah", "worker", str(recipe), *changes, "--join", at]
         whole = [*torchrun, "--standalone", *words, f"folder={tmp_path / 'w1'}"]
         with Popen(whole, env=env, stdout=PIPE, stderr=STDOUT, text=True) as second:
-            until(train, "worker 1 has joined")
-            until(train, "step: ")
-            os.kill(rank_of(first.pid), signal.SIGKILL)
-            assert "another may take its place" in until(train, "worker 0 has left")
-            said, _ = first.communicate()
-            assert first.returncode == 1 and "was killed by SIGKILL" in said, said
-            third = start("w2", "worker", "--join", at)
-            until(train, "worker 0 has joined")
             rest = train.communicate()[0]
             told, _ = second.communicate()
+        said, _ = first.communicate()
         assert train.returncode == 0, rest
-        assert "held-out at step 60" in rest
-        assert second.returncode == 0, told
-        assert "joined as worker 1 of" in told and told.count("finished step 60") == 1
-        assert third.wait(60) == 0
+        assert "held-out at step 20" in rest
+        for number, (code, words) in enumerate(
+            [(first.returncode, said), (second.returncode, told)]
+        ):
+            assert code == 0, words
+            assert words.count(f"joined as worker {number} of") == 1
+            assert words.count("finished step 20") == 1
     (path,) = (tmp_path / "s" / "ledgers").iterdir()
     events = read_ledger(path)
     assert twice(events) == []
     done = [event.update for event in events if event.kind == "push"]
     assert {one.worker for one in done} == {0, 1}
-    assert len(done) == 2 * 60 * len({one.key for one in done})
+    assert len(done) == 2 * 20 * len({one.key for one in done})
+
+
+@pytest.mark.slow
+def test_a_worker_one_of_whose_ranks_is_killed_ends_and_another_takes_its_place(recipe, tmp_path):
+    sync = 'method.sync={kind = "asp", workers = 1}'
+    endless = "train.steps=1000000"
+    changes = (*SERVED, sync, "layout=tp2 server1", endless, "train.log_every=1")
+    with served(recipe, tmp_path, *changes) as (start, train, at):
+        first = start("w0", "worker", "--join", at)
+        until(train, "step: ")
+        os.kill(rank_of(first.pid), signal.SIGKILL)
+        assert "another may take its place" in until(train, "worker 0 has left")
+        said, _ = first.communicate()
+        assert first.returncode == 1 and "was killed by SIGKILL" in said, said
+        start("w1", "worker", "--join", at)
+        until(train, "worker 0 has joined")
+        until(train, "step: ")
 
 
 def rank_of(pid):
