@@ -21,6 +21,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from math import inf
 from time import monotonic
 
 from howdah.comm import frames
@@ -45,7 +46,7 @@ class Lost(Exception):
 
     def __init__(self, rank: int, why: str, *, relayed: bool = False) -> None:
         super().__init__(f"rank {rank} {why}")
-        self.relayed = relayed
+        self.rank, self.relayed = rank, relayed
 
 
 class Line:
@@ -284,8 +285,22 @@ class Lines:
             except Lost as error:
                 lost = error if lost is None or lost.relayed else lost
         if lost is not None:
-            raise lost
+            raise lost if lost.relayed else self._cause(lost)
         return some
+
+    def _cause(self, lost: Lost) -> Lost:
+        """The loss of who has ended first: a rank that has lost another one ends its connections,
+        too, and in the middle of a frame it cannot say why.
+        """
+        others = [line for line in self._all if line.peer != lost.rank and not line.due]
+        look = select.poll()
+        for line in others:
+            if not line.left:
+                look.register(line.sock, select.POLLRDHUP)
+        for number, _ in look.poll(0):
+            self._of[number].note_end()
+        first = min(others, key=lambda line: line.ended if line.failed else inf, default=None)
+        return first.lost(first.failed) if first and first.failed else lost
 
     def _gone(self) -> Lost | None:
         """The loss of a peer that has ended its connections a while ago, and owes nothing: others
