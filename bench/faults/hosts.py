@@ -2,6 +2,7 @@
 
     python bench/faults/hosts.py           every fault; hosts.md, hosts.json; some eight minutes
     python bench/faults/hosts.py --tiny    one kill; writes nothing
+    python bench/faults/hosts.py --only killed   faults whose name holds this; writes nothing
 
 Needs root: hosts are those of ../cluster, with cards of 1 Gbit/s; two ranks on each of two hosts,
 or one on each of four, which all-reduce without an end. README.md says what must hold.
@@ -120,9 +121,9 @@ def complaints(
             yield f"{fault.name}, {shape}: rank {rank} was told: {said}"
 
 
-def rows(tiny: bool) -> Iterator[dict[str, Any]]:
+def rows(only: str, *, tiny: bool) -> Iterator[dict[str, Any]]:
     """What is found of every fault on every shape."""
-    for fault in FAULTS[:1] if tiny else FAULTS:
+    for fault in FAULTS[:1] if tiny else [one for one in FAULTS if only in one.name]:
         for shape in [*SHAPES][-1:] if tiny else SHAPES:
             draw = random.Random(f"{fault.name} {shape}")
             found = [play(fault, shape, draw) for _ in range(1 if tiny else fault.times)]
@@ -158,11 +159,12 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="one kill; writes nothing")
+    parser.add_argument("--only", default="", help="faults whose name holds this; writes nothing")
     quiet.add_option(parser)
     words = parser.parse_args()
     try:
-        watch = quiet.Watch(writes=not words.tiny, loaded=words.loaded)
-        found = [*rows(words.tiny)]
+        watch = quiet.Watch(writes=not (words.tiny or words.only), loaded=words.loaded)
+        found = [*rows(words.only, tiny=words.tiny)]
     except UserError as problem:
         print(f"hosts: {problem}", file=sys.stderr)
         return 2

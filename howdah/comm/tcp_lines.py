@@ -18,10 +18,10 @@ Sockets do not block. `Lines.pump` sends and receives what it can, and waits for
 import errno
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from math import inf
 from time import monotonic
 
 from howdah.comm import frames
@@ -143,8 +143,7 @@ class Line:
         if head.kind == BYE:
             raise Lost(self.peer, "left the group")
         if head.kind == GAVE_UP:
-            told = fields.decode(errors="replace").rstrip()
-            raise Lost(self.peer, f"gave up: {told}", relayed=True)
+            raise self._gave_up(fields)
         if due.heard is not None:
             due.heard(fields)
         size = sum(part.nbytes for part in due.buffers)
@@ -191,6 +190,27 @@ class Line:
             return
         except OSError as error:
             self.failed = self.failed or error
+
+    def why_ended(self) -> Lost | None:
+        """Why the peer, which has ended the connection, did so, by the last that it has sent; None:
+        it has left in good order. What is unread is lost: nobody uses the line any more.
+        """
+        last = b""
+        try:
+            while part := self.sock.recv(1 << 16):
+                last = (last + part)[-(HEADER.size + RECORD) :]
+            header, fields = last[: HEADER.size], last[HEADER.size :]
+            whole = len(fields) == frames.fields_bytes(header, self.name) == RECORD
+            kind = frames.kind_of(header) if whole else PART
+        except (OSError, FrameError, struct.error):
+            kind, fields = PART, b""
+        if kind == BYE:
+            return None
+        return self._gave_up(fields) if kind == GAVE_UP else self.lost(ConnectionResetError())
+
+    def _gave_up(self, fields: bytes) -> Lost:
+        told = fields.decode(errors="replace").rstrip()
+        return Lost(self.peer, f"gave up: {told}", relayed=True)
 
     def lost(self, error: OSError) -> Lost:
         """What an error of the connection says about the peer."""
@@ -299,8 +319,10 @@ class Lines:
                 look.register(line.sock, select.POLLRDHUP)
         for number, _ in look.poll(0):
             self._of[number].note_end()
-        first = min(others, key=lambda line: line.ended if line.failed else inf, default=None)
-        return first.lost(first.failed) if first and first.failed else lost
+        ended = sorted((line for line in others if line.left), key=lambda line: line.ended)
+        causes = [cause for line in ended if (cause := line.why_ended())]
+        said = [cause for cause in causes if cause.relayed]
+        return [*said, *causes, lost][0]
 
     def _gone(self) -> Lost | None:
         """The loss of a peer that has ended its connections a while ago, and owes nothing: others

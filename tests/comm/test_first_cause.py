@@ -42,6 +42,27 @@ def test_a_rank_that_has_lost_another_in_the_middle_of_a_frame_is_not_the_cause(
         lines.pump()
 
 
+def test_what_an_ended_rank_has_sent_for_later_does_not_hide_it(peers):
+    lines, one, other = peers
+    in_a_frame(other)
+    one.sendall(bytes(5000))
+    one.close()
+    other.close()
+    with pytest.raises(Lost, match="rank 1 ended, or its link is down"):
+        lines.pump()
+
+
+def test_what_another_rank_has_said_counts_most(peers):
+    lines, one, other = peers
+    in_a_frame(other)
+    in_a_frame(one)
+    one.sendall(bytes(500))
+    Lines({0: [one]}, seconds=30).give_up("rank 7 ended")
+    other.close()
+    with pytest.raises(Lost, match="rank 1 gave up: rank 7 ended"):
+        lines.pump()
+
+
 def test_alone_it_is(peers):
     lines, _, other = peers
     in_a_frame(other)
