@@ -36,7 +36,7 @@ def keep_freed_memory(kept: bool = True) -> None:
     Kept: the kernel clears memory page by page when it is first written after it was given back. A
     step of training frees its activations, and allocates as many in the next one.
 
-    Not kept: what is freed lies in holes that others may not fit into, so a process has more than
+    Not kept: what is freed is in holes that others may not fit into, so a process has more than
     it ever used at once. A model of 72 small blocks, all states on the disk, had twice as much.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):

@@ -112,7 +112,7 @@ class Chain:
             self._thread.join()
 
     def _post(self, number: int, deed: Deed, term: Term | None) -> None:
-        if self._outbox:
+        if self._outbox is not None:
             payload, tokens = (bytes_of(term.summed), term.tokens) if term else ([], 0.0)
             self._outbox.post(Letter(DEED, ENTRY.pack(number, *deed, tokens), payload))
 
@@ -263,5 +263,5 @@ class Follower:
         return bytes_of(self._landing)
 
     def _tell(self, number: int) -> None:
-        if outbox := self._outbox:
+        if (outbox := self._outbox) is not None:
             outbox.post(Letter(HAS, Fields(key=number).packed))

@@ -138,7 +138,7 @@ class Client:
     @property
     def queued(self) -> int:
         """The most chunks that wait now to be sent to one server."""
-        return max(len(link.outbox) for link in self._links)
+        return max(link.outbox.waiting for link in self._links)
 
     @property
     def came_back(self) -> int:

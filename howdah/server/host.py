@@ -162,7 +162,7 @@ class Host:
     def queued(self) -> int:
         """The most letters that wait now to be sent to one worker."""
         with self._lock:
-            return max((len(guest.outbox) for guest in self._guests.values()), default=0)
+            return max((guest.outbox.waiting for guest in self._guests.values()), default=0)
 
     @property
     def most(self) -> int:

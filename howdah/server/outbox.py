@@ -96,7 +96,8 @@ class Outbox:
         with self._changed:
             self._lent = False
 
-    def __len__(self) -> int:
+    @property
+    def waiting(self) -> int:
         """How many letters wait now."""
         with self._changed:
             return len(self._small) + len(self._large)

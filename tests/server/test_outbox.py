@@ -44,6 +44,14 @@ def test_what_has_a_size_waits_for_the_window_and_what_has_none_passes_it():
     assert outbox._called() and [one.urgency for one in outbox.take()] == [1]
 
 
+def test_an_outbox_in_which_nothing_waits_is_one_all_the_same():
+    """Who has one asks whether there is one: it once had a length, and was none when empty."""
+    outbox = Outbox()
+    assert outbox and not outbox.waiting
+    outbox.post(pull(0))
+    assert outbox and outbox.waiting == 1
+
+
 def test_an_outbox_that_finishes_sends_what_it_has():
     outbox = Outbox(window=1)
     outbox.post(push(0), push(1))
