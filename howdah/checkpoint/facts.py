@@ -80,6 +80,7 @@ class Facts:
     spikes     of the losses, where somebody watches them
     routed     tokens of experts; empty in dense models, and of versions that did not store it
     base       of an adapter; None where the checkpoint holds the whole model
+    updates    that the optimizer's states have seen; None: one a step
     """
 
     model: ModelShape
@@ -92,6 +93,7 @@ class Facts:
     spikes: Past | None = None
     routed: Routed = field(default_factory=Routed)
     base: Base | None = None
+    updates: int | None = None
 
 
 def facts(checkpoint: Checkpoint) -> Facts:
@@ -108,6 +110,8 @@ def facts(checkpoint: Checkpoint) -> Facts:
             problems.append("spikes holds numbers that are no counts")
         if not all(map(isfinite, past.losses)):
             problems.append("spikes holds a loss that is not finite")
+        if found.updates is not None and found.updates < 0:
+            problems.append(f"updates is {found.updates}, which is no count")
         if not _counts_experts(found.routed, found.model):
             problems.append("routed holds numbers that are no counts of its experts")
     if problems:
@@ -117,6 +121,12 @@ def facts(checkpoint: Checkpoint) -> Facts:
         )
     assert isinstance(found, Facts)
     return found
+
+
+def updates_of(checkpoint: Checkpoint) -> int:
+    """How many updates the optimizer's states of a checkpoint have seen. Raises UserError."""
+    found = facts(checkpoint).updates
+    return checkpoint.step if found is None else found
 
 
 def _counts_experts(routed: Routed, model: ModelShape) -> bool:

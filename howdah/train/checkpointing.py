@@ -232,7 +232,10 @@ class Checkpointer:
             self._best = held_out.loss
         watching = self.context.spikes
         past = asdict(watching.past()) if watching else None
-        about = about_run(job, self.corpus, samples=samples, best=self._best, spikes=past)
+        updates, best_loss = step + self.context.ahead, self._best
+        about = about_run(
+            job, self.corpus, samples=samples, updates=updates, best=best_loss, spikes=past
+        )
         if (routed := self.routed.take()).blocks:
             about.meta["routed"] = asdict(routed)
         given = entries(self.context.placed)
@@ -244,12 +247,13 @@ def about_run(
     corpus: Corpus,
     *,
     samples: int,
+    updates: int,
     best: float | None,
     spikes: dict[str, Any] | None = None,
 ) -> About:
     """What a checkpoint says of its run.
 
-    samples  used so far; best: the lowest held-out loss so far
+    samples  used so far; updates: of the optimizer; best: the lowest held-out loss
     spikes   what it is to know of them
     """
     order = order_of(corpus, sequence=job.data.sequence_length, seed=job.seed)
@@ -261,6 +265,7 @@ def about_run(
         "precision": job.method.precision,
         "order": as_plain(order),
         "best_loss": best,
+        "updates": updates,
         "text": list(corpus.checksums),
         **({"spikes": spikes} if spikes else {}),
         **({"base": asdict(base)} if (base := base_facts(job)) else {}),

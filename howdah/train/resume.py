@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from howdah.base.errors import UserError, several
-from howdah.checkpoint.facts import Facts, facts
+from howdah.checkpoint.facts import Facts, facts, updates_of
 from howdah.checkpoint.folders import clean, numbered, step_folder
 from howdah.checkpoint.index import File
 from howdah.checkpoint.load import Checkpoint, newest, open_checkpoint
@@ -75,6 +75,13 @@ class Start:
     samples: int
     team: Team | None = None
     orders: Orders = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        """How many the optimizer's states have seen: one a step, but where servers have applied
+        what each worker pushed on its own.
+        """
+        return self.step if self.checkpoint is None else updates_of(self.checkpoint)
 
 
 def find_start(job: Job, mesh: Mesh, say: Say, team: Team | None = None) -> Start:

@@ -163,16 +163,19 @@ class Server:
         checkpoint = self.start.checkpoint
         if checkpoint is None:
             return
-        updates = self.start.step
-        if not self.desk.clocks.sync.barrier:
-            updates *= sync_of(self.job).workers
         for kind, piece, tensor in self.entries():
             if kind != "weight":
                 checkpoint.read(kind, piece, tensor)
         for optimizer in shard.optimizers:
             for state in optimizer.state.values():
                 if "step" in state:
-                    state["step"] = torch.full_like(state["step"], float(updates))
+                    state["step"] = torch.full_like(state["step"], float(self.start.updates))
+
+    @property
+    def updates(self) -> int:
+        """How many the optimizer's states have seen: of its keys, the mean."""
+        versions = self.desk.clocks.versions
+        return self.start.updates + round(sum(versions) / max(len(versions), 1))
 
     def entries(self) -> Iterator[Entry]:
         """What the server saves, as named pieces."""
@@ -288,6 +291,7 @@ class SaveSteps:
         step = self.due(first)
         come = first == last == step if clocks.sync.barrier else server.clock >= step
         if come and step > self.done:
-            about = about_run(server.job, self._corpus, samples=self._pace.first(step), best=None)
+            samples, updates = self._pace.first(step), server.updates
+            about = about_run(server.job, self._corpus, samples=samples, updates=updates, best=None)
             self.saver.save(step=step, entries=server.entries(), about=about)
             self.done = step

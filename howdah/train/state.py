@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from howdah.checkpoint.facts import updates_of
 from howdah.checkpoint.load import Checkpoint
 from howdah.checkpoint.snapshot import Elsewhere, Entry
 from howdah.optim.optimizers import Range
@@ -58,14 +59,14 @@ def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
     """Fills this rank's optimizer states from a checkpoint of the same optimizer; what was rounded
     away, if that is of the same ranks.
     """
-    takes = has_feedback(placed, checkpoint)
+    takes, updates = has_feedback(placed, checkpoint), updates_of(checkpoint)
     for name, error in _errors(placed):
         if takes:
             checkpoint.read(FEEDBACK, whole_piece(name, (len(error),)), error)
         else:
             error.zero_()
     if placed.update:
-        placed.update.turns.updates = max(checkpoint.step - placed.update.delay, 0)
+        placed.update.turns.updates = max(updates - placed.update.delay, 0)
         for state in placed.plan.method.optimizer.states:
             for unit in placed.units.values():
                 _restore(placed, unit, state, checkpoint)
@@ -75,7 +76,7 @@ def restore_states(placed: ParallelModel, checkpoint: Checkpoint) -> None:
             checkpoint.read(state, piece, flat[start - part.start : stop - part.start])
     for state in placed.optimizer.state.values():
         if "step" in state:
-            state["step"] = torch.full_like(state["step"], float(checkpoint.step))
+            state["step"] = torch.full_like(state["step"], float(updates))
 
 
 def has_feedback(placed: ParallelModel, checkpoint: Checkpoint) -> bool:
@@ -96,16 +97,16 @@ def _errors(placed: ParallelModel) -> Iterator[tuple[str, Tensor]]:
             yield f"{unit} hop {hop} rank {placed.mesh.rank}", error
 
 
-def count_steps(placed: ParallelModel, step: int) -> None:
-    """Makes the optimizer's count of updates that of steps: a step whose update was left out counts
-    too, or a resumed run would correct the bias of its moments by another count.
+def count_updates(placed: ParallelModel, updates: int) -> None:
+    """Sets the optimizer's count of updates: a step whose update was left out counts too, or a
+    resumed run would correct the bias of its moments by another count.
     """
     if placed.update:
-        placed.update.turns.updates = max(step - placed.update.delay, 0)
+        placed.update.turns.updates = max(updates - placed.update.delay, 0)
         return
     for state in placed.optimizer.state.values():
         if "step" in state:
-            state["step"].fill_(float(step))
+            state["step"].fill_(float(updates))
 
 
 def refill(placed: ParallelModel, fill: Fill) -> None:

@@ -46,7 +46,7 @@ from howdah.plan.schedule.lowering import Instruction, Verb
 from howdah.text.batches import Micro
 from howdah.train.feed import Counts, Fed, OnDevice, arrays_of, columns_of, on_device, with_noise
 from howdah.train.spikes import Spikes
-from howdah.train.state import count_steps
+from howdah.train.state import count_updates
 from howdah.train.tell import Told, over_ranks, streams_of, tell
 
 
@@ -77,6 +77,7 @@ class StepContext:
     square     computes the squared norm of gradients, as a float64 scalar on their device
     snapshots  copies of masters and states for which an update must wait
     spikes     decides which losses are spikes, whose updates are left out
+    ahead      updates that the optimizer's states have seen beyond one a step: see `Start.updates`
     """
 
     placed: ParallelModel
@@ -87,6 +88,7 @@ class StepContext:
     square: Callable[[Iterable[Tensor]], Tensor] = squared_norm
     snapshots: Snapshots = field(default_factory=Snapshots)
     spikes: Spikes | None = None
+    ahead: int = 0
 
     @property
     def recorder(self) -> Recorder:
@@ -152,7 +154,7 @@ def train_step(
     fed.wait(streams)
     with context.recorder.step(step + 1):
         if context.spikes:
-            count_steps(placed, step)
+            count_updates(placed, step + context.ahead)
         if placed.update and placed.update.delay:
             context.snapshots.settle()
             set_rate(placed.optimizer, rate)

@@ -64,6 +64,8 @@ def test_what_was_not_known_when_it_was_saved_has_its_usual_value(tmp_path):
         ({"order": META["order"] | {"samples": [0, 1]}}, "order holds a number that is no count"),
         ({"order": META["order"] | {"shares": []}}, "order holds a number that is no count"),
         ({"best_loss": "low"}, "best_loss is 'low'; it must be a number"),
+        ({"updates": -1}, "updates is -1, which is no count"),
+        ({"updates": 1.5}, "updates is 1.5; it must be a whole number"),
     ],
 )
 def test_facts_that_make_no_sense_are_a_sentence(tmp_path, changes, sentence):

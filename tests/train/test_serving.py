@@ -13,7 +13,10 @@ from small_runs import metrics, opened, tensors, train_on
 from small_serving import replay_run, served, serving_here
 
 from howdah.base.errors import UserError
+from howdah.checkpoint.facts import updates_of
 from howdah.cli import train as cli
+from howdah.parallel.apply import apply
+from howdah.parallel.mesh import connect_mesh
 from howdah.server.client import Client
 from howdah.server.clocks import Update
 from howdah.server.desk import Desk
@@ -22,8 +25,10 @@ from howdah.server.shard import Term
 from howdah.text.tokens import prepare
 from howdah.train import serving
 from howdah.train.crew import Crew, Member
+from howdah.train.resume import read_weights
 from howdah.train.served import SaveSteps, Server, chunks_for
 from howdah.train.shards import Shards
+from howdah.train.state import restore_states
 
 SERVED = (
     *("layout=server2", "method.grad_clip=0.0", "batch.global_batch=2", "batch.micro_batch=1"),
@@ -49,6 +54,36 @@ def test_a_run_with_servers_goes_on_as_an_all_reduce_run_and_back(workers, make_
     assert one.keys() == other.keys() and len(one) > 20
     for name, tensor in one.items():
         assert (other[name] - tensor).abs().max() <= 1e-10 * max(tensor.abs().max(), 1e-30), name
+
+
+def test_adam_counts_what_was_applied_when_a_run_goes_on_under_another_rule(
+    workers, make_job, tmp_path
+):
+    """Two workers that are served one by one make two updates a step, an all-reduce makes one."""
+    sync = 'method.sync={kind = "asp", workers = 2}'
+    counts = []
+    for leg, mine in ((2, (*SERVED, sync)), (3, ALL_REDUCE), (4, (*SERVED, sync))):
+        job = make_job("changes", *mine, f"train.steps={leg}", "train.save_every=1")
+        if job.method.sync:
+            assert len(served(job)) > 1
+        else:
+            one = make_job("changes", *ALL_REDUCE, "layout=dp1")
+            assert workers.run(adam_counts, one, ranks=1) == [{4.0}]
+            train_on(workers, job)
+        counts.append(updates_of(opened(tmp_path / "changes", leg)))
+    assert counts == [4, 5, 7]
+
+
+def adam_counts(transport, job):
+    """The counts of updates that states have, restored on one rank."""
+    mesh, checkpoint = (
+        connect_mesh(job.layout, transport, torch.device("cpu")),
+        opened(job.folder, 2),
+    )
+    placed = apply(job.plan, mesh=mesh, fill=read_weights(checkpoint, job))
+    restore_states(placed, checkpoint)
+    mesh.close()
+    return {float(state["step"]) for state in placed.optimizer.state.values()}
 
 
 # -- checkpoints
