@@ -54,6 +54,11 @@ class Silent(FrameError):
     """Nothing has come, or could be sent, for too long."""
 
 
+def is_damage(error: Exception) -> bool:
+    """Whether a connection has ended because of what was sent: not by its end, nor in silence."""
+    return not isinstance(error, Gone | Silent | OSError)
+
+
 class Head(NamedTuple):
     """What a header says, and the fields behind it.
 

@@ -21,7 +21,7 @@ beside its successor: the successor hears it no more, so its deeds are never con
 import json
 import socket
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -30,7 +30,7 @@ from threading import Condition, Event, Thread
 import torch
 from torch import Tensor
 
-from howdah.comm.frames import FrameError, Frames, Head
+from howdah.comm.frames import FrameError, Frames, Head, is_damage
 from howdah.comm.handshake import CALLER, Door, Stranger, greet
 from howdah.comm.tls import sealing
 from howdah.plan.comm import Tls
@@ -176,6 +176,7 @@ class Follower:
     chain     of the replica
     listener  the socket at which the one before it arrives; it is closed with the follower
     hello     what that one must say, too
+    counts    where what is refused is counted, for metrics: strangers, and damaged frames
     """
 
     def __init__(
@@ -185,8 +186,11 @@ class Follower:
         listener: socket.socket,
         secret: bytes,
         hello: Mapping[str, object],
+        *,
+        counts: Counter[str] | None = None,
     ) -> None:
         self._host, self._chain, self._listener = host, chain, listener
+        self.counts = Counter[str]() if counts is None else counts
         self._hello = {**hello, "place": -1}
         seal = sealing(chain.tls, calls=False)
         self._door = Door(listener, secret, json.dumps(dict(hello)).encode(), seal=seal)
@@ -195,7 +199,7 @@ class Follower:
         self._outbox: Outbox | None = None
         self._landing: Tensor | None = None
         self._reader: Thread | None = None
-        self.why = ""
+        self.why, self._strangers = "", 0
         chain.told = self._tell
         self._thread = Thread(target=self._run, daemon=True, name="follower")
         self._thread.start()
@@ -216,9 +220,13 @@ class Follower:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            for sock, said in self._door.look(AGAIN):
+            found = self._door.look(AGAIN)
+            self.counts["strangers"] += self._door.strangers - self._strangers
+            self._strangers = self._door.strangers
+            for sock, said in found:
                 frames = Frames(sock, "the one before", seconds=SILENCE, most=self._host.most)
                 if json.loads(said) != self._hello:
+                    self.counts["refused"] += 1
                     frames.close()
                     continue
                 self._end()  # it comes again, or another one has its place
@@ -241,6 +249,7 @@ class Follower:
                     self._host.do(partial(self._redo, number, Deed(*deed), term))
         except (FrameError, Refused, ValueError, struct.error) as error:
             self.why = str(error)
+            self.counts["refused"] += is_damage(error)
         finally:
             outbox.close()
             sender.join()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from howdah.base.stopwatch import Interval
-from howdah.comm.frames import FrameError, Frames, Gone, Head, Silent
+from howdah.comm.frames import FrameError, Frames, Head, is_damage
 from howdah.comm.handshake import Door
 from howdah.plan.recording import Call
 from howdah.server.clocks import Refused, Update
@@ -252,7 +252,7 @@ class Host:
                         return
                     self._deliver()
         except FrameError as error:
-            self.counts["refused"] += not isinstance(error, Gone | Silent)
+            self.counts["refused"] += is_damage(error)
             self._ended(guest, str(error))
         except (Refused, ValueError) as error:
             self.counts["refused"] += 1

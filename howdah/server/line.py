@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from howdah.comm.frames import FrameError, Frames, own_room
+from howdah.comm.frames import FrameError, Frames, is_damage, own_room
 from howdah.server.messages import FILE, REFUSED, SAID, SILENCE
 from howdah.server.outbox import Letter, Outbox
 
@@ -39,14 +39,15 @@ Take = Callable[[dict[str, Any]], None]
 class Line:
     """One end of a line. Any thread may tell; one thread of its own hears.
 
-    peer    as errors name it
-    folder  where files land
+    peer     as errors name it
+    folder   where files land
+    refused  whether it has ended because of what the other end has sent
     """
 
     def __init__(self, sock: socket.socket, peer: str, *, take: Take, folder: Path | None) -> None:
         self._frames = Frames(sock, peer, seconds=PATIENT, most=MOST)
         self._outbox = Outbox(window=1 << 62, fifo=True)
-        self._take, self._folder = take, folder
+        self._take, self._folder, self.refused = take, folder, False
         self._open: dict[str, int] = {}  # files that are coming, and how many bytes they have
         self._sender = Thread(
             target=self._outbox.carry, args=(self._frames,), daemon=True, name=f"to {peer}"
@@ -113,7 +114,7 @@ class Line:
                 elif frame.kind == REFUSED:
                     self._take({"refused": frame.fields.decode()})
         except (FrameError, OSError, ValueError, KeyError, TypeError) as error:
-            why = str(error)
+            why, self.refused = str(error), is_damage(error)
         self._outbox.close()
         self._take({"ended": why})
 

@@ -73,6 +73,7 @@ class Crew:
     steps    by worker, its last report; shards: by shard, that of its server
     again    what makes the run go on, as sentences say it
     strangers  connections to the coordinator that did not prove that they know the secret
+    refused    those that sent what no member sends
     """
 
     def __init__(self, job: Job, say: Say, *, step: int, again: str) -> None:
@@ -81,7 +82,7 @@ class Crew:
         self.steps: dict[int, Said] = {}
         self.shards: dict[int, Said] = {}
         self.done: set[int] = set()
-        self.arranged, self.strangers = False, 0
+        self.arranged, self.strangers, self.refused = False, 0, 0
         self._roll = Roll(job.layout.server, sync_of(job).replicas)
         self._said, self._beside = step, OptionalOutput(say)
         self._board = Board(job.folder / BOARD, step=max(step, 0))
@@ -205,7 +206,8 @@ class Crew:
         if step == self._said or (step % every and step != steps):
             return
         self._said = step
-        row = measured(there, self.shards) | {"strangers": self.strangers}
+        row = measured(there, self.shards)
+        row |= {"strangers": self.strangers, "refused": self.refused}
         with suppress(OSError):
             append(self.job.folder / METRICS, json.dumps({"kind": "served", "step": step, **row}))
         with self._beside.writing(BOARD):

@@ -304,6 +304,7 @@ class Gathering:
 
     def _ended(self, one: Joined, why: str) -> None:
         """A member has ended. Raises ServerDied if nobody can take its place."""
+        self._crew.refused += bool(one.line and one.line.refused)
         if one in self._waiting:
             self._waiting.remove(one)
         if self._crew.members.get(one.name) is not one:

@@ -13,6 +13,7 @@ What it is told by the process that sees to the run:
 """
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, Queue
@@ -77,6 +78,7 @@ class Shards:
         self._doors: dict[int, socket.socket] = {}
         self.addresses: dict[int, Address] = {}
         self.feeds: dict[int, Address] = {}
+        self._refused: Counter[str] = Counter()  # at the doors of replicas here
         self._done: set[int] = set()
         self._in_doubt = False  # whether a save may have failed because a server has died
         for shard in Roll(job.layout.server, replicas).held_by(number):
@@ -90,7 +92,9 @@ class Shards:
                 feed.listen()
                 self.feeds[shard] = feed.getsockname()[:2]
                 told = {**hello, "shard": shard}
-                self._followers[shard] = Follower(server.host, server.chain, feed, secret, told)
+                self._followers[shard] = Follower(
+                    server.host, server.chain, feed, secret, told, counts=self._refused
+                )
                 server.ledger = server.ledger.with_name(f"{server.ledger.name}-on-{number}")
 
     def take(self, said: Said) -> None:
@@ -191,7 +195,7 @@ class Shards:
                 raise Unfinished(f"step {saves.done} is not saved: {why}")
             self._done.add(shard)
             self._keep_trace(saves.server)
-            self._tell(saves.server.numbers())
+            self._tell(self._numbers(saves.server))
             self._tell({"done": shard})
 
     def _keep_trace(self, server: Server) -> None:
@@ -206,7 +210,12 @@ class Shards:
         for shard, server in self._servers.items():
             self._write_ledger(server)
             if shard in self._serving:
-                self._tell(server.numbers())
+                self._tell(self._numbers(server))
+
+    def _numbers(self, server: Server) -> dict[str, object]:
+        """What a server has observed; this process's own, with what replicas here have refused."""
+        own = self._refused if server.number == self._number else Counter()
+        return server.numbers(own)
 
     def _close(self) -> None:
         for saves in self._serving.values():

@@ -1,7 +1,8 @@
 """Replicas: a server that dies loses nothing that was acknowledged, and repeats nothing."""
 
+import json
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 from threading import Event, Thread
 
@@ -21,15 +22,17 @@ from small_servers import (
 )
 from test_wire import HELLO, SECRET, door_of, units, wait
 
+from howdah.comm.frames import Frames, Gone
+from howdah.comm.handshake import CALLER, greet
 from howdah.plan.method import Sync
 from howdah.plan.servers import chain_of
-from howdah.server.chain import Chain, Follower
+from howdah.server.chain import ENTRY, Chain, Follower
 from howdah.server.client import Client
 from howdah.server.clocks import Clocks, Update
 from howdah.server.desk import Desk
 from howdah.server.host import Host
 from howdah.server.ledger import replay, twice
-from howdah.server.messages import Fields
+from howdah.server.messages import DEED, JOIN, PUSH, Fields
 from howdah.server.roll import Order, Roll
 from howdah.server.shard import Term
 from howdah.server.way import Way
@@ -171,6 +174,46 @@ def test_a_server_that_dies_loses_and_repeats_nothing(replicas, rule):
         assert apart(weights_of([desk.shard]), weights_of(again)) < 1e-10
         if rule[0] == "bsp":
             assert apart(weights_of([desk.shard]), plain(2)) < 1e-10
+
+
+UNSOUND = {
+    "no frame": lambda frames: frames.sock.sendall(b"x" * 200),
+    "a deed to come": lambda frames: frames.send(DEED, ENTRY.pack(9, JOIN, 0, 0, 0, 0, 0.0)),
+    "a deed of no kind": lambda frames: frames.send(DEED, ENTRY.pack(1, 99, 0, 0, 0, 0, 0.0)),
+    "a key that there is not": lambda frames: frames.send(
+        DEED, ENTRY.pack(1, PUSH, 0, 1, 0, 9999, 1.0), [memoryview(bytes(8))]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_what_no_sound_server_sends_to_its_replica_is_refused_and_counted(what):
+    node = Node(Sync("asp", workers=1, replicas=1), 1)
+    node.chain.follow([])
+    try:
+        with socket.create_connection(node.feed.getsockname()) as stranger:
+            stranger.sendall(bytes(200))
+            with suppress(ConnectionError):
+                while stranger.recv(1 << 16):
+                    pass
+        sock = socket.create_connection(node.feed.getsockname())
+        greet(sock, SECRET, json.dumps({**HELLO, "place": -1}).encode(), role=CALLER)
+        frames = Frames(sock, "a replica", seconds=10.0)
+        frames.receive()  # what it has
+        UNSOUND[what](frames)
+        with pytest.raises(Gone):
+            while frames.receive():
+                pass
+        frames.close()
+        other = socket.create_connection(node.feed.getsockname())
+        greet(other, SECRET, json.dumps({**HELLO, "run": "other"}).encode(), role=CALLER)
+        with pytest.raises(Gone):
+            Frames(other, "a replica", seconds=10.0).receive()
+        other.close()
+    finally:
+        follower = node.follower
+        node.die()
+    assert follower.counts == {"strangers": 1, "refused": 2} and node.chain.seq == 0
 
 
 def test_nothing_is_acknowledged_before_the_replica_has_it_and_all_is_when_it_is_dropped():
