@@ -324,7 +324,7 @@ def _links(
     """The links to parameter servers; None where there are none."""
     if connect:
         return PulledOnce(connect(units), plan, mesh, units)
-    return ServerLinks(mesh, units) if plan.layout.server else None
+    return ServerLinks(plan, mesh, units) if plan.layout.server else None
 
 
 def _gatherer(

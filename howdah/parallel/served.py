@@ -17,7 +17,6 @@ each server's messages run in its own group, beside those of the others.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, repeat
 from typing import Protocol
 
 from torch import Tensor
@@ -27,10 +26,9 @@ from howdah.comm.group import Group
 from howdah.comm.handle import DONE, Handle, Note
 from howdah.parallel.flat_params import FlatUnit
 from howdah.parallel.mesh import Mesh
-from howdah.plan.flat_buffers import share
+from howdah.plan.gathers import Pull, pulls
 from howdah.plan.plan import Plan
 from howdah.plan.servers import server_groups, summed_range
-from howdah.plan.worker_ranks import alike
 
 
 class Links(Protocol):
@@ -67,12 +65,13 @@ class ServerLinks:
     ranks of the mesh make it together.
     """
 
-    def __init__(self, mesh: Mesh, units: Mapping[str, FlatUnit]) -> None:
-        self._units, self._servers, self._serves = units, mesh.layout.server, mesh.serves
+    def __init__(self, plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> None:
+        self._units, self._layout, self._serves = units, mesh.layout, mesh.serves
+        self._pulls = _by_unit(plan, mesh.rank, "dp")
         self._returns = not mesh.layout.servers_update  # sums go back to the workers
         self._groups = {
-            number: mesh.join(ranks, label="dp")
-            for number, ranks in enumerate(server_groups(mesh.layout))
+            ranks[-1]: mesh.join(ranks, label="dp")
+            for ranks in server_groups(mesh.layout)
             if mesh.rank in ranks
         }
 
@@ -87,14 +86,16 @@ class ServerLinks:
 
     def pull(self, unit: str) -> list[Handle]:
         """Starts to bring the servers' ranges of a unit's weights to the workers."""
-        one = self._units[unit]
-        return self._sent_back(one, one.weights)
+        weights, handles = self._units[unit].weights, []
+        for row in self._pulls.get(unit, ()):
+            by = self._groups[row.root]
+            part = weights if self._serves else weights[row.start : row.stop]
+            handles.append(by.broadcast(part, by.size - 1, async_op=True))
+        return handles
 
-    def _sent_back(
-        self, unit: FlatUnit, flat: Tensor, after: Iterable[Handle] = ()
-    ) -> list[Handle]:
+    def _sent_back(self, unit: FlatUnit, flat: Tensor, after: Iterable[Handle]) -> list[Handle]:
         """Starts to bring the servers' ranges to the workers, each behind one of `after`."""
-        behind = chain(after, repeat(DONE))
+        behind = iter(after)
         return self._each(
             unit,
             flat,
@@ -108,8 +109,8 @@ class ServerLinks:
         and nothing but a server's own range.
         """
         handles = []
-        for number, group in self._groups.items():
-            first, last = share(unit.buffer.length, self._servers, number)
+        for server, group in self._groups.items():
+            first, last = summed_range(unit.buffer.length, self._layout, server)
             if first < last:
                 handles.append(start(group, flat if self._serves else flat[first:last]))
         return handles
@@ -150,11 +151,8 @@ class PulledOnce:
 
     def __init__(self, links: Links, plan: Plan, mesh: Mesh, units: Mapping[str, FlatUnit]) -> None:
         self._links = links
-        self._alike: dict[str, list[tuple[tuple[int, ...], Tensor]]] = {}
-        for name, unit in units.items():
-            ranges = alike(unit.buffer, plan, mesh.rank)
-            self._alike[name] = [(ranks, unit.weights[a:b]) for ranks, a, b in ranges]
-        several = sorted({ranks for every in self._alike.values() for ranks, _ in every})
+        self._units, self._alike = units, _by_unit(plan, mesh.rank, "tp")
+        several = sorted({row.ranks for every in self._alike.values() for row in every})
         self._groups = {ranks: mesh.group_of(ranks, label="tp") for ranks in several}
 
     def push(self, unit: str) -> list[Handle]:
@@ -166,8 +164,18 @@ class PulledOnce:
         return [Given(self._links.pull(unit), partial(self._give, unit))]
 
     def _give(self, unit: str) -> None:
-        for ranks, flat in self._alike[unit]:
-            self._groups[ranks].broadcast(flat, 0)
+        for row in self._alike.get(unit, ()):
+            part = self._units[unit].weights[row.start : row.stop]
+            self._groups[row.ranks].broadcast(part, row.ranks.index(row.root))
+
+
+def _by_unit(plan: Plan, rank: int, axis: str) -> dict[str, list[Pull]]:
+    """The pulls of a rank along an axis, by unit."""
+    found: dict[str, list[Pull]] = {}
+    for row in pulls(plan, rank):
+        if row.axis == axis:
+            found.setdefault(row.unit, []).append(row)
+    return found
 
 
 class PulledWeights:

@@ -41,17 +41,15 @@ from howdah.plan.comm import Algorithms
 from howdah.plan.exchanges import Sizes, exchanges
 from howdah.plan.flat_buffers import share, shares
 from howdah.plan.gather_order import gather_counts
-from howdah.plan.gathers import Gather, gathers
+from howdah.plan.gathers import Gather, gathers, pulls
 from howdah.plan.homes import AXIS, Way, moves
 from howdah.plan.layout import has_whole_norm
-from howdah.plan.mesh_axes import axis
 from howdah.plan.plan import Plan
 from howdah.plan.quantised import hops
 from howdah.plan.recording import TCP, Traffic, Wires
 from howdah.plan.servers import serves, summed_range
 from howdah.plan.sharding import local_buffers, tokens
 from howdah.plan.sums import ROW_NUMBER_BYTES, Operation, Sum, sums_of
-from howdah.plan.worker_ranks import alike, served_ranges
 from howdah.shapes.weights import FROZEN
 from howdah.sim.chosen import Collective, gathers_of, of_exchange, sent_by
 from howdah.sim.kernels import kernels_of
@@ -312,18 +310,14 @@ def _weights(plan: Plan, rank: int, sender: Sender) -> None:
     """Broadcasts by servers, and by ranks of a worker to others; or all-gathers of updated weights
     (zero1, zero2), or of each unit when it is used (zero3).
     """
-    layout, width = plan.layout, plan.compute_bytes
-    for one in served_ranges(plan) if layout.servers_update and serves(layout, rank) else ():
-        start, stop = summed_range(one.stop - one.start, layout, rank)
-        to = axis(layout, "dp").group(one.rank)
-        sender.send("dp", "broadcast", to, (stop - start) * width)
-    for buffer in local_buffers(plan, rank) if layout.server and rank < layout.workers else ():
-        for ranks, start, stop in alike(buffer, plan, rank) if plan.method.sync else ():
-            size = (stop - start) * width if ranks[0] == rank else 0
-            sender.send("tp", "broadcast", ranks, size)
-    if plan.layout.zero == 0:
+    layout = plan.layout
+    for one in pulls(plan, rank):
+        if one.root == rank:
+            size = (one.stop - one.start) * plan.compute_bytes
+            sender.send(one.axis, "broadcast", one.ranks, size)
+    if layout.zero == 0:
         return
-    counts = gather_counts(plan, rank) if plan.layout.zero == 3 else None
+    counts = gather_counts(plan, rank) if layout.zero == 3 else None
     for buffer in local_buffers(plan, rank):
         often = int(buffer.trains)  # what is frozen has not changed
         if counts is not None:

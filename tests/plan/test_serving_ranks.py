@@ -8,13 +8,14 @@ import pytest
 from howdah.base.errors import UserError
 from howdah.plan.batch import Batch
 from howdah.plan.flat_buffers import pieces
+from howdah.plan.gathers import pulls
 from howdah.plan.layout import parse_layout, resolve
 from howdah.plan.method import Method, Sync
 from howdah.plan.plan import make_plan
 from howdah.plan.servers import kept_range, server_groups, serves, summed_range
 from howdah.plan.sharding import local_buffers
 from howdah.plan.sums import sums_of
-from howdah.plan.worker_ranks import alike, pushed_ranges, served_ranges
+from howdah.plan.worker_ranks import served_ranges
 from howdah.shapes.presets import preset
 from howdah.verify.case import small_shape
 
@@ -85,13 +86,22 @@ def test_ranks_of_a_worker_push_every_element_once_and_are_given_what_they_do_no
     for rank in range(plan.layout.tp):
         for buffer in local_buffers(plan, rank):
             comes = np.zeros(buffer.length, int)
-            for start, stop in pushed_ranges(buffer, plan, rank):
-                comes[start:stop] += 1
-            for (first, *_), start, stop in alike(buffer, plan, rank):
-                comes[start:stop] += first != rank
-                its = next(one for one in local_buffers(plan, first) if one.unit == buffer.unit)
-                assert any(a <= start < stop <= b for a, b in pushed_ranges(its, plan, first))
+            for row in pulls(plan, rank):
+                if row.unit == buffer.unit:
+                    comes[row.start : row.stop] += row.root != rank
             assert (comes == 1).all()
+
+
+def test_servers_and_workers_list_the_same_pulls():
+    """Each server gives its range of every unit to all workers, who list it alike."""
+    plan = plan_of("dp2 server2")
+    rows = [[*pulls(plan, rank)] for rank in range(4)]
+    assert rows[0] == rows[1] and {*rows[0]} == {*rows[2], *rows[3]} and not {*rows[2]} & {*rows[3]}
+    assert {(row.axis, row.ranks, row.root) for row in rows[0]} == {
+        ("dp", (0, 1, 2), 2),
+        ("dp", (0, 1, 3), 3),
+    }
+    assert not [*pulls(plan_of("dp2 server2 update=workers"), 0)]
 
 
 @pytest.mark.parametrize(
