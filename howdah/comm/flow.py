@@ -15,6 +15,9 @@ Long messages leave before those of later turns to other peers: two at once woul
 both would arrive late, and so would what waits for the first. (A binomial broadcast over four hosts
 took the time of three messages, not of two.)
 
+A short message goes along with its call; a longer one when the peer has called, too: it may compute
+for as long as it likes, and what its kernel does not take looks like a link that is down.
+
 Messages between ranks of one machine may go over a wire beside (`near.py`), whose calls wait for
 each other. All of them of a turn are one call, which comes after all other messages of the turns
 before: else ranks might wait in two such calls for messages that neither of them moves.
@@ -29,6 +32,9 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from howdah.comm.rounds import Message, Round, nothing
+
+WITH_CALL = 32 << 10  # bytes of a message that goes along with its call: the kernel of a peer that
+# calls late has room for them. For more it has none, and after a while the link counts as lost
 
 
 class Beside(Protocol):
@@ -148,11 +154,13 @@ class Flows:
             self._near.append([number])
 
     def first(self, peer: int, *, sends: bool) -> int | None:
-        """The number of the first message to or from a peer, if it is one of the first turn; it is
-        started by who asks.
+        """The number of the first message to or from a peer, if it is one of the first turn, and
+        short enough to go with the call; it is started by who asks.
         """
         queue = self._queues.get((peer, sends))
         if not queue or self.tasks[queue[0]].turn:
+            return None
+        if sum(x.nbytes for x in self.tasks[queue[0]].tensors) > WITH_CALL:
             return None
         return self._started(queue)
 

@@ -7,7 +7,7 @@ The first frame of a call goes over line 0 of each peer and has the record of th
 (`signature.py`). Messages are cut into segments (`segments.py`), dealt to the lines in turn from
 line 0 on, so that those of one segment keep their order: two lines are not equally fast, and who
 passes pieces on in order would wait for the slower one while its own card has nothing to send. A
-small message of the first turn comes along with the CALL. Both ends know
+short message of the first turn comes along with the CALL (`flow.WITH_CALL`). Both ends know
 which frames follow in which order on which line: nothing is taken that is not expected, and no
 payload of a call before its records were found equal. A frame that is damaged, or another one than
 expected, ends the transport: nothing is sent twice, and no line is opened again.

@@ -3,12 +3,14 @@
 Bits, bytes and disagreements: test_transport.py, with those of the other transports.
 """
 
+import fcntl
 import logging
 import os
 import re
 import resource
 import socket
 import struct
+import termios
 import threading
 from contextlib import closing
 
@@ -92,6 +94,50 @@ def ranks():
     yield make
     for transport in made:
         transport.close()
+
+
+# -- who calls late
+
+
+def gathered(transport, x):
+    transport.gather(torch.empty(2 * len(x)) if transport.rank else None, x, 1, [len(x)] * 2)
+
+
+LATE = {
+    "all_reduce": lambda t, x: t.all_reduce(x),
+    "broadcast": lambda t, x: t.broadcast(x, 0),
+    "reduce": lambda t, x: t.reduce(x, 1),
+    "gather": gathered,
+    "send": lambda t, x: t.receive(x, 0) if t.rank else t.send(x, 1),
+    "program": lambda t, x: t.run("own", [Task(0, (), 1 - t.rank, (x,), sends=not t.rank)]),
+}
+
+
+@pytest.mark.parametrize("operation", LATE)
+def test_who_calls_late_takes_no_long_message_before_and_is_not_lost(operation, ranks):
+    """His kernel has no room for it, and then TCP takes the link for one that is down."""
+    pair, late = ranks(2), threading.Event()
+    for line in pair[0]._lines.by_peer[1]:
+        line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 100)
+    before = pair[1]._lines.by_peer[0]
+    x = [torch.ones(2 << 20), torch.ones(2 << 20)]
+    timer = threading.Timer(1.0, late.set)
+    timer.start()
+
+    def call(transport):
+        if transport.rank:
+            late.wait()
+            waiting.append(sum(unread(line.sock) for line in before))
+        LATE[operation](transport, x[transport.rank])
+
+    waiting = []
+    assert everywhere(pair, call) == [None, None]
+    assert waiting[0] < 1024  # the call alone
+
+
+def unread(sock):
+    """Bytes that a socket's kernel has for it."""
+    return struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0]
 
 
 # -- joining
@@ -286,7 +332,7 @@ class Meddler:
     ("how", "told"),
     [
         ("flip", r"the payload of frame \d+ of rank 1 has a wrong checksum"),
-        ("twice", r"rank 1 sent frame 0 again, or late: frame 1 was next, as rank 0 saw"),
+        ("twice", r"rank 1 sent a frame of kind 2 with 12 bytes of fields where one of kind 1 was"),
         ("cut", r"rank 1 ended, or its link is down, as rank 0 saw"),
         ("reset", r"rank 1 ended, or its link is down, as rank 0 saw"),
         ("noise", r"rank 1 sent b'\\x00\\x00\\x00\\x00' where a frame begins"),
