@@ -2,7 +2,8 @@
 started by torchrun.
 
 For each operation and size: the transport's own way (default), the algorithms that have the least
-prices on the measured links, what `auto` takes, and gloo if asked for, a block of each in turn.
+prices on the measured links, what `auto` takes, and the own way over gloo if asked for, a block of
+each in turn.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from howdah.machines.topology import Kept, cluster_of
 from howdah.plan.comm import Hosts
 from howdah.sim.selector import MOST_RANKS, SIZED, SIZES, Line, Shape, best, lines
 
-GLOO = "gloo"
+GLOO = "default over gloo"
 
 
 class Timed(NamedTuple):
@@ -55,7 +56,7 @@ def timed(transport: Transport, request: Request, *, gloo: bool) -> Iterator[lis
     all ranks must consume all of them. Raises UserError unless there are several hosts with as many
     ranks each.
 
-    gloo  also by gloo, which opens ports
+    gloo  also over gloo, which opens ports
     """
     kept = topology_of(transport)
     chosen = choosing(transport, algorithms_of("ring"))

@@ -47,7 +47,8 @@ def _collectives(  # noqa: PLR0913, PLR0917  each is an option of the command
         bool, typer.Option("--hosts", help="algorithms between the hosts of torchrun")
     ] = False,
     gloo: Annotated[
-        bool, typer.Option("--gloo", help="with --hosts: gloo, too, whose ports are open to all")
+        bool,
+        typer.Option("--gloo", help="with --hosts: over gloo, too, whose ports are open to all"),
     ] = False,
 ) -> None:
     """Time collectives between processes, and check every result; exit code 1 if one is wrong."""

@@ -3,8 +3,8 @@ them choose the same transport, because all have read the same Hellos:
 
     one machine, engine built    engine
     several machines             tcp, or torch (gloo) by choice; groups inside one machine: engine
-    no compiler on a machine     torch, with a warning
-    over 64 ranks on a machine   torch, with a warning
+    no compiler on a machine,    torch on one machine, tcp for all groups on several; with a
+    over 64 ranks on a machine   warning
     a GPU of its own each        NCCL for tensors of GPUs, beside the transport of the host
 
 Use without the rest of howdah, in a program that torchrun started:
@@ -35,16 +35,18 @@ from howdah.comm.engine import connect_engine
 from howdah.comm.group import Group
 from howdah.comm.heartbeat import keep_alive
 from howdah.comm.interface import LOOPBACK, address_of, is_loopback, leading_to
+from howdah.comm.joining import LOOK, Ranks, told_to_all
 from howdah.comm.meeting import CPU, Hello, Kind, Missing, meet, own_hello, part
 from howdah.comm.native import Native
 from howdah.comm.pulse import Pulse
 from howdah.comm.secret import NOBODY, read_secret
 from howdah.comm.selection import settled
 from howdah.comm.settings import read_settings
-from howdah.comm.tcp_connect import tcp_transport
+from howdah.comm.tcp_connect import CONNECT, tcp_transport
 from howdah.comm.torch_connect import torch_transport
 from howdah.comm.torch_transport import TorchTransport
 from howdah.comm.transport import SingleRank, Transport
+from howdah.comm.watch import Patience
 from howdah.comm.watcher import Watcher
 from howdah.plan.comm import DIRECT, Algorithms, Hosts
 from howdah.plan.recording import Wires
@@ -255,7 +257,8 @@ class _Connecting:
                 logging.getLogger("howdah").warning(said)
         address = self.address
         if kind == "tcp" and not address:
-            address = self._address(hellos, store, rank)
+            with told_to_all(store, rank, CONNECT):
+                address = self._address(hellos, store, rank)
         carrier = self._host(kind, hellos, store, rank, address)
         watcher, first = self.watcher, self.watcher is None
         if by_nccl and (self.wanted in (None, "nccl") or not first):
@@ -312,7 +315,9 @@ class _Connecting:
         own = leading_to(self.head)
         if is_loopback(own) and machines[rank] == machines[0]:  # the head's own way to itself
             other = next(peer for peer, machine in enumerate(machines) if machine != machines[0])
-            own = leading_to(json.loads(store.get(f"tcp/{other}"))[0])
+            patience = Patience(self.seconds, every=LOOK)
+            said = Ranks(store, rank, len(hellos), (), (), patience).hear(f"tcp/{other}")
+            own = leading_to(json.loads(said)[0])
         return own
 
     def _watch(self, hellos: Sequence[Hello], rank: int) -> Watcher:

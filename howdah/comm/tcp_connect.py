@@ -15,7 +15,7 @@ import os
 import socket
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from time import sleep
 
 import torch.distributed as dist
 
@@ -23,11 +23,12 @@ from howdah.base.errors import UserError
 from howdah.comm.checks import Checks, duration
 from howdah.comm.handshake import CALLER, Door, Stranger, greet
 from howdah.comm.heartbeat import watch_link
-from howdah.comm.joining import ALL_CAME, LOOK, Ranks, all_came, told_to_all
+from howdah.comm.joining import ALL_CAME, LOOK, NAP, Ranks, all_came, told_to_all
 from howdah.comm.tcp import TcpTransport
 from howdah.comm.transport import PeerLost
 from howdah.comm.watch import Patience
 
+CONNECT = "be connected with the others by TCP"
 LINES = 2  # connections for each pair of ranks
 TRIES = 3  # to greet a rank whose door is crowded
 UNSENT = 1 << 17  # bytes that a socket takes before it sends: with megabytes of one message in it,
@@ -53,15 +54,16 @@ def tcp_transport(
     seconds, rank = duration("seconds", seconds), Checks(0, size).peer(rank)
     patience = Patience(seconds, every=LOOK)
     ranks = Ranks(store, rank, size, (), (), patience)
-    with ExitStack() as undo, told_to_all(store, rank, "be connected with the others by TCP"):
+    with ExitStack() as undo, told_to_all(store, rank, CONNECT):
         listener = undo.enter_context(listening(address))
         host, port, *_ = listener.getsockname()
         store.set(f"tcp/{rank}", json.dumps([host, port]))
         if rank == 0:
             store.set("tcp/group", os.urandom(8).hex())
+        addresses = _addresses(ranks)
         meeting = _Meeting(ranks, secret, store.get("tcp/group").decode())
         undo.callback(meeting.close)
-        meeting.call(_addresses(ranks))
+        meeting.call(addresses)
         meeting.answer(listener)
         lines = meeting.lines()
         all_came(ranks)
@@ -97,13 +99,18 @@ def _settle(sock: socket.socket) -> None:
 
 
 def _addresses(ranks: Ranks) -> list[tuple[str, int]]:
-    """Where each rank listens. Raises PeerLost, which names those that did not come."""
-    keys = [f"tcp/{peer}" for peer in range(ranks.size)]
-    try:
-        ranks.store.wait(keys, timedelta(seconds=ranks.patience.left))
-    except RuntimeError:
-        missing = [peer for peer, key in enumerate(keys) if not ranks.store.check([key])]
-        raise _missing(ranks, missing) from None
+    """Where each rank listens. Raises PeerLost, which names those that did not come, and what a
+    rank has said that cannot.
+    """
+    keys, nap = [f"tcp/{peer}" for peer in range(ranks.size)], NAP
+    while not ranks.store.check([*keys, "tcp/group"]):
+        if ranks.store.check([ALL_CAME]):
+            ranks.look()
+        if not ranks.patience.look():
+            absent = [peer for peer, key in enumerate(keys) if not ranks.store.check([key])]
+            raise _missing(ranks, absent or [0])
+        sleep(nap)
+        nap = min(2 * nap, LOOK)
     found = [json.loads(ranks.store.get(key)) for key in keys]
     return [(str(host), int(port)) for host, port in found]
 

@@ -85,4 +85,4 @@ def test_algorithms_are_compared_between_hosts(box, modules):
         assert all(row[-1] == "0" for row in rows), "no wrong element"
         assert sum("gloo" in row for row in rows) == sum("*" in row for row in rows) == 4
         reduced = [row[2] for row in rows if row[:2] == ["all_reduce", "1048576"]]
-        assert {"default", "gloo"} < {*reduced} and len(reduced) >= 4
+        assert "default" in reduced and len(reduced) >= 4

@@ -227,6 +227,27 @@ def test_what_cannot_be_connected_is_refused(wrong):
         tcp_transport(dist.HashStore(), **how)
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_cannot_listen_is_told_to_those_that_wait_for_it(who):
+    """They waited until the timeout, and then said that it had not come."""
+    store, found, threads = dist.HashStore(), {}, []
+
+    def join(rank):
+        address = "192.0.2.1" if rank == who else HOST
+        try:
+            tcp_transport(store, rank=rank, size=3, address=address, secret=SECRET)
+        except UserError as error:
+            found[rank] = str(error)
+
+    for rank in (*(rank for rank in range(3) if rank != who), who):
+        threads.append(threading.Thread(target=join, args=(rank,)))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    said = f"rank {who} cannot be connected with the others by TCP: this process cannot listen at"
+    assert len(found) == 3 and all(one.startswith(said) for one in found.values())
+
+
 def test_a_port_in_use_and_an_address_of_another_machine_are_told():
     with listening(HOST) as first:
         port = first.getsockname()[1]
