@@ -21,11 +21,12 @@ beside its successor: the successor hears it no more, so its deeds are never con
 import json
 import socket
 import struct
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Condition, Event, Thread
+from time import monotonic
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ from howdah.server.shard import Term
 
 ENTRY = struct.Struct("<qqqqqqd")  # its number, a Deed, and the tokens of a push
 AGAIN = 0.05  # seconds between attempts, and between looks
+UNREACHED = 3 * SILENCE  # seconds in which a replica confirms nothing: then it is told of
 
 
 class Chain:
@@ -52,6 +54,7 @@ class Chain:
     seq    the number of its last deed
     has    the number of the last deed that every replica behind it has done
     told   is called when `has` has grown
+    lost   is called when the next replica has confirmed nothing for UNREACHED seconds
     """
 
     def __init__(self, secret: bytes, hello: Mapping[str, object], tls: Tls | None = None) -> None:
@@ -66,6 +69,8 @@ class Chain:
         self._thread: Thread | None = None
         self.seq = self.has = 0
         self.told: Callable[[int], None] = lambda number: None
+        self.lost: Callable[[], None] = lambda: None
+        self._since = monotonic()  # the first deed of those that it lacks was done, or another seen
 
     def follow(self, behind: Sequence[Address]) -> None:
         """Begins to copy to the replicas behind, the next one first."""
@@ -79,6 +84,7 @@ class Chain:
         with self._changed:
             self.seq += 1
             if self._behind:
+                self._since = self._since if self._kept else monotonic()
                 self._kept.append((self.seq, deed, term))
                 self._post(self.seq, deed, term)
                 return
@@ -125,8 +131,16 @@ class Chain:
             try:
                 self._copy(address)
             except (OSError, Stranger, FrameError, ValueError):
+                if self._is_late():
+                    self.lost()
+                    self._since = monotonic()
                 with self._changed:
                     self._changed.wait(AGAIN)
+
+    def _is_late(self) -> bool:
+        """Whether the next replica lacks deeds, and has confirmed none for too long."""
+        with self._changed:
+            return bool(self._kept) and monotonic() - self._since > UNREACHED
 
     def _copy(self, address: Address) -> None:
         """Copies to one replica until the connection ends, with an exception."""
@@ -151,6 +165,8 @@ class Chain:
                 frame = frames.receive()
                 if frame.kind == HAS:
                     self._heard(fields_of(frame.fields).key)
+                elif self._is_late():
+                    raise FrameError("a replica confirms nothing")
         finally:
             with self._changed:
                 self._frames = self._outbox = None
@@ -163,6 +179,7 @@ class Chain:
         with self._changed:
             while self._kept and self._kept[0][0] <= number:
                 self._kept.popleft()
+                self._since = monotonic()
             if not self._behind or number <= self.has:
                 return
             self.has = min(number, self.seq)
@@ -176,7 +193,8 @@ class Follower:
     chain     of the replica
     listener  the socket at which the one before it arrives; it is closed with the follower
     hello     what that one must say, too
-    counts    where what is refused is counted, for metrics: strangers, and damaged frames
+
+    Strangers and damaged frames are counted at the host.
     """
 
     def __init__(
@@ -186,11 +204,8 @@ class Follower:
         listener: socket.socket,
         secret: bytes,
         hello: Mapping[str, object],
-        *,
-        counts: Counter[str] | None = None,
     ) -> None:
         self._host, self._chain, self._listener = host, chain, listener
-        self.counts = Counter[str]() if counts is None else counts
         self._hello = {**hello, "place": -1}
         seal = sealing(chain.tls, calls=False)
         self._door = Door(listener, secret, json.dumps(dict(hello)).encode(), seal=seal)
@@ -221,17 +236,23 @@ class Follower:
     def _run(self) -> None:
         while not self._over.is_set():
             found = self._door.look(AGAIN)
-            self.counts["strangers"] += self._door.strangers - self._strangers
+            self._host.count("strangers", self._door.strangers - self._strangers)
             self._strangers = self._door.strangers
             for sock, said in found:
                 frames = Frames(sock, "the one before", seconds=SILENCE, most=self._host.most)
-                if json.loads(said) != self._hello:
-                    self.counts["refused"] += 1
+                if not self._is_awaited(said):
+                    self._host.count("refused")
                     frames.close()
                     continue
                 self._end()  # it comes again, or another one has its place
                 self._reader = Thread(target=self._hear, args=(frames,), daemon=True)
                 self._reader.start()
+
+    def _is_awaited(self, said: bytes) -> bool:
+        try:
+            return bool(json.loads(said) == self._hello)
+        except (ValueError, RecursionError):
+            return False
 
     def _hear(self, frames: Frames) -> None:
         outbox = Outbox(fifo=True)
@@ -249,7 +270,7 @@ class Follower:
                     self._host.do(partial(self._redo, number, Deed(*deed), term))
         except (FrameError, Refused, ValueError, struct.error) as error:
             self.why = str(error)
-            self.counts["refused"] += is_damage(error)
+            self._host.count("refused", is_damage(error))
         finally:
             outbox.close()
             sender.join()

@@ -146,6 +146,11 @@ class Host:
         """Connections that did not prove that they know the secret."""
         return self._door.strangers
 
+    def count(self, name: str, more: int = 1) -> None:
+        """Counts what happened, for metrics; from any thread."""
+        with self._lock:
+            self.counts[name] += more
+
     def do(self, work: Callable[[Desk], None]) -> None:
         """Works at the desk between two messages, such as to take a snapshot."""
         with self._lock:
@@ -218,7 +223,7 @@ class Host:
         guest = Guest(frames, place, rank, fifo=self.desk.fifo)
         guest.process = process
         if problem:
-            self.counts["refused"] += 1
+            self.count("refused")
             self.why = problem
         turn_away = partial(_turn_away, guest, problem)
         run = turn_away if problem else partial(self._hear, guest)
@@ -252,10 +257,10 @@ class Host:
                         return
                     self._deliver()
         except FrameError as error:
-            self.counts["refused"] += is_damage(error)
+            self.count("refused", is_damage(error))
             self._ended(guest, str(error))
         except (Refused, ValueError) as error:
-            self.counts["refused"] += 1
+            self.count("refused")
             guest.last = str(error)
             self._ended(guest, str(error))
         finally:

@@ -25,6 +25,7 @@ from howdah.comm.frames import FrameError, Frames, is_damage, own_room
 from howdah.server.messages import FILE, REFUSED, SAID, SILENCE
 from howdah.server.outbox import Letter, Outbox
 
+OWN = {"ended", "file", "unwritten"}  # what a line tells its own end
 PIECE = 4 << 20  # bytes of a file in one frame
 MOST = 64 << 20  # bytes of one message
 NAMES = re.compile(r"step-[0-9]{8,12}\.tmp/(index\.json|rank-[0-9]{5}\.(safetensors|done))")
@@ -32,7 +33,8 @@ FAREWELL = 10.0  # seconds
 PATIENT = 3 * SILENCE  # a member computes, or its machine is busy
 
 Said = Mapping[str, Any]
-# what is called with every message, in the line's own thread: {"ended": why} is the last one
+# what is called with every message, in the line's own thread: {"ended": why} is the last one;
+# {"file": name} is one that has come, {"unwritten": name, "why": …} one that cannot be kept
 Take = Callable[[dict[str, Any]], None]
 
 
@@ -48,7 +50,7 @@ class Line:
         self._frames = Frames(sock, peer, seconds=PATIENT, most=MOST)
         self._outbox = Outbox(window=1 << 62, fifo=True)
         self._take, self._folder, self.refused = take, folder, False
-        self._open: dict[str, int] = {}  # files that are coming, and how many bytes they have
+        self._unwritten: set[str] = set()  # files that are coming, for which there is no room
         self._sender = Thread(
             target=self._outbox.carry, args=(self._frames,), daemon=True, name=f"to {peer}"
         )
@@ -108,30 +110,51 @@ class Line:
             while True:
                 frame = self._frames.receive(own_room)
                 if frame.kind == SAID:
-                    self._take(json.loads(frame.payload))
+                    self._take(_said(frame.payload))
                 elif frame.kind == FILE:
                     self._land(json.loads(frame.fields), frame.payload)
                 elif frame.kind == REFUSED:
                     self._take({"refused": frame.fields.decode()})
         except (FrameError, OSError, ValueError, KeyError, TypeError) as error:
-            why, self.refused = str(error), is_damage(error)
+            why, self.refused = str(error), self.refused or is_damage(error)
         self._outbox.close()
         self._take({"ended": why})
 
     def _land(self, head: dict[str, Any], part: bytes) -> None:
-        """Writes a piece of a file; tells when the file is whole. Raises ValueError."""
+        """Writes a piece of a file; tells when the file is whole, or cannot be written. Raises
+        ValueError.
+        """
         name, offset, size = str(head["name"]), int(head["offset"]), int(head["size"])
         path = landing(self._folder, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.coming")
-        with draft.open("wb" if offset == 0 else "ab") as file:
-            if file.tell() != offset:
-                raise ValueError(f"a piece of {name} at {offset}, and {file.tell()} was next")
-            file.write(part)
-            whole = file.tell() == size
+        if offset and name in self._unwritten:
+            return
+        self._unwritten.discard(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("ab" if offset else "wb") as file:
+                if file.tell() != offset:
+                    raise ValueError(f"a piece of {name} at {offset}, and {file.tell()} was next")
+                file.write(part)
+                whole = file.tell() == size
+            if whole:
+                draft.replace(path)
+        except OSError as error:  # of the disk here, and no mistake of the other end
+            self._unwritten.add(name)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            self._take({"unwritten": name, "why": error.strerror or str(error)})
+            return
         if whole:
-            draft.replace(path)
             self._take({"file": name})
+
+
+def _said(payload: bytes) -> dict[str, Any]:
+    """A message. Raises ValueError for one that is none, or that the line itself would tell."""
+    said = json.loads(payload)
+    if not isinstance(said, dict) or OWN & {*said}:
+        raise ValueError(f"no message: {str(said)[:80]}")
+    return said
 
 
 def landing(folder: Path | None, name: str) -> Path:

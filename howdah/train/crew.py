@@ -125,6 +125,8 @@ class Crew:
             land(self.job, said, [f"worker-{one.number}"] if one.role == "worker" else shards)
         elif "done" in said:
             self.done.add(int(said["done"]))
+        elif "unreached" in said:
+            self._end_unreached(one, int(said["unreached"]))
         elif one.role == "server":
             self.shards[int(said["server"])] = said
             self._end_frozen(one, said.get("gone", {}))
@@ -185,6 +187,21 @@ class Crew:
                 one.told = "stalled", f"{one.name} is frozen, or cut off from {server.name}"
                 one.end()
 
+    def _end_unreached(self, server: Member, shard: int) -> None:
+        """Ends the server with the replica of a shard that the shard's server cannot reach, unless
+        that one is about to end itself. All that was acknowledged is on both.
+        """
+        holders = self._roll.holders[shard]
+        if server.told[0] or server.number not in holders[:-1]:
+            return
+        behind = holders[holders.index(server.number) + 1]
+        if (one := self.members.get(f"server {behind}")) and not one.told[0]:
+            one.told = (
+                "stalled",
+                f"{one.name} copies nothing of {server.name}, or is cut off from it",
+            )
+            one.end()
+
     def end_stalled(self) -> None:
         """Ends servers that have said nothing for too long, where replicas can take their place."""
         for one in self.servers if self.arranged and sync_of(self.job).replicas else ():
@@ -199,7 +216,7 @@ class Crew:
         every, steps = self.job.train.log_every, self.job.train.steps
         places = {one.number for one in self.members.values() if one.role == "worker"}
         places |= {place for place, said in self.steps.items() if said["step"] >= steps}
-        if not places <= self.steps.keys():
+        if not places or not places <= self.steps.keys():
             return
         there = {place: self.steps[place] for place in places}
         step = min(said["step"] for said in there.values())

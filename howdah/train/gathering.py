@@ -35,12 +35,14 @@ from howdah.train.job import Job
 from howdah.train.metrics import LOG, append
 from howdah.train.parcels import Parcels
 from howdah.train.run_folder import lock
+from howdah.train.said import require_sound
 from howdah.train.served import sync_of
 from howdah.train.serving import corpus_of, found_start
 
 LOOK = 0.05  # seconds between looks at the door
 Said = dict[str, Any]
 SERVER, WORKER = "server", "worker"
+REFUSED = "refused"  # why a member ends that says what none does
 
 
 def member_hello(job: Job, corpus: Corpus) -> Said:
@@ -188,6 +190,11 @@ class Gathering:
                 self._tell_all({"refused": "the run was stopped"})
                 return 128 + self._request.signal
         self._tell_all({"end": True})
+        if (last := self._job.train.steps) > max(self._parcels.saved, self._step):
+            self._say(
+                f"step {last} is not saved ({self._parcels.failed}): free some room, and go on"
+            )
+            return 1
         return 0
 
     def close(self, why: str = "") -> None:
@@ -299,12 +306,33 @@ class Gathering:
                     self._ended(one, str(said["ended"]))
                 elif "file" in said:
                     self._parcels.take(str(said["file"]))
+                elif "unwritten" in said:
+                    self._parcels.miss(str(said["unwritten"]), str(said["why"]))
                 else:
-                    self._crew.hear(one, said)
+                    self._take(one, said)
+
+    def _take(self, one: Joined, said: Said) -> None:
+        """Takes what a member says. One that says what no member does is told so; if it goes on,
+        its line is ended.
+        """
+        assert one.line is not None
+        if one.told[0] == REFUSED:
+            one.end()
+            return
+        try:
+            require_sound(one.role, said, self._job.layout.server)
+        except ValueError as error:
+            one.told, one.line.refused = (REFUSED, str(error)), True
+            one.line.refuse(str(error))
+            return
+        self._crew.hear(one, said)
 
     def _ended(self, one: Joined, why: str) -> None:
         """A member has ended. Raises ServerDied if nobody can take its place."""
-        self._crew.refused += bool(one.line and one.line.refused)
+        if one.line:
+            self._crew.refused += one.line.refused
+            one.line.close()
+            self._lines.remove(one.line)
         if one in self._waiting:
             self._waiting.remove(one)
         if self._crew.members.get(one.name) is not one:

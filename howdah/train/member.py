@@ -81,6 +81,9 @@ class Inbox:
                 said = self._queue.get(timeout=GLANCE)
                 if "refused" in said:
                     raise UserError(f"the run refuses: {said['refused']}")
+                if "unwritten" in said:
+                    why = f"{said['unwritten']} of the checkpoint was not written: {said['why']}"
+                    raise Unfinished(why)
                 if "ended" in said:
                     raise Unfinished(f"the line to the coordinator has ended: {said['ended']}")
                 return said

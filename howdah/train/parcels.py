@@ -81,12 +81,13 @@ class Parcels:
     servers  how many parts there are
     keep     number of checkpoints to keep
     saved    the last step that was saved
+    failed   why the last one that was not could not be
     """
 
     def __init__(self, folder: Path, servers: int, *, keep: int, say: Say) -> None:
         self.folder, self._servers, self._keep, self._say = folder, servers, keep, say
         self._come: dict[str, set[str]] = {}
-        self.saved = -1
+        self.saved, self.failed = -1, ""
 
     def take(self, name: str) -> None:
         """A file has come. Raises UserError if the checkpoint that it completes is of no use."""
@@ -97,6 +98,12 @@ class Parcels:
             del self._come[draft]
             self._publish(self.folder / draft)
 
+    def miss(self, name: str, why: str) -> None:
+        """A file could not be written: its checkpoint is not saved."""
+        if why != self.failed:
+            self._say(f"{name} was not written, so that its step is not saved: {why}")
+        self.failed = why
+
     def _publish(self, draft: Path) -> None:
         first = draft / rank_file(0, "done")
         own = decode(first.read_bytes(), str(first))
@@ -106,6 +113,7 @@ class Parcels:
             publish(self.folder, own, team, deadline=1.0, cancelled=Event())
             prune(self.folder, own.step, keep=self._keep, best=set())
         except (OSError, UserError) as error:
+            self.failed = str(error)
             self._say(f"the checkpoint of step {own.step} was not saved: {error}")
             return
         self.saved = max(self.saved, own.step)

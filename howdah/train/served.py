@@ -11,11 +11,10 @@ resumed takes those of their samples again.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from socket import socket
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol, TypedDict
 from zlib import crc32
 
 import torch
@@ -199,11 +198,9 @@ class Server:
         there = [member.clock for member in members if not member.bye]
         return min(there, default=max(member.clock for member in members))
 
-    def numbers(self, refused: Counter[str]) -> dict[str, object]:
+    def numbers(self) -> dict[str, Any]:
         """What is observed: counts since the start, bytes per second since the last call, how old
         weights were, who waits.
-
-        refused  what other doors of its process have refused: strangers, and damaged frames
         """
         clocks, counts, now = self.desk.clocks, self.host.counts, perf_counter()
         since, pushed, pulled = self._counted
@@ -211,10 +208,11 @@ class Server:
         seconds = max(now - since, 1e-9)
         return {
             "server": self.number,
-            **(counts + refused),
+            **counts,
+            "refused": counts["refused"],
             "push_rate": (counts["pushed bytes"] - pushed) / seconds,
             "pull_rate": (counts["pulled bytes"] - pulled) / seconds,
-            "strangers": self.host.strangers + refused["strangers"],
+            "strangers": self.host.strangers + counts["strangers"],
             "gone": dict(self.host.gone),
             "waiting": len(self.desk.wishes),
             "queue": self.host.queue,

@@ -13,9 +13,9 @@ What it is told by the process that sees to the run:
 """
 
 import socket
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, Queue
 from time import perf_counter
 from typing import Any
@@ -78,7 +78,6 @@ class Shards:
         self._doors: dict[int, socket.socket] = {}
         self.addresses: dict[int, Address] = {}
         self.feeds: dict[int, Address] = {}
-        self._refused: Counter[str] = Counter()  # at the doors of replicas here
         self._done: set[int] = set()
         self._in_doubt = False  # whether a save may have failed because a server has died
         for shard in Roll(job.layout.server, replicas).held_by(number):
@@ -92,9 +91,7 @@ class Shards:
                 feed.listen()
                 self.feeds[shard] = feed.getsockname()[:2]
                 told = {**hello, "shard": shard}
-                self._followers[shard] = Follower(
-                    server.host, server.chain, feed, secret, told, counts=self._refused
-                )
+                self._followers[shard] = Follower(server.host, server.chain, feed, secret, told)
                 server.ledger = server.ledger.with_name(f"{server.ledger.name}-on-{number}")
 
     def take(self, said: Said) -> None:
@@ -148,6 +145,7 @@ class Shards:
     def _begin(self, shard: int, behind: list[Address]) -> None:
         server = self._servers[shard]
         if server.chain:
+            server.chain.lost = partial(self._tell, {"unreached": shard})
             server.chain.follow(behind)
         if shard == self._number:
             self._serve(shard)
@@ -214,8 +212,12 @@ class Shards:
 
     def _numbers(self, server: Server) -> dict[str, object]:
         """What a server has observed; this process's own, with what replicas here have refused."""
-        own = self._refused if server.number == self._number else Counter()
-        return server.numbers(own)
+        found = server.numbers()
+        if server.number == self._number:
+            replicas = [self._servers[shard].host for shard in self._followers]
+            for name in ("refused", "strangers"):
+                found[name] += sum(host.counts[name] for host in replicas)
+        return found
 
     def _close(self) -> None:
         for saves in self._serving.values():

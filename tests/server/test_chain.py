@@ -29,7 +29,7 @@ from howdah.plan.servers import chain_of
 from howdah.server.chain import ENTRY, Chain, Follower
 from howdah.server.client import Client
 from howdah.server.clocks import Clocks, Update
-from howdah.server.desk import Desk
+from howdah.server.desk import Deed, Desk
 from howdah.server.host import Host
 from howdah.server.ledger import replay, twice
 from howdah.server.messages import DEED, JOIN, PUSH, Fields
@@ -205,15 +205,15 @@ def test_what_no_sound_server_sends_to_its_replica_is_refused_and_counted(what):
             while frames.receive():
                 pass
         frames.close()
-        other = socket.create_connection(node.feed.getsockname())
-        greet(other, SECRET, json.dumps({**HELLO, "run": "other"}).encode(), role=CALLER)
-        with pytest.raises(Gone):
-            Frames(other, "a replica", seconds=10.0).receive()
-        other.close()
+        for hello in (json.dumps({**HELLO, "run": "other"}).encode(), b"[" * 3000, b"{"):
+            other = socket.create_connection(node.feed.getsockname())
+            greet(other, SECRET, hello, role=CALLER)
+            with pytest.raises(Gone):
+                Frames(other, "a replica", seconds=10.0).receive()
+            other.close()
     finally:
-        follower = node.follower
         node.die()
-    assert follower.counts == {"strangers": 1, "refused": 2} and node.chain.seq == 0
+    assert node.host.counts == {"strangers": 1, "refused": 4} and node.chain.seq == 0
 
 
 def test_nothing_is_acknowledged_before_the_replica_has_it_and_all_is_when_it_is_dropped():
@@ -236,6 +236,34 @@ def test_nothing_is_acknowledged_before_the_replica_has_it_and_all_is_when_it_is
         chain.drop(deaf.getsockname())
         assert sent == [1, 2]
         chain.close()
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_replica_that_confirms_nothing_is_told_of(reached, monkeypatch):
+    """The link may be cut for good, or what is done be refused there: the run waited for ever."""
+    monkeypatch.setattr("howdah.server.chain.UNREACHED", 0.05)
+    monkeypatch.setattr("howdah.server.chain.SILENCE", 0.4)
+    chain, told, guests = Chain(SECRET, HELLO), Event(), []
+    chain.lost = told.set
+
+    def greet_alone():
+        while not told.is_set():
+            guests.extend(door.look(0.01))
+
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        door, looking = door_of(there), Thread(target=greet_alone)
+        if reached:  # it says nothing more
+            looking.start()
+        chain.follow([there.getsockname()])
+        chain.record(Deed(JOIN, 0, 1), None)
+        assert told.wait(20.0)
+        chain.close()
+        if reached:
+            looking.join()
+            assert guests
+        for sock, _ in guests:
+            sock.close()
+        door.close()
 
 
 def sent_to(sent):

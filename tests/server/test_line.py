@@ -21,6 +21,11 @@ ENDS = {
     "no frame": (lambda frames: frames.sock.sendall(b"x" * 200), True),
     "no JSON": (lambda frames: frames.send(SAID, b"", [memoryview(b"{")]), True),
     "a file that nobody asked for": (file_frame("../../passwd"), True),
+    "a list": (lambda frames: frames.send(SAID, b"", [memoryview(b"[1]")]), True),
+    "what the line itself tells": (
+        lambda frames: frames.send(SAID, b"", [memoryview(b'{"file": "x"}')]),
+        True,
+    ),
     "a file without facts": (lambda frames: frames.send(FILE, b"{}"), True),
 }
 
@@ -39,4 +44,30 @@ def test_a_line_that_ends_by_what_was_sent_says_so(what, tmp_path):
     assert "ended" in heard.get(timeout=10)
     line.close()
     assert line.refused == refused and not [*tmp_path.iterdir()]
+    frames.close()
+
+
+def test_a_file_for_which_there_is_no_room_ends_no_line(tmp_path):
+    """What was sent of it is dropped; the same file, sent again, may be kept."""
+    ours, theirs = socket.socketpair()
+    heard, name = Queue(), "step-00000002.tmp/rank-00000.done"
+    (tmp_path / "step-00000002.tmp").write_text("in the way")
+    line = Line(ours, "a server", take=heard.put, folder=tmp_path).start()
+    frames = Frames(theirs, "us")
+
+    def send(offset, part):
+        said = {"name": name, "offset": offset, "size": 6}
+        frames.send(FILE, json.dumps(said).encode(), [memoryview(part)])
+
+    send(0, b"abc")
+    assert heard.get(timeout=10) == {"unwritten": name, "why": "File exists"}
+    send(3, b"def")
+    frames.send(SAID, b"", [memoryview(b'{"said": "on"}')])
+    assert heard.get(timeout=10) == {"said": "on"}
+    (tmp_path / "step-00000002.tmp").unlink()
+    send(0, b"ABC")
+    send(3, b"DEF")
+    assert heard.get(timeout=10) == {"file": name}
+    assert (tmp_path / name).read_bytes() == b"ABCDEF"
+    line.close()
     frames.close()

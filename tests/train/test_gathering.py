@@ -3,6 +3,7 @@
 import re
 import signal
 import socket
+from os import sched_yield
 from threading import Semaphore, Thread
 from unittest.mock import patch
 
@@ -164,6 +165,44 @@ def test_who_has_another_secret_or_sends_what_is_none_hears_nothing_and_holds_no
         run._request.signal = signal.SIGTERM
         thread.join()
         silent.close()
+
+
+UNSOUND = [
+    ("server", {"foo": 1}),
+    ("server", {"done": "x"}),
+    ("server", {"done": 7}),
+    ("server", {"addresses": 3}),
+    ("server", {"addresses": {"0": ["host", "port"]}, "feeds": {}}),
+    ("server", {"server": 0, "stale": "many"}),
+    ("server", {"said": 3}),
+    ("server", {"step": 3}),
+    ("worker", {"step": 1, "loss": "low"}),
+    ("worker", {"done": 0}),
+]
+
+
+def test_what_no_member_says_ends_its_line_alone_and_is_counted(make_job, tmp_path):
+    """It ended the run, with a traceback. And no line of one that has left stays open."""
+    job = make_job("unsound", *SERVED, 'method.sync={kind = "asp", workers = 1}')
+    corpus = corpus_of(job)
+    with gathering(job) as (run, address):
+        thread = serving_in_a_thread(run)
+        for role, said in UNSOUND:
+            inbox, request = member.Inbox(), StopRequest(patient=True)
+            line, _ = member.join(
+                job, corpus, role, inbox, at=address, secret=SECRET, folder=tmp_path
+            )
+            if role == "server":
+                assert inbox.next(request)["seat"] == 0  # nobody has it
+            line.tell(said)
+            with pytest.raises(UserError, match=f"the run refuses: a {role} does not say"):
+                inbox.next(request)
+            line.close()
+            while run._lines:  # until the coordinator has heard of its end
+                sched_yield()
+        assert run._crew.refused == len(UNSOUND)
+        run._request.signal = signal.SIGTERM
+        thread.join()
 
 
 def test_nobody_at_the_address_is_told_with_what_to_check(make_job, monkeypatch):
